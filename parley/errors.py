@@ -125,7 +125,7 @@ class UnknownTokenIds(Invalid):
 
 
 class UnknownPromptName(Invalid):
-    """A text to embed is to have a prompt of the model's before it that it does not have.
+    """The request names a prompt for its texts to embed that the model does not have.
 
     ``name``: the prompt as the client names it; ``known``: those that the model has.
     """

@@ -59,7 +59,7 @@ class TenantExecutor:
             began = self._clock()
             try:
                 if future.set_running_or_notify_cancel():
-                    _fulfil(future, work)
+                    _run_work(future, work)
             finally:
                 self._end_turn(tenant, self._clock() - began)
             del turn, future, work  # nothing of it is kept while the thread waits
@@ -96,7 +96,7 @@ class TenantExecutor:
             self._changed.notify_all()
 
 
-def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
+def _run_work(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
         result = work()
     except BaseException as error:

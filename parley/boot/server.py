@@ -62,7 +62,7 @@ log = logging.getLogger("parley.server")
 
 GRPC_STOP_SECONDS = 0.5  # seconds for the last gRPC messages while closing
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# What SIGHUP changes while the server runs: keys, limits and times.
+# The settings that SIGHUP changes while the server runs: keys, limits and times.
 RELOADED_OPTIONS = frozenset(
     {
         "api_keys", "admin_keys", "priority_keys", "header_limit", "header_count", "header_timeout", "body_limit",

@@ -58,7 +58,7 @@ DRAIN_SECONDS = 30.0  # seconds that open requests have to finish after the firs
 GRACE_SECONDS = 1.0  # seconds to send an error to the requests that did not finish
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")  # differs after each boot of the kernel
 PORT_LIMITS = ("body_limit", "body_timeout", "header_timeout", "write_timeout", "keep_alive")
-# What SIGHUP changes while the coordinator runs: limits and times.
+# The settings that SIGHUP changes while the coordinator runs: limits and times.
 RELOADED_KEYS = frozenset(
     {
         "max_requests", "body_limit", "memory_limit", "http_timeout_seconds", "header_timeout_seconds",

@@ -1,4 +1,4 @@
-"""The errors of the coordinator itself, and the form in which a client gets them.
+"""The errors of the coordinator itself, in the form of the client's API.
 
 Their texts are those that the API of the instance plane documents (``dialects/mounts.py``). Clients of that API, and
 all clients of a strict coordinator, get the text as it is documented; others get a sentence that says the same, in the
@@ -14,7 +14,7 @@ from parley.errors import BadRequest, EngineError, NotReady, Overloaded, ParleyE
 TEXTS = COORDINATOR_TEXTS
 PLAIN_TEXT_TYPE = b"text/plain; charset=utf-8"
 NO_MEMORY = b'{"error":"Memory limit exceeded","code":429}'  # of APIs that have no body of their own for it
-# What clients of other APIs, alarms and the log say instead of a documented text.
+# The sentences for clients of other APIs, alarms and the log, in place of a documented text.
 SENTENCES = {
     TEXTS.cluster_not_ready: "The cluster is not ready: too few of its instances can take requests.",
     TEXTS.too_many_requests: "The cluster has too many requests.",

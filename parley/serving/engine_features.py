@@ -1,4 +1,4 @@
-"""Checks that the engine can do all that a request asks for; ``ModelInfo`` says what it can do.
+"""Checks that the engine supports everything in a request; ``ModelInfo`` lists its features and bounds.
 
 To add a feature, name it in ``types.EngineFeature`` and say in ``FEATURE_FIELDS`` which requests use it. To add a
 bound, name it in ``types.EngineBound`` and say in ``BOUNDED_VALUES`` which value of a request it limits.
@@ -22,7 +22,7 @@ DEFAULT_SAMPLING = Sampling()
 
 
 def check_engine_features(request: Request, info: ModelInfo) -> None:
-    """Check that the model and its engine can do what the request asks for. Raises Incapable, Invalid, Unsupported."""
+    """Check that the model and its engine support the request. Raises Incapable, Invalid, Unsupported."""
     if request.pooling is None:
         if not info.generates:
             message = f"The model {excerpt(request.model)} makes embeddings only and does not generate text."
@@ -138,7 +138,7 @@ def _sampling_value(member: str) -> BoundReader:
     return read_value
 
 
-def _count(field: str, read_items: Callable[[Request], Sized], unit: str) -> BoundReader:
+def _item_count(field: str, read_items: Callable[[Request], Sized], unit: str) -> BoundReader:
     """Return a reader of the length of a list or an object, unless it is empty."""
 
     def read_length(request: Request) -> BoundedValue | None:
@@ -162,12 +162,12 @@ def _beam_width(request: Request) -> BoundedValue | None:
     return BoundedValue(field, request.beam.width) if field is not None and request.beam is not None else None
 
 
-def _alternatives(request: Request) -> BoundedValue | None:
+def _top_logprobs(request: Request) -> BoundedValue | None:
     alternatives = request.output_options.logprobs
     return BoundedValue("top_logprobs", alternatives) if alternatives is not None else None
 
 
-def _prompt_alternatives(request: Request) -> BoundedValue | None:
+def _prompt_logprobs(request: Request) -> BoundedValue | None:
     alternatives = request.output_options.prompt_logprobs
     return BoundedValue("prompt_logprobs", alternatives) if alternatives is not None else None
 
@@ -178,14 +178,16 @@ BOUNDED_VALUES: dict[EngineBound, BoundReader] = {
     "repetition_penalty": _sampling_value("repetition_penalty"),
     "presence_penalty": _sampling_value("presence_penalty"),
     "frequency_penalty": _sampling_value("frequency_penalty"),
-    "logit_bias": _count("logit_bias", lambda request: request.sampling.logit_bias, "tokens"),
-    "allowed_tokens": _count("allowed_token_ids", lambda request: request.sampling.allowed, "tokens"),
-    "banned_tokens": _count("bad_words", lambda request: request.sampling.banned or request.banned_words, "sequences"),
-    "stop_ids": _count("stop_ids", lambda request: request.stop_conditions.ids, "tokens"),
+    "logit_bias": _item_count("logit_bias", lambda request: request.sampling.logit_bias, "tokens"),
+    "allowed_tokens": _item_count("allowed_token_ids", lambda request: request.sampling.allowed, "tokens"),
+    "banned_tokens": _item_count(
+        "bad_words", lambda request: request.sampling.banned or request.banned_words, "sequences"
+    ),
+    "stop_ids": _item_count("stop_ids", lambda request: request.stop_conditions.ids, "tokens"),
     "max_tokens": _max_tokens,
     "n": _choice_count,
     "beam_width": _beam_width,
-    "logprobs": _alternatives,
-    "named_logprobs": _count("logprob_token_ids", lambda request: request.output_options.logprob_ids, "tokens"),
-    "prompt_logprobs": _prompt_alternatives,
+    "logprobs": _top_logprobs,
+    "named_logprobs": _item_count("logprob_token_ids", lambda request: request.output_options.logprob_ids, "tokens"),
+    "prompt_logprobs": _prompt_logprobs,
 }

@@ -150,7 +150,7 @@ class Generation:
     async def feed_events(self, take_steps: Callable[[list[list[Event]]], bool]) -> None:
         """Call ``take_steps`` with the events of the steps that have arrived, until it returns False or the events end.
 
-        It is usually one step; outputs that nobody read in time come together, and stay divided by steps. The caller's
+        Usually that is one step. Outputs that were not read in time come together, still divided by steps. The caller's
         task is not woken for each step. Raises ParleyError, and anything that ``take_steps`` raises.
         """
         more = True

@@ -44,7 +44,7 @@ log = logging.getLogger("parley.server")
 WORKER_COMMAND = python_command("-m", "parley.worker.grammar_process")
 WORKER_COUNT = 2
 START_SECONDS = 60.0  # seconds that a worker has to start
-SILENCE_SECONDS = 60.0  # seconds without an answer after which a worker is killed, however little it has computed
+SILENCE_SECONDS = 60.0  # a worker that does not answer for this many seconds is killed, even if it computed little
 
 _decoder = msgspec.msgpack.Decoder(FromWorker)
 

@@ -160,11 +160,11 @@ class TextPipeline:
     ) -> PreparedPrompt:
         """Render and encode a prompt. Slow for a long prompt, so run it in a thread. Raises BadRequest.
 
-        With ``limit``, the context length, a text that is far too long is refused before all of it is encoded
-        (ContextLength); a prompt that is only somewhat too long is returned as it is, and so is one of at most
-        ``counted`` tokens, so that its refusal can name their number. With ``cut``, at most ``cut``
-        tokens of the end named by ``keep`` are returned, and of a far longer text only a part is encoded. The special
-        tokens around a prompt count towards ``cut`` if its head is kept or it is embedded (``pooling``).
+        ``limit``, the context length: a text that is far too long is refused before all of it is encoded
+        (ContextLength). A prompt that is only somewhat too long is returned as it is. So is one of at most ``counted``
+        tokens, because its refusal names their number. ``cut``: return at most this many tokens, of the end that
+        ``keep`` names; of a far longer text only a part is encoded. The special tokens around a prompt count towards
+        ``cut`` if its head is kept or it is embedded (``pooling``).
         """
         marked = keep == "head" or pooling is not None
         encode = partial(
@@ -224,14 +224,14 @@ class TextPipeline:
         """Render, and let only the template's special tokens be special."""
         client_tokens = ClientSpecialTokens(encoder, self.template.sources.values())
         try:
-            hidden_text = self.template.render_conversation(chat, client_tokens.hide)
+            hidden_text = self.template.render_conversation(chat, client_tokens.hide_tokens)
         except BadRequest as error:
-            error.message = client_tokens.reveal(error.message)
+            error.message = client_tokens.reveal_tokens(error.message)
             raise
-        text = client_tokens.reveal(hidden_text)
+        text = client_tokens.reveal_tokens(hidden_text)
         if not client_tokens.appear_in(text, hidden_text):
             return RenderedChat(text, hidden_text, text, self.tokenizer)
-        return RenderedChat(text, hidden_text, client_tokens.reveal(encoder.write_aliases(hidden_text)), encoder)
+        return RenderedChat(text, hidden_text, client_tokens.reveal_tokens(encoder.write_aliases(hidden_text)), encoder)
 
     def compile_answer_grammar(self, prompt: Prompt, grammar: Grammar | None) -> str:
         """Compile the requested format and the tools to the grammar that the engine reads; "" if the answer is free.

@@ -16,7 +16,7 @@ log = logging.getLogger("parley.server")
 def hang_up_handler(reload: Callable[[], ReloadedNames], stop: Callable[[], None]) -> Callable[[], None]:
     """Return a handler for the signal. ``reload`` raises ConfigError or TlsFileError before it changes anything.
 
-    A terminal that closes sends the same signal. Then the process ends, because nobody could end it any more.
+    A terminal that closes sends the same signal. Then the process ends, because no terminal is left to end it from.
     """
     had_terminal = _has_terminal()
 

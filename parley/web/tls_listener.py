@@ -1,6 +1,6 @@
-"""Accepts encrypted connections: handshakes are counted as connections, and limited in time as request heads are.
+"""Accepts encrypted connections: handshakes count as connections, and have the time limit of request heads.
 
-asyncio's own servers tell a protocol of a connection only after the handshake, so nobody would count silent clients.
+asyncio's own servers create a protocol only after the handshake, so clients that stay silent would not be counted.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class GrammarProcess:
 
     def _answer_question(self, message: CompileAnswer) -> AnswerCompiled | AnswerRefused:
         try:
-            return AnswerCompiled(self._compiler(message.setup).compile_answer(*decode_question(message.question)))
+            return AnswerCompiled(self._find_compiler(message.setup).compile_answer(*decode_question(message.question)))
         except Invalid as error:
             return AnswerRefused(error.message, error.field)
         except RecursionError:
@@ -85,7 +85,7 @@ class GrammarProcess:
             log.exception("a grammar could not be compiled")
             return AnswerRefused(CRASHED)
 
-    def _compiler(self, setup: bytes) -> AnswerCompiler:
+    def _find_compiler(self, setup: bytes) -> AnswerCompiler:
         compiler = self._compilers.pop(setup, None)
         if compiler is None:
             compiler_setup = msgspec.msgpack.decode(setup, type=CompilerSetup)

@@ -408,7 +408,9 @@ def test_search_finds_the_longest_token_at_each_position(tokens: list[str], text
     begins = any(token.startswith(end) for token in tokens for end in ends)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(special_token_search, "SEARCH_SIZE", size)
-        assert search.replace(text, lambda token: f"({token})") == pattern.sub(lambda match: f"({match[0]})", text)
+        assert search.replace_tokens(text, lambda token: f"({token})") == pattern.sub(
+            lambda match: f"({match[0]})", text
+        )
         assert search.count_in(text) == len(pattern.findall(text))
         assert search.occur_in(["-", text]) == (pattern.search(text) is not None or begins)
 

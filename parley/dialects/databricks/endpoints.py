@@ -37,7 +37,7 @@ EndpointsByName = Mapping[str, Endpoint]
 
 
 def host_metadata(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
-    """Return what Databricks' SDK asks for when it starts: no account, and no server that issues OAuth tokens."""
+    """Return the answer to Databricks' SDK when it starts: no account, and no server that issues OAuth tokens."""
     return json_answer({"oidc_endpoint": ""})
 
 

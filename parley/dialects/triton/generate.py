@@ -104,7 +104,7 @@ def model_error_event(error: ParleyError) -> Answer:
 
 
 def read_triton_generate(data: bytes, context: RequestContext, *, stream: bool, strict: bool) -> TritonReply | Answer:
-    """Read a generate request. As in the original, a stream reports what the model refuses as an event.
+    """Read a generate request. As in the original, a stream reports refusals of the model as events.
 
     Raises BadRequest, NotFound.
     """

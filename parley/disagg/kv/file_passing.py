@@ -1,7 +1,7 @@
 """Passes open files to other processes of this host and user, over a Unix socket (SCM_RIGHTS).
 
-The sender keeps a file ready under a random token; whoever shows the token gets the file, once. Both sides ask the
-kernel for the user of the other one (SO_PEERCRED). No number of a process or descriptor is ever exchanged, so a
+The sender keeps a file ready under a random token. A receiver that shows the token gets the file, once. Both sides ask
+the kernel for the user of the other one (SO_PEERCRED). No number of a process or descriptor is ever exchanged, so a
 receiver can only get a file that the other process has opened itself. Socket names are random and belong to the network
 namespace, so a receiver on another host or in another container finds nothing. Knows nothing of the files' content.
 """

@@ -1,6 +1,6 @@
-"""A question to a grammar worker, as text: which answers may follow this prompt?
+"""A question to a grammar worker, as text: it asks for the grammar that the answer to a prompt must follow.
 
-It has the parts of a prompt that the grammar of its answer depends on, and the grammar that the request asks for. The
+It has the parts of the prompt that this grammar depends on, and the grammar that the request asks for. The
 text is JSON, because only Python's JSON carries integers of any size and halves of surrogate pairs, as schemas may
 contain them. Structs are written with their names, and objects of clients (schemas) apart from them, so that no client
 can write a struct. The messages between the API process and a worker carry such questions.
@@ -32,7 +32,7 @@ from parley.types import (
 
 
 class CompilerSetup(msgspec.Struct):
-    """What a worker must know of a model: the parts of its ``GrammarVocabulary``, and how its answers are marked."""
+    """The facts about a model that a worker needs: its ``GrammarVocabulary``, and how its answers are marked."""
 
     marks: dict[str, int]
     vocab_size: int
@@ -58,7 +58,7 @@ class WorkerReady(msgspec.Struct, tag=True):
 
 
 class FindToken(msgspec.Struct, tag=True):
-    """From a worker that compiles: which id has this token, given by its id or as the vocabulary writes it?"""
+    """From a worker that compiles: send the id of a token, which is given by its id or as the vocabulary writes it."""
 
     token: int | str
 
@@ -70,9 +70,12 @@ class AnswerCompiled(msgspec.Struct, tag=True):
 
 
 class AnswerRefused(msgspec.Struct, tag=True):
-    """From a worker: the grammar cannot be followed. ``field``: the request's member that ``reason``, a sentence, is
-    about; None: ``reason`` is only the end of a sentence about the whole grammar. ``is_lasting``: it will be refused
-    again; False: the worker was killed or silent, for which the machine may be the reason as well."""
+    """From a worker: the grammar cannot be followed.
+
+    ``field``: the member of the request that is at fault, and ``reason`` is a sentence; None: the whole grammar is, and
+    ``reason`` is the end of a sentence. ``is_lasting``: it would be refused again; False: the worker was killed or
+    silent, which may be the machine's fault.
+    """
 
     reason: str
     field: str | None = None
@@ -104,7 +107,7 @@ def encode_question(prompt: Prompt, grammar: Grammar | None) -> str:
     chat = msgspec.structs.replace(prompt, messages=[], options={}) if isinstance(prompt, Chat) else None
     field = grammar.field if grammar is not None else "tools"
     try:
-        question = json.dumps([_pack(chat), _pack(grammar)])
+        question = json.dumps([_pack_value(chat), _pack_value(grammar)])
     except RecursionError:
         raise Invalid(f"{field} cannot be followed: {TOO_DEEP}.", field=field) from None
     if len(question) > MAX_QUESTION_CHARS:
@@ -119,23 +122,23 @@ def encode_question(prompt: Prompt, grammar: Grammar | None) -> str:
 def decode_question(question: str) -> tuple[Chat | None, Grammar | None]:
     """Return the chat, None for other prompts, and the grammar of a question."""
     chat, grammar = json.loads(question)
-    return _unpack(chat), _unpack(grammar)
+    return _unpack_value(chat), _unpack_value(grammar)
 
 
-def _pack(value: Any) -> Any:
+def _pack_value(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
-        fields = {name: _pack(getattr(value, name)) for name in value.__struct_fields__}
+        fields = {name: _pack_value(getattr(value, name)) for name in value.__struct_fields__}
         return {"struct": type(value).__name__, "fields": fields}
     if isinstance(value, list | tuple):
-        return [_pack(each) for each in value]
+        return [_pack_value(each) for each in value]
     return {"object": value} if isinstance(value, dict) else value
 
 
-def _unpack(value: Any) -> Any:
+def _unpack_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_unpack(each) for each in value]
+        return [_unpack_value(each) for each in value]
     if not isinstance(value, dict):
         return value
     if "object" in value:
         return value["object"]
-    return STRUCTS[value["struct"]](**{name: _unpack(each) for name, each in value["fields"].items()})
+    return STRUCTS[value["struct"]](**{name: _unpack_value(each) for name, each in value["fields"].items()})

@@ -85,7 +85,7 @@ ERROR_REASONS = (
 
 
 class GrammarVocabulary(Protocol):
-    """What grammars need to know of a tokenizer, in the terms of ``Tokenizer``."""
+    """The facts about a tokenizer that grammars need, in the terms of ``Tokenizer``."""
 
     @property
     def marks(self) -> Mapping[str, int]:

@@ -211,10 +211,10 @@ class ChatTemplate:
         """Return all sources joined, to search for marks."""
         return "\n".join(self.sources.values())
 
-    def render_conversation(self, chat: Chat, hide: HideTokens | None = None) -> str:
+    def render_conversation(self, chat: Chat, hide_tokens: HideTokens | None = None) -> str:
         """Return the prompt's text. It includes BOS and other special tokens: encode it with ``special=False``.
 
-        ``hide`` changes what clients wrote before the template sees it. Raises BadRequest if there is no
+        ``hide_tokens`` changes the texts of clients before the template sees them. Raises BadRequest if there is no
         template or it refuses the conversation, Invalid for a reserved option.
         """
         options = self._checked_options(chat)
@@ -232,8 +232,8 @@ class ChatTemplate:
             "messages": format_history(chat.messages, self.sources[name]),
             "tools": [_template_tool(tool) for tool in chat.tools] or None,
         }
-        if hide is not None:
-            values = _hide_in_values(hide, values)
+        if hide_tokens is not None:
+            values = _hide_in_values(hide_tokens, values)
         final_content = values["messages"][-1].get("content", "")
         if chat.continue_final:
             _mark_continuation(values["messages"][-1], self.sources[name])
@@ -302,9 +302,9 @@ def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
 
 
-def _hide_in_values(hide: HideTokens, values: dict[str, Any]) -> dict[str, Any]:
+def _hide_in_values(hide_tokens: HideTokens, values: dict[str, Any]) -> dict[str, Any]:
     try:
-        return hide(values)
+        return hide_tokens(values)
     except RecursionError as error:
         raise BadRequest(NESTED_TOO_DEEPLY, field="messages") from error
 

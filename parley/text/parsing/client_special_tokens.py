@@ -19,7 +19,7 @@ from parley.text.tokens.template_encoder import TemplateEncoder
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6DF
 PLACEHOLDER_LIKE = re.compile("[\U00020000-\U0002a6df]|\\\\ud8[0-9a-f]{2}\\\\ud[c-f][0-9a-f]{2}")  # or as JSON escape
 ESCAPE_LENGTH = 12
-MAX_SPECIAL_TOKENS = 1 << 17  # that a conversation may hide: each takes microseconds, whatever the context length is
+MAX_SPECIAL_TOKENS = 1 << 17  # of a conversation; each takes microseconds, also where the context is long
 RESULTS_MEMBER = "tool_responses"  # results of calls that ``format_history`` moves into the turn that called
 
 
@@ -31,11 +31,11 @@ class ClientSpecialTokens:
         self._sources = sources
         self._placeholders: dict[str, str] = {}  # a token or its beginning -> its placeholder
         self._unused_characters: Iterator[str] = iter(())
-        self._texts: dict[str, str] = {}  # what stands in the rendered text -> what it stands for
+        self._texts: dict[str, str] = {}  # a placeholder as the rendered text has it -> its token
         self._occurrences = 0
         self._normalized = False  # whether the normalizer makes special tokens of other texts
 
-    def hide(self, values: dict[str, Any]) -> dict[str, Any]:
+    def hide_tokens(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values that a template gets, with placeholders. Raises BadRequest if there are too many."""
         client_texts = _client_texts(values)
         self._normalized = self._encoder.normalize_to_special_token(client_texts)
@@ -48,18 +48,18 @@ class ClientSpecialTokens:
             "messages": messages,
         }
 
-    def reveal(self, text: str) -> str:
+    def reveal_tokens(self, text: str) -> str:
         """Return a rendered text with the tokens in place of their placeholders."""
         if not self._texts:
             return text
-        return SpecialTokenSearch(self._texts).replace(text, self._texts.__getitem__)
+        return SpecialTokenSearch(self._texts).replace_tokens(text, self._texts.__getitem__)
 
     def appear_in(self, text: str, rendered: str) -> bool:
         """Whether a text, revealed from a rendered one, has special tokens where the template wrote none."""
         if self._normalized or not self._texts:
             return self._normalized
-        return self._encoder.special_tokens.replace(text, _blank) != self.reveal(
-            self._encoder.special_tokens.replace(rendered, _blank)
+        return self._encoder.special_tokens.replace_tokens(text, _blank_out) != self.reveal_tokens(
+            self._encoder.special_tokens.replace_tokens(rendered, _blank_out)
         )
 
     def _hide_in_turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,13 +76,17 @@ class ClientSpecialTokens:
 
     def _hide_in(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._encoder.special_tokens.replace(value, self._choose_placeholder, beginnings=True)
+            return self._encoder.special_tokens.replace_tokens(value, self._choose_placeholder, beginnings=True)
         if isinstance(value, dict):
             return {self._hide_in_name(name): self._hide_in(entry) for name, entry in value.items()}
         return list(map(self._hide_in, value)) if isinstance(value, list | tuple) else value
 
     def _hide_in_name(self, name: Any) -> Any:
-        return self._encoder.special_tokens.replace(name, self._choose_placeholder) if isinstance(name, str) else name
+        return (
+            self._encoder.special_tokens.replace_tokens(name, self._choose_placeholder)
+            if isinstance(name, str)
+            else name
+        )
 
     def _choose_placeholder(self, token: str) -> str:
         self._occurrences += 1
@@ -101,7 +105,7 @@ class ClientSpecialTokens:
         return placeholder
 
 
-def _blank(token: str) -> str:
+def _blank_out(token: str) -> str:
     return "\0" * len(token)
 
 

@@ -90,12 +90,12 @@ def _find_joint(piece: Piece, shared: int, following: Piece) -> tuple[int, int] 
         index_of.setdefault(span, index)
     for last in range(shared, len(piece.ids) - JOINT_LENGTH + 1):
         first = index_of.get(piece.span(last))
-        if first is not None and _agree(piece, last, following, first):
+        if first is not None and _tokens_agree(piece, last, following, first):
             return last, first
     return None
 
 
-def _agree(piece: Piece, last: int, following: Piece, first: int) -> bool:
+def _tokens_agree(piece: Piece, last: int, following: Piece, first: int) -> bool:
     return len(following.ids) >= first + JOINT_LENGTH and all(
         piece.ids[last + step] == following.ids[first + step]
         and piece.span(last + step) == following.span(first + step)

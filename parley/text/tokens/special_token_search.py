@@ -8,10 +8,10 @@ from typing import Any
 
 from parley.interrupt import stop_if_abandoned
 
-SEARCH_SIZE = 1 << 18  # characters that are searched at once; other threads wait meanwhile
+SEARCH_SIZE = 1 << 18  # characters searched in one call, during which other threads wait
 PREFIX_LENGTH = 4  # characters of tokens that are searched for first: so long prefixes are few, and rare in other texts
 
-_Tree = dict[str, Any]  # the next character -> the tree of what may follow it; "" where a token ends
+_Tree = dict[str, Any]  # the next character -> the tree of characters that may follow; "" where a token ends
 
 
 class SpecialTokenSearch:
@@ -54,7 +54,7 @@ class SpecialTokenSearch:
                 break
         return count
 
-    def replace(self, text: str, replace_token: Callable[[str], str], beginnings: bool = False) -> str:
+    def replace_tokens(self, text: str, replace_token: Callable[[str], str], beginnings: bool = False) -> str:
         """Return the text with each special token replaced: at each position the longest one, as tokenizers take it.
 
         With ``beginnings`` the beginning of a token at the end of the text is replaced, too.

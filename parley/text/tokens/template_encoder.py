@@ -48,7 +48,7 @@ class TemplateEncoder(TextEncoder):
         self._aliases = _choose_aliases(special_tokens)
         super().__init__(_copy_without_added_tokens(backend))
         fillers = max(0, vocab_size - backend.get_vocab_size(with_added_tokens=False))
-        self.backend.add_tokens(list(itertools.islice(_fillers(), fillers)))
+        self.backend.add_tokens(list(itertools.islice(_filler_tokens(), fillers)))
         known_tokens = {
             token_id: token
             for token_id, token in added_tokens.items()
@@ -56,18 +56,19 @@ class TemplateEncoder(TextEncoder):
         }
         self.backend.add_tokens([self._as_plain_token(token) for token in known_tokens.values()])
         self._real_ids = {
-            self.backend.token_to_id(self._alias(token.content)): token_id for token_id, token in known_tokens.items()
+            self.backend.token_to_id(self._alias_of(token.content)): token_id
+            for token_id, token in known_tokens.items()
         }
         self._special_tokens = special_tokens
         self._source = backend
         self._unknown_tokens = {unknown, getattr(backend.model, "unk_token", None), "<unk>", "[UNK]"}
 
-    def _alias(self, content: str) -> str:
+    def _alias_of(self, content: str) -> str:
         return self._aliases.get(content, content)
 
     def _as_plain_token(self, token: AddedToken) -> AddedToken:
         """Return an added token as this tokenizer has it. An alias is found however the text is normalized."""
-        alias = self._alias(token.content)
+        alias = self._alias_of(token.content)
         is_plain = alias == token.content
         return AddedToken(
             alias,
@@ -80,7 +81,7 @@ class TemplateEncoder(TextEncoder):
     def normalize_to_special_token(self, texts: Iterable[str]) -> bool:
         """Whether the tokenizer's normalizer makes a special token of one of the texts."""
         return self._may_normalize_to_special_token and any(
-            self.special_tokens.count_in(self._normalize(text), most=1) for text in texts
+            self.special_tokens.count_in(self._normalize_text(text), most=1) for text in texts
         )
 
     @cached_property
@@ -93,11 +94,11 @@ class TemplateEncoder(TextEncoder):
         added = self._source.get_added_tokens_decoder()
         return bool(self._written_by_model) or any(added[n].normalized for n in self._special_tokens.values())
 
-    def _normalize(self, text: str) -> str:
+    def _normalize_text(self, text: str) -> str:
         try:
             normalized: str = self._source.normalizer.normalize_str(text)
         except TypeError:
-            return self._normalize(replace_surrogates(text))
+            return self._normalize_text(replace_surrogates(text))
         return normalized
 
     @cached_property
@@ -112,7 +113,7 @@ class TemplateEncoder(TextEncoder):
 
     def write_aliases(self, text: str) -> str:
         """Return a text with its special tokens written as aliases, of the same length."""
-        return self.special_tokens.replace(NONCHARACTERS.sub("\ufffd", text), self._alias)
+        return self.special_tokens.replace_tokens(NONCHARACTERS.sub("\ufffd", text), self._alias_of)
 
     def encode(self, text: str, special: bool = True, stop_after: int | None = None) -> list[int]:
         """Return the token ids of a text; like ``TextEncoder.encode``."""
@@ -157,7 +158,7 @@ def _choose_aliases(contents: Collection[str]) -> dict[str, str]:
     return aliases
 
 
-def _fillers() -> Iterator[AddedToken]:
+def _filler_tokens() -> Iterator[AddedToken]:
     """Yield tokens that no text contains. They occupy ids, so that those after them are not ids of the original."""
     for digits in itertools.product(DIGITS, repeat=FILLER_LENGTH):
         yield AddedToken("".join(digits), normalized=False)

@@ -62,7 +62,7 @@ def _encode_cut(
 
 
 def _encode_end(encoder: TextEncoder, text: str, count: int) -> list[int]:
-    """Return at least the last ``count`` tokens of a text, if it has so many."""
+    """Return at least the last ``count`` tokens of a text, or all if it has fewer."""
     size = max(END_CHARACTERS * count, SMALLEST_END)
     while size < len(text):
         ids = encoder.encode(text[-size:], special=False)
