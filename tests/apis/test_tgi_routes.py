@@ -352,7 +352,7 @@ async def test_hugging_face_client_generates_text_on_each_path(served, path, mak
     assert generated == INPUTS
 
 
-async def test_hugging_face_client_returns_the_prompt_unless_told_not_to(served, make_client):
+async def test_hugging_face_client_returns_the_prompt_unless_disabled(served, make_client):
     assert await make_client(served).text_generation(INPUTS) == INPUTS * 2
     assert await make_client(served).text_generation(INPUTS, return_full_text=False, stop=["my"]) == "Hello there, my"
 

@@ -56,7 +56,7 @@ async def serve_grpc(serve) -> AsyncIterator[ServeGrpc]:
 
 async def test_grpc_infer_gives_the_same_answer_as_http(serve_grpc):
     calls = await serve_grpc()
-    answer = await calls.infer(id="7", max_tokens=5)
+    answer = await calls.infer(request_id="7", max_tokens=5)
     entry = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]}
     flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [True]}
     other = await calls.served.post(INFER, {"id": "7", "inputs": [entry, flag], "parameters": {"max_tokens": 5}})
@@ -174,7 +174,7 @@ async def test_grpc_reads_compressed_calls(serve_grpc):
 async def test_grpc_stream_has_the_text_in_pieces(serve_grpc):
     calls = await serve_grpc(tick=0.002)
     stream = calls.stream()
-    await stream.write(build_infer_request(id="7", stream=True, max_tokens=8).SerializeToString())
+    await stream.write(build_infer_request(request_id="7", stream=True, max_tokens=8).SerializeToString())
     await stream.done_writing()
     answers = [answer async for answer in stream]
     assert len(answers) > 2 and [is_final(answer) for answer in answers] == [False] * (len(answers) - 1) + [True]
@@ -186,7 +186,7 @@ async def test_grpc_stream_has_the_text_in_pieces(serve_grpc):
 
 async def test_grpc_embedding_is_one_answer_streamed_or_not(serve_grpc):
     calls = await serve_grpc()
-    message = build_infer_request(id="7", stream=True)
+    message = build_infer_request(request_id="7", stream=True)
     embedding_request = json.dumps({"input": "a b c", "pooling_params": {"dimensions": [4]}}).encode()
     message.inputs.add(
         name="embedding_request", datatype="BYTES", shape=[1], contents={"bytes_contents": [embedding_request]}
@@ -205,13 +205,13 @@ async def test_grpc_embedding_is_one_answer_streamed_or_not(serve_grpc):
 async def test_requests_of_one_grpc_stream_run_concurrently(serve_grpc):
     calls = await serve_grpc(tick=0.002)
     stream = calls.stream()
-    for id in "123":
-        await stream.write(build_infer_request(id=id, stream=True, max_tokens=12).SerializeToString())
-    await stream.write(build_infer_request(id="whole", max_tokens=12).SerializeToString())
+    for own_id in "123":
+        await stream.write(build_infer_request(request_id=own_id, stream=True, max_tokens=12).SerializeToString())
+    await stream.write(build_infer_request(request_id="whole", max_tokens=12).SerializeToString())
     await stream.done_writing()
     order = [(answer.infer_response.id, is_final(answer)) async for answer in stream]
-    for id in ("1", "2", "3"):
-        own = [last for request_id, last in order if request_id == id]
+    for own_id in ("1", "2", "3"):
+        own = [last for request_id, last in order if request_id == own_id]
         assert len(own) > 2 and own == [False] * (len(own) - 1) + [True]
     assert [last for request_id, last in order if request_id == "whole"] == [True]
     first = order.index(("1", True))
@@ -222,15 +222,15 @@ async def test_grpc_stream_stays_open_after_a_failed_request(serve_grpc):
     calls = await serve_grpc()
     stream = calls.stream()
     for bad in (
-        build_infer_request(id="x", model="other"),
-        build_infer_request(id="x", temperature=-1.0),
-        build_infer_request(id="x", text="a" * 5000),
+        build_infer_request(request_id="x", model="other"),
+        build_infer_request(request_id="x", temperature=-1.0),
+        build_infer_request(request_id="x", text="a" * 5000),
     ):
         await stream.write(bad.SerializeToString())
         answer = await stream.read()
         assert answer.error_message and answer.infer_response.id == "x" and is_final(answer)
         assert not answer.infer_response.outputs
-    await stream.write(build_infer_request(id="y").SerializeToString())
+    await stream.write(build_infer_request(request_id="y").SerializeToString())
     answer = await stream.read()
     assert not answer.error_message and answer_text(answer.infer_response)
     await stream.done_writing()
@@ -240,9 +240,9 @@ async def test_grpc_stream_stays_open_after_a_failed_request(serve_grpc):
 async def test_triton_grpc_error_metadata_ends_the_stream_on_first_error(serve_grpc):
     calls = await serve_grpc(tick=0.01)
     stream = calls.stream(metadata=(("triton_grpc_error", "true"),))
-    await stream.write(build_infer_request(id="long", stream=True, max_tokens=1000).SerializeToString())
+    await stream.write(build_infer_request(request_id="long", stream=True, max_tokens=1000).SerializeToString())
     assert not (await stream.read()).error_message
-    await stream.write(build_infer_request(id="x", model="other").SerializeToString())
+    await stream.write(build_infer_request(request_id="x", model="other").SerializeToString())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         while True:
             assert not (await stream.read()).error_message
@@ -253,7 +253,7 @@ async def test_triton_grpc_error_metadata_ends_the_stream_on_first_error(serve_g
 async def test_grpc_calls_report_an_engine_crash(serve_grpc):
     calls = await serve_grpc(tick=0.01)
     stream = calls.stream()
-    await stream.write(build_infer_request(id="7", stream=True, max_tokens=1000).SerializeToString())
+    await stream.write(build_infer_request(request_id="7", stream=True, max_tokens=1000).SerializeToString())
     await stream.read()
     whole = asyncio.ensure_future(calls.infer(max_tokens=1000))
     await calls.served.until(lambda: len(calls.served.service.open_requests) == 2)
@@ -384,7 +384,7 @@ async def test_grpc_health_follows_loading_and_shutdown(serve_grpc):
 async def test_grpc_streams_drain_at_shutdown(serve_grpc, patience):
     calls = await serve_grpc(tick=0.005, drain=patience)
     stream = calls.stream()
-    await stream.write(build_infer_request(id="7", stream=True, max_tokens=100).SerializeToString())
+    await stream.write(build_infer_request(request_id="7", stream=True, max_tokens=100).SerializeToString())
     await stream.read()
     draining = asyncio.create_task(calls.served.service.drain_models())
     await calls.served.until(lambda: calls.served.service.shutting_down)
@@ -420,7 +420,7 @@ async def test_requests_of_one_grpc_stream_wait_instead_of_being_rejected(serve_
 
     async def write() -> None:
         for number in range(60):
-            await stream.write(build_infer_request(id=str(number), max_tokens=3).SerializeToString())
+            await stream.write(build_infer_request(request_id=str(number), max_tokens=3).SerializeToString())
         await stream.done_writing()
 
     writing = asyncio.create_task(write())
@@ -456,8 +456,8 @@ async def test_grpc_calls_appear_in_the_access_log(serve_grpc, caplog):
     await calls.call("ServerReady")
     await calls.infer(metadata=(("x-request-id", "mine"),), max_tokens=4)
     stream = calls.stream()
-    for id in "12":
-        await stream.write(build_infer_request(id=id, max_tokens=4).SerializeToString())
+    for request_id in "12":
+        await stream.write(build_infer_request(request_id=request_id, max_tokens=4).SerializeToString())
     await stream.done_writing()
     assert [answer async for answer in stream]
     lines = [record.getMessage() for record in caplog.records]
@@ -539,7 +539,7 @@ async def test_grpc_rejects_huge_inputs_at_once(serve_grpc):
     calls = await serve_grpc()
     long = "\u9ad4" * 100_000
     messages = [
-        build_infer_request(id=long, temperature=-1.0),
+        build_infer_request(request_id=long, temperature=-1.0),
         build_infer_request(model=long),
         build_infer_request(**{long: 1, "temperature": -1.0}),
     ]

@@ -70,10 +70,10 @@ def url(serve) -> str:
 def parley() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the command as a user does."""
 
-    def run(*words: str, input: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "parley", *words],
-            input=input,
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=120,

@@ -34,7 +34,7 @@ def test_chat_takes_a_v1_url_from_the_environment(parley, url):
 
 
 def test_piped_chat_answers_each_line_in_one_conversation(parley, url):
-    done = parley("chat", "--url", url, "--max-tokens", "80", input="first question\n\nsecond question\n")
+    done = parley("chat", "--url", url, "--max-tokens", "80", stdin="first question\n\nsecond question\n")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("first question") == 2  # the second answer repeats a prompt that begins with the first
 
@@ -42,7 +42,7 @@ def test_piped_chat_answers_each_line_in_one_conversation(parley, url):
 def test_piped_chat_understands_commands(parley, url, tmp_path):
     file = tmp_path / "talk.json"
     lines = ["/set temperature 0.5", "/set seed 7", "/system Be brief.", "hello", f"/save {file}", "/bye", "unheard"]
-    done = parley("chat", "--url", url, "--max-tokens", "40", input="\n".join(lines))
+    done = parley("chat", "--url", url, "--max-tokens", "40", stdin="\n".join(lines))
     assert (done.returncode, done.stderr) == (0, "")
     saved = json.loads(file.read_text())
     assert (saved["temperature"], saved["seed"], saved["max_tokens"]) == (0.5, 7, 40)
@@ -54,7 +54,7 @@ def test_piped_chat_understands_commands(parley, url, tmp_path):
 
 def test_invalid_command_in_piped_chat_sets_the_exit_code(parley, url):
     done = parley(
-        "chat", "--url", url, "--max-tokens", "9", input="/sytem x\n/set temprature 1\n/set seed x\nthe fox\n"
+        "chat", "--url", url, "--max-tokens", "9", stdin="/sytem x\n/set temprature 1\n/set seed x\nthe fox\n"
     )
     assert done.returncode == 1
     assert "Unknown command /sytem. Did you mean /system?" in done.stderr

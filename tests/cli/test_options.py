@@ -38,7 +38,7 @@ TABLE = [
     Option("alpha", integer_kind(-5, 500), "A number.", 1, section="one", configurable=True),
     Option("beta-two", text_kind(), "Some text.", section="one", configurable=True),
     Option("gamma", switch_kind(), "On or off.", False, section="two", configurable=True),
-    Option("delta", switch_kind(), "On unless told.", True, section="two", configurable=True),
+    Option("delta", switch_kind(), "On unless disabled.", True, section="two", configurable=True),
     Option("many", text_kind(), "Several.", section="two", repeatable=True, configurable=True),
     Option("size", size_kind(), "Bytes.", section="two", configurable=True),
     Option("config", text_kind("FILE"), "File.", section="two", configurable=True),

@@ -81,10 +81,14 @@ class Stream:
         self.client, self.queue = client, queue.Queue()
         client.start_stream(callback=lambda result, error: self.queue.put((result, error)), **options)
 
-    def send(self, text, id, name=model, **more):
+    def send(self, text, request_id, name=model, **more):
         parameters = {"max_tokens": 8} | more.pop("parameters", {})
         self.client.async_stream_infer(
-            name, make_inputs(text, **more), request_id=id, parameters=parameters, enable_empty_final_response=True
+            name,
+            make_inputs(text, **more),
+            request_id=request_id,
+            parameters=parameters,
+            enable_empty_final_response=True,
         )
 
     def read_results(self, count):
@@ -173,13 +177,15 @@ def check_infer(client):
 
 def check_streams(client, text):
     stream = Stream(client)
-    for id in "123":
-        stream.send("a b c", id, stream=True, parameters={"max_tokens": 6, "temperature": 0.0})
+    for request_id in "123":
+        stream.send("a b c", request_id, stream=True, parameters={"max_tokens": 6, "temperature": 0.0})
     stream.send("a b c", "whole", parameters={"max_tokens": 6, "temperature": 0.0})
     stream.send("a b c", "lost", name="other")
     stream.send("a b c", "hot", parameters={"temperature": -1.0})
     texts, errors = stream.read_results(6)
-    assert {id: "".join(parts) for id, parts in texts.items()} == dict.fromkeys(("1", "2", "3", "whole"), text)
+    assert {request_id: "".join(parts) for request_id, parts in texts.items()} == dict.fromkeys(
+        ("1", "2", "3", "whole"), text
+    )
     assert len(texts["whole"]) == 1  # the others may also be whole: pending tokens are sent together
     messages = sorted(error.message() for error in errors)
     assert "'temperature'" in messages[0] and messages[1] == "Request for unknown model: 'other' is not found"
@@ -202,8 +208,8 @@ async def check_async_stream(answer_text):
         assert await client.is_server_ready()
 
         async def requests():
-            for id in "12":
-                yield {"model_name": model, "inputs": make_inputs("a b c", stream=True), "request_id": id,
+            for request_id in "12":
+                yield {"model_name": model, "inputs": make_inputs("a b c", stream=True), "request_id": request_id,
                        "parameters": {"max_tokens": 6, "temperature": 0.0}}  # fmt: skip
 
         texts = {}

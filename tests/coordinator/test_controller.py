@@ -105,7 +105,7 @@ async def test_controller_changes_a_role_after_its_running_requests_ended():
         assert net.role_requests[0][:3] == (changing.id, "prefill", 0)
         others = [each.id for each in table if each.role == "decode"]
         assert net.role_requests[0][3] == others and changing.id not in others
-        assert sorted(id for id, *_ in net.role_requests[1:]) == others  # its peers get the new list
+        assert sorted(instance_id for instance_id, *_ in net.role_requests[1:]) == others  # its peers get the new list
         assert all(changing.id in peers for *_, peers in net.role_requests[1:])
         await wait_until(lambda: not changing.changing)
         assert changing.offline
@@ -201,5 +201,5 @@ async def test_lowest_flex_share_is_raised_first():
             clock.now += 1
             controller.control_step()
             await wait_until(lambda: not controller.is_changing)
-        assert [id for id, *_ in net.role_requests] == [2, 2, 1, 2, 1, 2]
+        assert [instance_id for instance_id, *_ in net.role_requests] == [2, 2, 1, 2, 1, 2]
         assert (one.p_percentage, other.p_percentage) == (50, 50)

@@ -283,7 +283,7 @@ async def test_coordinator_answers_only_clients_with_a_key(live_cluster) -> None
     await cluster.idle()
 
 
-async def test_foreign_scheduler_works_beside_the_coordinator(live_cluster) -> None:
+async def test_foreign_scheduler_works_next_to_the_coordinator(live_cluster) -> None:
     """It speaks MindIE's documented wire, and knows the secret."""
     cluster = await live_cluster("prefill", "decode", cluster_secret="s")
     p, d = cluster.instances

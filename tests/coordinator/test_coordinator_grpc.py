@@ -13,8 +13,7 @@ import grpc
 import pytest
 from support.certificates import make_authority, make_certificate
 from support.cluster_of_servers import Cluster
-from support.grpc_client import BROKEN_MESSAGE, GrpcClient, answer_text, grpc_error, is_final
-from support.grpc_client import build_infer_request as unseeded
+from support.grpc_client import BROKEN_MESSAGE, GrpcClient, answer_text, build_infer_request, grpc_error, is_final
 from support.http_client import RunningServer
 
 from parley.coordinator import refusals
@@ -38,7 +37,7 @@ def seeded_reply(work: EngineRequest, index: int) -> list[int]:
 
 
 def seeded_request(*args: Any, seed: int = 7, **members: Any) -> Any:
-    return unseeded(*args, seed=seed, **members)
+    return build_infer_request(*args, seed=seed, **members)
 
 
 class ClusterAndServer:
@@ -124,8 +123,8 @@ REQUESTS: list[dict[str, Any]] = [
 async def test_cluster_grpc_answers_equal_those_of_one_server(both, roles: tuple[str, ...]) -> None:
     sides = await both(*roles)
     for members in REQUESTS:
-        await sides.call_both(seeded_request(id="7", **members))
-        requests = [seeded_request(id="7", stream=True, **members), seeded_request(id="8", **members)]
+        await sides.call_both(seeded_request(request_id="7", **members))
+        requests = [seeded_request(request_id="7", stream=True, **members), seeded_request(request_id="8", **members)]
         cluster_answers, server_answers = (
             await stream_requests(sides.cluster_calls, *requests),
             await stream_requests(sides.server_calls, *requests),
@@ -136,8 +135,8 @@ async def test_cluster_grpc_answers_equal_those_of_one_server(both, roles: tuple
 
 async def test_grpc_stream_requests_are_separated_and_run_concurrently(both) -> None:
     sides = await both("prefill", "decode", tick=0.01)
-    requests = [seeded_request(f"a {number}", id=f"{number}", stream=number % 2 > 0) for number in range(20)]
-    requests.insert(3, seeded_request(id="x", model="other"))
+    requests = [seeded_request(f"a {number}", request_id=f"{number}", stream=number % 2 > 0) for number in range(20)]
+    requests.insert(3, seeded_request(request_id="x", model="other"))
     cluster_answers, server_answers = (
         await stream_requests(sides.cluster_calls, *requests),
         await stream_requests(sides.server_calls, *requests),
@@ -152,13 +151,15 @@ async def test_grpc_stream_requests_are_separated_and_run_concurrently(both) -> 
 @pytest.mark.parametrize("lost", ["p", "d"])
 async def test_grpc_stream_resumes_identically_when_an_instance_ends(both, lost: str) -> None:
     sides = await both("prefill", "prefill", "decode", "decode", tick=0.01)
-    requests = [seeded_request(f"a {number}", id=f"{number}", stream=number != 3, seed=number) for number in range(8)]
+    requests = [
+        seeded_request(f"a {number}", request_id=f"{number}", stream=number != 3, seed=number) for number in range(8)
+    ]
     expected = join_answers(await stream_requests(sides.server_calls, *requests))
     streams = [
         asyncio.create_task(stream_requests(sides.cluster_calls, *requests)),
         asyncio.create_task(stream_requests(sides.cluster_calls, *requests)),
     ]
-    message = seeded_request("a 3", id="3", seed=3).SerializeToString()
+    message = seeded_request("a 3", request_id="3", seed=3).SerializeToString()
     unary_call = asyncio.ensure_future(sides.cluster_calls.send("ModelInfer", message))
     candidates = sides.cluster.instances[:2] if lost == "p" else sides.cluster.instances[2:]
     await sides.cluster.front.until(lambda: any(served.engine.open_stream_count for served in candidates))
@@ -185,7 +186,7 @@ async def test_grpc_request_survives_an_engine_crash_during_handover(both, monke
             decoding.engine.crash_engine()
 
     monkeypatch.setattr(KVReceiver, "wait_settled", settle_and_crash_once)
-    requests = [seeded_request("a b c", id="7", stream=True)]
+    requests = [seeded_request("a b c", request_id="7", stream=True)]
     assert (
         join_answers(await stream_requests(sides.cluster_calls, *requests))
         == join_answers(await stream_requests(sides.server_calls, *requests))
@@ -198,9 +199,9 @@ async def test_cluster_grpc_stream_ends_at_the_first_error_if_requested(both) ->
     sides = await both("prefill", "decode", tick=0.01)
     for side in (sides.cluster_calls, sides.server_calls):
         stream = side.stream(metadata=(("triton_grpc_error", "true"),))
-        await stream.write(seeded_request(id="long", stream=True).SerializeToString())
+        await stream.write(seeded_request(request_id="long", stream=True).SerializeToString())
         assert not (await stream.read()).error_message
-        await stream.write(seeded_request(id="x", model="other").SerializeToString())
+        await stream.write(seeded_request(request_id="x", model="other").SerializeToString())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while True:
                 assert not (await stream.read()).error_message
@@ -353,7 +354,7 @@ async def test_cluster_grpc_cuts_off_a_client_that_does_not_read(both) -> None:
 async def test_cluster_grpc_late_reader_receives_everything(both, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_call, "HOLD", 256)  # bytes; nearly every answer has to wait
     sides = await both("prefill", "decode", reply=long_reply)
-    requests = [seeded_request("a b c", id=f"{number}", stream=True, max_tokens=200) for number in range(4)]
+    requests = [seeded_request("a b c", request_id=f"{number}", stream=True, max_tokens=200) for number in range(4)]
     stream = sides.cluster_calls.stream()
     for message in requests:
         await stream.write(message.SerializeToString())
@@ -394,7 +395,7 @@ async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatc
     await sides.call_both(seeded_request(max_tokens=9))
     monkeypatch.setattr(coordinator.table, "options", replace(coordinator.options, infer_timeout=0.3))
     stream = sides.cluster_calls.stream()
-    await stream.write(seeded_request(id="7", stream=True, max_tokens=3000).SerializeToString())
+    await stream.write(seeded_request(request_id="7", stream=True, max_tokens=3000).SerializeToString())
     await stream.done_writing()
     *parts, last = [answer async for answer in stream]
     assert parts and not any(answer.error_message for answer in parts)
@@ -407,5 +408,5 @@ async def test_cluster_grpc_reports_packages_missing_at_instances(both, monkeypa
     monkeypatch.setattr("parley.dialects.triton.calls.find_spec", lambda name: None)
     code, sentence = await grpc_error(sides.cluster_calls.infer())
     assert code == "UNIMPLEMENTED" and "parley[grpc]" in sentence
-    (answer,) = await stream_requests(sides.cluster_calls, seeded_request(id="7"))
+    (answer,) = await stream_requests(sides.cluster_calls, seeded_request(request_id="7"))
     assert answer.error_message == sentence and is_final(answer) and answer.infer_response.id == "7"

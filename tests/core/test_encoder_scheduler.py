@@ -79,9 +79,9 @@ def test_encoder_scheduler_serves_each_sequence_once_in_order(lengths: list[int]
             cancelled.add(f"w{number}")
     bench.drain()
     finished_ids = [output.id for output in bench.outputs]
-    assert finished_ids == sorted(finished_ids, key=lambda id: int(id[1:])) and len(set(finished_ids)) == len(
-        finished_ids
-    )
+    assert finished_ids == sorted(finished_ids, key=lambda request_id: int(request_id[1:])) and len(
+        set(finished_ids)
+    ) == len(finished_ids)
     assert {f"w{number}" for number in range(len(lengths))} - cancelled <= set(finished_ids)
     assert all(
         len(ids) == 1 or size <= max(budgets) for ids, size in zip(bench.runner.steps, bench.runner.sizes, strict=True)

@@ -18,8 +18,8 @@ USAGE = Usage(prompt_tokens=3)
 FIRST, SECOND = struct.pack("<2f", 0.5, -0.25), struct.pack("<2f", 0.1, 1.0)
 
 
-def read(input: Any = "Hi", **members: Any) -> embeddings.EmbeddingReply:
-    return embeddings.read_embedding_request(json.dumps({"model": "m", "input": input} | members).encode(), HEAD)
+def read(input_value: Any = "Hi", **members: Any) -> embeddings.EmbeddingReply:
+    return embeddings.read_embedding_request(json.dumps({"model": "m", "input": input_value} | members).encode(), HEAD)
 
 
 def answer_body(reply: embeddings.EmbeddingReply) -> bytes:
@@ -33,7 +33,7 @@ def answer_body(reply: embeddings.EmbeddingReply) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("input", "neutral"),
+    ("input_value", "neutral"),
     [
         ("a", [Text("a")]),
         (["a", "b"], [Text("a"), Text("b")]),
@@ -42,12 +42,12 @@ def answer_body(reply: embeddings.EmbeddingReply) -> bytes:
         (["a"] * 2048, [Text("a")] * 2048),
     ],
 )
-def test_openai_embeddings_reads_four_input_forms(input, neutral):
-    assert read(input).request.prompts == neutral
+def test_openai_embeddings_reads_four_input_forms(input_value, neutral):
+    assert read(input_value).request.prompts == neutral
 
 
 @pytest.mark.parametrize(
-    ("input", "field"),
+    ("input_value", "field"),
     [
         (None, "input"),
         ("", "input"),
@@ -62,9 +62,9 @@ def test_openai_embeddings_reads_four_input_forms(input, neutral):
         (["a"] * 2049, "input"),
     ],
 )
-def test_openai_embeddings_error_names_wrong_input(input, field):
+def test_openai_embeddings_error_names_wrong_input(input_value, field):
     with pytest.raises(BadRequest) as caught:
-        read(input)
+        read(input_value)
     assert caught.value.field == field
 
 

@@ -163,7 +163,7 @@ def test_tgi_chat_reads_tool_calls_of_older_versions(member, arguments):
 
 def test_tgi_chat_numbers_tool_call_ids():
     def chat_of(*ids: str) -> Chat:
-        return Chat([Message("assistant", tool_calls=[ToolCall(id, "f", "{}")]) for id in ids])
+        return Chat([Message("assistant", tool_calls=[ToolCall(call_id, "f", "{}")]) for call_id in ids])
 
     assert [messages.next_call_id(chat_of(*ids)) for ids in ((), ("0",), ("3", "1"), ("call_a",), ("9" * 40,))] == [
         "0", "1", "4", "", ""

@@ -409,9 +409,9 @@ tensors = st.fixed_dictionaries(
     st.lists(st.fixed_dictionaries({"name": st.sampled_from(sorted(OUTPUTS)) | names}), max_size=2),
     st.text(max_size=3),
 )
-def test_triton_grpc_answers_or_refuses_any_request(inputs, raw, parameters, outputs, id):
+def test_triton_grpc_answers_or_refuses_any_request(inputs, raw, parameters, outputs, request_id):
     """Guards against exceptions other than refusals, and against object addresses in error messages."""
-    message = infer_request(*inputs, raw=tuple(raw), parameters=parameters, outputs=outputs, id=id)
+    message = infer_request(*inputs, raw=tuple(raw), parameters=parameters, outputs=outputs, id=request_id)
     try:
         inference = read(message, whole=False)
     except ParleyError as error:
@@ -419,7 +419,7 @@ def test_triton_grpc_answers_or_refuses_any_request(inputs, raw, parameters, out
         assert error.message and "0x" not in error.message
         return
     events = [PromptAccepted(0, [1]), *(done(index) for index in range(inference.request.n))]
-    assert inference.make_response(events).id == id and inference.all_ended
+    assert inference.make_response(events).id == request_id and inference.all_ended
 
 
 # -- glance: reading the model and prompt without decoding the whole message
@@ -427,14 +427,14 @@ def test_triton_grpc_answers_or_refuses_any_request(inputs, raw, parameters, out
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=9), st.text(max_size=300), st.text(max_size=9), parameters, st.booleans(), st.integers(0, 2))
-def test_glance_finds_model_and_prompt_in_message(model, text, id, parameters, raw, place):
+def test_glance_finds_model_and_prompt_in_message(model, text, request_id, parameters, raw, place):
     other = typed_tensor("stream", "BOOL", "bool_contents", True)
     prompt = typed_tensor("text_input", "BYTES", "bytes_contents", text.encode())
     tensors = [other, other]
     tensors.insert(place, {name: value for name, value in prompt.items() if not raw or name != "contents"})
     raw_contents = [b"\1", b"\1"]
     raw_contents.insert(place, pack_texts(text.encode()))
-    message = infer_request(*tensors, raw=tuple(raw_contents) if raw else (), parameters=parameters, id=id)
+    message = infer_request(*tensors, raw=tuple(raw_contents) if raw else (), parameters=parameters, id=request_id)
     message.model_name = model
     data = message.SerializeToString()
     assert (glance.peek_model(data), glance.peek_prompt(data)) == (model, text.encode())

@@ -172,7 +172,7 @@ async def test_failing_reader_does_not_disturb_other_streams():
     await engine.close()
 
 
-async def test_the_streams_of_a_group_are_fed_once_for_each_step():
+async def test_streams_of_a_group_are_fed_once_per_step():
     engine = await start_engine()
     lengths = (2, 4, 3)
     works = [EngineRequest(id=str(number), token_ids=[1], max_tokens=length) for number, length in enumerate(lengths)]
@@ -209,7 +209,10 @@ async def test_no_output_of_a_cancelled_choice_is_delivered_even_if_it_has_ended
 async def test_cancelling_every_stream_of_a_group_ends_feeding():
     engine = await start_engine(step_seconds=0.001)
     group = StreamGroup()
-    streams = [engine.submit_request(EngineRequest(id=id, token_ids=[1], max_tokens=4000, n=2), group) for id in "ab"]
+    streams = [
+        engine.submit_request(EngineRequest(id=request_id, token_ids=[1], max_tokens=4000, n=2), group)
+        for request_id in "ab"
+    ]
     feeding = asyncio.create_task(group.feed_outputs(lambda arrived: True))
     await asyncio.sleep(0.01)
     streams[0].cancel_choice()

@@ -119,7 +119,7 @@ async def test_results_survive_hundreds_of_broken_connections(serve) -> None:
                 await channel.wait_until_writable()
             await asyncio.sleep(0.002 if number % 3 else 0)
 
-    writing = [asyncio.create_task(write(id)) for id in "abc"]
+    writing = [asyncio.create_task(write(label)) for label in "abc"]
     number, epoch, breaks = 0, "", 0
     while not (all(task.done() for task in writing) and received == expected):
         connection = await ResultConnection.connect(

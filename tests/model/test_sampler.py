@@ -336,7 +336,7 @@ def test_token_scores_match_the_naive_reference(vocab, count, seed, ties):
     for row, (token, token_score) in enumerate(zip(tokens, scores, strict=True)):
         assert token_score.logprob == pytest.approx(raw[row, token].item(), abs=1e-5)
         assert token_score.rank == 1 + (logits[row] > logits[row, token]).sum().item()
-        order = sorted(range(vocab), key=lambda id, row=row: (-logits[row, id].item(), id))[:count]
+        order = sorted(range(vocab), key=lambda token_id, row=row: (-logits[row, token_id].item(), token_id))[:count]
         assert token_score.top_ids == order
         assert token_score.top_logprobs == pytest.approx(raw[row][order].tolist(), abs=1e-5)
     assert scores == [score_tokens(logits[[row]], tokens[row : row + 1], count)[0] for row in range(20)]

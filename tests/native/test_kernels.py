@@ -212,7 +212,9 @@ def test_masked_argmax_takes_lowest_id_of_largest_allowed(vocab):
         bits = np.packbits(keep.numpy(), bitorder="little")
         for row in logits:
             allowed_ids = keep.nonzero()[:, 0].tolist()
-            assert native.masked_argmax(row, bits) == max(allowed_ids, key=lambda id, row=row: (row[id].item(), -id))
+            assert native.masked_argmax(row, bits) == max(
+                allowed_ids, key=lambda token_id, row=row: (row[token_id].item(), -token_id)
+            )
 
 
 # --- attention ------------------------------------------------------------------------------------------------

@@ -200,10 +200,10 @@ REAL_WIDTH = DecoderConfig(
 )
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, format):
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, weight_format):
     source = RandomModel(3)
-    decoder = source.build_decoder(REAL_WIDTH, [format] * 8)
+    decoder = source.build_decoder(REAL_WIDTH, [weight_format] * 8)
     for counts in ([1], [1] * 13, [70, 1, 1, 60]):
         actual, expected = run_both_ways(decoder, source.build_batch(counts), False)
         assert actual[0].isfinite().all() and all(map(torch.equal, actual, expected))

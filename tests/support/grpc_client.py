@@ -43,9 +43,9 @@ class GrpcClient:
 
 
 def build_infer_request(
-    text: str = "a b c", model: str = "tiny", id: str = "", stream: bool = False, **parameters: Any
+    text: str = "a b c", model: str = "tiny", request_id: str = "", stream: bool = False, **parameters: Any
 ) -> Any:
-    message = infer.INFER_REQUEST(model_name=model, id=id)
+    message = infer.INFER_REQUEST(model_name=model, id=request_id)
     message.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
     message.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
     message.inputs.add(name="exclude_input_in_output", datatype="BOOL", shape=[1], contents={"bool_contents": [True]})

@@ -124,9 +124,9 @@ class ServerPair:
 
         ``past``: handover records of the tokens that the client already has. ``stop``: cancel after this many parts.
         """
-        id = f"r{next(self.numbers)}"
+        request_id = f"r{next(self.numbers)}"
         extra = {
-            "req-id": id, "req-type": "prefill", "d-target": self.target, "parley-results": COORDINATOR_NAME,
+            "req-id": request_id, "req-type": "prefill", "d-target": self.target, "parley-results": COORDINATOR_NAME,
             "parley-id": unique, "parley-created": str(CREATED),
         } | (headers or {})  # fmt: skip
         if past is not None:
@@ -138,7 +138,7 @@ class ServerPair:
             answer = await connection.answer()
         finally:
             connection.close()
-        return await self._merge(id, answer, stop)
+        return await self._merge(request_id, answer, stop)
 
     async def _merge(self, request_id: str, answer: Answer, stop: int) -> ClientAnswer:
         if answer.status != 200:
@@ -170,9 +170,9 @@ class ServerPair:
         self.line.queues.pop(request_id, None)
         return merged
 
-    async def cancel(self, id: str) -> None:
+    async def cancel(self, request_id: str) -> None:
         for served in (self.prefill, self.decode):
-            await served.post(f"/v2/models/{served.model.name}/stopInfer", {"id": id})
+            await served.post(f"/v2/models/{served.model.name}/stopInfer", {"id": request_id})
 
     async def idle(self) -> None:
         """Wait until both servers are idle, and check that no page, reservation or channel remains."""

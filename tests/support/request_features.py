@@ -68,7 +68,9 @@ FEATURES: dict[str, Feature] = {
     ),
     "typical_p": Feature("typical sampling", {"typical_p": 0.6}),
     "watermark": Feature("a watermark in the text", {"watermark": True}),
-    "logit_bias": Feature("biases for some tokens", {"logit_bias": {str(id): 6.0 - id % 9 for id in range(300, 360)}}),
+    "logit_bias": Feature(
+        "biases for some tokens", {"logit_bias": {str(token_id): 6.0 - token_id % 9 for token_id in range(300, 360)}}
+    ),
     "bad_words": Feature(
         "words that the answer must not contain", {"bad_words": ["get_weather", "<tool_call>", "The", "the", "is"]}
     ),

@@ -71,9 +71,8 @@ class ScriptedInstance:
         self.paused_ids: set[str] = set()
         self.epoch = f"e{id(self):x}"
         self.peers: dict[str, ScriptedInstance] = {}  # by d-target
-        self.before_prefill: Callable[[ReceivedRequest], Awaitable[Any]] | None = (
-            None  # runs before prefill; bytes are its raw answer
-        )
+        # Runs before prefill; bytes are its raw answer.
+        self.before_prefill: Callable[[ReceivedRequest], Awaitable[Any]] | None = None
         self.decode_hook: Callable[[ScriptedInstance, str, list[bytes], int], Awaitable[None]] | None = None
         self.result_writers: list[asyncio.StreamWriter] = []
         self.hangs_up = False  # disconnect after the head of a request

@@ -96,7 +96,7 @@ def served(tmp_path_factory) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.parametrize("kind", BOMB_KINDS if NIGHTLY else ["arrays", "members"])
-def test_body_of_too_many_values_delays_nobody_and_takes_little_memory(served, kind):
+def test_body_of_too_many_values_delays_no_request_and_takes_little_memory(served, kind):
     body = write_bomb(kind)
     before = memory_of(served.process.pid)
     with probed(served.url):

@@ -125,9 +125,8 @@ def test_random_gbnf_grammars_agree_with_reference_search(compiler, rules):
             BYTES, compiler.compile_grammar(Grammar("ebnf", grammar_text)), log_level=0
         )
     except Invalid as error:
-        is_known_failure = (
-            "fails" in error.message and not grammar_text.isascii()
-        )  # llguidance fails at some nested character classes
+        # The library llguidance fails at some nested character classes.
+        is_known_failure = "fails" in error.message and not grammar_text.isascii()
         assert is_known_failure or ("no text" in error.message and not expected)
         return
 

@@ -71,7 +71,7 @@ def test_long_text_without_a_place_to_divide_it_is_refused(small_pieces, monkeyp
         tokenizer.encode("a" * 5000)
 
 
-def test_encoding_ends_once_nobody_wants_the_result(small_pieces):
+def test_encoding_ends_once_the_result_is_abandoned(small_pieces):
     tokenizer, abandoned = make_tokenizer("byte_level"), threading.Event()
     text = "Paris is the capital. " * 1000
     pieces = []

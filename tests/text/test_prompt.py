@@ -128,7 +128,7 @@ def test_hopelessly_long_prompt_is_refused_before_encoding(monkeypatch: pytest.M
 
 
 def test_tokens_of_a_long_prompt_are_counted_for_its_refusal() -> None:
-    """They are counted up to a number that the request names, which a client is told if there are more."""
+    """The tokens are counted up to a number that the request names; for longer prompts the refusal has that number."""
     pipeline = TextPipeline(word_level(), ChatTemplate({}))
     text = Text("Paris " * 100_000)
     assert len(pipeline.prepare_prompt(text, 10, counted=100_000).token_ids) == 100_000

@@ -142,7 +142,7 @@ async def test_pipelined_head_has_the_full_time_limit(serve, monkeypatch, betwee
 @pytest.mark.parametrize(
     ("between", "wrong"),
     [(0, b"no HTTP\r\n\r\n"), (1, b"no HTTP\r\n\r\n"), (0, b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000)],
-    ids=["none", "none behind another", "endless"],
+    ids=["none", "none after another", "endless"],
 )
 async def test_invalid_pipelined_request_does_not_corrupt_a_running_answer(serve, between, wrong):
     served = await serve(tick=0.02)
@@ -266,7 +266,7 @@ async def test_client_that_has_stopped_sending_gets_all_its_answers(serve, strea
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_has_gone_is_told_from_one_that_has_stopped_sending(serve, stream):
+async def test_distinguishes_a_closed_client_from_one_that_stopped_sending(serve, stream):
     """Its system answers the interim response with a reset, and the request ends long before its answer would."""
     served = await serve(tick=0.05)
     connection = await served.connect()
