@@ -18,9 +18,8 @@ import numpy.typing as npt
 GREEN_FRACTION = 0.5  # share of the vocabulary that is green; as in Text Generation Inference
 GREEN_BONUS = 2.0  # added to green logits; as in Text Generation Inference
 HASH_KEY = 15485863
-Z_THRESHOLD = (
-    4.0  # a text counts as marked from this z (standard deviations above chance); 1 plain text in 30,000 reaches it
-)
+# A text counts as marked from this z (standard deviations above chance); 1 plain text in 30,000 reaches it.
+Z_THRESHOLD = 4.0
 
 U32 = np.uint32
 

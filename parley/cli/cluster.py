@@ -225,9 +225,8 @@ def _process_row(process: ProcessInfo, supervisor: Any) -> tuple[str, ...]:
 
     if not process.pid:
         return process.name, process.role, "not placed", "", "", process.needs
-    where = (
-        process.port_url("port") if "port" in process.ports else ray_client.cluster_address(supervisor)
-    )  # clients use the coordinator's
+    # The coordinator has no port of that name: the address for clients is shown.
+    where = process.port_url("port") if "port" in process.ports else ray_client.cluster_address(supervisor)
     return process.name, process.role, where, f"node {process.node[:8]}", f"{process.pid}", process.needs
 
 

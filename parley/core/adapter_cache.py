@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from parley.core.sequence import LoadedAdapter
 
 FetchedAdapter = LoadedAdapter | str  # str: why it cannot be read
-FetchAdapter = Callable[
-    [str, Callable[[FetchedAdapter], None]], None
-]  # (folder, done): reads the adapter, then calls done in the loop's thread
+# Reads the adapter of a folder, then calls the callback in the loop's thread.
+FetchAdapter = Callable[[str, Callable[[FetchedAdapter], None]], None]
 
 
 @dataclass(eq=False)
@@ -49,9 +48,8 @@ class AdapterCache:
         self.capacity = capacity
         self._fetch = fetch
         self._registered = {name: AdapterEntry(name, folder) for name, folder in (folders or {}).items()}
-        self._loaded: OrderedDict[AdapterEntry, None] = (
-            OrderedDict()
-        )  # in memory or being read; least recently used first
+        # In memory or being read; least recently used first.
+        self._loaded: OrderedDict[AdapterEntry, None] = OrderedDict()
         self._waiting: OrderedDict[str, _AdapterWait] = OrderedDict()
 
     def register_adapter(self, name: str, folder: str, on_done: Callable[[str], None]) -> None:

@@ -16,9 +16,8 @@ from parley.core.search.beam import beam_capacity
 from parley.core.sequence import LoadedAdapter, ModelRunner
 from parley.types import EngineRequest
 
-PrepareRequest = Callable[
-    [EngineRequest, Callable[[], None]], None
-]  # prepares a request, then calls back in the loop's thread
+# Prepares a request, then calls back in the loop's thread.
+PrepareRequest = Callable[[EngineRequest, Callable[[], None]], None]
 
 
 def rejection_reason(

@@ -80,9 +80,7 @@ class Engine(ABC):
         self.prefill_share = 100  # prefill share: percent of the time for prefill while requests decode
         self._streams: dict[str, OutputStream] = {}
         self._touched_groups: dict[StreamGroup, None] = {}  # groups with new outputs whose readers were not woken yet
-        self._pending_answers: dict[
-            int, asyncio.Future[Any]
-        ] = {}  # futures of messages that get an answer, by message id
+        self._pending_answers: dict[int, asyncio.Future[Any]] = {}  # by the id of the message to answer
         self._question_ids = count()
         self._load_future: asyncio.Future[ModelInfo] | None = None
 

@@ -41,9 +41,7 @@ class DecodeStage(RequestStage):
         self._member = member
         self._receiver = receiver
         self._message = message
-        self._unrecorded: list[
-            OutputBatch
-        ] = []  # outputs not recorded yet; with MindIE's coordinator they are never recorded
+        self._unrecorded: list[OutputBatch] = []  # not recorded yet; for MindIE's coordinator none ever is
         self._running_request: RunningRequest
         self._page_engine: PageTransferEngine
         self._first_request: EngineRequest

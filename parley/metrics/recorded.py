@@ -44,10 +44,8 @@ class ModelMetrics:
         self.request_prefill_seconds = BucketHistogram()  # from its first step to its first token
         self.request_decode_seconds = BucketHistogram()  # from its first token to its last
         self.inference_seconds = BucketHistogram()  # from its first step to its last token
-        self.recent_ttft, self.recent_gaps = (
-            RecentValues(maxlen=RECENT_COUNT),
-            RecentValues(maxlen=RECENT_COUNT),
-        )  # like first_token, between_tokens
+        self.recent_ttft = RecentValues(maxlen=RECENT_COUNT)  # like first_token
+        self.recent_gaps = RecentValues(maxlen=RECENT_COUNT)  # like between_tokens
         # per request, counts
         self.choice_counts = BucketHistogram()
         self.prompt_length = BucketHistogram()

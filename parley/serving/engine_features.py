@@ -14,9 +14,7 @@ from parley.errors import Incapable, Invalid, Unsupported, excerpt
 from parley.text.grammar.answer_grammar import allows_any_text, callable_tools
 from parley.types import Chat, EngineBound, EngineFeature, ModelInfo, Request, Sampling
 
-FieldReader = Callable[
-    [Request], str | None
-]  # returns the field by which a request uses a feature, None if it does not
+FieldReader = Callable[[Request], str | None]  # returns the field by which a request uses a feature
 
 DEFAULT_SAMPLING = Sampling()
 

@@ -89,9 +89,8 @@ def _read_endpoint_body(
         route.model_reader(body) if route.model_reader is not None else ""
     )
     endpoint_name = endpoint_name or registry.main_model.name
-    random_fraction = (
-        int(exchange.request_uuid[:13], 16) / 16**13
-    )  # derived from the request's id: every instance draws the same
+    # Derived from the request's id: every instance draws the same.
+    random_fraction = int(exchange.request_uuid[:13], 16) / 16**13
     share = registry.endpoint_store.choose_share(
         endpoint_name, exchange.path_params.get("served", ""), lambda: random_fraction
     )

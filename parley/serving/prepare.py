@@ -22,12 +22,10 @@ from parley.text import PreparedPrompt
 from parley.types import Chat, EngineRequest, ModelInfo, Prompt, Request, Tenant, Text
 from parley.web.offload import off_loop
 
-ATTEMPT_NUMBERS = (
-    count()
-)  # keep engine ids unique: a retried request may arrive while the engine still runs its first attempt
-MAX_LISTED_LOGPROBS = (
-    1 << 18
-)  # log-probabilities in one request for those of the whole vocabulary; they take half a second
+# Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
+ATTEMPT_NUMBERS = count()
+# Log-probabilities in one request for those of the whole vocabulary; they take half a second.
+MAX_LISTED_LOGPROBS = 1 << 18
 MANY_ALTERNATIVES = 1024  # a request for more of them has the limit of one for the whole vocabulary
 MAX_ANSWER_LOGPROBS = 1 << 20  # log-probabilities in one answer, alternatives included; they take 500 MB
 

@@ -69,9 +69,8 @@ class PromptStream:
         if request.pooling is not None:
             self.choices = [EmbeddingChoice(prompt_number, len(engine_request.token_ids))]
         self._best_of = BestOfRanking(text_choices, first_index, request.n) if request.best_of is not None else None
-        self._awaits_scores = (
-            request.output_options.prompt_logprobs is not None
-        )  # waiting for prompt scores, which come first
+        # Prompt scores come before all other outputs.
+        self._awaits_scores = request.output_options.prompt_logprobs is not None
         self._held_outputs: list[EngineOutput] = []
         self.uncounted_tokens = len(engine_request.token_ids)  # of the prompt; 0 once its prefix hit was counted
         self.stream = self._engine.submit_request(engine_request, stream_group)

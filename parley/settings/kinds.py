@@ -170,9 +170,8 @@ def named_model_kind(metavar: str, options: Collection[str]) -> OptionKind:
         model_options: dict[str, str] = {}
         for pair in match[3].split(",")[1:]:
             name, _, value = pair.partition("=")
-            model_options[name] = (
-                f"{model_options[name]},{value}" if name in model_options else value
-            )  # repeated options add up
+            # Repeated options add up.
+            model_options[name] = f"{model_options[name]},{value}" if name in model_options else value
         return NamedModel(names, match[2], model_options)
 
     def format_named_model(value: NamedModel) -> str:

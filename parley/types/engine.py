@@ -42,8 +42,9 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     drawn here, and outputs start after them. The caller must cancel a choice that these tokens already finish.
     ``resumed``: another instance already counted this prompt; do not count it, or its prefix cache hits, again.
     ``lease``: pin the whole pages of the prompt and of choice 0's prior tokens from the moment they are computed until
-    ``Release``, even if the request ends early; ``PagesComputed`` reports their numbers. Release it at the latest when
-    all choices have outputs, because other requests wait for these pages. Needs the prefix cache; excludes ``beam``.
+    ``ReleaseLease``, even if the request ends early; ``PagesComputed`` reports their numbers. Release it at the latest
+    when all choices have outputs, because other requests wait for these pages. Needs the prefix cache; excludes
+    ``beam``.
     ``release_group``: requests with the same name are submitted together and released together, once all have outputs.
     ``prediction``: tokens that the output may contain. They serve as draft tokens and never change a result.
     ``logprob_ids``: report log-probabilities of these tokens, in this order, instead of the most likely ones. Excludes

@@ -208,12 +208,10 @@ class Request(msgspec.Struct, kw_only=True):
     timeout: float | None = None  # time limit for the whole request, in seconds
     return_partial: bool = False  # at the time limit, return the partial answer instead of an error
     priority: int = 0  # lower numbers are served sooner, among requests of one tenant or of all
-    on_overflow: Literal["refuse"] | TruncationSide = (
-        "refuse"  # the part that is kept of a prompt too long for the model
-    )
-    counted_tokens: int = (
-        0  # count the tokens of a prompt that is too long up to this number, to name it in the refusal
-    )
+    # The part that is kept of a prompt too long for the model.
+    on_overflow: Literal["refuse"] | TruncationSide = "refuse"
+    # Count the tokens of a prompt that is too long up to this number, to name it in the refusal.
+    counted_tokens: int = 0
     cancel_ids: tuple[str, ...] = ()  # further ids by which clients can cancel the request
     prediction: str = ""  # the text that the client expects; affects speed only
     exclusive_id: str = ""  # one of ``labels`` that no other open request to the model may have

@@ -215,9 +215,8 @@ class HttpCycle:
         """Return the encoded head. Raises RuntimeError if a header contains a line break."""
         names = dict(headers)
         has_length = b"content-length" in names or status in (204, 304)
-        self._chunked = (
-            not has_length and self.scope["http_version"] != "1.0"
-        )  # HTTP/1.0: the body ends with the connection
+        # HTTP/1.0: the body ends with the connection.
+        self._chunked = not has_length and self.scope["http_version"] != "1.0"
         self._chunk_per_event = CHUNK_PER_EVENT in self.scope
         if self._chunked and not self._is_head_request:
             headers.append((b"transfer-encoding", b"chunked"))

@@ -17,9 +17,8 @@ from typing import NamedTuple, Protocol
 
 log = logging.getLogger("parley.server")
 
-SPARE_DESCRIPTORS = (
-    64  # minimum of reserved descriptors: half for engines, other instances and files, half to refuse clients with
-)
+# Minimum of reserved descriptors: half for engines, other instances and files, half to refuse clients with.
+SPARE_DESCRIPTORS = 64
 MAX_GRPC_CONNECTIONS = (1 << 31) - 2  # gRPC aborts the process at a higher limit
 ADMIN_CONNECTIONS = 16  # connections of each port of a management plane
 OPENING_SECONDS = 0.25  # a client has this long to send its first request before another may take its place

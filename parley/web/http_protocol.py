@@ -27,10 +27,8 @@ from parley.web.connection import HttpCycle
 from parley.web.options import HttpOptions
 
 LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a body that was refused
-RESET_CHECK_SECONDS = (
-    0.01,
-    1.0,
-)  # seconds until the first check for a reset; each wait is twice as long, up to the second
+# Seconds until the first check for a reset; each wait is twice as long as the one before, up to the second number.
+RESET_CHECK_SECONDS = (0.01, 1.0)
 HOST_PATTERN = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*", re.ASCII)  # RFC 9110, 7.2
 
 HEAD_ERROR_KEY = "parley.refused"  # scope key: an error found in the request head

@@ -32,9 +32,8 @@ class HttpOptions:
     body_limit: int = 32 << 20
     header_limit: int = 64 << 10  # request line and all headers together
     header_count: int = 128
-    header_timeout: float = (
-        15.0  # from the first byte of a request to the end of its headers; and for handshakes of TLS, gRPC
-    )
+    # From the first byte of a request to the end of its headers; and for handshakes of TLS, gRPC.
+    header_timeout: float = 15.0
     body_timeout: float = 60.0  # from the headers to the end of the body
     body_rate: int = 1024  # bytes per second that an unfinished body has to bring
     body_budget: BodyBudget = field(default_factory=BodyBudget, compare=False)  # shared by the ports of a process

@@ -38,9 +38,8 @@ from parley.heartbeat import BEAT_SECONDS, beat
 from parley.types import Arena, EngineFeature, EngineRequest, ModelInfo, Settings
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
-BACK_TO_BACK_SECONDS = (
-    0.005  # seconds between two steps that still count as back to back, since a busy machine adds delays
-)
+# Seconds between two steps that still count as back to back, since a busy machine adds delays.
+BACK_TO_BACK_SECONDS = 0.005
 
 
 # Minimum lengths are work of the engine's loop. No other feature that changes tokens is there: no token is drawn.

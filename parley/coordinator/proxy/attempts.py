@@ -32,10 +32,8 @@ from parley.disagg.wire.headers import LOST_HEADER, SHORT_HEADER
 from parley.errors import ParleyError
 from parley.web.random_ids import draw_id
 
-RETRY_DELAY, MAX_RETRY_DELAY = (
-    0.05,
-    2.0,
-)  # seconds before the same instance is tried again: doubled each time, and at most
+# Seconds before the same instance is tried again: at first, doubled each time, and at most.
+RETRY_DELAY, MAX_RETRY_DELAY = 0.05, 2.0
 RECOMPUTE_DELAY = 1.0  # seconds before a refused recompute is tried again
 
 
@@ -243,9 +241,8 @@ class RequestRunner:
         if not self._recomputes:  # a recompute keeps the id
             self._attempt_id = str(int.from_bytes(draw_id()[:8]))
         if not merge.sent:
-            self._layout = (
-                placement.d.layout or placement.p.layout
-            )  # read it now: a restarted instance may have another
+            # Read it now: a restarted instance may have another.
+            self._layout = placement.d.layout or placement.p.layout
         merge.begin_attempt(placement.token)
         if stream is None or not await stream.wait_until_ready():
             raise AttemptFailed(500, refusals.TEXTS.decode_failed, placement.d)

@@ -267,9 +267,8 @@ class InferenceFront:
         """Run a generating request. Raises ParleyError before anything was sent, and ClientGone."""
         content_length = client.headers.get(b"content-length", b"")
         announced = int(content_length) if content_length.isdigit() else 0
-        memory_full = (
-            self.body_bytes + announced > self._memory_limit and announced <= self._options.body_limit
-        )  # else 413, not 429
+        # A body above its own limit gets 413 instead.
+        memory_full = self.body_bytes + announced > self._memory_limit and announced <= self._options.body_limit
         too_many = self.open_requests > self._scheduler.options.max_requests
         # "Not ready" takes precedence over other errors. If it is the only one, the scheduler reports it.
         if (memory_full or too_many or self.stopping or self._strict) and not self._is_ready:

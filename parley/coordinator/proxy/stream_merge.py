@@ -52,12 +52,28 @@ class StreamMerge:
     which raises ResultsCut or RecomputeRequested.
     """
 
-    __slots__ = ("_caller", "_early", "_early_size", "_flowing", "_head", "_out", "_parts", "_records", "_size",
-                 "_status", "_stream", "_token", "asking", "done", "exact", "sent")  # fmt: skip
+    __slots__ = (
+        "_client",
+        "_early",
+        "_early_size",
+        "_head",
+        "_on_token",
+        "_out",
+        "_parts",
+        "_passes_through",
+        "_records",
+        "_size",
+        "_status",
+        "_stream",
+        "asking",
+        "done",
+        "exact",
+        "sent",
+    )  # fmt: skip
 
     def __init__(self, client: DownstreamClient):
         self.sent, self.exact = False, True
-        self._caller, self._out = client, BackpressureBuffer(client)
+        self._client, self._out = client, BackpressureBuffer(client)
         self._records: list[bytes] = []  # engine outputs of the part that the client has, in base64
 
     def begin_attempt(self, on_token: Callable[[], None]) -> None:
@@ -66,9 +82,9 @@ class StreamMerge:
             self._records, self.exact = [], True
         self.asking: CollectedAnswer | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._token = on_token
+        self._on_token = on_token
         self._stream = False
-        self._flowing = False  # parts of the stream are passed on to the client unchanged
+        self._passes_through = False  # parts of the stream are passed on to the client unchanged
         self._status, self._head = 200, prefill_answer.JSON_HEADERS
         self._early: list[ResultFrame] | None = []  # frames buffered until P answers; None after that
         self._early_size = 0
@@ -94,13 +110,13 @@ class StreamMerge:
         self.exact = self.exact and answer.native and native
         self._out.change_sender(pause_sender if self.exact else None)
         self._stream = answer.stream
-        if not self._caller.status:
+        if not self._client.status:
             self._status, self._head = answer.status, returned_headers(answer.headers)
         if answer.record:
             self._records.append(answer.record)
         if not answer.stream:
             if answer.last:
-                self._caller.send_complete(answer.status, answer.headers, answer.output)
+                self._client.send_complete(answer.status, answer.headers, answer.output)
         else:
             output = answer.output if answer.native else self._without_opening(answer.output)
             if answer.last:
@@ -136,12 +152,12 @@ class StreamMerge:
             return
         kind = frame.kind
         if kind == "data" or kind == "lastData":
-            self._token()
+            self._on_token()
             if frame.record is not None:
                 self._records.append(frame.record)
             if kind == "lastData":
                 self._finish_results(frame.payload)
-            elif self._flowing:
+            elif self._passes_through:
                 self._out.send_part(frame.payload)
             elif self._stream:
                 self._send_stream_part(self._without_opening(frame.payload))
@@ -195,7 +211,7 @@ class StreamMerge:
         if data:
             self._start_stream()
             self._out.send_part(data)
-            self._flowing = self.exact
+            self._passes_through = self.exact
 
     def _collect_part(self, data: bytes) -> None:
         """Collect a part of an answer in one piece."""
@@ -210,19 +226,19 @@ class StreamMerge:
         else:
             self._collect_part(payload)
             self.sent = True
-            self._caller.send_complete(self._status, self._head, b"".join(self._parts))
+            self._client.send_complete(self._status, self._head, b"".join(self._parts))
         if not self.done.done():
             self.done.set_result(None)
 
     def _start_stream(self) -> None:
         """Mark the answer as sent, and send its head before the first part."""
         self.sent = True
-        if not self._caller.status:
-            self._caller.begin_answer(self._status, self._head)
+        if not self._client.status:
+            self._client.begin_answer(self._status, self._head)
 
     def _without_opening(self, payload: bytes) -> bytes:
         """Return a part without a stream opening that the client already has."""
         return b"" if self.sent and not self.exact and prefill_answer.is_stream_opening(payload) else payload
 
     def _with_done_mark(self, payload: bytes) -> bytes:
-        return prefill_answer.append_done_mark(payload, self._caller.scope["path"])
+        return prefill_answer.append_done_mark(payload, self._client.scope["path"])

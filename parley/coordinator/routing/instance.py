@@ -87,9 +87,8 @@ class ClusterInstance:
         self.prefill, self.decode = JobSide(self, "prefill"), JobSide(self, "decode")
         self.breaker = CircuitBreaker()
         self.tasks = 0  # requests placed on it
-        self.handover_refusals: dict[
-            int, tuple[int, float]
-        ] = {}  # by id of the refusing instance: count in a row, pause until
+        # By id of the refusing instance: the number of refusals in a row, and the time until which it is left alone.
+        self.handover_refusals: dict[int, tuple[int, float]] = {}
         self.sent_hashes: dict[int, float] = {}  # prefix hashes sent to it, with the time, oldest first
 
     @property

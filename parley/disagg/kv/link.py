@@ -55,9 +55,8 @@ class KVLink:
         self._tasks: list[asyncio.Task[None]] = []
         self._end_callbacks: list[Callable[[KVLink], None]] = []
         self._last_received_at = asyncio.get_running_loop().time()
-        self._beats_sent = self._beats_acknowledged = self._beats_received = (
-            0  # heartbeat numbers: ours, our last one they read, their last one
-        )
+        # Numbers of the last heartbeats: ours, ours that the peer has read, the peer's.
+        self._beats_sent = self._beats_acknowledged = self._beats_received = 0
 
     @property
     def chosen_transport(self) -> KVTransport:

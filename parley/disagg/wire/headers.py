@@ -33,15 +33,12 @@ INVALID_RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is
 # Headers that only a coordinator may send; so are all that begin with OWN.
 COMMAND_HEADERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
 NATIVE_PREFIX = b"parley-"
-LOST_HEADER = (
-    NATIVE_PREFIX + b"lost"
-)  # in an answer to a coordinator: the engine died, so another instance may serve the request
-SHORT_HEADER = (
-    NATIVE_PREFIX + b"short"
-)  # in an answer to a coordinator: the context is too short here, but may suffice elsewhere
-FORWARDED_HEADER = (
-    NATIVE_PREFIX + b"forwarded"
-)  # in a client's request that a coordinator forwards: who reaches the coordinator's port, "private" or "public"
+# In an answer to a coordinator: the engine died, so another instance may serve the request.
+LOST_HEADER = NATIVE_PREFIX + b"lost"
+# In an answer to a coordinator: the context is too short here, but may suffice elsewhere.
+SHORT_HEADER = NATIVE_PREFIX + b"short"
+# In a client's request that a coordinator forwards: who reaches the coordinator's port, "private" or "public".
+FORWARDED_HEADER = NATIVE_PREFIX + b"forwarded"
 
 HEX_DIGITS = re.compile(r"[0-9a-fA-F]+")
 WORD_CHARACTERS = re.compile(r"[0-9a-zA-Z_-]+")

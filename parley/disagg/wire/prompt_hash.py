@@ -102,10 +102,8 @@ class PromptReader:
         self._conversation_members = _unique_names(each.conversations for each in prompt_members)
         self._prompt_members = _unique_names(each.prompts for each in prompt_members)
         self._prefix_members = _unique_names(each.preceding for each in prompt_members)
-        self._salt_members = (
-            "model",
-            *sorted(_unique_names(each.salts for each in prompt_members)),
-        )  # independent of the order of the tables
+        salt_members = sorted(_unique_names(each.salts for each in prompt_members))  # in no table's order
+        self._salt_members = ("model", *salt_members)
         self._message_readers = list(
             dict.fromkeys(each.read_non_json for each in prompt_members if each.read_non_json is not None)
         )

@@ -21,9 +21,8 @@ from parley.native.layout import Span
 
 PROBE_TOKENS = 24  # tokens in the numeric check
 PROBE_OUTPUTS = 4096  # vocabulary entries with compared logits
-FULL_CHECK_PARAMETERS = (
-    50_000_000  # parameters; the check runs all layers of models up to this size, else the first and the last
-)
+# Parameters; the check runs all layers of models up to this size, else the first and the last.
+FULL_CHECK_PARAMETERS = 50_000_000
 DECODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
 
 

@@ -39,9 +39,8 @@ log = logging.getLogger("parley.engine")
 
 EndKind = Literal["form", "mark"]
 
-CACHED_GRAMMARS = (
-    64  # compiled grammars kept as templates: the choices of a request, and often consecutive requests, share one
-)
+# Compiled grammars kept as templates: the choices of a request, and often consecutive requests, share one.
+CACHED_GRAMMARS = 64
 
 WORD_BITS = 64  # bits of a mask that are examined at once
 MAX_LISTED_WORDS = 1024  # masks with at most this many non-zero words have their allowed tokens listed
@@ -56,9 +55,8 @@ class GrammarCache:
         self._tokenizer: Tokenizer | None = None
         self._llg_tokenizer: llguidance.LLTokenizer | None = None
         self.end_ids: frozenset[int] = frozenset()  # ids of tokens that end an answer
-        self.mask_words = (
-            0  # int32 words in llguidance's masks, which cover all tokens of the tokenizer and of the model
-        )
+        # Int32 words in llguidance's masks, which cover all tokens of the tokenizer and of the model.
+        self.mask_words = 0
         self._templates: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._lock, self._tokenizer_lock = threading.Lock(), threading.Lock()
         self.threads = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2)), "grammar")

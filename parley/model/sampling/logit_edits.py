@@ -17,9 +17,8 @@ from parley.core.sequence import Sequence
 from parley.model.sampling.bans import BannedPhrases, RepeatedNgrams
 from parley.types import EngineRequest
 
-FINITE_INFINITY = (
-    1e30  # stands in for infinity before further arithmetic: float32 sums and penalty products stay free of NaN
-)
+# Stands in for infinity before further arithmetic: float32 sums and penalty products stay free of NaN.
+FINITE_INFINITY = 1e30
 
 
 class LogitsProcessor:

@@ -45,9 +45,8 @@ class ArgumentRules:
         self.form = form
         self._lark = lark
         self._root_schema: Schema = {}
-        self._schema_rules: dict[
-            tuple[str, int, int], tuple[Any, str]
-        ] = {}  # rules by id(schema), which is kept alive here
+        # Rules by id(schema); the schema is kept alive here.
+        self._schema_rules: dict[tuple[str, int, int], tuple[Any, str]] = {}
 
     def write_text(self, text: str) -> str:
         """Return a text in Lark, as ``LarkWriter.write_text`` does."""

@@ -48,9 +48,8 @@ MAX_GBNF_CHARS = 32 << 10  # characters; smaller than MAX_GRAMMAR_CHARS because 
 MAX_MASK_SECONDS = 0.03  # seconds for the first mask: a batch may have to wait this long for one
 CACHE_BYTES = 16 << 20  # bytes of cached grammars and their keys
 
-DEFAULT_WHITESPACE = (
-    r" |\n[ \t]{0,32}"  # white space between JSON tokens: enough for readable output, without endless runs of it
-)
+# White space between JSON tokens: enough for readable output, without endless runs of it.
+DEFAULT_WHITESPACE = r" |\n[ \t]{0,32}"
 
 # A grammar that nothing refers to; its option applies to all others. Without it, llguidance forces tokens where only
 # one text can follow: it tokenizes that text, turns parts that look like marks into marks, and then refuses them.

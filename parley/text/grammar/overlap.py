@@ -24,9 +24,8 @@ from parley.text.grammar.productions import (
 )
 
 MAX_POSITIONS = 4000  # character positions of one part
-MAX_NODE_VISITS = (
-    4 * MAX_POSITIONS
-)  # nodes of one part: empty nodes add no positions, however often they are repeated or referred to
+# Visits of nodes of one part: empty nodes add no positions, however often they are repeated or referred to.
+MAX_NODE_VISITS = 4 * MAX_POSITIONS
 MAX_COPIES = 16  # copies of a repeated node; a node that may repeat more often is treated as unlimited
 MAX_PAIR_STATES = 4000  # states of two automata side by side
 

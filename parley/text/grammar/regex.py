@@ -11,16 +11,14 @@ import re
 
 from parley.text.grammar.refused import GrammarRefused
 
-COMMON_SPACES = (
-    r"\t\n\x{c}\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}"  # white space in all
-)
-ANY_SPACES = COMMON_SPACES + r"\x{b}\x{1c}-\x{1f}\x{85}\u{feff}"  # white space in at least one
+# White space in all dialects of expressions.
+COMMON_SPACES = r"\t\n\x{c}\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}"
+ANY_SPACES = COMMON_SPACES + r"\x{b}\x{1c}-\x{1f}\x{85}\u{feff}"  # white space in at least one of them
 PYTHON_WORD = r"\p{L}\p{N}_"  # \w in Python
 ECMASCRIPT_WORD = "0-9A-Za-z_"  # \w in ECMAScript
 LINE_ENDS = r"\n\r\u{2028}\u{2029}"  # line ends in at least one
-ESCAPED_RANGES = (
-    r"\x{0}-\x{7}\x{b}\x{e}-\x{1f}\x{7f}"  # JSON writes these as \u escapes, which llguidance does not allow
-)
+# JSON writes these as \u escapes, which llguidance does not allow.
+ESCAPED_RANGES = r"\x{0}-\x{7}\x{b}\x{e}-\x{1f}\x{7f}"
 ESCAPED_CODES = frozenset([*range(0x20), 0x7F]) - frozenset(b"\b\t\n\f\r")
 ALL_CHARACTERS = r"\x{0}-\x{10ffff}"
 

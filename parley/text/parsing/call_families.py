@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from parley.text.parsing.calls import CallForm
 
-TemplateSigns = tuple[
-    tuple[str, ...], ...
-]  # each sign is a set of texts; it matches a template that contains all of them
+# Each sign is a set of texts; it matches a template that contains all of them.
+TemplateSigns = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,8 @@ def read_json_value(scan: CallScanner, into: Callable[[str], object]) -> ReadSte
     guard = scan.form.end_guard
     outside, within = _value_stops(guard[:1])
     depth = 0
-    in_string = has_line_break = (
-        False  # torn: the string has a raw line break, so its closing quote is probably missing
-    )
+    in_string = False
+    has_line_break = False  # the string has a raw line break, so its closing quote is probably missing
     if (yield from scan.peek_character()) not in '"{[':
         yield from _read_json_scalar(scan, into)
         return
