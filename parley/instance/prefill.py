@@ -19,9 +19,9 @@ from parley.dialects.instance_plane import OriginalRequest
 from parley.disagg.kv.sender import HandoverRefused, KVSender
 from parley.disagg.kv.transport import LinkError
 from parley.disagg.wire import handover
-from parley.disagg.wire.headers import LOST_HEADER, SHORT_HEADER, UNKNOWN_STATUS, PrefillCommand
+from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER, UNKNOWN_STATUS, PrefillCommand
 from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
-from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, Stopping
+from parley.errors import BadRequest, ContextLength, EngineDied, NotReady, ParleyError, Stopping
 from parley.instance.member import ClusterMember
 from parley.instance.remote_writer import PrefillResponseWriter
 from parley.serving.stage import RequestStage, RunningRequest
@@ -217,13 +217,15 @@ class PrefillStage(RequestStage):
         }
         return Answer(503, msgspec.json.encode(answer_body))
 
-    def coordinator_headers(self, error: ParleyError) -> HeaderList:
-        """Tell parley's own coordinator by a header if another instance may serve the request."""
+    def coordinator_headers(self, error: ParleyError | None) -> HeaderList:
+        """Tell parley's own coordinator by headers if the request is at fault, or another instance may serve it."""
         if not self.response_writer.native:
             return ()
         if isinstance(error, EngineDied | Stopping):
             return ((LOST_HEADER, b"engine"),)
-        return ((SHORT_HEADER, b"context"),) if isinstance(error, ContextLength) else ()
+        refused = error is None or error.status < 500 or isinstance(error, BadRequest)
+        marks = ((REFUSED_HEADER, b"request"),) if refused else ()
+        return (*marks, (SHORT_HEADER, b"context")) if isinstance(error, ContextLength) else marks
 
     def _take_unrecorded(self) -> list[OutputBatch]:
         recent, self._unrecorded = self._unrecorded, []

@@ -41,7 +41,8 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
         del body  # it may be large, and the answer long
         if isinstance(reply, Answer):
             model.metrics.invalid_requests.add_count()
-            await exchange.send_response(reply.body, reply.status, reply.content_type)
+            marks = exchange.coordinator_headers(None)
+            await exchange.send_response(reply.body, reply.status, reply.content_type, marks)
             return
         exchange.adopt_reply(reply)
         model.require_ready()

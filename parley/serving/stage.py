@@ -71,6 +71,6 @@ class RequestStage:
         """Return the answer to an error that concerns the coordinator and not the client's API, else None."""
         return None
 
-    def coordinator_headers(self, error: ParleyError) -> HeaderList:
+    def coordinator_headers(self, error: ParleyError | None) -> HeaderList:
         """Return headers of an error answer for the coordinator that sent the command."""
         return ()

@@ -42,8 +42,8 @@ class StageErrors(Protocol):
     def coordinator_answer(self, error: ParleyError) -> Answer | None:
         """Return the whole response if the error concerns another server rather than the client's API, else None."""
 
-    def coordinator_headers(self, error: ParleyError) -> HeaderList:
-        """Return headers that say to a coordinator how to proceed."""
+    def coordinator_headers(self, error: ParleyError | None) -> HeaderList:
+        """Return headers that say to a coordinator how to proceed; ``None``: the dialect has worded a refusal."""
 
 
 @dataclass
@@ -245,13 +245,17 @@ class Exchange:
         self.last_write_at = time.perf_counter()
         return self._writer.write_part(data)
 
+    def coordinator_headers(self, error: ParleyError | None) -> HeaderList:
+        """Return what tells a coordinator about an error; ``None`` is a refusal that the dialect has worded."""
+        return self.stage.coordinator_headers(error) if self.stage is not None else ()
+
     async def send_error(self, error: ParleyError, extra_headers: HeaderList = ()) -> None:
         """Send an error as the whole response."""
         error = self.translate_field(error)
         stage_answer = self.stage.coordinator_answer(error) if self.stage is not None else None
         reply_answer = self._reply.render_refusal(error) if self._reply is not None else None
         answer = stage_answer or reply_answer or self.dialect.render_error(error)
-        headers = [*extra_headers, *(self.stage.coordinator_headers(error) if self.stage is not None else ())]
+        headers = [*extra_headers, *self.coordinator_headers(error)]
         retry_after = getattr(error, "retry_after", None)
         if retry_after is not None and self.dialect.retry_hints:
             headers += [

@@ -124,3 +124,23 @@ async def test_plain_server_that_fails_is_avoided(cluster, monkeypatch, way):
     failing.before_prefill, other.before_prefill = fail, work
     statuses = [(await running.post(body=CHAT_BODY)).status for _ in range(20)]
     assert statuses.count(500) == FAILURE_LIMIT and set(statuses) == {200, 500}
+
+
+CLIENT_ERRORS = [
+    ("/triton/v2/models/tiny/infer", {"a": 1}),  # Triton answers 500 to JSON that it cannot read
+    ("/triton/v2/models/tiny/infer", b"{"),
+    ("/tgi/vertex", {"instances": [{"inputs": ""}]}),
+    ("/vllm/generate", {"prompt": "a", "max_tokens": -1}),
+]
+
+
+@pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")], ids="-".join)
+@pytest.mark.parametrize(("path", "body"), CLIENT_ERRORS)
+async def test_clients_errors_are_no_failures_of_an_instance(live_cluster, roles, path, body):
+    """Some APIs answer them with status 500, so a client could close the instances to others."""
+    cluster = await live_cluster(*roles)
+    statuses = {(await cluster.front.post(path, body)).status for _ in range(FAILURE_LIMIT)}
+    assert statuses == {500}
+    now = cluster.coordinator.table.clock()
+    assert not any(each.breaker.is_open(now) for each in cluster.coordinator.table)
+    assert cluster.coordinator.scheduler.counters.failures == 0

@@ -12,7 +12,7 @@ from support.fuzz import BODY_CODINGS, body_codings, encode, raw_bytes
 from support.odd_bodies import mindie_bodies, openai_bodies, tgi_bodies
 from test_hostile_bodies import probed, send_body
 
-MAX_EXAMPLES = 3000 if os.environ.get("PARLEY_NIGHTLY") else 250
+MAX_EXAMPLES = 3000 if os.environ.get("PARLEY_NIGHTLY") else 150
 KEPT_LIMIT = 100 << 20  # bytes that the server and its processes may grow by
 CONTROL = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 

@@ -26,7 +26,9 @@ PROBE_PATIENCE = 4.0  # seconds that a probe waits; the bombs took longer
 GROWTH_LIMIT = 400 << 20  # bytes that one bomb may take; arrays took over 800 MB
 KEPT_LIMIT = 200 << 20  # bytes that may be kept after many large bodies
 POST_PATHS = sorted(
-    {path.replace("{model}", "tiny") for method, path in mount_table(universal_mounts()) if method == "POST"}
+    path.replace("{model}", "tiny")
+    for method, path in mount_table(universal_mounts())
+    if method == "POST" and not path.startswith("/inference.")  # those are gRPC's
 )
 STOPPING_PATHS = ("/stopService",)
 
@@ -123,12 +125,18 @@ def test_memory_of_many_large_bodies_is_given_back(served):
     assert served.wait_for(lambda: memory_of(served.process.pid) - before < KEPT_LIMIT), memory_of(served.process.pid)
 
 
+def is_documented(path: str, status: int) -> bool:
+    """Whether the original answers requests that it refuses with this status of a server error."""
+    return status == 501 or (status == 500 and path.startswith(("/triton", "/vllm", "/tgi/vertex")))
+
+
 @pytest.mark.skipif(not NIGHTLY, reason="takes minutes: PARLEY_NIGHTLY=1")
 @pytest.mark.parametrize("path", [path for path in POST_PATHS if not path.endswith(STOPPING_PATHS)])
 def test_every_route_survives_every_bomb(served, path):
     with probed(served.url):
         for name, body, headers in every_bomb():
-            assert send_body(served.url, path, body, headers) < 500, name
+            status = send_body(served.url, path, body, headers)
+            assert status < 500 or is_documented(path, status), (name, status)
     assert peak_memory_of(served.process.pid) < 1 << 30
 
 

@@ -31,7 +31,7 @@ async def test_refuses_a_body_that_decompression_enlarges_too_much(serve):
     assert served.parts.registry.options.body_budget.held_bytes == 0
 
 
-@pytest.mark.parametrize("kind", ["arrays", "members", "nesting", "one string"])
+@pytest.mark.parametrize("kind", ["arrays", "nesting", "one string"])
 async def test_refuses_bombs_however_they_are_compressed(serve, monkeypatch, kind):
     decoded: list[int] = []
     monkeypatch.setattr(exchange, "decompress_body", lambda *body: note_size(decoded, decompress_body(*body)))

@@ -28,7 +28,7 @@ from parley.coordinator.proxy.stream_merge import RecomputeRequested, ResultsCut
 from parley.coordinator.routing.admission import InstanceScheduler, Placement, RequestRefused
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
-from parley.disagg.wire.headers import LOST_HEADER, SHORT_HEADER
+from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER
 from parley.errors import ParleyError
 from parley.web.random_ids import draw_id
 
@@ -41,7 +41,8 @@ class AttemptFailed(Exception):
     """An attempt failed because of an instance.
 
     ``answer``: P's answer, if there is one; ``final``: no other instance would do better; ``equally_unfit``: ids of
-    instances that would not do better either. ``status`` and ``text``: the client's error if no other attempt is made.
+    instances that would not do better either; ``refused``: the request is at fault. ``status`` and ``text``: the
+    client's error if no other attempt is made.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class AttemptFailed(Exception):
         answer: InstanceAnswer | None = None,
         final: bool = False,
         equally_unfit: Iterable[int] = (),
+        refused: bool = False,
     ):
         super().__init__(text)
         self.status, self.text, self.instance, self.equally_unfit = status, text, instance, equally_unfit
-        self.answer, self.final = answer, final
+        self.answer, self.final, self.refused = answer, final, refused
 
 
 class RequestRunner:
@@ -96,6 +98,7 @@ class RequestRunner:
         self._recomputes = 0
         self._merge = StreamMerge(client)
         self._layout = ""  # KV layout of the instances that computed the part the client has
+        self._refused = False  # an instance has refused the request because of its content
         # of the current attempt
         self._attempt_id = ""
         self._placement: Placement | None = None
@@ -117,7 +120,7 @@ class RequestRunner:
                 if self._placement is not None:
                     self._placement.report_timeout(text)
                 raise refusals.coordinator_error(408, text) from None
-            if self.client.status >= 500:  # an instance's answer
+            if self.client.status >= 500 and not self._refused:  # an instance's answer
                 self._scheduler.counters.count_failure()
         except ParleyError as error:
             if self._placement is not None or self.attempts:  # else the scheduler has counted a refusal
@@ -167,7 +170,8 @@ class RequestRunner:
             self._body = (recompute.body,)
             return False
         except AttemptFailed as failure:
-            if failure.instance is not None and failure.status >= 500:
+            self._refused = failure.refused
+            if failure.instance is not None and failure.status >= 500 and not self._refused:
                 placement.report_failure(failure.instance, failure.text)
             return await self._handle_failure(failure)
         finally:
@@ -358,7 +362,14 @@ def _classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Sequ
             answer.status, refusals.TEXTS.prefill_failed, placement.p, answer=answer, equally_unfit=equally_unfit
         )
     text = refusals.TEXTS.inference_timeout if answer.status == 408 else refusals.TEXTS.prefill_failed
-    return AttemptFailed(answer.status, text, placement.p, answer=answer, final=answer.status not in (429, 503))
+    return AttemptFailed(
+        answer.status,
+        text,
+        placement.p,
+        answer=answer,
+        final=answer.status not in (429, 503),
+        refused=REFUSED_HEADER in marks,
+    )
 
 
 def _target_headers(

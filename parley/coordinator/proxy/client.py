@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parley.disagg.wire.handover import CONNECTION_HEADERS
-from parley.disagg.wire.headers import COMMAND_HEADERS, LOST_HEADER, NATIVE_PREFIX, SHORT_HEADER
+from parley.disagg.wire.headers import COMMAND_HEADERS, LOST_HEADER, NATIVE_PREFIX, REFUSED_HEADER, SHORT_HEADER
 from parley.web.connection import CYCLE_KEY, HttpCycle
 from parley.web.exchange import Exchange
 
@@ -20,6 +20,7 @@ NOT_RETURNED = (HOP_HEADERS - {b"content-encoding"}) | {
     b"date",
     b"server",
     LOST_HEADER,
+    REFUSED_HEADER,
     SHORT_HEADER,
 }  # headers of an answer that are not passed on
 
