@@ -69,7 +69,7 @@ test-clients: setup
 	@$(VENV)/bin/python tests/clients/run.py $(ARGS)
 
 fuzz: setup
-	@PARLEY_FUZZ=20000 $(VENV)/bin/python -m pytest tests/apis/test_fuzz.py tests/apis/test_triton_fuzz.py tests/coordinator/test_management_fuzz.py -k odd $(ARGS)
+	@PARLEY_FUZZ=20000 $(VENV)/bin/python -m pytest tests/apis/test_fuzz.py tests/apis/test_triton_fuzz.py tests/coordinator/test_management_fuzz.py tests/web/test_framing.py -k "odd or generated" $(ARGS)
 
 lint: setup
 	@$(VENV)/bin/ruff format --check .

@@ -29,7 +29,7 @@ from parley.web.options import HttpOptions
 LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a body that was refused
 # Seconds until the first check for a reset; each wait is twice as long as the one before, up to the second number.
 RESET_CHECK_SECONDS = (0.01, 1.0)
-HOST_PATTERN = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*", re.ASCII)  # RFC 9110, 7.2
+HOST_PATTERN = re.compile(rb"(\[[\w.:%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?", re.ASCII)  # RFC 9110, 7.2
 
 HEAD_ERROR_KEY = "parley.refused"  # scope key: an error found in the request head
 REQUEST_NUMBER_KEY = "parley.number"  # scope key: number of the request on its connection, from 1
@@ -37,7 +37,8 @@ REQUEST_NUMBER_KEY = "parley.number"  # scope key: number of the request on its 
 
 @functools.lru_cache(64)  # clients send the same one with every request
 def is_valid_host(host: bytes) -> bool:
-    """Whether the value of a Host header has only characters of a host name or address and a port, or is empty."""
+    """Whether the value of a Host header is a host name or address with an optional port, as far as its characters
+    tell, or empty."""
     return HOST_PATTERN.fullmatch(host) is not None
 
 
