@@ -210,7 +210,7 @@ class FakeEngine(MessagePageTransfer):
             return ReserveResponse(message.id, error="Something is reserved under this key already.")
         count = len(message.token_ids) // self._model_info.block_size
         if count > len(self._free_pages):
-            return ReserveResponse(message.id, error="There is no capacity for so many pages.")
+            return ReserveResponse(message.id, error="There is no capacity for this number of pages.")
         pages = self._reservations[message.key] = [self._free_pages.pop(0) for _ in range(count)]
         return ReserveResponse(message.id, 0, pages)
 

@@ -34,9 +34,9 @@ SIGNATURES = {
     "write": [P, P, P, P, N, N, N, N, N, N],
     "argmax": [P, P, P, N, N, N],
     "top_k": [P, P, P, N, N, N, N],
-    "totals": [P, P, P, N, N, N],
-    "best": [P, P, N],
-    "strike": [P, P, N],
+    "softmax_totals": [P, P, P, N, N, N],
+    "masked_argmax": [P, P, N],
+    "apply_mask": [P, P, N],
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
     "attend": [P, N, P, P, P, N, P, P, N, N, N, N, N, N, R, R, N],
@@ -46,7 +46,7 @@ SIGNATURES = {
 }
 # Functions that return an int64.
 RETURN_INT64 = (
-    "packed_size", "attend_dim", "page_bytes", "best",
+    "packed_size", "attend_dim", "page_bytes", "masked_argmax",
     *compiled_int4.INT4_RETURN_INT64, *compiled_int8.INT8_RETURN_INT64, *compiled_lora.LORA_RETURN_INT64,
 )  # fmt: skip
 
@@ -310,16 +310,16 @@ class CompiledKernels:
         logits, peaks, (rows, vocab) = logits.contiguous(), peaks.contiguous(), logits.shape
         sums = torch.empty(rows, dtype=torch.int64)
         threads = torch.get_num_threads()
-        self._library.totals(logits.data_ptr(), peaks.data_ptr(), sums.data_ptr(), rows, vocab, threads)
+        self._library.softmax_totals(logits.data_ptr(), peaks.data_ptr(), sums.data_ptr(), rows, vocab, threads)
         return sums
 
     def masked_argmax(self, logits: torch.Tensor, bits: np.ndarray) -> int:
         """Return the id of the largest logit whose bit is 1: float32 [V], uint8 [V / 8 or more], lowest bit first."""
         assert logits.is_contiguous() and bits.flags.c_contiguous
-        result: int = self._library.best(logits.data_ptr(), bits.ctypes.data, len(logits))
+        result: int = self._library.masked_argmax(logits.data_ptr(), bits.ctypes.data, len(logits))
         return result
 
     def apply_mask(self, logits: torch.Tensor, bits: np.ndarray) -> None:
         """Set the logits whose bit is 0 to -inf, in place: float32 [V], uint8 [V / 8 or more], lowest bit first."""
         assert logits.is_contiguous() and bits.flags.c_contiguous
-        self._library.strike(logits.data_ptr(), bits.ctypes.data, len(logits))
+        self._library.apply_mask(logits.data_ptr(), bits.ctypes.data, len(logits))

@@ -15,7 +15,7 @@ INT8_SIGNATURES = {
     "int8_size": [N, N],
     "int8_pack": [P, P, N, N, N],
     "int8_linear": [P, P, P, P, P, P, P, N, N, N, N, N],
-    "quantise": [P, P, P, P, N, N, N],
+    "quantize_rows": [P, P, P, P, N, N, N],
 }
 INT8_RETURN_INT64 = ("int8_size",)  # functions that return an int64
 INT8_UNIT = 4  # numbers multiplied in one step: rows are padded to a multiple of it
@@ -80,7 +80,7 @@ def quantize_bf16(library: ctypes.CDLL, x: torch.Tensor) -> CompiledRows:
     x = x.contiguous()
     count, width = x.shape
     rows = CompiledRows(count, width)
-    library.quantise(x.data_ptr(), *rows.pointers, count, width, torch.get_num_threads())
+    library.quantize_rows(x.data_ptr(), *rows.pointers, count, width, torch.get_num_threads())
     return rows
 
 

@@ -112,7 +112,7 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "trust-marks",
         switch_kind(),
-        "Special tokens that clients write in conversations stay special tokens, so whoever writes a message or a "
+        "Special tokens that clients write in conversations stay special tokens, so the writer of a message or of a "
         "tool's result can end that turn and begin one of the system. Otherwise they are text.",
         False,
         section="model",
@@ -318,7 +318,7 @@ SERVE_OPTIONS: list[Option] = [
         "File with keys, one per line. Only these may change the server: adapters, endpoints, caches, pauses, roles, "
         "shutdown.",
         section="server",
-        unset_text="with API keys nobody may, without any the clients on this machine",
+        unset_text="no client; without API keys, the clients on this machine",
         configurable=True,
     ),
     Option(

@@ -26,7 +26,7 @@ from parley.core.sequence import BLOCK_SIZE
 NO_PREFIX_CACHE = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
 DUPLICATE_KEY = "Something is reserved under this key already."
 BAD_TOKEN_ID = "A token id is outside the vocabulary."
-NO_CAPACITY = "There is no capacity for so many pages."
+NO_CAPACITY = "There is no capacity for this number of pages."
 ADAPTER_DIFFERS = "The adapter of this name has different content here."
 RESERVATION_FREED = "The reservation was freed."
 

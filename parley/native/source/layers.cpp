@@ -39,7 +39,7 @@ struct Stack {
 // as int8 (see int8.cpp); and the angles of rope_write.
 struct Room {
   uintptr_t end;
-  bf16 *residual, *made, *plain, *sorted;
+  bf16 *residual, *outputs, *plain, *sorted;
   int8_t* values;
   float* scales;
   int32_t* excess;
@@ -47,15 +47,15 @@ struct Room {
   bf16* inner;  // of adapters
 
   Room(const Stack& stack, long M, long columns, void* memory) : end((uintptr_t)memory) {
-    long made_most = 0, read_most = 0, sorted_most = 0;
+    long outputs_most = 0, read_most = 0, sorted_most = 0;
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       for (const Linear* each : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down}) {
-        made_most = std::max(made_most, each->out);
+        outputs_most = std::max(outputs_most, each->out);
         read_most = std::max(read_most, each->into);
         sorted_most = std::max(sorted_most, each->form == INT8 ? each->into / 2 : each->order ? each->into : 0);
       }
     take(residual, M * stack.hidden());
-    take(made, M * made_most);
+    take(outputs, M * outputs_most);
     take(plain, M * read_most);
     take(sorted, M * sorted_most);
     values = (int8_t*)sorted;  // no layer has both int8 and a permutation
@@ -78,26 +78,27 @@ struct Run {
   Room room;
   long M, threads;
 
-  // made = rows times the weight, plus bias, plus adapters; linear layers are numbered from first to last
+  // outputs = rows times the weight, plus bias, plus adapters; linear layers are numbered from first to last
   void linear(const Linear& layer, long site) {
     multiply(layer);
-    if (adapted.count) lora(room.plain, room.made, layer.into, layer.out, &adapted, site, room.inner, threads);
+    if (adapted.count) lora(room.plain, room.outputs, layer.into, layer.out, &adapted, site, room.inner, threads);
   }
 
   void multiply(const Linear& layer) {
     const bf16* rows = room.plain;
     if (layer.form == INT8)
-      return int8_linear(room.values, room.scales, room.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, room.made,
-                         M, layer.out, layer.into, false, threads);
+      return int8_linear(room.values, room.scales, room.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias,
+                         room.outputs, M, layer.out, layer.into, false, threads);
     if (layer.order) {
       for (long m = 0; m < M; m++)
         for (long k = 0; k < layer.into; k++) room.sorted[m * layer.into + k] = rows[m * layer.into + layer.order[k]];
       rows = room.sorted;
     }
     if (layer.form == INT4)
-      int4_linear(rows, (const uint32_t*)layer.weight, layer.bias, room.made, M, layer.out, layer.into, layer.group, false, threads);
+      int4_linear(rows, (const uint32_t*)layer.weight, layer.bias, room.outputs, M, layer.out, layer.into, layer.group, false,
+                  threads);
     else
-      ::linear(rows, (const bf16*)layer.weight, layer.bias, room.made, M, layer.out, layer.into, false, threads);
+      ::linear(rows, (const bf16*)layer.weight, layer.bias, room.outputs, M, layer.out, layer.into, false, threads);
   }
 
   // residual += x, unless x is null; its norm goes to plain, or to int8 if the reader takes int8
@@ -107,7 +108,7 @@ struct Run {
   }
 
   void silu_mul(const Linear& reader) {
-    ::silu_mul(room.made, as_it_is(&reader, room.plain), as_int8(&reader), room.scales, room.excess, M, reader.into, threads);
+    ::silu_mul(room.outputs, as_it_is(&reader, room.plain), as_int8(&reader), room.scales, room.excess, M, reader.into, threads);
   }
 
   // Where the reader's input is put. Adapters need bf16 rows in addition to int8.
@@ -148,19 +149,19 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
   for (long i = 0; i < s.count; i++) {
     const Layer &layer = s.layers[i], *next = i + 1 < s.count ? &layer + 1 : nullptr;
     run.linear(layer.qkv, 4 * i);
-    rope_write(room.made, room.cos, room.sin, pages[i], slots, layer.head_norm, s.eps, M, s.heads, s.kv_heads, s.dim, s.rotary,
+    rope_write(room.outputs, room.cos, room.sin, pages[i], slots, layer.head_norm, s.eps, M, s.heads, s.kv_heads, s.dim, s.rotary,
                int8, threads);
-    attend(room.made, layer.qkv.out, pages[i], room.plain, spans, count, table, nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8,
+    attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8,
            layer.window, s.scale, 0, threads);
     if (layer.output.form == INT8)
-      quantise(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);
+      quantize_rows(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);
     run.linear(layer.output, 4 * i + 1);
-    run.norm(room.made, layer.post_norm, &layer.gate_up, room.plain);
+    run.norm(room.outputs, layer.post_norm, &layer.gate_up, room.plain);
     run.linear(layer.gate_up, 4 * i + 2);
     run.silu_mul(layer.down);
     run.linear(layer.down, 4 * i + 3);
-    if (next) run.norm(room.made, next->input_norm, &next->qkv, room.plain);
-    else run.norm(room.made, s.norm, nullptr, out);
+    if (next) run.norm(room.outputs, next->input_norm, &next->qkv, room.plain);
+    else run.norm(room.outputs, s.norm, nullptr, out);
   }
   return true;
 }

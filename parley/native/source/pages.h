@@ -29,7 +29,7 @@ struct Layout {
 
 // Writes a row as int8 of at most 127 and returns its scale: numbers times scale are closest to the row. If any number
 // of the row is not finite, neither is the scale.
-static inline float quantise(const bf16* row, long count, int8_t* to) {
+static inline float quantize_vector(const bf16* row, long count, int8_t* to) {
   typedef uint8_t Bytes __attribute__((vector_size(LANES)));
   Vec most = {}, odd = {};
   for (long i = 0; i < count; i += LANES) {
@@ -51,7 +51,7 @@ static inline float quantise(const bf16* row, long count, int8_t* to) {
 static inline void write_key(const Layout& layout, char* head, long t, const bf16* row) {
   if (layout.int8) {
     int8_t numbers[MAX_DIM];
-    ((float*)(head + layout.key_bytes() + layout.value_bytes()))[t] = quantise(row, layout.dim, numbers);
+    ((float*)(head + layout.key_bytes() + layout.value_bytes()))[t] = quantize_vector(row, layout.dim, numbers);
     for (long d = 0; d < layout.dim; d += 4) memcpy(head + (d * PAGE + 4 * t), numbers + d, layout.dim - d < 4 ? layout.dim - d : 4);
   } else {
     for (long d = 0; d + 1 < layout.dim; d += 2) memcpy(head + 2 * (d * PAGE + 2 * t), row + d, 4);
@@ -65,7 +65,7 @@ static inline void write_value(const Layout& layout, char* head, long t, const b
   head += layout.key_bytes();
   if (layout.int8) {
     int8_t numbers[MAX_DIM];
-    ((float*)(head + layout.value_bytes()))[PAGE + t] = quantise(row, layout.value_dim, numbers);
+    ((float*)(head + layout.value_bytes()))[PAGE + t] = quantize_vector(row, layout.value_dim, numbers);
     int8_t* to = (int8_t*)head + t / 4 * layout.wide() * 4 + t % 4;
     for (long d = 0; d < layout.value_dim; d++) to[4 * d] = numbers[d];
   } else {

@@ -37,7 +37,7 @@ constexpr float LEAST = 0x1p-100f;  // rows with a smaller maximum count as zero
 
 // values = row / scale, to the nearest, ties to even; scale = the largest absolute value / 127. A row with NaN or
 // infinity gets zeros, and NaN as its scale.
-void quantise_row(const bf16* row, long width, int8_t* values, float* scale, int32_t* excess) {
+void quantize_row(const bf16* row, long width, int8_t* values, float* scale, int32_t* excess) {
   // Without the sign, the order of bits is that of values, and NaN is the largest.
   auto larger = [](Bits most, Vec v) {
     Bits size = (Bits)v & 0x7fffffff;
@@ -94,7 +94,7 @@ template <class Compute> void write_rows(Out out, long M, long width, int thread
     for (long m = 0; m < M; m++) {
       bf16* to = out.plain ? out.plain + m * width : row.get();
       compute(m, to);
-      if (out.values) quantise_row(to, width, out.values + m * padded, out.scales + m, out.excess + m);
+      if (out.values) quantize_row(to, width, out.values + m * padded, out.scales + m, out.excess + m);
     }
   });
 }
@@ -104,10 +104,10 @@ template <class Compute> void write_rows(Out out, long M, long width, int thread
 extern "C" {
 
 // x [M, width] -> values [M, padded width], scales [M], excess [M] = 128 times the sum of a row's values
-void quantise(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
+void quantize_rows(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
   long padded = (width + 3) / 4 * 4;
   each_row(M, team(M * width, threads),
-           [=](long m) { quantise_row(x + m * width, width, values + m * padded, scales + m, excess + m); });
+           [=](long m) { quantize_row(x + m * width, width, values + m * padded, scales + m, excess + m); });
 }
 
 // total = residual + x, or the residual itself if x is null; out = RMS norm of the total times the weight [width]. All

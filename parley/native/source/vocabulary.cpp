@@ -145,7 +145,7 @@ void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, in
 
 // totals [M]: the sum of weights floor(2^40 e^(x - peak)) of each row of x [M, N]. peaks [M] are the largest numbers of
 // the rows, and finite. Integer sums are the same in any order, so threads may share a row.
-void totals(const float* x, const float* peaks, int64_t* totals, int64_t M, int64_t N, int64_t threads) {
+void softmax_totals(const float* x, const float* peaks, int64_t* totals, int64_t M, int64_t N, int64_t threads) {
   long parts = (N + PART - 1) / PART;
   std::fill(totals, totals + M, 0);
   together(M * N < SMALL ? 1 : threads, [=] {
@@ -160,9 +160,9 @@ void totals(const float* x, const float* peaks, int64_t* totals, int64_t M, int6
   });
 }
 
-// The first index of the largest number of x [N] among those whose bit is 1, or -1 if there is none. Bits as in strike.
+// The first index of the largest number of x [N] among those whose bit is 1, or -1 if there is none. Bits as in apply_mask.
 // x has no NaN.
-int64_t best(const float* x, const uint8_t* bits, int64_t N) {
+int64_t masked_argmax(const float* x, const uint8_t* bits, int64_t N) {
   int64_t where = -1;
   for (int64_t i = 0; i < N; i += 64) {
     uint64_t word = 0;
@@ -176,7 +176,7 @@ int64_t best(const float* x, const uint8_t* bits, int64_t N) {
 }
 
 // Sets numbers of x [N] whose bit is 0 to -inf. bits [N / 8, rounded up], lowest bit of each byte first.
-void strike(float* x, const uint8_t* bits, int64_t N) {
+void apply_mask(float* x, const uint8_t* bits, int64_t N) {
   for (int64_t i = 0; i < N; i += 8) {
     uint8_t byte = bits[i / 8];
     if (byte == 0xff) continue;
