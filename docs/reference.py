@@ -36,7 +36,7 @@ only gives a warning.
 * Probes need no key: `/health`, `/ping`, `/health/live`, `/health/ready` and Triton's.
 * Only the keys of `--admin-key-file` load adapters, change endpoints and roles, clear the prefix cache, pause requests
   and stop the server (`parley routes` lists these routes with the scope `admin`); they can do everything else as well.
-  Other keys generate, read and stop their own requests. Without any key everybody may do everything.
+  Other keys generate, read and stop their own requests. Without any key every client may do everything.
 
 ```toml
 model = "./my-model"
