@@ -151,6 +151,45 @@ async def test_answers_equal_those_of_one_server(cluster, path: str, route_body:
         await served.idle()
 
 
+# The requests of the document on the scheduler, with the names of this model and of these instances.
+DOCUMENTED_CHAT = b"""
+{
+    "model": "tiny",
+    "messages": [{
+        "role": "system",
+        "content": "You are a helpful assistant."
+    }],
+    "max_tokens": 20,
+    "presence_penalty": 1.03,
+    "frequency_penalty": 1.0,
+    "seed": null,
+    "temperature": 0.5,
+    "top_p": 0.95,
+    "stream": true
+}"""
+# The document has prefillTime and decodeTime, but current versions of the original write these names.
+DOCUMENTED_TOKEN = ["id", "model_name", "model_version", "text_output", "details", "prefill_time", "decode_time"]
+DOCUMENTED_DETAILS = ["generated_tokens", "first_token_cost", "decode_cost", "batch_size", "queue_wait_time"]
+
+
+async def test_documented_requests_of_a_scheduler_get_the_documented_members(cluster) -> None:
+    mindie_cluster = await cluster(reply=lambda work, index: [70] * work.max_tokens)
+    coordinator, target = mindie_cluster.coordinator, mindie_cluster.addresses[0]
+    media_types = {"Accept": "application/json", "Content-type": "application/json"}
+    answer = await coordinator.send_prefill(CHAT, DOCUMENTED_CHAT, target, "12345", **media_types)
+    assert sorted(answer) == ["isLastResp", "isStream", "output", "reqId"]
+    assert (answer["reqId"], answer["isStream"], answer["isLastResp"]) == ("12345", True, False)
+    assert answer["output"].startswith("data:")
+    text, last = await coordinator.collect_answer(answer)
+    assert last is not None and last.request_id == b"12345" and text.endswith(b"data: [DONE]\n\n")
+    body = {"id": "a123", "text_input": "I", "parameters": {"details": True, "max_new_tokens": 4}}
+    answer = await coordinator.send_prefill("/v2/models/tiny/generate_stream", body, target, "12346")
+    token = json.loads(answer["output"].removeprefix("data:"))
+    assert list(token) == DOCUMENTED_TOKEN and list(token["details"]) == DOCUMENTED_DETAILS
+    assert token["details"]["generated_tokens"] == 1 and token["decode_time"] is None
+    await coordinator.collect_answer(answer)
+
+
 async def test_answers_a_single_token_by_prefill_alone(cluster) -> None:
     mindie_cluster = await cluster()
     for stream in (True, False):
