@@ -124,7 +124,7 @@ def instrument_api(meter: Meter, parts: ServerParts) -> None:
     for name in ("render_chunk", "add_events", "render_body", "finish_stream"):
         meter.wrap_attribute(completions.CompletionReply, name, "render")
     meter.wrap_attribute(TextPipeline, "prepare_prompt", "tokenise")
-    for name in ("__init__", "submit_request", "feed_events", "_take_step", "close"):
+    for name in ("__init__", "submit_request", "feed_events", "_take_arrivals", "close"):
         meter.wrap_attribute(Generation, name, "generation")
     meter.wrap_attribute(AnswerChoice, "__init__", "text: set up")
     meter.wrap_attribute(AnswerChoice, "push_output", "text: detokenise, stop strings")

@@ -27,13 +27,6 @@ class StreamSource(Protocol):
 
 def split_steps(arrived: StepArrivals) -> list[StepArrivals]:
     """Divide outputs by steps: in each, a choice has one output at most."""
-    for outputs in arrived.values():  # a loop, because nearly always there is one output, for every streamed token
-        if len(outputs) > 1:
-            return _split_outputs(arrived)
-    return [arrived]
-
-
-def _split_outputs(arrived: StepArrivals) -> list[StepArrivals]:
     steps: list[StepArrivals] = []
     for number, outputs in arrived.items():
         choice_steps: dict[int, int] = {}  # the step of each choice's next output

@@ -263,10 +263,10 @@ class Generation:
 
     def _take_arrivals(self, take_steps: Callable[[list[list[Event]]], bool], arrived: StepArrivals) -> bool:
         """Render outputs and pass the events on, divided by engine steps."""
-        steps = split_steps(arrived)
-        if len(steps) == 1:
-            return take_steps([self._render_step(arrived)])
-        return take_steps([self._render_step(step) for step in steps])
+        for outputs in arrived.values():  # nearly always there is one output; this runs for every streamed token
+            if len(outputs) > 1:
+                return take_steps([self._render_step(step) for step in split_steps(arrived)])
+        return take_steps([self._render_step(arrived)])
 
     def _render_step(self, step: StepArrivals) -> list[Event]:
         """Render the outputs of one engine step."""
@@ -277,7 +277,11 @@ class Generation:
                 prompt_stream.count_prefix_hit(outputs)
             if self._stage is not None:
                 self._stage.on_outputs(number, outputs)
-            events += self._render_outputs(prompt_stream, outputs)
+            try:
+                events += prompt_stream.render_outputs(outputs)
+            except EngineError as error:
+                self._failure = error
+                raise
         return events
 
     def _render_outputs(self, prompt_stream: PromptStream, outputs: list[EngineOutput]) -> list[Event]:

@@ -10,8 +10,9 @@ from parley.types import Usage
 
 def metrics_member(reply: Reply, options: ApiOptions, usage: Usage) -> dict[str, Any]:
     """Return the member, or nothing if it is not wanted. As in vLLM, an answer with several choices has none."""
-    one_choice = reply.request.n * len(reply.request.prompts) == 1
-    if not options.per_request_metrics or reply.timings is None or not one_choice:
+    if not options.per_request_metrics or reply.timings is None:
+        return {}
+    if reply.request.n * len(reply.request.prompts) != 1:
         return {}
     return {"metrics": _metrics_object(reply.timings, usage.completion_tokens)}
 
