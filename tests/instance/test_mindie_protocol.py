@@ -230,6 +230,28 @@ async def test_resumes_after_an_engine_loss(cluster, path: str, route_body: dict
         await served.idle()
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["parley's own", "the original's form"])
+async def test_figures_of_an_answer_agree_after_a_recompute(cluster, native: bool) -> None:
+    mindie_cluster = await cluster(tick=0.02)
+    coordinator, decode = mindie_cluster.coordinator, mindie_cluster.decodes[0]
+    path = "/v2/models/tiny/generate"
+    body = {"id": "a", "text_input": "a b", "parameters": {"details": True, "max_new_tokens": 20}}
+    await coordinator.send_prefill(path, body, mindie_cluster.addresses[0])
+    await decode.until(lambda: decode.engine.stats.generated_tokens > 5)
+    decode.engine.crash_engine()
+    frame = await coordinator.next_frame()
+    assert frame.kind == "retry"
+    retry_body = json.loads(frame.payload)
+    if not native:
+        del retry_body[ORIGIN_MEMBER]
+    answer = await coordinator.send_prefill(path, retry_body, mindie_cluster.addresses[1], **{"is-recompute": "true"})
+    text, _ = await coordinator.collect_answer(answer)
+    details = json.loads(text)["details"]
+    count = len(details["batch_size"])
+    assert count == len(details["queue_wait_time"]) and details["generated_tokens"] == 20
+    assert count == 20 if native else 0 < count < 20  # the original's form has no figures of the first attempt
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_request_resumes_after_a_role_change(cluster, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     monkeypatch.setattr(role, "ROLE_DRAIN_SECONDS", 0.05)
