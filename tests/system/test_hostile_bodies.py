@@ -127,7 +127,9 @@ def test_memory_of_many_large_bodies_is_given_back(served):
 
 def is_documented(path: str, status: int) -> bool:
     """Whether the original answers requests that it refuses with this status of a server error."""
-    return status == 501 or (status == 500 and path.startswith(("/triton", "/vllm", "/tgi/vertex")))
+    if status == 500:
+        return path.startswith(("/triton", "/vllm", "/tgi/vertex"))
+    return status == 501 or (status == 503 and path.endswith(("/load", "/unload")))
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="takes minutes: PARLEY_NIGHTLY=1")
