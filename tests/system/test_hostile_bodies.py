@@ -129,7 +129,7 @@ def is_documented(path: str, status: int) -> bool:
     """Whether the original answers requests that it refuses with this status of a server error."""
     if status == 500:
         return path.startswith(("/triton", "/vllm", "/tgi/vertex"))
-    return status == 501 or (status == 503 and path.endswith(("/load", "/unload")))
+    return status == 501 or (status == 503 and path.endswith(("/load", "/unload", "/prefill", "/decode", "/flex")))
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="takes minutes: PARLEY_NIGHTLY=1")
