@@ -27,38 +27,38 @@ def listed_names(path, choice):
 @BOTH_APIS
 @pytest.mark.parametrize("path", PATHS)
 async def test_max_logprobs_replaces_the_limit_of_the_api(serve, prefix, path):
-    served = await serve(api_options=ApiOptions(max_logprobs=30))
-    answer = await served.post(prefix + path, PATHS[path] | ask_logprobs(path, 30))
+    server = await serve(api_options=ApiOptions(max_logprobs=30))
+    answer = await server.post(prefix + path, PATHS[path] | ask_logprobs(path, 30))
     assert answer.status == 200 and len(listed_names(path, answer.json["choices"][0])[1]) == 30
     for count in (31, -1):
-        refused = await served.post(prefix + path, PATHS[path] | ask_logprobs(path, count))
+        refused = await server.post(prefix + path, PATHS[path] | ask_logprobs(path, count))
         assert refused.status == 400 and "30" in refused.error["message"], count
         assert refused.error["param"] in ("logprobs", "top_logprobs")
-    assert (await served.post(prefix + path, PATHS[path] | {"prompt_logprobs": 31})).status == 400
+    assert (await server.post(prefix + path, PATHS[path] | {"prompt_logprobs": 31})).status == 400
 
 
 @BOTH_APIS
 @pytest.mark.parametrize("path", PATHS)
 async def test_max_logprobs_of_minus_one_grants_the_whole_vocabulary(serve, prefix, path):
-    served = await serve(api_options=ApiOptions(max_logprobs=-1))
+    server = await serve(api_options=ApiOptions(max_logprobs=-1))
     by_id = {"return_tokens_as_token_ids": True}  # several tokens have the same text
     for count, listed in ((-1, 640), (640, 640), (100, 100)):
-        answer = await served.post(prefix + path, PATHS[path] | ask_logprobs(path, count) | by_id)
+        answer = await server.post(prefix + path, PATHS[path] | ask_logprobs(path, count) | by_id)
         assert answer.status == 200 and len(listed_names(path, answer.json["choices"][0])[1]) == listed, count
     for count in (641, 2**31 - 1, -2):
-        refused = await served.post(prefix + path, PATHS[path] | ask_logprobs(path, count))
+        refused = await server.post(prefix + path, PATHS[path] | ask_logprobs(path, count))
         assert refused.status == 400, count
-    many = await served.post(prefix + path, PATHS[path] | ask_logprobs(path, 600) | {"max_tokens": 4000})
+    many = await server.post(prefix + path, PATHS[path] | ask_logprobs(path, 600) | {"max_tokens": 4000})
     assert many.status == 400 and "at most" in many.error["message"]
-    await served.idle()
+    await server.idle()
 
 
 async def test_vllm_refuses_logprobs_above_the_limit_with_its_own_sentence(serve):
-    served = await serve(api_options=ApiOptions(max_logprobs=5))
+    server = await serve(api_options=ApiOptions(max_logprobs=5))
     sentence = "Requested sample logprobs of 6, which is greater than max allowed: 5 (parameter=logprobs, value=6)"
-    whole = await served.post("/vllm/v1/completions", HELLO_TEXT | {"logprobs": 6})
+    whole = await server.post("/vllm/v1/completions", HELLO_TEXT | {"logprobs": 6})
     assert (whole.status, whole.error["message"]) == (400, sentence)
-    (event,) = (await served.post("/vllm/v1/completions", HELLO_TEXT | {"logprobs": 6, "stream": True})).events
+    (event,) = (await server.post("/vllm/v1/completions", HELLO_TEXT | {"logprobs": 6, "stream": True})).events
     assert event["error"]["message"] == sentence
 
 
@@ -66,52 +66,52 @@ async def test_vllm_refuses_logprobs_above_the_limit_with_its_own_sentence(serve
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("members", [{}, {"stream_options": {"include_usage": False}}])
 async def test_forced_usage_is_in_every_chunk(serve, prefix, path, members):
-    served = await serve(api_options=ApiOptions(force_include_usage=True))
-    events = (await served.post(prefix + path, PATHS[path] | {"stream": True} | members)).events
+    server = await serve(api_options=ApiOptions(force_include_usage=True))
+    events = (await server.post(prefix + path, PATHS[path] | {"stream": True} | members)).events
     assert events[-1]["choices"] == [] and all(event["usage"] is not None for event in events)
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts) and counts[-1] > 0
     unasked = (await (await serve()).post(prefix + path, PATHS[path] | {"stream": True} | members)).events
     assert not any(event.get("usage") for event in unasked)
-    misplaced = await served.post(prefix + path, PATHS[path] | {"stream_options": {"include_usage": True}})
+    misplaced = await server.post(prefix + path, PATHS[path] | {"stream_options": {"include_usage": True}})
     assert misplaced.status == 400
 
 
 @BOTH_APIS
 @pytest.mark.parametrize("path", PATHS)
 async def test_tokens_are_named_by_id_unless_the_request_says_otherwise(serve, prefix, path):
-    served = await serve(api_options=ApiOptions(return_tokens_as_token_ids=True))
+    server = await serve(api_options=ApiOptions(return_tokens_as_token_ids=True))
     body = PATHS[path] | ask_logprobs(path, 2)
     for members, by_id in ({}, True), ({"return_tokens_as_token_ids": False}, False):
-        tokens, alternatives = listed_names(path, (await served.post(prefix + path, body | members)).json["choices"][0])
+        tokens, alternatives = listed_names(path, (await server.post(prefix + path, body | members)).json["choices"][0])
         assert [name.startswith("token_id:") for name in tokens + alternatives] == [by_id] * len(tokens + alternatives)
 
 
 @BOTH_APIS
 @pytest.mark.parametrize("path", PATHS)
 async def test_metrics_of_a_request_are_in_its_answer(serve, prefix, path):
-    served = await serve(tick=0.002, api_options=ApiOptions(per_request_metrics=True))
-    metrics = (await served.post(prefix + path, PATHS[path])).json["metrics"]
+    server = await serve(tick=0.002, api_options=ApiOptions(per_request_metrics=True))
+    metrics = (await server.post(prefix + path, PATHS[path])).json["metrics"]
     assert metrics.pop("speculative_decoding") is None
     assert list(metrics) == METRIC_NAMES and all(value >= 0 for value in metrics.values())
     assert metrics["generation_time_ms"] >= metrics["mean_itl_ms"] > 0
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = (await served.post(prefix + path, PATHS[path] | options)).events
+    *chunks, last = (await server.post(prefix + path, PATHS[path] | options)).events
     assert list(last["metrics"])[:5] == METRIC_NAMES and not any("metrics" in chunk for chunk in chunks)
-    without_usage = (await served.post(prefix + path, PATHS[path] | {"stream": True})).events
+    without_usage = (await server.post(prefix + path, PATHS[path] | {"stream": True})).events
     assert not any("metrics" in chunk for chunk in without_usage)
-    several = (await served.post(prefix + path, PATHS[path] | {"n": 2, "temperature": 1})).json
+    several = (await server.post(prefix + path, PATHS[path] | {"n": 2, "temperature": 1})).json
     assert several.get("metrics") is None
-    two_prompts = (await served.post(prefix + "/v1/completions", HELLO_TEXT | {"prompt": ["a", "b"]})).json
+    two_prompts = (await server.post(prefix + "/v1/completions", HELLO_TEXT | {"prompt": ["a", "b"]})).json
     assert two_prompts.get("metrics") is None
-    single = (await served.post(prefix + path, PATHS[path] | {"max_tokens": 1})).json["metrics"]
+    single = (await server.post(prefix + path, PATHS[path] | {"max_tokens": 1})).json["metrics"]
     assert single["mean_itl_ms"] is None and single["generation_time_ms"] == 0
 
 
 @BOTH_APIS
 async def test_metrics_are_given_only_on_request_of_the_operator(serve, prefix):
-    served = await serve()
-    answer = (await served.post(prefix + "/v1/chat/completions", HELLO_CHAT)).json
+    server = await serve()
+    answer = (await server.post(prefix + "/v1/chat/completions", HELLO_CHAT)).json
     assert ("metrics" in answer, answer.get("metrics")) == (prefix == "/vllm", None)
 
 
@@ -121,7 +121,7 @@ async def test_databricks_does_not_follow_the_options(serve):
     )
     bodies = HELLO_CHAT | {"logprobs": True, "top_logprobs": 2}, HELLO_CHAT | {"stream": True}
     answers = []
-    for served in (await serve(), await serve(api_options=options)):
-        whole, stream = [await served.post("/databricks/serving-endpoints/tiny/invocations", body) for body in bodies]
+    for server in (await serve(), await serve(api_options=options)):
+        whole, stream = [await server.post("/databricks/serving-endpoints/tiny/invocations", body) for body in bodies]
         answers.append((whole.status, sorted(whole.json), whole.json["choices"], [sorted(e) for e in stream.events]))
     assert answers[0] == answers[1] and answers[0][0] == 200

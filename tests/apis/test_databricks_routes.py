@@ -62,28 +62,28 @@ def assert_documented_members(answer, kind):
 
 @pytest.mark.parametrize("kind", REQUESTS)
 async def test_every_databricks_path_answers_with_the_documented_members(serve, kind):
-    served = await serve()
+    server = await serve()
     for path in PATHS[kind]:
         named = {} if path.startswith("/tiny") else {"model": "system.ai.tiny"}
-        answer = await served.post("/databricks/serving-endpoints" + path, REQUESTS[kind] | named)
+        answer = await server.post("/databricks/serving-endpoints" + path, REQUESTS[kind] | named)
         assert answer.status == 200, answer.body
         assert answer.headers["served-model-name"] == "tiny"
         assert_documented_members(answer.json, kind)
-        lenient = await served.post("/serving-endpoints" + path, REQUESTS[kind] | named | {"unheard_of": 1})
+        lenient = await server.post("/serving-endpoints" + path, REQUESTS[kind] | named | {"unheard_of": 1})
         assert lenient.json.keys() >= answer.json.keys()
         if path.startswith("/v1"):
             for base in ("mlflow", "openai"):
-                gateway = await served.post(f"/databricks/ai-gateway/{base}{path}", REQUESTS[kind] | named)
+                gateway = await server.post(f"/databricks/ai-gateway/{base}{path}", REQUESTS[kind] | named)
                 assert gateway.json.keys() == answer.json.keys()
-        refused = await served.post("/databricks/serving-endpoints" + path, REQUESTS[kind] | named | {"unheard_of": 1})
+        refused = await server.post("/databricks/serving-endpoints" + path, REQUESTS[kind] | named | {"unheard_of": 1})
         assert (refused.status, refused.json["error_code"]) == (400, "BAD_REQUEST")
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
 async def test_databricks_stream_frames_have_the_documented_members(serve, kind):
-    served = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens)
     for path in PATHS[kind]:
-        answer = await served.post("/databricks/serving-endpoints" + path, REQUESTS[kind] | {"stream": True})
+        answer = await server.post("/databricks/serving-endpoints" + path, REQUESTS[kind] | {"stream": True})
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = answer.events
         for event in events:
@@ -97,79 +97,79 @@ async def test_databricks_stream_frames_have_the_documented_members(serve, kind)
 
 
 async def test_databricks_streams_carry_no_keep_alive_comments(serve):
-    served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.05, ping_interval=0.01)
-    answer = await served.post("/serving-endpoints/tiny/invocations", TALK | {"stream": True})
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.05, ping_interval=0.01)
+    answer = await server.post("/serving-endpoints/tiny/invocations", TALK | {"stream": True})
     lines = answer.body.decode().split("\n")
     assert all(line.startswith("data: ") for line in lines if line), "MLflow's client raises at anything else"
     assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
 
 
 async def test_databricks_request_past_its_deadline_is_504_or_truncated(serve):
-    served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001, timeout=0.1)
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001, timeout=0.1)
     prompt = {"prompt": "Hi", "max_tokens": 4000}
-    late = await served.post("/databricks/serving-endpoints/completions", prompt)
+    late = await server.post("/databricks/serving-endpoints/completions", prompt)
     assert (late.status, late.json["error_code"]) == (504, "DEADLINE_EXCEEDED")
-    cut = await served.post("/databricks/serving-endpoints/completions", prompt | {"error_behavior": "truncate"})
+    cut = await server.post("/databricks/serving-endpoints/completions", prompt | {"error_behavior": "truncate"})
     assert cut.status == 200 and cut.json["choices"][0]["finish_reason"] == "length"
 
 
 async def test_databricks_prompt_beyond_the_context_is_400_or_truncated(serve):
-    served = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens)
     prompt = {"prompt": "Hi", "max_tokens": 5000}
-    answer = await served.post("/databricks/serving-endpoints/completions", prompt)
+    answer = await server.post("/databricks/serving-endpoints/completions", prompt)
     assert (answer.status, answer.json["error_code"]) == (400, "BAD_REQUEST")
     assert "maximum context length is 4096 tokens" in answer.json["message"]
-    cut = await served.post("/databricks/serving-endpoints/completions", prompt | {"error_behavior": "truncate"})
+    cut = await server.post("/databricks/serving-endpoints/completions", prompt | {"error_behavior": "truncate"})
     assert cut.json["choices"][0]["finish_reason"] == "length"
     assert cut.json["usage"]["total_tokens"] == 4096
 
 
 async def test_databricks_applies_the_chat_template_unless_prompt_is_raw(serve):
-    served = await serve()
+    server = await serve()
     counts = []
     for raw in (True, False):
         body = TEXT | {"use_raw_prompt": raw, "echo": True, "suffix": " End."}
-        answer = (await served.post("/serving-endpoints/completions", body)).json
+        answer = (await server.post("/serving-endpoints/completions", body)).json
         text = answer["choices"][0]["text"]
         assert text.startswith("Hi") and text.endswith(" End.") and "<|" not in text[:2]
         counts.append(answer["usage"]["prompt_tokens"])
-    without_template = (await served.post("/tokenize", {"prompt": "Hi"})).json["count"]
-    with_template = (await served.post("/tokenize", {"messages": TALK["messages"]})).json["count"]
+    without_template = (await server.post("/tokenize", {"prompt": "Hi"})).json["count"]
+    with_template = (await server.post("/tokenize", {"messages": TALK["messages"]})).json["count"]
     assert counts == [without_template, with_template] and with_template > without_template
 
 
 async def test_databricks_prepends_the_instruction_to_each_embedded_text(serve):
-    served = await serve()
-    prefixed = (await served.post("/serving-endpoints/embeddings", INPUT | {"instruction": "Find:"})).json
+    server = await serve()
+    prefixed = (await server.post("/serving-endpoints/embeddings", INPUT | {"instruction": "Find:"})).json
     whole = {"input": ["Find: Hi", "Find: there"]}
-    expected = (await served.post("/serving-endpoints/embeddings", whole)).json
+    expected = (await server.post("/serving-endpoints/embeddings", whole)).json
     assert prefixed["data"] == expected["data"] and prefixed["usage"] == expected["usage"]
 
 
 async def test_databricks_accepts_bearer_and_basic_keys_and_rejects_others(serve):
     key = "dapi-0123456789abcdef"
-    served = await serve(api_keys=(key,))
+    server = await serve(api_keys=(key,))
     path = "/databricks/serving-endpoints/tiny/invocations"
     basic = "Basic " + base64.b64encode(f"token:{key}".encode()).decode()
     for headers in ({"authorization": f"Bearer {key}"}, {"authorization": basic}):
-        assert (await served.call("POST", path, TALK, headers)).status == 200
-    missing = await served.call("POST", path, TALK)
+        assert (await server.call("POST", path, TALK, headers)).status == 200
+    missing = await server.call("POST", path, TALK)
     assert (missing.status, missing.json["error_code"]) == (401, "UNAUTHENTICATED")
-    wrong = await served.call("POST", path, TALK, {"authorization": "Bearer dapi-wrong"})
+    wrong = await server.call("POST", path, TALK, {"authorization": "Bearer dapi-wrong"})
     assert (wrong.status, wrong.json) == (403, {"error_code": "PERMISSION_DENIED", "message": "Invalid access token."})
-    management = await served.get("/api/2.0/serving-endpoints")
+    management = await server.get("/api/2.0/serving-endpoints")
     assert (management.status, management.json["error_code"]) == (401, "UNAUTHENTICATED")
 
 
 async def test_databricks_sdk_gets_its_host_metadata_without_a_key(serve):
-    served = await serve(api_keys=("secret",))
+    server = await serve(api_keys=("secret",))
     for prefix in ("", "/databricks"):
-        answer = await served.get(f"{prefix}/.well-known/databricks-config")
+        answer = await server.get(f"{prefix}/.well-known/databricks-config")
         assert (answer.status, answer.json) == (200, {"oidc_endpoint": ""})
 
 
 async def test_databricks_missing_endpoints_and_paths_have_error_codes(serve):
-    served = await serve()
+    server = await serve()
     for path, code in (
         ("/serving-endpoints/none/invocations", "RESOURCE_DOES_NOT_EXIST"),
         ("/serving-endpoints/dummy/invocations", "RESOURCE_DOES_NOT_EXIST"),
@@ -177,21 +177,21 @@ async def test_databricks_missing_endpoints_and_paths_have_error_codes(serve):
         ("/serving-endpoints/tiny/nothing", "ENDPOINT_NOT_FOUND"),
         ("/api/2.0/serving-endpoints/none/config", "ENDPOINT_NOT_FOUND"),
     ):
-        answer = await served.post("/databricks" + path, TALK)
+        answer = await server.post("/databricks" + path, TALK)
         assert answer.status in (404, 405) and list(answer.json) == ["error_code", "message"]
         assert answer.json["error_code"] in (code, "BAD_REQUEST"), path
     large = json.dumps(TALK | {"client_request_id": "x" * (4 << 20)}).encode()
-    assert (await served.post("/databricks/serving-endpoints/tiny/invocations", large)).status == 413
-    metrics = await served.get("/api/2.0/serving-endpoints/tiny/metrics")
+    assert (await server.post("/databricks/serving-endpoints/tiny/invocations", large)).status == 413
+    metrics = await server.get("/api/2.0/serving-endpoints/tiny/metrics")
     assert metrics.headers["content-type"].startswith("text/plain") and b"parley:" in metrics.body
 
 
 async def test_databricks_full_queue_answers_429_with_retry_after(serve):
-    served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.02, max_batch=1, max_queue=0)
-    running = asyncio.create_task(served.post("/serving-endpoints/tiny/invocations", TALK | {"max_tokens": 30}))
-    await served.until(lambda: bool(served.service.open_requests))
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.02, max_batch=1, max_queue=0)
+    running = asyncio.create_task(server.post("/serving-endpoints/tiny/invocations", TALK | {"max_tokens": 30}))
+    await server.until(lambda: bool(server.service.open_requests))
     for prefix in ("", "/databricks"):
-        answer = await served.post(prefix + "/serving-endpoints/tiny/invocations", TALK)
+        answer = await server.post(prefix + "/serving-endpoints/tiny/invocations", TALK)
         assert (answer.status, answer.json["error_code"]) == (429, "REQUEST_LIMIT_EXCEEDED")
         assert answer.headers["retry-after"].isdigit(), "the SDK reads nothing else"
     assert (await running).status == 200

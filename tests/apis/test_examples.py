@@ -24,9 +24,9 @@ def member_paths(value: Any, at: str = "") -> set[str]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each['source']}: {each['name']}" for each in EXAMPLES])
 async def test_documented_example_gets_the_documented_members(serve, example):
-    served = await serve(names=("mymodel",))
+    server = await serve(names=("mymodel",))
     for path in example["paths"]:
-        answer = await served.call("POST", path, example["body"].encode(), {"content-type": "application/json"})
+        answer = await server.call("POST", path, example["body"].encode(), {"content-type": "application/json"})
         assert answer.status == example["status"], (path, answer.body)
         streamed = path.endswith("_stream") and answer.status == 200
         kind = "text/event-stream; charset=utf-8" if streamed else "application/json"

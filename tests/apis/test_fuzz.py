@@ -28,9 +28,9 @@ VLLM_ROUTES = [
 TGI_ROUTES = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
 
-async def check_openai(served, path: str, body: bytes, coding: str) -> None:
+async def check_openai(server, path: str, body: bytes, coding: str) -> None:
     name, compress = BODY_CODINGS[coding]
-    answer = await served.post(path, compress(body), **({"content-encoding": name} if name else {}))
+    answer = await server.post(path, compress(body), **({"content-encoding": name} if name else {}))
 
     assert answer.status < 500, (path, body, answer.body)
     if answer.status >= 400:
@@ -45,30 +45,30 @@ async def check_openai(served, path: str, body: bytes, coding: str) -> None:
 
 
 async def test_openai_routes_never_answer_odd_bodies_with_500(serve):
-    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await served.control()
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
 
     @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(path=st.sampled_from(OPENAI_ROUTES), body=openai_bodies.map(encode) | raw_bytes, coding=body_codings)
     async def fuzz(path, body, coding):
-        await check_openai(served, path, body, coding)
+        await check_openai(server, path, body, coding)
 
     await run_in_loop(fuzz)
-    await served.idle()
-    assert await served.control() == before
-    assert await counts_every_token(served)
+    await server.idle()
+    assert await server.control() == before
+    assert await counts_every_token(server)
 
 
-async def counts_every_token(served) -> bool:
+async def counts_every_token(server) -> bool:
     """Whether the sizes of all steps add up to the tokens of all prompts and answers."""
-    page = (await served.get("/metrics")).body.decode()
+    page = (await server.get("/metrics")).body.decode()
     names = ("iteration_tokens_total_sum", "prompt_tokens_total", "generation_tokens_total")
     steps, *tokens = (sum(map(float, re.findall(rf"^vllm:{name}{{.*}} (\S+)$", page, re.M))) for name in names)
     return 0 < steps == sum(tokens)
 
 
-async def check_tgi(served, path: str, body: bytes) -> None:
-    answer = await served.post(path, body)
+async def check_tgi(server, path: str, body: bytes) -> None:
+    answer = await server.post(path, body)
 
     kind = answer.headers["content-type"]
     if kind.startswith("text/plain"):
@@ -92,23 +92,23 @@ async def check_tgi(served, path: str, body: bytes) -> None:
 
 
 async def test_tgi_routes_never_answer_odd_bodies_with_500(serve):
-    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await served.control()
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
 
     @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(
         prefix=st.sampled_from(["", "/tgi"]), path=st.sampled_from(TGI_ROUTES), body=tgi_bodies.map(encode) | raw_bytes
     )
     async def fuzz(prefix, path, body):
-        await check_tgi(served, prefix + path, body)
+        await check_tgi(server, prefix + path, body)
 
     await run_in_loop(fuzz)
-    await served.idle()
-    assert await served.control() == before
+    await server.idle()
+    assert await server.control() == before
 
 
-async def check_vllm(served, path: str, body: bytes) -> None:
-    answer = await served.post(path, body, **{"content-type": "application/json"})
+async def check_vllm(server, path: str, body: bytes) -> None:
+    answer = await server.post(path, body, **{"content-type": "application/json"})
 
     kind = answer.headers.get("content-type")
     if path == "/vllm/generate" and answer.status == 500:
@@ -128,21 +128,21 @@ async def check_vllm(served, path: str, body: bytes) -> None:
 
 
 async def test_vllm_routes_answer_odd_bodies_in_their_own_error_format(serve):
-    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await served.control()
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
 
     @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(path=st.sampled_from(VLLM_ROUTES), body=openai_bodies.map(encode) | raw_bytes)
     async def fuzz(path, body):
-        await check_vllm(served, path, body)
+        await check_vllm(server, path, body)
 
     await run_in_loop(fuzz)
-    await served.idle()
-    assert await served.control() == before
+    await server.idle()
+    assert await server.control() == before
 
 
-async def check_tgi_openai(served, path: str, body: bytes) -> None:
-    answer = await served.post(path, body)
+async def check_tgi_openai(server, path: str, body: bytes) -> None:
+    answer = await server.post(path, body)
 
     kind = answer.headers["content-type"]
     if kind.startswith("text/plain"):
@@ -158,8 +158,8 @@ async def check_tgi_openai(served, path: str, body: bytes) -> None:
 
 
 async def test_tgi_chat_and_vertex_routes_survive_odd_bodies(serve):
-    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await served.control()
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
     instances = st.builds(
         lambda items: {"instances": items}, st.lists(tgi_bodies | openai_bodies, max_size=3) | json_values
     )
@@ -169,17 +169,17 @@ async def test_tgi_chat_and_vertex_routes_survive_odd_bodies(serve):
         path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]), body=openai_bodies.map(encode) | raw_bytes
     )
     async def fuzz(path, body):
-        await check_tgi_openai(served, "/tgi" + path, body)
+        await check_tgi_openai(server, "/tgi" + path, body)
 
     @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(prefix=st.sampled_from(["", "/tgi"]), body=instances.map(encode) | raw_bytes)
     async def fuzz_instances(prefix, body):
-        await check_tgi_openai(served, prefix + "/vertex", body)
+        await check_tgi_openai(server, prefix + "/vertex", body)
 
     await run_in_loop(fuzz)
     await run_in_loop(fuzz_instances)
-    await served.idle()
-    assert await served.control() == before
+    await server.idle()
+    assert await server.control() == before
 
 
 mindie_roots = st.sampled_from(["/mindie", "/mindie-old"])
@@ -198,13 +198,13 @@ MINDIE_ROUTES = [
 
 
 async def test_mindie_routes_never_answer_odd_bodies_with_500(serve):
-    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await served.control()
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
 
     @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(root=mindie_roots, path=st.sampled_from(MINDIE_ROUTES), body=mindie_bodies.map(encode) | raw_bytes)
     async def fuzz(root, path, body):
-        answer = await served.post(root + path, body)
+        answer = await server.post(root + path, body)
         if answer.status != 200:
             assert answer.status in (422, 424) or (answer.status, path[-9:]) == (404, "stopInfer"), (path, answer.body)
             assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000
@@ -218,13 +218,13 @@ async def test_mindie_routes_never_answer_odd_bodies_with_500(serve):
             assert answer.json, (path, body)
 
     await run_in_loop(fuzz)
-    await served.idle()
-    assert await served.control() == before
+    await server.idle()
+    assert await server.control() == before
 
 
 async def test_mindie_openai_routes_never_answer_odd_bodies_with_500(serve):
-    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await served.control()
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
 
     @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(
@@ -234,7 +234,7 @@ async def test_mindie_openai_routes_never_answer_odd_bodies_with_500(serve):
         | raw_bytes,
     )
     async def fuzz(root, path, body):
-        answer = await served.post(root + path, body)
+        answer = await server.post(root + path, body)
         if answer.status != 200:
             assert answer.status in (422, 424), (path, body, answer.body)
             assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000
@@ -244,8 +244,8 @@ async def test_mindie_openai_routes_never_answer_odd_bodies_with_500(serve):
             assert answer.json["choices"], (path, body)
 
     await run_in_loop(fuzz)
-    await served.idle()
-    assert await served.control() == before
+    await server.idle()
+    assert await server.control() == before
 
 
 endpoint_configs = st.fixed_dictionaries(
@@ -274,8 +274,8 @@ databricks_members = st.fixed_dictionaries(
 )
 
 
-async def check_databricks(served, method: str, path: str, body: bytes) -> None:
-    answer = await served.call(method, path, body, {"content-type": "application/json"})
+async def check_databricks(server, method: str, path: str, body: bytes) -> None:
+    answer = await server.call(method, path, body, {"content-type": "application/json"})
 
     if answer.status != 200:
         assert answer.status in (400, 403, 404, 409), (path, body, answer.body)
@@ -288,8 +288,8 @@ async def check_databricks(served, method: str, path: str, body: bytes) -> None:
 
 
 async def test_databricks_routes_never_answer_odd_bodies_with_500(serve):
-    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await served.control()
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
     generating_paths = st.sampled_from(
         ["/tiny/invocations", "/chat/completions", "/completions", "/embeddings", "/e/served-models/x/invocations"]
     )
@@ -301,21 +301,21 @@ async def test_databricks_routes_never_answer_odd_bodies_with_500(serve):
     @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(prefix=st.sampled_from(["", "/databricks"]), path=generating_paths, body=chat_bodies.map(encode) | raw_bytes)
     async def fuzz(prefix, path, body):
-        await check_databricks(served, "POST", f"{prefix}/serving-endpoints{path}", body)
+        await check_databricks(server, "POST", f"{prefix}/serving-endpoints{path}", body)
 
     @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(call=management_calls, body=(endpoint_creations | endpoint_configs).map(encode) | raw_bytes)
     async def fuzz_endpoints(call, body):
-        await check_databricks(served, call[0], "/api/2.0/serving-endpoints" + call[1], body)
+        await check_databricks(server, call[0], "/api/2.0/serving-endpoints" + call[1], body)
 
     await run_in_loop(fuzz)
     await run_in_loop(fuzz_endpoints)
-    await served.idle()
-    assert await served.control() == before
+    await server.idle()
+    assert await server.control() == before
 
 
 async def test_rejects_huge_lists_and_deeply_nested_json_at_once(serve):
-    served = await serve()
+    server = await serve()
     for body in (
         {"prompt": "a", "stop": ["x"] * 100_000},
         {"prompt": "a", "logit_bias": {str(n): 1 for n in range(300_000)}},
@@ -323,10 +323,10 @@ async def test_rejects_huge_lists_and_deeply_nested_json_at_once(serve):
         {"prompt": "a", "n": 10**9},
         {"prompt": "a", **{f"k{n}": n for n in range(100_000)}, "temperature": "x"},
     ):
-        answer = await served.post("/v1/completions", body)
+        answer = await server.post("/v1/completions", body)
         assert answer.status == 400, str(body)[:50]
     messages = [{"role": "user", "content": "a"}] * 100_000
-    assert (await served.post("/v1/chat/completions", {"messages": messages})).status == 400
+    assert (await server.post("/v1/chat/completions", {"messages": messages})).status == 400
     for body in (
         {"stop": ["x"] * 100_000},
         {"stop": ["x" * 20_000]},
@@ -334,13 +334,13 @@ async def test_rejects_huge_lists_and_deeply_nested_json_at_once(serve):
         {"truncate": 10**18},
         {f"k{n}": n for n in range(100_000)} | {"temperature": "x"},
     ):
-        assert (await served.post("/generate", {"inputs": "a", "parameters": body})).status == 422
+        assert (await server.post("/generate", {"inputs": "a", "parameters": body})).status == 422
     for path in TGI_ROUTES[:4]:
-        assert (await served.post(path, b'{"inputs":' + b"[" * 100_000)).status == 400
+        assert (await server.post(path, b'{"inputs":' + b"[" * 100_000)).status == 400
     deep = b'{"messages":' + b"[" * 100_000
     for path in OPENAI_ROUTES:
-        assert (await served.post(path, deep)).status == 400
-    assert await served.control()
+        assert (await server.post(path, deep)).status == 400
+    assert await server.control()
 
 
 POST_PATHS = sorted(
@@ -355,14 +355,14 @@ async def test_every_route_refuses_bodies_of_too_many_values(serve, monkeypatch)
     monkeypatch.setattr(json_body, "MAX_MEMBERS", 200)
     monkeypatch.setattr(json_body, "MAX_VALUES", 400)
     monkeypatch.setattr(json_body, "LAZY_SIZE", 100)
-    served = await serve()
-    before = await served.control()
+    server = await serve()
+    before = await server.control()
     for path in POST_PATHS:
         for kind in ("arrays", "members", "strings", "escapes", "nesting"):
-            answer = await served.post(path, write_bomb(kind, 8000))
+            answer = await server.post(path, write_bomb(kind, 8000))
             documented = answer.status == 501 or b"Input invalid lora" in answer.body
             documented |= path.startswith("/vllm") and answer.body == b"Internal Server Error"  # of its demo server
             assert answer.status < 500 or documented, (path, kind, answer.body)
             assert len(answer.body) < 4000, (path, kind)
-    await served.idle()
-    assert await served.control() == before
+    await server.idle()
+    assert await server.control() == before

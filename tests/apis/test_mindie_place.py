@@ -67,8 +67,10 @@ def service_plane(rules: MindieRules) -> tuple[ApiMount, ...]:
     return (ApiMount("", mindie.service_dialect(rules)), SERVER_MOUNT)
 
 
-async def post_chat(served: Any, body: str) -> Any:
-    return await served.call("POST", "/v1/chat/completions", body.encode(), {"content-type": "application/json"})
+async def post_chat(running_server: Any, body: str) -> Any:
+    return await running_server.call(
+        "POST", "/v1/chat/completions", body.encode(), {"content-type": "application/json"}
+    )
 
 
 async def test_mindie_documented_chats_get_the_documented_members(serve):
@@ -82,23 +84,23 @@ async def test_mindie_documented_chats_get_the_documented_members(serve):
         (STRICT_OLD, [single], MESSAGE),
         (STRICT, [single, *rounds], MESSAGE | OPTIONAL_MEMBERS),
     ):
-        served = await serve(surfaces=service_plane(rules))
+        running_server = await serve(surfaces=service_plane(rules))
         for body in bodies:
-            answer = await post_chat(served, body)
+            answer = await post_chat(running_server, body)
             assert answer.status == 200, answer.body
             assert member_paths(answer.json) == ENVELOPE | USAGE | TIMES | expected
             usage = answer.json["usage"]
             count = usage["completion_tokens"]
             assert len(usage["batch_size"]) == len(usage["queue_wait_time"]) == count
             assert len(answer.json["decode_time_arr"]) == count - 1
-        answer = await post_chat(served, IMAGE_CHAT)
+        answer = await post_chat(running_server, IMAGE_CHAT)
         assert (answer.status, list(answer.json)) == (422, ["error", "error_type"])
 
 
 async def test_mindie_documented_stream_has_the_documented_frames(serve):
     for full in (False, True):
-        served = await serve(surfaces=service_plane(MindieRules("strict-old", vllm=False, full_text=full)))
-        answer = await post_chat(served, SINGLE_TURN % ("true", 0))
+        running_server = await serve(surfaces=service_plane(MindieRules("strict-old", vllm=False, full_text=full)))
+        answer = await post_chat(running_server, SINGLE_TURN % ("true", 0))
         assert answer.headers["content-type"] == "text/event-stream"
         *pieces, last = answer.events
         assert pieces and all(member_paths(piece) == ENVELOPE | DELTA for piece in pieces)
@@ -111,65 +113,71 @@ async def test_mindie_documented_stream_has_the_documented_frames(serve):
 async def test_mindie_sampling_limits_depend_on_the_vllm_flavour(serve):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     for vllm, temperature_status, top_k_status in ((True, 200, 422), (False, 422, 200)):
-        served = await serve(surfaces=service_plane(MindieRules("strict", vllm=vllm)))
-        assert (await served.post("/v1/chat/completions", body | {"temperature": 3})).status == temperature_status
-        assert (await served.post("/v1/chat/completions", body | {"top_k": 0})).status == top_k_status
-        assert (await served.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2})).status == 200
+        running_server = await serve(surfaces=service_plane(MindieRules("strict", vllm=vllm)))
+        assert (
+            await running_server.post("/v1/chat/completions", body | {"temperature": 3})
+        ).status == temperature_status
+        assert (await running_server.post("/v1/chat/completions", body | {"top_k": 0})).status == top_k_status
+        assert (
+            await running_server.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2})
+        ).status == 200
 
 
 async def test_mindie_unknown_model_is_422_in_a_body_and_404_in_a_path(serve):
-    served = await serve(surfaces=service_plane(MindieRules("strict")))
-    answer = await served.post("/v1/completions", {"model": "x", "prompt": "a"})
+    running_server = await serve(surfaces=service_plane(MindieRules("strict")))
+    answer = await running_server.post("/v1/completions", {"model": "x", "prompt": "a"})
     assert answer.json == {
         "error": "Not found given model, please check modelName in config file.",
         "error_type": "Input Validation Error",
     }
     assert answer.status == 422
-    assert (await served.get("/v1/models/x")).status == 404
-    assert (await served.get("/v1/models/tiny")).json["owned_by"] == "MindIE Server"
-    assert (await served.get("/v1/models")).body.startswith(b'{\n    "data": [\n')
+    assert (await running_server.get("/v1/models/x")).status == 404
+    assert (await running_server.get("/v1/models/tiny")).json["owned_by"] == "MindIE Server"
+    assert (await running_server.get("/v1/models")).body.startswith(b'{\n    "data": [\n')
 
 
 async def test_mindie_serves_embeddings_only_in_the_extended_profile(serve):
-    served = await serve(surfaces=service_plane(MindieRules("extended")))
-    body = (await served.post("/v1/embeddings", {"model": "tiny", "input": ["a", "b"]})).json
+    running_server = await serve(surfaces=service_plane(MindieRules("extended")))
+    body = (await running_server.post("/v1/embeddings", {"model": "tiny", "input": ["a", "b"]})).json
     assert [vector["index"] for vector in body["data"]] == [0, 1]
-    wrong = await served.post("/v1/embeddings", {"model": "tiny"})
+    wrong = await running_server.post("/v1/embeddings", {"model": "tiny"})
     assert (wrong.status, list(wrong.json)) == (422, ["error", "error_type"])
-    served = await serve(surfaces=service_plane(STRICT))
-    assert (await served.post("/v1/embeddings", {"model": "tiny", "input": "a"})).status == 404
+    running_server = await serve(surfaces=service_plane(STRICT))
+    assert (await running_server.post("/v1/embeddings", {"model": "tiny", "input": "a"})).status == 404
 
 
 async def test_mindie_max_prompt_rejects_or_truncates_and_max_output_cuts(serve):
     def body(length: int, **more: Any) -> dict[str, Any]:
         return {"model": "tiny", "prompt": [70] * length, **more}
 
-    served = await serve(surfaces=service_plane(STRICT), max_prompt=5, max_output=7)
-    answer = await served.post("/v1/completions", body(5))
+    running_server = await serve(surfaces=service_plane(STRICT), max_prompt=5, max_output=7)
+    answer = await running_server.post("/v1/completions", body(5))
     assert answer.json["usage"]["completion_tokens"] == 7
     assert answer.json["choices"][0]["finish_reason"] == "length"
-    assert (await served.post("/v1/completions", body(5, max_tokens=3))).json["usage"]["completion_tokens"] == 3
-    refused = await served.post("/v1/completions", body(6))
+    assert (await running_server.post("/v1/completions", body(5, max_tokens=3))).json["usage"]["completion_tokens"] == 3
+    refused = await running_server.post("/v1/completions", body(6))
     assert refused.status == 424 and refused.json["error"].endswith("be greater than 5,the input ids length is 6")
     for overlong, kept_tokens in (("tail", [3, 4, 5, 6, 7]), ("head", [1, 2, 3, 4, 5])):
         seen: list[list[int]] = []
-        served = await serve(
+        running_server = await serve(
             surfaces=service_plane(MindieRules("strict", truncation=overlong)),
             max_prompt=5,
             reply=lambda work, index, seen=seen: seen.append(work.token_ids) or [70],
         )
-        answer = await served.post("/v1/completions", {"model": "tiny", "prompt": [1, 2, 3, 4, 5, 6, 7]})
+        answer = await running_server.post("/v1/completions", {"model": "tiny", "prompt": [1, 2, 3, 4, 5, 6, 7]})
         assert answer.status == 200 and answer.json["usage"]["prompt_tokens"] == 5 and seen == [kept_tokens]
-        long = await served.post("/v1/completions", {"model": "tiny", "prompt": "a b " * 20_000, "max_tokens": 1})
+        long = await running_server.post(
+            "/v1/completions", {"model": "tiny", "prompt": "a b " * 20_000, "max_tokens": 1}
+        )
         assert long.json["usage"]["prompt_tokens"] == 5
 
 
 async def test_mindie_strict_refusal_of_any_long_prompt_names_its_length(serve):
     """Clients match on the text, which must not depend on how far the prompt exceeds the limit."""
-    served = await serve(surfaces=service_plane(STRICT), max_prompt=50)
+    running_server = await serve(surfaces=service_plane(STRICT), max_prompt=50)
     for words in (100, 60_000):
         for path, member in (("/generate", "prompt"), ("/generate_stream", "inputs"), ("/infer", "inputs")):
-            answer = await served.post(path, {member: "word " * words})
+            answer = await running_server.post(path, {member: "word " * words})
             text = "This model's maximum input ids length cannot be greater than 50,the input ids length is "
             found = re.fullmatch(f"Failed to enqueue inferRequest. {text}([0-9]+)", answer.json["error"])
             assert answer.status == 424 and found and int(found[1]) >= words, answer.body
@@ -178,13 +186,13 @@ async def test_mindie_strict_refusal_of_any_long_prompt_names_its_length(serve):
 async def test_mindie_openai_routes_report_exceeded_time_limits(serve):
     body = {"model": "tiny", "prompt": "a", "max_tokens": 3000}
     for limit in ({"timeout": 0.2}, {"token_timeout": 0.1}):
-        served = await serve(surfaces=service_plane(STRICT), tick=0.01 if "timeout" in limit else 0.5, **limit)
-        answer = await served.post("/v1/completions", body)
+        running_server = await serve(surfaces=service_plane(STRICT), tick=0.01 if "timeout" in limit else 0.5, **limit)
+        answer = await running_server.post("/v1/completions", body)
         assert (answer.status, answer.json["error_type"]) == (500, "Incomplete Generation")
         if "timeout" in limit:  # a started stream ends with the bare text
-            answer = await served.post("/v1/completions", body | {"stream": True})
+            answer = await running_server.post("/v1/completions", body | {"stream": True})
             assert answer.status == 200 and not answer.body.endswith(b"\n\n") and b"[DONE]" not in answer.body
-        await served.idle()
+        await running_server.idle()
 
 
 # -- a server that replaces MindIE

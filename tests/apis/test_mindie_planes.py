@@ -38,69 +38,69 @@ def test_management_plane_is_not_mounted_on_the_shared_port():
 
 
 async def test_mindie_health_routes_answer_200_while_healthy(serve_planes):
-    served = await serve_planes(names=("m",))
+    server = await serve_planes(names=("m",))
     for path in ("/health", "/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
-        assert status_and_body(await served.get(path)) == (200, "")
+        assert status_and_body(await server.get(path)) == (200, "")
     for path in ("/health/timed", "/health/timed-1", "/health/timed-600"):
-        answer = await served.get(path)
+        answer = await server.get(path)
         assert (answer.status, answer.body) == (200, b'{"status":"healthy"}')
-    await served.idle()
-    assert served.engine.stats.generated_tokens == 3
+    await server.idle()
+    assert server.engine.stats.generated_tokens == 3
     wrong = {"error": "Wait time should be in range of [1, 600], input is not valid", "error_type": "NotFoundError"}
     for seconds in ("0", "601", "x", "-1", "1.5"):
-        assert status_and_body(await served.get(f"/health/timed-{seconds}")) == (404, wrong)
-    long = await served.get("/health/timed-1000")
+        assert status_and_body(await server.get(f"/health/timed-{seconds}")) == (404, wrong)
+    long = await server.get("/health/timed-1000")
     assert long.json["error"] == "Max wait time is 600, input is invalid or too long"
-    unknown = await served.get("/v2/models/other/ready")
+    unknown = await server.get("/v2/models/other/ready")
     assert status_and_body(unknown) == (404, {"error": "Model other not found.", "error_type": "NotFoundError"})
 
 
 async def test_timed_health_tests_an_embedding_model_with_an_embedding(serve_planes):
-    served = await serve_planes(info=msgspec.structs.replace(MODEL_INFO, generates=False))
-    assert (await served.get("/health/timed-5")).status == 200
-    await served.idle()
+    server = await serve_planes(info=msgspec.structs.replace(MODEL_INFO, generates=False))
+    assert (await server.get("/health/timed-5")).status == 200
+    await server.idle()
 
 
 async def test_mindie_health_reports_loading_busy_stalled_and_dead_engines(serve_planes):
-    served = await serve_planes(load=60, wait=False)
-    assert status_and_body(await served.get("/v2/health/ready")) == (503, "")
-    assert (await served.get("/health/timed-1")).status == 503
+    server = await serve_planes(load=60, wait=False)
+    assert status_and_body(await server.get("/v2/health/ready")) == (503, "")
+    assert (await server.get("/health/timed-1")).status == 503
 
-    served = await serve_planes(max_batch=1, max_queue=0, tick=0.01)
-    running = asyncio.create_task(served.post("/generate", LONG))
-    await served.until(lambda: served.model.used_slots)
-    assert status_and_body(await served.get("/v2/health/live")) == (200, {"message": "Service is alive but busy"})
+    server = await serve_planes(max_batch=1, max_queue=0, tick=0.01)
+    running = asyncio.create_task(server.post("/generate", LONG))
+    await server.until(lambda: server.model.used_slots)
+    assert status_and_body(await server.get("/v2/health/live")) == (200, {"message": "Service is alive but busy"})
     busy = {"message": "Service is alive but busy. Consider reducing request frequency"}
-    assert status_and_body(await served.get("/v2/health/ready")) == (503, busy)
-    assert (await served.get("/v1/engine-server/running-status")).json["status"] == 5
-    assert status_and_body(await served.get("/health/timed-1")) == (
+    assert status_and_body(await server.get("/v2/health/ready")) == (503, busy)
+    assert (await server.get("/v1/engine-server/running-status")).json["status"] == 5
+    assert status_and_body(await server.get("/health/timed-1")) == (
         200,
         {"status": "healthy"},
     )  # busy, but it makes steps
     running.cancel()
-    await served.idle()
+    await server.idle()
 
-    served.engine.step_gate.clear()  # the engine stalls
-    assert status_and_body(await served.get("/health/timed-1")) == (500, {"status": "abnormal"})
-    served.engine.step_gate.set()
-    await served.idle()
-    served.engine.crash_engine()
+    server.engine.step_gate.clear()  # the engine stalls
+    assert status_and_body(await server.get("/health/timed-1")) == (500, {"status": "abnormal"})
+    server.engine.step_gate.set()
+    await server.idle()
+    server.engine.crash_engine()
     for path in ("/health", "/v2/health/live", "/v2/health/ready"):
-        assert status_and_body(await served.get(path)) == (500, {"message": "Service is abnormal"})
-    assert (await served.get("/v1/engine-server/running-status")).json == {"status": 2, "errors": []}
+        assert status_and_body(await server.get(path)) == (500, {"message": "Service is abnormal"})
+    assert (await server.get("/v1/engine-server/running-status")).json == {"status": 2, "errors": []}
 
 
 async def test_mindie_probes_need_no_key_but_commands_need_one(serve_planes):
-    served = await serve_planes(api_keys=("k" * 16,))
-    assert (await served.get("/v2/health/ready")).status == 200
+    server = await serve_planes(api_keys=("k" * 16,))
+    assert (await server.get("/v2/health/ready")).status == 200
     for path in ("/stopService", "/info", "/health/timed"):
-        assert (await served.get(path)).status == 401
-    assert not served.service.shutting_down
+        assert (await server.get(path)).status == 401
+    assert not server.service.shutting_down
 
 
 async def test_mindie_info_config_and_slots_describe_the_server(serve_planes):
-    served = await serve_planes(names=("m",), max_batch=7)
-    info = (await served.get("/info")).json
+    server = await serve_planes(names=("m",), max_batch=7)
+    info = (await server.get("/info")).json
     assert list(info) == [
         "docker_label", "max_batch_total_tokens", "max_best_of", "max_concurrent_requests", "max_stop_sequences",
         "max_waiting_tokens", "sha", "validation_workers", "version", "waiting_served_ratio", "models",
@@ -117,19 +117,19 @@ async def test_mindie_info_config_and_slots_describe_the_server(serve_planes):
             "max_total_tokens": 4096,
         }
     ]
-    assert (await served.get("/v1/config")).json == {
+    assert (await server.get("/v1/config")).json == {
         "modelName": "m",
         "maxSeqLen": 4096,
         "npuMemSize": -1,
         "cpuMemSize": 5,
         "worldSize": 1,
         "maxOutputLen": 4096,
-        "cacheBlockSize": served.model.model_info.block_size,
+        "cacheBlockSize": server.model.model_info.block_size,
     }
-    slots = (await served.get("/v2/models/m/getSlotCount")).json
+    slots = (await server.get("/v2/models/m/getSlotCount")).json
     assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
     assert (slots["total_slots"], slots["free_slots"]) == (7, 7)
-    assert (await served.get("/v2/models/x/getSlotCount")).status == 404
+    assert (await server.get("/v2/models/x/getSlotCount")).status == 404
 
 
 def test_mindie_info_reports_limits_of_the_configuration_file():
@@ -143,10 +143,10 @@ def test_mindie_info_reports_limits_of_the_configuration_file():
 
 
 async def test_metrics_json_reports_latencies_and_queue_lengths(serve_planes):
-    served = await serve_planes(names=("m",), tick=0.02)
-    answer = await served.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
+    server = await serve_planes(names=("m",), tick=0.02)
+    answer = await server.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
     assert answer.status == 200
-    body = (await served.get("/metrics-json")).json
+    body = (await server.get("/metrics-json")).json
     assert body["resultType"] == "vector"
     values = {}
     for entry in body["result"]:
@@ -159,11 +159,11 @@ async def test_metrics_json_reports_latencies_and_queue_lengths(serve_planes):
 
 
 async def test_mindie_metrics_page_has_exactly_the_documented_names(serve_planes):
-    served = await serve_planes(names=("m",))
+    server = await serve_planes(names=("m",))
     for _ in range(3):
-        await served.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
-    await served.post("/generate", {})
-    answer = await served.get("/metrics")
+        await server.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
+    await server.post("/generate", {})
+    answer = await server.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain") and answer.status == 200
     text = answer.body.decode()
     kinds = dict(re.findall(r"# TYPE (\S+) (\w+)", text))
@@ -195,44 +195,44 @@ async def test_strict_metrics_plane_answers_500_without_monitoring(serve):
 
 
 async def test_fault_commands_pause_and_resume_without_losing_requests(serve_planes):
-    served = await serve_planes(tick=0.005)
+    server = await serve_planes(tick=0.005)
 
     async def send_command(number: Any) -> tuple[int, Any]:
-        return status_and_body(await served.post(FAULT_COMMAND, {"cmd": number}))
+        return status_and_body(await server.post(FAULT_COMMAND, {"cmd": number}))
 
     async def status() -> int:
-        return (await served.get("/v1/engine-server/running-status")).json["status"]
+        return (await server.get("/v1/engine-server/running-status")).json["status"]
 
     done = {"status": True, "message": "success", "reason": [{"device_id": 0, "result": True, "message": "success"}]}
     wrong = {"error": "Command is not consistent with current status.", "error_type": "Bad Request"}
-    running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 300}}))
-    await served.until(lambda: served.engine.stats.running)
+    running = asyncio.create_task(server.post("/generate", LONG | {"parameters": {"max_new_tokens": 300}}))
+    await server.until(lambda: server.engine.stats.running)
     assert await status() == 1
     for number in (1, 2, 4, -1):
         assert await send_command(number) == (400, wrong)
     assert await send_command(0) == (200, done) and await status() == 3
-    assert (await served.post("/generate", {"inputs": "a"})).status == 503
+    assert (await server.post("/generate", {"inputs": "a"})).status == 503
     assert await send_command(0) == await send_command(3) == (400, wrong)
     assert await send_command(1) == (200, done) and await status() == 0
-    assert (await served.post("/generate", {"inputs": "a"})).status == 503
+    assert (await server.post("/generate", {"inputs": "a"})).status == 503
     assert await send_command(2) == (200, done) and await status() == 1
-    assert (await served.post("/generate", {"inputs": "a"})).status == 200
+    assert (await server.post("/generate", {"inputs": "a"})).status == 200
     assert await send_command(3) == (200, done) and await send_command(2) == (200, done)
     assert (await running).status == 200  # the pause lost no running request
     for body in ({}, {"cmd": None}, {"cmd": "0"}, [], b"{"):
-        answer = await served.post(FAULT_COMMAND, body)
+        answer = await server.post(FAULT_COMMAND, body)
         assert answer.status == 422 and json.loads(answer.json["error"])["error_type"] == "validation"
 
 
 async def test_mindie_adapter_routes_check_names_and_paths(serve_planes):
-    served = await serve_planes()
+    server = await serve_planes()
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-        good = await served.post(path, {"lora_name": "a", "lora_path": "/x/y", "master_model": "tiny"})
+        good = await server.post(path, {"lora_name": "a", "lora_path": "/x/y", "master_model": "tiny"})
         assert good.status == 200 and b"--lora-root" in good.body
-        answer = await served.post(path, b"{")
+        answer = await server.post(path, b"{")
         assert answer.status == 200 and b"wanted" in answer.body
-        assert (await served.post(path, {"lora_name": "a b"})).json["error"] == "Input invalid lora name"
-        answer = await served.post(path, {"lora_name": "a", "lora_path": "../x"})
+        assert (await server.post(path, {"lora_name": "a b"})).json["error"] == "Input invalid lora name"
+        answer = await server.post(path, {"lora_name": "a", "lora_path": "../x"})
         assert status_and_body(answer) == (
             503,
             {"error": "Input invalid lora path", "error_type": "Service Unavailable"},
@@ -241,60 +241,60 @@ async def test_mindie_adapter_routes_check_names_and_paths(serve_planes):
 
 
 async def test_stop_service_drains_running_requests_and_rejects_new_ones(serve_planes):
-    served = await serve_planes(tick=0.005)
+    server = await serve_planes(tick=0.005)
     ended = asyncio.Event()
-    served.service.stop_server = ended.set
-    running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 60}}))
-    await served.until(lambda: served.engine.stats.running)
-    stopping = asyncio.create_task(served.get("/stopService"))
-    await served.until(lambda: served.service.shutting_down)
-    assert (await served.post("/generate", {"inputs": "a"})).status == 503
+    server.service.stop_server = ended.set
+    running = asyncio.create_task(server.post("/generate", LONG | {"parameters": {"max_new_tokens": 60}}))
+    await server.until(lambda: server.engine.stats.running)
+    stopping = asyncio.create_task(server.get("/stopService"))
+    await server.until(lambda: server.service.shutting_down)
+    assert (await server.post("/generate", {"inputs": "a"})).status == 503
     for path in ("/health", "/v2/health/live"):
-        answer = await served.get(path)
+        answer = await server.get(path)
         assert status_and_body(answer) == (
             503,
             {"error": "The service has been stopped.", "error_type": "Service Unavailable"},
         )
     for path in ("/v1/status", "/v2/status"):
-        answer = await served.get(path)
+        answer = await server.get(path)
         assert (answer.status, answer.json["error"]) == (503, "The service has been stopped.")
-    assert (await served.get("/stopService")).status == 500
+    assert (await server.get("/stopService")).status == 500
     assert not stopping.done() and not ended.is_set()
     assert (await running).status == 200
     assert status_and_body(await stopping) == (200, "")
-    await served.until(ended.is_set)
+    await server.until(ended.is_set)
 
 
 async def test_forced_stop_service_answers_before_running_requests_end(serve_planes):
-    served = await serve_planes(tick=0.005)
+    server = await serve_planes(tick=0.005)
     ended = asyncio.Event()
-    served.service.stop_server = ended.set
-    running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 60}}))
-    await served.until(lambda: served.engine.stats.running)
-    assert (await served.get("/stopService?mode=Force")).status == 200
+    server.service.stop_server = ended.set
+    running = asyncio.create_task(server.post("/generate", LONG | {"parameters": {"max_new_tokens": 60}}))
+    await server.until(lambda: server.engine.stats.running)
+    assert (await server.get("/stopService?mode=Force")).status == 200
     assert not running.done()
     assert (await running).status == 200  # it finished within the grace period
-    await served.until(ended.is_set)
+    await server.until(ended.is_set)
 
 
 @pytest.mark.parametrize("path", ["/stopService", "/stopService?mode=Force"])
 async def test_stop_service_ends_requests_that_outlast_the_drain_time(serve_planes, monkeypatch, path):
     monkeypatch.setattr("parley.serving.control.FORCED_DRAIN_SECONDS", 0.1)
-    served = await serve_planes(tick=0.01, drain=0.1)
+    server = await serve_planes(tick=0.01, drain=0.1)
     ended = asyncio.Event()
-    served.service.stop_server = ended.set
-    running = asyncio.create_task(served.post("/generate", LONG))
-    await served.until(lambda: served.engine.stats.running)
-    assert (await served.get(path)).status == 200
+    server.service.stop_server = ended.set
+    running = asyncio.create_task(server.post("/generate", LONG))
+    await server.until(lambda: server.engine.stats.running)
+    assert (await server.get(path)).status == 200
     assert (await running).status == 503
-    await served.until(ended.is_set)
+    await server.until(ended.is_set)
 
 
 async def test_stop_service_rejects_requests_from_web_pages(serve_planes):
-    served = await serve_planes()
+    server = await serve_planes()
     for site in ("cross-site", "same-site"):
-        assert (await served.get("/stopService", **{"sec-fetch-site": site})).status == 403
-    assert not served.service.shutting_down
+        assert (await server.get("/stopService", **{"sec-fetch-site": site})).status == 403
+    assert not server.service.shutting_down
 
 
 def test_mindie_info_names_the_real_device_only_in_extended_profile():

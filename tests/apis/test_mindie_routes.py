@@ -39,9 +39,9 @@ def read_error(answer: Answer) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("path", ["/mindie", "/mindie-old"])
 async def test_mindie_stream_frames_have_the_documented_members(serve, path):
-    served = await serve()
+    server = await serve()
     body = {"inputs": INPUTS, "parameters": PARAMETERS | {"decoder_input_details": False}, "stream": True}
-    events = read_frames(await served.post(path, body))
+    events = read_frames(await server.post(path, body))
     assert all(list(frame) == TGI_FRAME and list(frame["token"]) == TOKEN for frame in events)
     assert all(len(frame["token"]["id"]) == 1 for frame in events)
     assert all(frame["generated_text"] is frame["details"] is None for frame in events[:-1])
@@ -53,51 +53,51 @@ async def test_mindie_stream_frames_have_the_documented_members(serve, path):
 
 async def test_mindie_full_text_frames_repeat_the_text_so_far(serve):
     full = service_dialect(MindieRules(full_text=True))
-    served = await serve(surfaces=(ApiMount("", full),))
-    events = read_frames(await served.post("/", {"inputs": INPUTS, "stream": True}))
+    server = await serve(surfaces=(ApiMount("", full),))
+    events = read_frames(await server.post("/", {"inputs": INPUTS, "stream": True}))
     texts = [frame["token"]["text"] for frame in events]
     assert texts[-1] == events[-1]["generated_text"] and len(texts) == 20
     assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
-    events = read_frames(await served.post("/v2/models/tiny/generate_stream", {"text_input": INPUTS}), "data:")
+    events = read_frames(await server.post("/v2/models/tiny/generate_stream", {"text_input": INPUTS}), "data:")
     assert events[-1]["text_output"] == texts[-1]
 
 
 async def test_mindie_only_paths_are_served_at_the_root_too(serve):
-    served = await serve()
+    server = await serve()
     for root in ("", "/mindie", "/mindie-old"):
         for path in ("/infer", "/infer_token"):
-            answer = await served.post(root + path, {"inputs": INPUTS, "parameters": {"details": True}})
+            answer = await server.post(root + path, {"inputs": INPUTS, "parameters": {"details": True}})
             result = answer.json
             assert list(result) == ["generated_text", "details"], answer.body
             assert list(result["details"]) == ["finish_reason", "generated_tokens", "generated_token_ids", "seed"]
             assert answer.headers["requestuuid"]
-            again = await served.post(root + path, {"input_id": result["details"]["generated_token_ids"]})
+            again = await server.post(root + path, {"input_id": result["details"]["generated_token_ids"]})
             assert list(again.json) == ["generated_text"]
-        result = (await served.post(root + "/v1/tokenizer", {"inputs": "a b"})).json
+        result = (await server.post(root + "/v1/tokenizer", {"inputs": "a b"})).json
         assert result["token_number"] == len(result["tokens"]) and "".join(result["tokens"]) == "a b"
-        bare = await served.post(root + "/v1/tokenizer", {"inputs": "a b", "do_decode": False})
+        bare = await server.post(root + "/v1/tokenizer", {"inputs": "a b", "do_decode": False})
         assert bare.json == {"token_number": result["token_number"], "tokens": []}
-        slots = (await served.get(root + "/v2/models/tiny/getSlotCount")).json
+        slots = (await server.get(root + "/v2/models/tiny/getSlotCount")).json
         assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
 
 
 async def test_strict_mindie_closes_the_connection_after_an_answer_that_is_no_stream(serve):
-    served = await serve(surfaces=(ApiMount("", service_dialect(MindieRules("strict"))),))
-    assert (await served.post("/infer", {"inputs": INPUTS})).headers["connection"] == "close"
-    assert (await served.post("/infer", {"inputs": 5})).headers["connection"] == "close"
-    assert "connection" not in (await served.post("/infer", {"inputs": INPUTS, "stream": True})).headers
+    server = await serve(surfaces=(ApiMount("", service_dialect(MindieRules("strict"))),))
+    assert (await server.post("/infer", {"inputs": INPUTS})).headers["connection"] == "close"
+    assert (await server.post("/infer", {"inputs": 5})).headers["connection"] == "close"
+    assert "connection" not in (await server.post("/infer", {"inputs": INPUTS, "stream": True})).headers
 
 
 async def test_mindie_generate_picks_the_vllm_or_tgi_form_by_the_body(serve):
-    served = await serve()
-    record = await served.post("/mindie/generate", {"prompt": "a b", "inputs": "c", "max_tokens": 3})
+    server = await serve()
+    record = await server.post("/mindie/generate", {"prompt": "a b", "inputs": "c", "max_tokens": 3})
     assert list(record.json) == ["text"] and record.json["text"][0].startswith("a b ")
-    assert list((await served.post("/mindie/generate", {"prompt": None, "inputs": "c"})).json) == ["generated_text"]
+    assert list((await server.post("/mindie/generate", {"prompt": None, "inputs": "c"})).json) == ["generated_text"]
     for body in ({}, {"inputs": None}, b"{", b"[]"):
-        status, text, kind = read_error(await served.post("/mindie/generate", body))
+        status, text, kind = read_error(await server.post("/mindie/generate", body))
         assert (status, kind) == (422, "Input Validation Error")
         assert json.loads(text)["Error"].startswith("`inputs` or `prompt` must be necessary")
-    answer = await served.post("/mindie/generate", {"prompt": "a b", "max_tokens": 3, "stream": True})
+    answer = await server.post("/mindie/generate", {"prompt": "a b", "max_tokens": 3, "stream": True})
     parts = answer.body.decode().split("\0")
     assert parts.pop() == "" and not answer.body.startswith(b"data")
     streamed = "".join(json.loads(part)["text"][0] for part in parts)
@@ -105,79 +105,79 @@ async def test_mindie_generate_picks_the_vllm_or_tgi_form_by_the_body(serve):
 
 
 async def test_mindie_serves_model_metadata_and_rejects_unknown_models(serve):
-    served = await serve()
+    server = await serve()
     for path in ("/v2", "/v2/models/tiny", "/v2/models/tiny/config"):
-        assert (await served.get("/mindie" + path)).status == 200
+        assert (await server.get("/mindie" + path)).status == 200
     unknown = (404, "Model x not found.", "NotFoundError")
     for path in ("/generate", "/generate_stream", "/infer", "/stopInfer"):
-        assert read_error(await served.post("/mindie/v2/models/x" + path, b"no JSON")) == unknown
-    assert read_error(await served.get("/mindie/v2/models/x")) == unknown
+        assert read_error(await server.post("/mindie/v2/models/x" + path, b"no JSON")) == unknown
+    assert read_error(await server.get("/mindie/v2/models/x")) == unknown
 
 
 async def test_mindie_rejects_overlong_prompts_and_unknown_token_ids(serve):
-    served = await serve(max_prompt=10)
+    server = await serve(max_prompt=10)
     limit = (
         "Failed to enqueue inferRequest. This model's maximum input ids length cannot be greater than 10,the input ids "
         "length is 11"
     )
-    assert (await served.post("/mindie/infer", {"input_id": [5] * 10})).status == 200
-    assert read_error(await served.post("/mindie/infer", {"input_id": [5] * 11})) == (424, limit, "Generation Error")
-    ids = await served.post("/mindie/infer", {"input_id": [100_000]})
+    assert (await server.post("/mindie/infer", {"input_id": [5] * 10})).status == 200
+    assert read_error(await server.post("/mindie/infer", {"input_id": [5] * 11})) == (424, limit, "Generation Error")
+    ids = await server.post("/mindie/infer", {"input_id": [100_000]})
     assert read_error(ids) == (424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
-    assert (await served.post("/generate", {"inputs": "a b c d e f g h i j k l m n o p"})).status == 422  # TGI's route
+    assert (await server.post("/generate", {"inputs": "a b c d e f g h i j k l m n o p"})).status == 422  # TGI's route
 
 
 @pytest.mark.parametrize("kept_tokens", ["head", "tail"])
 async def test_mindie_truncates_an_overlong_prompt_if_configured(serve, kept_tokens):
-    served = await serve(max_prompt=4, surfaces=(ApiMount("", service_dialect(MindieRules(truncation=kept_tokens))),))
+    server = await serve(max_prompt=4, surfaces=(ApiMount("", service_dialect(MindieRules(truncation=kept_tokens))),))
     body = {"input_id": [5, 6, 7, 8, 9, 10], "parameters": {"max_new_tokens": 4, "details": True}}
-    token_ids = (await served.post("/infer", body)).json["details"]["generated_token_ids"]
+    token_ids = (await server.post("/infer", body)).json["details"]["generated_token_ids"]
     assert token_ids == ([5, 6, 7, 8] if kept_tokens == "head" else [7, 8, 9, 10])
-    assert (await served.post("/infer", {"inputs": "a b c " * 20_000})).status == 200
-    await served.idle()
+    assert (await server.post("/infer", {"inputs": "a b c " * 20_000})).status == 200
+    await server.idle()
 
 
 async def test_mindie_cuts_answers_at_max_output(serve):
-    served = await serve(max_output=3)
+    server = await serve(max_output=3)
     body = {"inputs": INPUTS, "parameters": {"max_new_tokens": 9, "details": True}}
-    details = (await served.post("/mindie/infer", body)).json["details"]
+    details = (await server.post("/mindie/infer", body)).json["details"]
     assert (details["generated_tokens"], details["finish_reason"]) == (3, "length")
 
 
 async def test_mindie_extended_profile_accepts_values_the_strict_rejects(serve):
-    served = await serve(surfaces=(ApiMount("", service_dialect(MindieRules("extended"))),))
+    server = await serve(surfaces=(ApiMount("", service_dialect(MindieRules("extended"))),))
     lenient = {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 4, "details": True}
     with_prompt_details = lenient | {"truncate": 0, "decoder_input_details": True}
-    (whole,) = (await served.post("/", {"inputs": "a b", "parameters": with_prompt_details})).json
+    (whole,) = (await server.post("/", {"inputs": "a b", "parameters": with_prompt_details})).json
     assert list(whole["details"]["tokens"][0]) == ["id", "logprob", "special", "text"]
     assert all(token["logprob"] is not None for token in whole["details"]["tokens"])
     assert whole["details"]["prefill"][-1]["logprob"] is not None
-    last = read_frames(await served.post("/generate_stream", {"inputs": "a b", "parameters": with_prompt_details}))[-1]
+    last = read_frames(await server.post("/generate_stream", {"inputs": "a b", "parameters": with_prompt_details}))[-1]
     assert [token["id"] for token in last["details"]["prefill"]] == [t["id"] for t in whole["details"]["prefill"]]
     for path, body in (
         ("/infer", {"inputs": "a b", "parameters": lenient}),
         ("/v2/models/tiny/versions/9/generate", {"text_input": "a b", "parameters": lenient}),
     ):
-        details = (await served.post(path, body)).json["details"]
+        details = (await server.post(path, body)).json["details"]
         assert details["generated_tokens"] == 4
     assert len(details["decode_cost"]) == 3 and details["first_token_cost"] >= 0
     tensor = {"name": "i", "shape": [1, 2], "datatype": "INT64", "data": [5, 6], "parameters": lenient}
-    answer = await served.post("/v2/models/tiny/infer", {"inputs": [tensor], "outputs": [{"name": "o"}]})
+    answer = await server.post("/v2/models/tiny/infer", {"inputs": [tensor], "outputs": [{"name": "o"}]})
     assert answer.json["outputs"] == [{"name": "o", "shape": [1, 4], "datatype": "INT64", "data": [5, 6, 5, 6]}]
-    both = await served.post("/generate", {"prompt": "a", "n": 2, "max_tokens": 3})
+    both = await server.post("/generate", {"prompt": "a", "n": 2, "max_tokens": 3})
     assert len(both.json["text"]) == 2
-    served.engine.crash_engine()
-    assert served.engine.state == "failed"
-    assert read_error(await served.post("/infer", {"inputs": "a"}))[2] == "Service Unavailable"
+    server.engine.crash_engine()
+    assert server.engine.state == "failed"
+    assert read_error(await server.post("/infer", {"inputs": "a"}))[2] == "Service Unavailable"
 
 
 async def test_mindie_engine_crash_ends_a_stream_with_bare_text(serve):
-    served = await serve(tick=0.001)
+    server = await serve(tick=0.001)
     body = {"inputs": "a", "parameters": {"max_new_tokens": 3000}, "stream": True}
-    streams = [asyncio.create_task(served.post(root + "/infer", body)) for root in ("/mindie", "")]
-    await wait_for_tokens(served)
-    await served.until(lambda: served.model.used_slots == 2 and served.engine.stats.running == 2)
-    served.engine.crash_engine("It was killed.")
+    streams = [asyncio.create_task(server.post(root + "/infer", body)) for root in ("/mindie", "")]
+    await wait_for_tokens(server)
+    await server.until(lambda: server.model.used_slots == 2 and server.engine.stats.running == 2)
+    server.engine.crash_engine("It was killed.")
     strict, lax = [(await stream).body.decode().split("\n\n") for stream in streams]
     assert strict[-1] == "It was killed."
     assert lax[-1] == "" and json.loads(lax[-2].removeprefix("data: "))["error"] == "It was killed."
@@ -186,58 +186,58 @@ async def test_mindie_engine_crash_ends_a_stream_with_bare_text(serve):
 # -- stopInfer
 
 
-async def wait_for_tokens(served: RunningServer) -> None:
-    await served.until(lambda: served.engine.stats.generated_tokens > 3)
+async def wait_for_tokens(server: RunningServer) -> None:
+    await server.until(lambda: server.engine.stats.generated_tokens > 3)
 
 
 async def test_stop_infer_stops_the_oldest_request_of_an_id(serve):
-    served = await serve(tick=0.001)
+    server = await serve(tick=0.001)
     body = LONG | {"id": "mine"}
     body["parameters"] = LONG["parameters"] | {"details": True}
-    stream = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate_stream", body))
-    await wait_for_tokens(served)
-    whole = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body))  # a second request with this id
-    await served.until(lambda: served.model.used_slots == 2)
+    stream = asyncio.create_task(server.post("/mindie/v2/models/tiny/generate_stream", body))
+    await wait_for_tokens(server)
+    whole = asyncio.create_task(server.post("/mindie/v2/models/tiny/generate", body))  # a second request with this id
+    await server.until(lambda: server.model.used_slots == 2)
     stop = b'{"id" : "mine"}'
-    answer = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
+    answer = await server.post("/mindie/v2/models/tiny/stopInfer", stop)
     assert (answer.status, answer.body) == (200, stop)
     assert read_frames(await stream, "data:")[-1]["details"]["finish_reason"] == "stop_sequence"
     assert not whole.done()  # the older request is stopped first
     await asyncio.sleep(0.01)
-    assert (await served.post("/v2/models/tiny/stopInfer", stop)).status == 200
+    assert (await server.post("/v2/models/tiny/stopInfer", stop)).status == 200
     details = (await whole).json["details"]
     assert details["finish_reason"] == "stop_sequence"
     assert len(details["batch_size"]) == len(details["queue_wait_time"]) == details["generated_tokens"]
-    await served.idle()
-    gone = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
+    await server.idle()
+    gone = await server.post("/mindie/v2/models/tiny/stopInfer", stop)
     assert read_error(gone) == (404, "RequestId is mine not found.", "NotFoundError")
 
 
 async def test_stop_infer_stops_a_request_before_its_first_token(serve):
-    served = await serve()
-    served.engine.step_gate.clear()
-    waiting = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", LONG | {"id": "mine"}))
-    await served.until(lambda: served.model.used_slots == 1 and bool(served.engine.open_stream_count))
-    assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
+    server = await serve()
+    server.engine.step_gate.clear()
+    waiting = asyncio.create_task(server.post("/mindie/v2/models/tiny/generate", LONG | {"id": "mine"}))
+    await server.until(lambda: server.model.used_slots == 1 and bool(server.engine.open_stream_count))
+    assert (await server.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
     answer = await waiting
     assert (answer.status, answer.json["text_output"]) == (200, "")
-    served.engine.step_gate.set()
-    await served.idle()
+    server.engine.step_gate.set()
+    await server.idle()
 
 
 async def test_rejects_a_req_id_that_a_running_request_uses(serve):
-    served = await serve(tick=0.001)
-    first = asyncio.create_task(served.call("POST", "/mindie/infer", {"inputs": "a", "parameters": {
+    server = await serve(tick=0.001)
+    first = asyncio.create_task(server.call("POST", "/mindie/infer", {"inputs": "a", "parameters": {
         "max_new_tokens": 3000}}, {"req-id": "mine"}))  # fmt: skip
-    await wait_for_tokens(served)
-    second = await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})
+    await wait_for_tokens(server)
+    second = await server.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})
     used = "Failed to enqueue inferRequest. Runtime request has been used before."
     assert read_error(second) == (500, used, "Incomplete Generation")
-    assert (await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "other"})).status == 200
-    assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
+    assert (await server.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "other"})).status == 200
+    assert (await server.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
     assert (await first).status == 200
-    assert (await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})).status == 200
-    await served.idle()
+    assert (await server.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})).status == 200
+    await server.idle()
 
 
 # -- time limits
@@ -251,49 +251,49 @@ async def test_mindie_infer_reports_which_time_limit_was_exceeded(serve):
         ({"tick": 0.01, "timeout": 0.1}, with_timeout, text + "server e2eTimeout"),
         ({"tick": 0.2, "token_timeout": 0.05}, with_timeout, text + "server tokenTimeout"),
     ):
-        served = await serve(**options)
+        server = await serve(**options)
         body = {"inputs": "a", "parameters": parameters}
         whole, stream = await asyncio.gather(
-            served.post("/mindie/infer", body), served.post("/mindie/infer", body | {"stream": True})
+            server.post("/mindie/infer", body), server.post("/mindie/infer", body | {"stream": True})
         )
         assert read_error(whole) == (500, message, "Incomplete Generation")
         if stream.status == 200:  # a started stream ends with the bare text
             assert stream.body.decode().split("\n\n")[-1] == message
         else:
             assert read_error(stream) == (500, message, "Incomplete Generation")
-        await served.idle()
+        await server.idle()
 
 
 async def test_openai_request_past_the_server_timeout_is_504(serve):
-    served = await serve(tick=0.01, timeout=0.05)
-    late = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3000})
+    server = await serve(tick=0.01, timeout=0.05)
+    late = await server.post("/v1/completions", {"prompt": "a", "max_tokens": 3000})
     assert (late.status, late.error["type"]) == (504, "server_error")
-    streams = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3000, "stream": True})
+    streams = await server.post("/v1/completions", {"prompt": "a", "max_tokens": 3000, "stream": True})
     assert "within the time" in streams.events[-1]["error"]["message"]
-    await served.idle()
+    await server.idle()
 
 
 async def test_mindie_rejects_a_body_over_the_limit(serve):
-    served = await serve(body_limit=1000)
-    answer = await served.post("/mindie/infer", {"inputs": "a" * 2000})
+    server = await serve(body_limit=1000)
+    answer = await server.post("/mindie/infer", {"inputs": "a" * 2000})
     assert (answer.status, answer.body) == (
         413, b'{"message":"Request body too large. Maximum allowed size is 40MB."}'
     )  # fmt: skip
 
 
 async def test_token_timeout_limits_each_token_not_the_whole_answer(serve):
-    served = await serve(tick=0.01, token_timeout=0.5, timeout=60)
-    answer = await served.post("/mindie/infer", {"inputs": "a", "parameters": {"max_new_tokens": 80}})
+    server = await serve(tick=0.01, token_timeout=0.5, timeout=60)
+    answer = await server.post("/mindie/infer", {"inputs": "a", "parameters": {"max_new_tokens": 80}})
     assert answer.status == 200  # it took longer in total than token_timeout
-    assert (await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3})).status == 200
-    await served.idle()
+    assert (await server.post("/v1/completions", {"prompt": "a", "max_tokens": 3})).status == 200
+    await server.idle()
 
 
 # -- figures of the steps
 
 
 async def test_mindie_batch_sizes_match_the_steps_of_the_engine(serve, monkeypatch):
-    served = await serve(max_batch=3)
+    server = await serve(max_batch=3)
     steps: list[tuple[int, set[str]]] = []  # number of rows, and the ids of their requests
     add_output = OutputStream.add_output
 
@@ -302,17 +302,17 @@ async def test_mindie_batch_sizes_match_the_steps_of_the_engine(serve, monkeypat
             steps[-1][1].add(output.id)
         add_output(stream, output)
 
-    served.engine.step_observers.append(lambda stats: steps.append((stats.step_rows, set())))
+    server.engine.step_observers.append(lambda stats: steps.append((stats.step_rows, set())))
     monkeypatch.setattr(OutputStream, "add_output", record_output)
 
     async def send_and_record(number: int) -> None:
         parameters = {"max_new_tokens": 5 + 3 * number, "details": True}
         body = {"text_input": "a b", "id": f"r{number}", "parameters": parameters}
         if number % 2:
-            answer = await served.post("/mindie/v2/models/tiny/generate", body)
+            answer = await server.post("/mindie/v2/models/tiny/generate", body)
             rows, waits = answer.json["details"]["batch_size"], answer.json["details"]["queue_wait_time"]
         else:
-            events = read_frames(await served.post("/mindie/v2/models/tiny/generate_stream", body), "data:")
+            events = read_frames(await server.post("/mindie/v2/models/tiny/generate_stream", body), "data:")
             rows = [frame["details"]["batch_size"] for frame in events]
             waits = [frame["details"]["queue_wait_time"] for frame in events]
             assert [frame["prefill_time"] is None for frame in events] == [False] + [True] * (len(events) - 1)

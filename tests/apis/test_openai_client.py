@@ -8,17 +8,17 @@ import pytest
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
-def make_client(served, **options):
-    return openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="sk-none", max_retries=0, **options)
+def make_client(server, **options):
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="sk-none", max_retries=0, **options)
 
 
 @pytest.fixture
-async def served(serve):
+async def server(serve):
     return await serve()
 
 
-async def test_openai_client_lists_and_retrieves_models(served):
-    async with make_client(served) as c:
+async def test_openai_client_lists_and_retrieves_models(server):
+    async with make_client(server) as c:
         models = await c.models.list()
         assert [model.id for model in models.data] == ["tiny"]
         assert (await c.models.retrieve("tiny")).id == "tiny"
@@ -27,8 +27,8 @@ async def test_openai_client_lists_and_retrieves_models(served):
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
-async def test_openai_client_completes_a_chat(served):
-    async with make_client(served) as c:
+async def test_openai_client_completes_a_chat(server):
+    async with make_client(server) as c:
         answer = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8)
     choice = answer.choices[0]
     assert choice.message.role == "assistant"
@@ -39,8 +39,8 @@ async def test_openai_client_completes_a_chat(served):
     assert answer._request_id.startswith("req_")  # documented by the client library under this name
 
 
-async def test_openai_client_streams_the_same_chat(served):
-    async with make_client(served) as c:
+async def test_openai_client_streams_the_same_chat(server):
+    async with make_client(server) as c:
         stream = await c.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=8, stream=True, stream_options={"include_usage": True}
         )
@@ -53,23 +53,23 @@ async def test_openai_client_streams_the_same_chat(served):
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 8
 
 
-async def test_openai_stream_helper_accumulates_all_choices(served):
-    async with make_client(served) as c, c.chat.completions.stream(model="tiny", messages=MESSAGES, n=2) as s:
+async def test_openai_stream_helper_accumulates_all_choices(server):
+    async with make_client(server) as c, c.chat.completions.stream(model="tiny", messages=MESSAGES, n=2) as s:
         async for _ in s:
             pass
         final = await s.get_final_completion()
     assert [choice.message.content for choice in final.choices] == ["user\nHello"] * 2
 
 
-async def test_openai_client_gets_three_choices(served):
-    async with make_client(served) as c:
+async def test_openai_client_gets_three_choices(server):
+    async with make_client(server) as c:
         answer = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4, n=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage.completion_tokens == 12
 
 
-async def test_openai_client_gets_equal_logprobs_whole_and_streamed(served):
-    async with make_client(served) as c:
+async def test_openai_client_gets_equal_logprobs_whole_and_streamed(server):
+    async with make_client(server) as c:
         answer = await c.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=2
         )
@@ -83,8 +83,8 @@ async def test_openai_client_gets_equal_logprobs_whole_and_streamed(served):
     assert streamed == entries
 
 
-async def test_openai_client_echoes_and_scores_prompts_without_generating(served):
-    async with make_client(served) as c:
+async def test_openai_client_echoes_and_scores_prompts_without_generating(server):
+    async with make_client(server) as c:
         answer = await c.completions.create(
             model="tiny", prompt=["The quick", "fox"], max_tokens=0, echo=True, logprobs=1
         )
@@ -97,8 +97,8 @@ async def test_openai_client_echoes_and_scores_prompts_without_generating(served
     assert answer.usage.completion_tokens == 0
 
 
-async def test_openai_client_streams_completions_of_token_ids(served):
-    async with make_client(served) as c:
+async def test_openai_client_streams_completions_of_token_ids(server):
+    async with make_client(server) as c:
         ids = [[40, 41], [50, 51, 52]]
         whole = await c.completions.create(model="tiny", prompt=ids, max_tokens=6, n=2)
         stream = await c.completions.create(model="tiny", prompt=ids, max_tokens=6, n=2, stream=True)
@@ -109,8 +109,8 @@ async def test_openai_client_streams_completions_of_token_ids(served):
     assert texts[0] == texts[1] != texts[2] == texts[3]
 
 
-async def test_openai_client_raises_its_own_error_classes(served):
-    async with make_client(served) as c:
+async def test_openai_client_raises_its_own_error_classes(server):
+    async with make_client(server) as c:
         with pytest.raises(openai.BadRequestError) as caught:
             await c.chat.completions.create(model="tiny", messages=MESSAGES, temperature=7)
         assert (caught.value.param, caught.value.code) == ("temperature", "integer_above_max_value")
@@ -125,18 +125,18 @@ async def test_openai_client_raises_its_own_error_classes(served):
 
 
 async def test_openai_client_raises_an_error_inside_a_stream(serve):
-    served = await serve(tick=0.002)
-    async with make_client(served) as c:
+    server = await serve(tick=0.002)
+    async with make_client(server) as c:
         stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
         with pytest.raises(openai.APIError) as caught:
             async for _ in stream:
-                served.engine.crash_engine("The engine process was killed.")
+                server.engine.crash_engine("The engine process was killed.")
         assert "killed" in caught.value.message
 
 
 async def test_openai_client_raises_authentication_error_on_a_wrong_key(serve):
-    served = await serve(api_keys=("sk-right-key-0123456789",))
-    async with make_client(served) as c:
+    server = await serve(api_keys=("sk-right-key-0123456789",))
+    async with make_client(server) as c:
         with pytest.raises(openai.AuthenticationError) as caught:
             await c.models.list()
         assert caught.value.code == "invalid_api_key"
@@ -144,9 +144,9 @@ async def test_openai_client_raises_authentication_error_on_a_wrong_key(serve):
         assert (await c.models.list()).data
 
 
-async def test_blocking_openai_client_lists_and_streams(served):
+async def test_blocking_openai_client_lists_and_streams(server):
     def talk():
-        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="x") as c:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as c:
             models = [model.id for model in c.models.list()]
             stream = c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8, stream=True)
             return models, "".join(chunk.choices[0].delta.content or "" for chunk in stream)
@@ -155,19 +155,19 @@ async def test_blocking_openai_client_lists_and_streams(served):
 
 
 async def test_closing_an_openai_client_stream_cancels_the_request(serve):
-    served = await serve(tick=0.002)
-    async with make_client(served) as c:
+    server = await serve(tick=0.002)
+    async with make_client(server) as c:
         stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
         async for _ in stream:
             break
         await stream.close()
-        await served.idle()
+        await server.idle()
 
 
 @pytest.mark.parametrize("prefix", ["/mindie", "/mindie-old"])
-async def test_openai_client_understands_mindie_answers(served, prefix):
+async def test_openai_client_understands_mindie_answers(server, prefix):
     """MindIE's events each have a role, and its last text event has usage without ``stream_options``."""
-    url = f"{served.url}{prefix}/v1"
+    url = f"{server.url}{prefix}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="sk-none", max_retries=0) as c:
         whole = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8)
         stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8, stream=True)

@@ -19,18 +19,18 @@ CLIENT_PYTHON = os.environ.get("TRITONCLIENT_PYTHON", OWN_PYTHON)
 
 @pytest.mark.skipif(not CLIENT_PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
 async def test_tritonclient_http_script_succeeds(serve):
-    served = await serve()
-    await run_script("triton_http.py", f"127.0.0.1:{served.port}")
+    server = await serve()
+    await run_script("triton_http.py", f"127.0.0.1:{server.port}")
 
 
 @pytest.mark.skipif(not CLIENT_PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
 async def test_tritonclient_grpc_script_succeeds(serve):
     rpc = pytest.importorskip("parley.serving.grpc.grpc_port", exc_type=ImportError)
-    served = await serve(tick=0.001)
-    port = rpc.TritonGrpcPort(served.service)
+    server = await serve(tick=0.001)
+    port = rpc.TritonGrpcPort(server.service)
     (address,) = await port.start_server([("127.0.0.1", 0)])
     await run_script("triton_grpc.py", address)
-    await served.idle()
+    await server.idle()
     await port.stop_server(0)
 
 

@@ -65,9 +65,9 @@ infer_bodies = st.fixed_dictionaries(
 header_lengths = st.none() | st.sampled_from(["0", "1", "-1", "x", "9" * 30, ""]) | st.integers(0, 300).map(str)
 
 
-async def check_triton(served: Any, path: str, body: bytes, length: str | None = None) -> None:
+async def check_triton(server: Any, path: str, body: bytes, length: str | None = None) -> None:
     headers = {} if length is None else {"Inference-Header-Content-Length": length}
-    answer = await served.call("POST", path, body, headers)
+    answer = await server.call("POST", path, body, headers)
 
     strict = path.startswith("/triton")
     if answer.status >= 400:
@@ -82,13 +82,13 @@ async def check_triton(served: Any, path: str, body: bytes, length: str | None =
 
 
 async def test_triton_odd_bodies_earn_a_500_only_for_wrong_json_types_where_strict(serve):
-    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await served.control()
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
 
     @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(prefix=prefixes, path=st.sampled_from(ROUTES), body=generate_bodies.map(encode) | raw_bytes)
     async def objects(prefix, path, body):
-        await check_triton(served, prefix + path, body)
+        await check_triton(server, prefix + path, body)
 
     @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(
@@ -99,16 +99,16 @@ async def test_triton_odd_bodies_earn_a_500_only_for_wrong_json_types_where_stri
         exact=st.booleans(),
     )
     async def infer(prefix, body, tail, length, exact):
-        await check_triton(served, prefix + MODEL + "/infer", body + tail, str(len(body)) if exact else length)
+        await check_triton(server, prefix + MODEL + "/infer", body + tail, str(len(body)) if exact else length)
 
     await run_in_loop(objects)
     await run_in_loop(infer)
-    await served.idle()
-    assert await served.control() == before
+    await server.idle()
+    assert await server.control() == before
 
 
 async def test_triton_http_rejects_huge_inputs_at_once(serve):
-    served = await serve()
+    server = await serve()
     many = {"text_input": "a", "stop": ["x"] * 100_000}
     for body in (
         many,
@@ -121,9 +121,9 @@ async def test_triton_http_rejects_huge_inputs_at_once(serve):
         b'{"text_input":"a","top_k":' + b"9" * 4000 + b"}",
     ):
         for route in ("/generate", "/generate_stream"):
-            assert (await served.post(MODEL + route, body)).status == 400, str(body)[:50]
+            assert (await server.post(MODEL + route, body)).status == 400, str(body)[:50]
     endless = b'{"text_input":"a","top_k":' + b"9" * 1_000_000 + b"}"
-    assert (await served.post(MODEL + "/generate", endless)).json["error"].startswith("failed to parse")
+    assert (await server.post(MODEL + "/generate", endless)).json["error"].startswith("failed to parse")
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}
     for changes in (
         {"shape": [10**6], "data": ["a"] * 10**6},
@@ -132,14 +132,14 @@ async def test_triton_http_rejects_huge_inputs_at_once(serve):
         {"name": "x" * 100_000},
         {"datatype": "x" * 100_000},
     ):
-        answer = await served.post(MODEL + "/infer", {"inputs": [text | changes]})
+        answer = await server.post(MODEL + "/infer", {"inputs": [text | changes]})
         assert answer.status == 400 and len(answer.body) < 1000, str(changes)[:50]
     body = json.dumps(
         {"inputs": [{k: v for k, v in text.items() if k != "data"} | {"parameters": {"binary_data_size": 4}}]}
     )
     head = {"Inference-Header-Content-Length": str(len(body))}
-    answer = await served.call("POST", MODEL + "/infer", body.encode() + struct.pack("<I", 2**32 - 1), head)
+    answer = await server.call("POST", MODEL + "/infer", body.encode() + struct.pack("<I", 2**32 - 1), head)
     assert answer.status == 400
-    assert (await served.get("/v2/models/" + "x" * 5000)).status == 404
-    assert (await served.get(MODEL + "/versions/" + "9" * 5000)).status == 400
-    assert await served.control()
+    assert (await server.get("/v2/models/" + "x" * 5000)).status == 404
+    assert (await server.get(MODEL + "/versions/" + "9" * 5000)).status == 400
+    assert await server.control()

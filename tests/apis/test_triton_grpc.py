@@ -40,9 +40,9 @@ async def serve_grpc(serve) -> AsyncIterator[ServeGrpc]:
     clients: list[GrpcClient] = []
 
     async def start(reach: PortReach = "local", **options: Any) -> GrpcClient:
-        served = await serve(**options)
-        port = TritonGrpcPort(served.service, partial(served.node.check_client, reach=reach))
-        clients.append(GrpcClient(served, port, (await port.start_server([("127.0.0.1", 0)]))[0]))
+        server = await serve(**options)
+        port = TritonGrpcPort(server.service, partial(server.node.check_client, reach=reach))
+        clients.append(GrpcClient(server, port, (await port.start_server([("127.0.0.1", 0)]))[0]))
         return clients[-1]
 
     yield start
@@ -59,11 +59,11 @@ async def test_grpc_infer_gives_the_same_answer_as_http(serve_grpc):
     answer = await calls.infer(request_id="7", max_tokens=5)
     entry = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]}
     flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [True]}
-    other = await calls.served.post(INFER, {"id": "7", "inputs": [entry, flag], "parameters": {"max_tokens": 5}})
+    other = await calls.server.post(INFER, {"id": "7", "inputs": [entry, flag], "parameters": {"max_tokens": 5}})
     assert (answer.id, answer.model_name, answer.model_version) == ("7", "tiny", "1")
     assert [answer_text(answer)] == other.json["outputs"][0]["data"] and len(answer_text(answer)) > 3
     assert not answer.parameters
-    await calls.served.idle()
+    await calls.server.idle()
 
 
 async def test_every_grpc_query_method_answers(serve_grpc):
@@ -97,7 +97,7 @@ async def test_grpc_infer_rejects_bad_requests_with_a_status(serve_grpc, members
     calls = await serve_grpc()
     status = await grpc_error(calls.infer(**members))
     assert status[0] == code and sentence in status[1]
-    await calls.served.idle()
+    await calls.server.idle()
 
 
 async def test_grpc_rejects_broken_messages_and_unknown_methods(serve_grpc):
@@ -141,7 +141,7 @@ async def test_grpc_refuses_messages_of_too_many_fields_before_it_builds_them(se
     await stream.write(message)
     assert (await grpc_error(stream.read()))[0] == "INVALID_ARGUMENT"
     assert answer_text(await calls.infer())
-    await calls.served.until(lambda: calls.served.service.options.body_budget.held_bytes == 0)
+    await calls.server.until(lambda: calls.server.service.options.body_budget.held_bytes == 0)
 
 
 async def test_grpc_carries_messages_larger_than_its_defaults(serve_grpc):
@@ -197,7 +197,7 @@ async def test_grpc_embedding_is_one_answer_streamed_or_not(serve_grpc):
     (answer,) = [answer async for answer in stream]
     assert is_final(answer) and answer.infer_response.id == "7"
     vector = json.loads(answer_text(answer.infer_response))
-    openai = await calls.served.post("/v1/embeddings", {"model": "tiny", "input": "a b c", "dimensions": 4})
+    openai = await calls.server.post("/v1/embeddings", {"model": "tiny", "input": "a b c", "dimensions": 4})
     assert vector == openai.json["data"][0]["embedding"] and len(vector) == 4
     assert json.loads(answer_text(await calls.send("ModelInfer", message.SerializeToString()))) == vector
 
@@ -247,7 +247,7 @@ async def test_triton_grpc_error_metadata_ends_the_stream_on_first_error(serve_g
         while True:
             assert not (await stream.read()).error_message
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-    await calls.served.idle()  # the other request of the stream ended too
+    await calls.server.idle()  # the other request of the stream ended too
 
 
 async def test_grpc_calls_report_an_engine_crash(serve_grpc):
@@ -256,8 +256,8 @@ async def test_grpc_calls_report_an_engine_crash(serve_grpc):
     await stream.write(build_infer_request(request_id="7", stream=True, max_tokens=1000).SerializeToString())
     await stream.read()
     whole = asyncio.ensure_future(calls.infer(max_tokens=1000))
-    await calls.served.until(lambda: len(calls.served.service.open_requests) == 2)
-    calls.served.engine.crash_engine()
+    await calls.server.until(lambda: len(calls.server.service.open_requests) == 2)
+    calls.server.engine.crash_engine()
     while not (answer := await stream.read()).error_message:
         pass
     assert is_final(answer) and answer.infer_response.id == "7"
@@ -271,18 +271,18 @@ async def test_grpc_calls_report_an_engine_crash(serve_grpc):
 async def test_cancelled_grpc_call_cancels_its_generation(serve_grpc, stage):
     calls = await serve_grpc(tick=0.005)
     if stage == "queue":
-        calls.served.engine.step_gate.clear()
+        calls.server.engine.step_gate.clear()
     call = calls.infer(max_tokens=3000)
     stream = calls.stream()
     for _ in range(3):
         await stream.write(build_infer_request(stream=True, max_tokens=3000).SerializeToString())
     if stage == "tokens":
         await stream.read()
-    await calls.served.until(lambda: len(calls.served.service.open_requests) == 4)
+    await calls.server.until(lambda: len(calls.server.service.open_requests) == 4)
     call.cancel()
     stream.cancel()
-    calls.served.engine.step_gate.set()
-    await calls.served.idle()
+    calls.server.engine.step_gate.set()
+    await calls.server.idle()
     assert answer_text(await calls.infer())
 
 
@@ -295,7 +295,7 @@ async def test_grpc_deadline_cancels_the_generation(serve_grpc):
         while True:
             await stream.read()
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    await calls.served.idle()
+    await calls.server.idle()
 
 
 async def test_closed_grpc_connection_cancels_its_generations(serve_grpc):
@@ -304,7 +304,7 @@ async def test_closed_grpc_connection_cancels_its_generations(serve_grpc):
     await stream.write(build_infer_request(stream=True, max_tokens=3000).SerializeToString())
     await stream.read()
     await calls.channel.close()
-    await calls.served.idle()
+    await calls.server.idle()
 
 
 async def test_grpc_cuts_off_a_client_that_does_not_read(serve_grpc):
@@ -314,12 +314,12 @@ async def test_grpc_cuts_off_a_client_that_does_not_read(serve_grpc):
         stream = calls.stream()
         for _ in range(200):
             await stream.write(build_infer_request(stream=True, max_tokens=4000).SerializeToString())
-        await calls.served.until(lambda: "ABORTED" in call_statuses(calls.served))
-        await calls.served.idle()
+        await calls.server.until(lambda: "ABORTED" in call_statuses(calls.server))
+        await calls.server.idle()
 
 
-def call_statuses(served: RunningServer) -> str:
-    return " ".join(served.service.grpc_responses.by_label)
+def call_statuses(server: RunningServer) -> str:
+    return " ".join(server.service.grpc_responses.by_label)
 
 
 # -- access, loading and shutdown
@@ -351,7 +351,7 @@ async def test_grpc_requires_a_key_except_for_probes(serve_grpc):
         assert answer_text(await calls.infer(metadata=metadata))
     assert (await calls.call("ServerLive")).live and (await calls.call("ServerReady")).ready
     assert (await calls.check()).status == 1
-    await calls.served.idle()
+    await calls.server.idle()
 
 
 async def test_grpc_health_follows_loading_and_shutdown(serve_grpc):
@@ -364,10 +364,10 @@ async def test_grpc_health_follows_loading_and_shutdown(serve_grpc):
     assert not (await calls.call("ModelReady", name="tiny")).ready
     code, sentence = await grpc_error(calls.infer())
     assert code == "UNAVAILABLE" and "loading" in sentence
-    await calls.served.until(lambda: calls.served.service.unready_error() is None)
+    await calls.server.until(lambda: calls.server.service.unready_error() is None)
     assert (await watched.read()).status == 1
     assert (await calls.call("ModelReady", name="tiny")).ready
-    calls.served.model.ending_reason = "It ends."
+    calls.server.model.ending_reason = "It ends."
     assert (await watched.read()).status == 2
     assert (await calls.check("inference.GRPCInferenceService")).status == 2
     assert (await grpc_error(calls.infer()))[0] == "UNAVAILABLE"
@@ -386,8 +386,8 @@ async def test_grpc_streams_drain_at_shutdown(serve_grpc, patience):
     stream = calls.stream()
     await stream.write(build_infer_request(request_id="7", stream=True, max_tokens=100).SerializeToString())
     await stream.read()
-    draining = asyncio.create_task(calls.served.service.drain_models())
-    await calls.served.until(lambda: calls.served.service.shutting_down)
+    draining = asyncio.create_task(calls.server.service.drain_models())
+    await calls.server.until(lambda: calls.server.service.shutting_down)
     assert (await grpc_error(calls.infer()))[0] == "UNAVAILABLE"
     while not is_final(answer := await stream.read()):
         assert not answer.error_message
@@ -400,17 +400,17 @@ async def test_grpc_streams_drain_at_shutdown(serve_grpc, patience):
 
 async def test_grpc_rejects_calls_while_the_queue_is_full(serve_grpc):
     calls = await serve_grpc(max_batch=1, max_queue=1)
-    calls.served.engine.step_gate.clear()
+    calls.server.engine.step_gate.clear()
     stream = calls.stream()
     for _ in range(2):
         await stream.write(build_infer_request(stream=True).SerializeToString())
-    await calls.served.until(lambda: len(calls.served.service.open_requests) == 2)
+    await calls.server.until(lambda: len(calls.server.service.open_requests) == 2)
     code, sentence = await grpc_error(calls.infer())
     assert code == "UNAVAILABLE" and "Try again later" in sentence
-    calls.served.engine.step_gate.set()
+    calls.server.engine.step_gate.set()
     await stream.done_writing()
     assert sum([is_final(answer) async for answer in stream]) == 2
-    await calls.served.idle()
+    await calls.server.idle()
 
 
 async def test_requests_of_one_grpc_stream_wait_instead_of_being_rejected(serve_grpc):
@@ -439,12 +439,12 @@ async def test_grpc_requests_count_in_statistics_and_metrics(serve_grpc):
     await stream.write(build_infer_request(stream=True).SerializeToString())
     await stream.done_writing()
     assert [answer async for answer in stream]
-    await calls.served.post("/v1/chat/completions", HELLO_CHAT)
+    await calls.server.post("/v1/chat/completions", HELLO_CHAT)
     (counts,) = (await calls.call("ModelStatistics", name="tiny")).model_stats
-    http = (await calls.served.get("/v2/models/tiny/stats")).json["model_stats"][0]
+    http = (await calls.server.get("/v2/models/tiny/stats")).json["model_stats"][0]
     assert counts.inference_count == http["inference_count"] == 3
     assert counts.inference_stats.success.ns == http["inference_stats"]["success"]["ns"] > 0
-    page = (await calls.served.get("/metrics")).body.decode()
+    page = (await calls.server.get("/metrics")).body.decode()
     assert metric_value(page, 'parley:grpc_responses_total{status="NOT_FOUND"}') == 1
     assert metric_value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
     assert metric_value(page, 'tgi_request_failure{err="validation"}') == 1
@@ -471,7 +471,7 @@ async def test_grpc_calls_appear_in_the_access_log(serve_grpc, caplog):
 async def test_grpc_port_start_fails_on_a_taken_address(serve_grpc):
     calls = await serve_grpc()
     with pytest.raises(OSError, match="is taken"):
-        await TritonGrpcPort(calls.served.service).start_server([("127.0.0.1", int(calls.address.rpartition(":")[2]))])
+        await TritonGrpcPort(calls.server.service).start_server([("127.0.0.1", int(calls.address.rpartition(":")[2]))])
 
 
 async def test_serve_opens_http_and_grpc_ports_and_exits_cleanly(folder):
@@ -519,7 +519,7 @@ MESSAGE_PIECES = [  # concatenated serialized messages parse as one message with
 
 async def test_grpc_odd_message_bytes_get_a_client_error_status(serve_grpc):
     calls = await serve_grpc(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await calls.served.control()
+    before = await calls.server.control()
 
     @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(parts=st.lists(st.sampled_from(MESSAGE_PIECES) | st.binary(max_size=6), max_size=7))
@@ -531,8 +531,8 @@ async def test_grpc_odd_message_bytes_get_a_client_error_status(serve_grpc):
             assert error.details() and "server had an error" not in error.details(), parts
 
     await run_in_loop(send)
-    await calls.served.idle()
-    assert await calls.served.control() == before
+    await calls.server.idle()
+    assert await calls.server.control() == before
 
 
 async def test_grpc_rejects_huge_inputs_at_once(serve_grpc):
@@ -558,14 +558,14 @@ async def test_grpc_rejects_huge_inputs_at_once(serve_grpc):
 
 async def test_cancelled_grpc_streams_leave_later_answers_unchanged(serve_grpc):
     calls = await serve_grpc()
-    before = await calls.served.control()
+    before = await calls.server.control()
     for _ in range(30):
         stream = calls.stream()
         await stream.write(build_infer_request(stream=True, max_tokens=500).SerializeToString())
         await stream.read()
         stream.cancel()
-    await calls.served.idle()
-    assert await calls.served.control() == before
+    await calls.server.idle()
+    assert await calls.server.control() == before
 
 
 async def test_grpc_reaches_each_of_several_models(serve_grpc, folder):
@@ -579,15 +579,15 @@ async def test_grpc_reaches_each_of_several_models(serve_grpc, folder):
         for name, engine in zip(("other", "late"), engines, strict=True)
     )
     calls = await serve_grpc(beside=[other, late], wait=False)
-    await calls.served.until(lambda: calls.served.model.unready_error() is None and other.unready_error() is None)
-    expected = calls.served.model.text_pipeline.tokenizer.decode([301] * 3)
+    await calls.server.until(lambda: calls.server.model.unready_error() is None and other.unready_error() is None)
+    expected = calls.server.model.text_pipeline.tokenizer.decode([301] * 3)
     assert answer_text(await calls.infer(model="other", max_tokens=3)) == expected
     assert answer_text(await calls.infer(model="tiny", max_tokens=3)) != expected
     assert (await grpc_error(calls.infer(model="late", max_tokens=3)))[0] == "UNAVAILABLE"
     assert [(await calls.call("ModelReady", name=name)).ready for name in ("tiny", "other", "late")] == [1, 1, 0]
     assert not (await calls.call("ServerReady")).ready
     assert (await grpc_error(calls.infer(model="nope")))[0] == "NOT_FOUND"
-    await calls.served.until(lambda: late.unready_error() is None)
+    await calls.server.until(lambda: late.unready_error() is None)
     assert answer_text(await calls.infer(model="late", max_tokens=3)) == expected
     models = (await calls.call("RepositoryIndex")).models
     assert [(model.name, model.state) for model in models] == [(name, "READY") for name in ("tiny", "other", "late")]

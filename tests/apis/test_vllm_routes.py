@@ -18,37 +18,37 @@ def echo_and_end(work, index):
 
 
 @pytest.fixture
-async def served(serve):
+async def server(serve):
     return await serve(reply=echo_and_end)
 
 
 # -- the routes of vLLM's demo server
 
 
-async def test_generate_path_serves_vllm_tgi_and_strict_vllm(served):
+async def test_generate_path_serves_vllm_tgi_and_strict_vllm(server):
     whole = {"text": [PROMPT + PROMPT]}
     for body in ({"prompt": PROMPT}, {"prompt": PROMPT, "inputs": "b"}, {"prompt": PROMPT, "inputs": None}):
-        assert (await served.post("/generate", body)).json == whole
+        assert (await server.post("/generate", body)).json == whole
     parameters = {"return_full_text": False}
-    assert (await served.post("/generate", {"inputs": "a", "parameters": parameters})).json == {"generated_text": "a"}
-    assert (await served.post("/generate", {"inputs": "a", "prompt": None})).status == 200
+    assert (await server.post("/generate", {"inputs": "a", "parameters": parameters})).json == {"generated_text": "a"}
+    assert (await server.post("/generate", {"inputs": "a", "prompt": None})).status == 200
     for body in ({}, b"{", b"[]"):
-        assert (await served.post("/generate", body)).body.startswith(b"Failed to ")
-    answer = await served.post("/generate", {"prompt": 5})
+        assert (await server.post("/generate", body)).body.startswith(b"Failed to ")
+    answer = await server.post("/generate", {"prompt": 5})
     assert (answer.status, answer.error["type"]) == (400, "Bad Request")
     for prefix in ("/vllm", "/vllm-0.6.3"):
-        assert (await served.post(prefix + "/generate", {"prompt": PROMPT})).json == whole
-        answer = await served.post(prefix + "/generate", {"inputs": "a"})
+        assert (await server.post(prefix + "/generate", {"prompt": PROMPT})).json == whole
+        answer = await server.post(prefix + "/generate", {"inputs": "a"})
         assert (answer.status, answer.body) == (500, b"Internal Server Error")
     too_long = {"prompt": "a" * 5000, "max_tokens": 1}
-    assert (await served.post("/vllm/generate", too_long)).status == 500
-    answer = await served.post("/generate", too_long)
+    assert (await server.post("/vllm/generate", too_long)).status == 500
+    answer = await server.post("/generate", too_long)
     assert (answer.status, answer.error["param"]) == (400, "input_tokens")
 
 
 @pytest.mark.parametrize(("prefix", "end"), [("", b"\n"), ("/vllm", b"\n"), ("/vllm-0.6.3", b"\0")])
-async def test_vllm_demo_stream_separates_records_by_version(served, prefix, end):
-    answer = await served.post(prefix + "/generate", {"prompt": "Zwölf", "stream": True, "n": 2})
+async def test_vllm_demo_stream_separates_records_by_version(server, prefix, end):
+    answer = await server.post(prefix + "/generate", {"prompt": "Zwölf", "stream": True, "n": 2})
     assert answer.status == 200 and "content-type" not in answer.headers
     *records, rest = answer.body.split(end)
     assert rest == b"" and len(records) > 1
@@ -57,14 +57,14 @@ async def test_vllm_demo_stream_separates_records_by_version(served, prefix, end
 
 
 async def test_vllm_demo_stream_breaks_off_on_an_engine_error(serve):
-    served = await serve()
-    served.engine.step_gate.clear()
-    connection = await served.connect()
+    server = await serve()
+    server.engine.step_gate.clear()
+    connection = await server.connect()
     await connection.send(build_request("POST", "/generate", {"prompt": "a", "stream": True}))
-    await served.until(lambda: served.engine.open_stream_count == 1)
-    served.engine.step_gate.set()
+    await server.until(lambda: server.engine.open_stream_count == 1)
+    server.engine.step_gate.set()
     await connection.head()
-    for generation in list(served.service.open_requests):
+    for generation in list(server.service.open_requests):
         generation.fail_request(EngineError("gone"))
     assert not (await connection.ended()).endswith(b"0\r\n\r\n")
     connection.close()
@@ -74,27 +74,27 @@ async def test_vllm_demo_stream_breaks_off_on_an_engine_error(serve):
 
 
 async def test_reset_prefix_cache_answers_success_and_checks_its_flag(serve):
-    served = await serve()
+    server = await serve()
     for prefix in ("", "/vllm"):
-        assert (await served.post(prefix + "/reset_prefix_cache")).json == {"success": True}
-    served.engine.step_gate.clear()
-    waiting = asyncio.create_task(served.post("/v1/chat/completions", HELLO_CHAT))
-    await served.until(lambda: served.engine.open_stream_count == 1)
-    served.engine.step_gate.set()
+        assert (await server.post(prefix + "/reset_prefix_cache")).json == {"success": True}
+    server.engine.step_gate.clear()
+    waiting = asyncio.create_task(server.post("/v1/chat/completions", HELLO_CHAT))
+    await server.until(lambda: server.engine.open_stream_count == 1)
+    server.engine.step_gate.set()
     await waiting
-    answer = await served.post("/reset_prefix_cache?reset_running_requests=perhaps")
+    answer = await server.post("/reset_prefix_cache?reset_running_requests=perhaps")
     assert (answer.status, answer.error["param"]) == (400, "body.reset_running_requests")
-    assert (await served.post("/reset_prefix_cache?reset_running_requests=true&x=1")).json == {"success": True}
+    assert (await server.post("/reset_prefix_cache?reset_running_requests=true&x=1")).json == {"success": True}
 
 
 async def test_unanswered_prefix_cache_reset_fails_when_the_engine_crashes(serve):
-    served = await serve()
-    served.engine.hang_engine()
-    pending = asyncio.create_task(served.post("/reset_prefix_cache"))
-    await served.until(lambda: served.engine.pending_answer_count)
-    served.engine.crash_engine()
+    server = await serve()
+    server.engine.hang_engine()
+    pending = asyncio.create_task(server.post("/reset_prefix_cache"))
+    await server.until(lambda: server.engine.pending_answer_count)
+    server.engine.crash_engine()
     assert (await pending).json == {"success": False}
-    assert (await served.post("/reset_prefix_cache")).status == 503
+    assert (await server.post("/reset_prefix_cache")).status == 503
 
 
 # -- the routes of vLLM's OpenAI server
@@ -103,12 +103,12 @@ JSON_HEADERS = {"content-type": "application/json"}
 STREAM_WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-async def test_vllm_chats_and_completions_match_their_streams(served):
-    whole = await served.post("/vllm/v1/chat/completions", HELLO_CHAT | {"max_tokens": 4096}, **JSON_HEADERS)
+async def test_vllm_chats_and_completions_match_their_streams(server):
+    whole = await server.post("/vllm/v1/chat/completions", HELLO_CHAT | {"max_tokens": 4096}, **JSON_HEADERS)
     (choice,) = whole.json["choices"]
     assert (whole.status, choice["finish_reason"]) == (200, "stop")
     streamed = (
-        await served.post(
+        await server.post(
             "/vllm/v1/chat/completions", HELLO_CHAT | STREAM_WITH_USAGE | {"max_tokens": 4096}, **JSON_HEADERS
         )
     ).events
@@ -117,53 +117,53 @@ async def test_vllm_chats_and_completions_match_their_streams(served):
     assert text == choice["message"]["content"]
     assert streamed[-1]["usage"]["total_tokens"] == whole.json["usage"]["total_tokens"]
     body = {"prompt": PROMPT, "max_tokens": 4096}
-    text = (await served.post("/vllm/v1/completions", body, **JSON_HEADERS)).json["choices"][0]["text"]
+    text = (await server.post("/vllm/v1/completions", body, **JSON_HEADERS)).json["choices"][0]["text"]
     assert text == PROMPT
-    events = (await served.post("/vllm/v1/completions", body | {"stream": True}, **JSON_HEADERS)).events
+    events = (await server.post("/vllm/v1/completions", body | {"stream": True}, **JSON_HEADERS)).events
     assert "".join(chunk["choices"][0]["text"] for chunk in events) == PROMPT
-    assert (await served.post("/vllm/invocations", body, **JSON_HEADERS)).json["object"] == "text_completion"
-    assert (await served.post("/vllm/invocations", HELLO_CHAT, **JSON_HEADERS)).json["object"] == "chat.completion"
+    assert (await server.post("/vllm/invocations", body, **JSON_HEADERS)).json["object"] == "text_completion"
+    assert (await server.post("/vllm/invocations", HELLO_CHAT, **JSON_HEADERS)).json["object"] == "chat.completion"
 
 
-async def test_limits_full_vocabulary_logprobs_over_a_whole_request(served):
+async def test_limits_full_vocabulary_logprobs_over_a_whole_request(server):
     """All lists of a request are built in one go, and no other request gets a token during that time."""
     body = {"model": "tiny", "prompt": "ab", "max_tokens": 204}
-    assert (await served.post("/v1/completions", body | {"logprobs": -1, "n": 2})).status == 200
+    assert (await server.post("/v1/completions", body | {"logprobs": -1, "n": 2})).status == 200
     for members in ({"logprobs": -1, "n": 2, "max_tokens": 205}, {"prompt": "a" * 410, "prompt_logprobs": -1}):
-        answer = await served.post("/v1/completions", body | members)
+        answer = await server.post("/v1/completions", body | members)
         assert answer.status == 400 and "at most 409 tokens" in answer.error["message"], answer.body[:300]
         assert answer.error["param"] in members
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
-async def test_truncation_side_drops_either_end_of_the_prompt(served, prefix):
+async def test_truncation_side_drops_either_end_of_the_prompt(server, prefix):
     options = {"max_tokens": 1, "return_token_ids": True}
-    whole = (await served.post(prefix + "/v1/chat/completions", HELLO_CHAT | options)).json["prompt_token_ids"]
+    whole = (await server.post(prefix + "/v1/chat/completions", HELLO_CHAT | options)).json["prompt_token_ids"]
     for side, kept_slice in (("left", slice(-4, None)), ("right", slice(4))):
         cut = options | {"truncate_prompt_tokens": 4, "truncation_side": side}
-        answer = await served.post(prefix + "/v1/chat/completions", HELLO_CHAT | cut)
+        answer = await server.post(prefix + "/v1/chat/completions", HELLO_CHAT | cut)
         assert answer.json["prompt_token_ids"] == whole[kept_slice]
-        answer = await served.post(prefix + "/v1/completions", {"prompt": whole} | cut)
+        answer = await server.post(prefix + "/v1/completions", {"prompt": whole} | cut)
         assert answer.json["choices"][0]["prompt_token_ids"] == whole[kept_slice]
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
-async def test_chat_batch_answers_each_conversation_like_a_single_request(served, prefix):
+async def test_chat_batch_answers_each_conversation_like_a_single_request(server, prefix):
     several = [HELLO_CHAT["messages"], [{"role": "user", "content": "Bye"}]]
-    alone = [(await served.post(prefix + "/v1/chat/completions", {"messages": messages})).json for messages in several]
-    batch = (await served.post(prefix + "/v1/chat/completions/batch", {"messages": several})).json
+    alone = [(await server.post(prefix + "/v1/chat/completions", {"messages": messages})).json for messages in several]
+    batch = (await server.post(prefix + "/v1/chat/completions/batch", {"messages": several})).json
     contents = [choice["message"]["content"] for choice in batch["choices"]]
     assert contents == [each["choices"][0]["message"]["content"] for each in alone]
     assert batch["usage"]["total_tokens"] == sum(each["usage"]["total_tokens"] for each in alone)
     long = {"messages": [several[0], [{"role": "user", "content": "b " * 9000}]]}
-    refused = await served.post(prefix + "/v1/chat/completions/batch", long)
+    refused = await server.post(prefix + "/v1/chat/completions/batch", long)
     assert refused.status == 400 and "maximum context length" in refused.error["message"]
-    await served.idle()
+    await server.idle()
 
 
-async def test_vllm_errors_have_its_statuses_and_members(served):
+async def test_vllm_errors_have_its_statuses_and_members(server):
     async def post_error(body, path="/vllm/v1/completions", **headers):
-        answer = await served.post(path, body, **(JSON_HEADERS | headers))
+        answer = await server.post(path, body, **(JSON_HEADERS | headers))
         return answer.status, answer.json
 
     status, body = await post_error({"prompt": "a", "model": "nope"})
@@ -183,41 +183,41 @@ async def test_vllm_errors_have_its_statuses_and_members(served):
     assert (status, body["error"]["message"]) == (400, "Token id 9999 is out of vocabulary")
     assert (await post_error({}, **{"content-type": "text/plain"}))[0] == 400
     assert await post_error({}, "/vllm/v1/classify") == (404, {"detail": "Not Found"})
-    assert (await served.get("/vllm/v1/completions")).json == {"detail": "Method Not Allowed"}
+    assert (await server.get("/vllm/v1/completions")).json == {"detail": "Method Not Allowed"}
     for path in ("/vllm/v1/responses", "/vllm/v1/messages", "/vllm/v1/responses/r/cancel"):
         status, body = await post_error({}, path)
         assert (status, body["error"]["type"], body["error"]["code"]) == (501, "NotImplementedError", 501)
 
 
 async def test_vllm_answers_unauthorized_without_a_key(serve):
-    served = await serve(api_keys=("sk-0123456789abcdef",))
-    answer = await served.get("/vllm/v1/models")
+    server = await serve(api_keys=("sk-0123456789abcdef",))
+    answer = await server.get("/vllm/v1/models")
     assert (answer.status, answer.body) == (401, b'{"error":"Unauthorized"}')
 
 
-async def test_vllm_version_models_and_tokenizer_routes_answer(served):
-    assert (await served.get("/vllm/version")).json == {"version": "0.33.0"}
-    assert (await served.get("/vllm/load")).json == {"server_load": 0}
-    assert (await served.get("/vllm/kv_event_sources")).json == {}
+async def test_vllm_version_models_and_tokenizer_routes_answer(server):
+    assert (await server.get("/vllm/version")).json == {"version": "0.33.0"}
+    assert (await server.get("/vllm/load")).json == {"server_load": 0}
+    assert (await server.get("/vllm/kv_event_sources")).json == {}
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
-        answer = await served.call(method, "/vllm" + path)
+        answer = await server.call(method, "/vllm" + path)
         assert (answer.status, answer.body) == (200, b"")
-    (card,) = (await served.get("/vllm/v1/models")).json["data"]
+    (card,) = (await server.get("/vllm/v1/models")).json["data"]
     assert (card["id"], card["max_model_len"], card["permission"][0]["organization"]) == ("tiny", 4096, "*")
-    assert (await served.get("/vllm/v1/models/tiny")).json == {"detail": "Not Found"}
-    assert b"vllm:num_requests_running" in (await served.get("/vllm/metrics")).body
-    tokenized = (await served.post("/vllm/tokenize", {"prompt": "Zwölf", "return_token_strs": True})).json
+    assert (await server.get("/vllm/v1/models/tiny")).json == {"detail": "Not Found"}
+    assert b"vllm:num_requests_running" in (await server.get("/vllm/metrics")).body
+    tokenized = (await server.post("/vllm/tokenize", {"prompt": "Zwölf", "return_token_strs": True})).json
     assert list(tokenized) == ["count", "max_model_len", "tokens", "token_strs"]
-    assert (await served.post("/vllm/detokenize", {"tokens": [*tokenized["tokens"], 9999]})).json == {"prompt": "Zwölf"}
-    chat = (await served.post("/vllm/tokenize", {"messages": HELLO_CHAT["messages"]})).json
+    assert (await server.post("/vllm/detokenize", {"tokens": [*tokenized["tokens"], 9999]})).json == {"prompt": "Zwölf"}
+    chat = (await server.post("/vllm/tokenize", {"messages": HELLO_CHAT["messages"]})).json
     assert chat["count"] > 1 and chat["token_strs"] is None
-    answer = await served.post("/vllm/tokenize", {})
+    answer = await server.post("/vllm/tokenize", {})
     assert (answer.status, answer.error["param"]) == (400, "body.prompt")
-    assert (await served.get("/vllm/tokenizer_info")).json == {"detail": "Not Found"}
+    assert (await server.get("/vllm/tokenizer_info")).json == {"detail": "Not Found"}
 
 
 async def test_openai_client_passes_all_vllm_extra_parameters(serve):
-    served = await serve(reply=echo_and_end)
+    server = await serve(reply=echo_and_end)
     extras = {
         "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": False, "min_tokens": 1, "priority": 3,
         "stop_token_ids": [7], "include_stop_str_in_output": True, "return_token_ids": True,
@@ -234,7 +234,7 @@ async def test_openai_client_passes_all_vllm_extra_parameters(serve):
         "logprobs": True,
         "top_logprobs": 2,
     }
-    async with AsyncOpenAI(base_url=f"{served.url}/vllm/v1", api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{server.url}/vllm/v1", api_key="none", max_retries=0) as client:
         answer = await client.chat.completions.create(**base)
         assert answer.id == "chatcmpl-mine"
         assert answer.prompt_token_ids and answer.choices[0].token_ids and answer.prompt_logprobs[0] is None
@@ -258,7 +258,7 @@ async def test_openai_client_passes_all_vllm_extra_parameters(serve):
         with pytest.raises(APIError, match="max allowed: 20"):
             async for _ in await client.completions.create(model="tiny", prompt="a", logprobs=30, stream=True):
                 raise AssertionError("nothing may come")
-    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         shared = await client.chat.completions.create(**base)
         assert (shared.id, shared.choices[0].token_ids) == ("chatcmpl-mine", answer.choices[0].token_ids)
         assert shared.prompt_logprobs == answer.prompt_logprobs

@@ -89,7 +89,7 @@ class FakeHub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def served() -> Iterator[ThreadingHTTPServer]:
+def running_server() -> Iterator[ThreadingHTTPServer]:
     FakeHub.requested_paths = []
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -116,25 +116,25 @@ def resolve_in_process(model: str, home: Path, port: int = 9, **variables: str) 
     return location, seen
 
 
-def test_downloads_a_model_once_and_then_finds_it_offline(tmp_path, served):
-    location, seen = resolve_in_process("owner/model", tmp_path, served.server_port)
+def test_downloads_a_model_once_and_then_finds_it_offline(tmp_path, running_server):
+    location, seen = resolve_in_process("owner/model", tmp_path, running_server.server_port)
     folder = Path(location)
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == DOWNLOADED_FILES
     assert all((folder / name).read_bytes() == FILES[name] for name in DOWNLOADED_FILES)
     assert seen[0] == ["downloading", 0.0] and seen[-1] == ["downloading", 1.0]
     request_count = len(FakeHub.requested_paths)
-    assert resolve_in_process("owner/model", tmp_path, served.server_port) == (location, [])
+    assert resolve_in_process("owner/model", tmp_path, running_server.server_port) == (location, [])
     assert resolve_in_process("owner/model", tmp_path) == (location, [])
     assert resolve_in_process("owner/model", tmp_path, HF_HUB_OFFLINE="1") == (location, [])
     assert len(FakeHub.requested_paths) == request_count
 
 
-def test_completes_a_cached_model_that_lost_a_file(tmp_path, served):
-    folder = Path(resolve_in_process("owner/model", tmp_path, served.server_port)[0])
+def test_completes_a_cached_model_that_lost_a_file(tmp_path, running_server):
+    folder = Path(resolve_in_process("owner/model", tmp_path, running_server.server_port)[0])
     (folder / "model.safetensors").unlink()
     shutil.rmtree(tmp_path / "hub" / "models--owner--model" / "trees")
     assert resolve_in_process("owner/model", tmp_path)[0].startswith("missing: owner/model cannot be served")
-    assert resolve_in_process("owner/model", tmp_path, served.server_port)[0] == str(folder)
+    assert resolve_in_process("owner/model", tmp_path, running_server.server_port)[0] == str(folder)
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
@@ -147,8 +147,8 @@ def test_completes_a_cached_model_that_lost_a_file(tmp_path, served):
         ("owner/broken", "the hub has a fault"),
     ],
 )
-def test_reports_hub_errors_in_one_sentence(tmp_path, served, model, why):
-    answer, _ = resolve_in_process(model, tmp_path, served.server_port)
+def test_reports_hub_errors_in_one_sentence(tmp_path, running_server, model, why):
+    answer, _ = resolve_in_process(model, tmp_path, running_server.server_port)
     assert answer.startswith(f"missing: {model} cannot be served: ") and why in answer
     assert "\n" not in answer and "127.0.0.1" not in answer
 

@@ -24,16 +24,16 @@ for surface in ("", "/databricks"):
     os.environ["DATABRICKS_HOST"] = f"http://{address}{surface}"
     client = get_deploy_client("databricks")
     assert [each["name"] for each in client.list_endpoints()] == [model]
-    served = [{"entity_name": model, "name": name} for name in "ab"]
+    server = [{"entity_name": model, "name": name} for name in "ab"]
     routes = [
         {"served_model_name": "a", "traffic_percentage": 0},
         {"served_model_name": "b", "traffic_percentage": "100"},
     ]
-    config = {"served_entities": served, "traffic_config": {"routes": routes}}
+    config = {"served_entities": server, "traffic_config": {"routes": routes}}
     endpoint = client.create_endpoint(config={"name": "ab", "config": config, "tags": [{"key": "team", "value": "x"}]})
     assert endpoint.state["ready"] == "READY" and endpoint.tags == [{"key": "team", "value": "x"}]
     assert client.get_endpoint("ab").config["config_version"] == 1
-    updated = client.update_endpoint_config("ab", config={"served_entities": served[:1]})
+    updated = client.update_endpoint_config("ab", config={"served_entities": server[:1]})
     assert updated["config"]["traffic_config"]["routes"][0]["traffic_percentage"] == 100
     client.update_endpoint_tags("ab", config={"delete_tags": ["team"]})
     assert client.get_endpoint("ab").tags == []

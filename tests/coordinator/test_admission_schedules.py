@@ -179,18 +179,18 @@ async def test_load_is_spread_evenly_and_prefill_is_freed_at_first_token():
 async def serve_in_turn(scheduler, tenants: str, length: int = 10) -> str:
     """Queue a request of each tenant on a cluster with room for one; return the tenants in the order of service."""
     first = await scheduler.place_request(SchedulingRequest(5))
-    served: list[str] = []
+    server: list[str] = []
 
     async def place_and_end(tenant: str) -> None:
         with await scheduler.place_request(SchedulingRequest(length, tenant=tenant)):
-            served.append(tenant)
+            server.append(tenant)
 
     waiting = [asyncio.ensure_future(place_and_end(tenant)) for tenant in tenants]
     await asyncio.sleep(0)
     assert scheduler.queued_requests == len(tenants)
     first.close_placement()
     await asyncio.gather(*waiting)
-    return "".join(served)
+    return "".join(server)
 
 
 async def test_tenants_take_turns_in_the_queue():
@@ -208,18 +208,18 @@ async def test_a_tenant_with_long_prompts_gets_fewer_turns():
     for tenant in "ab":
         scheduler.queue.accept_tenant(tenant)
     first = await scheduler.place_request(SchedulingRequest(5))
-    served: list[str] = []
+    server: list[str] = []
 
     async def place_and_end(tenant: str, length: int) -> None:
         with await scheduler.place_request(SchedulingRequest(length, tenant=tenant)):
-            served.append(tenant)
+            server.append(tenant)
 
     lengths = [*[("a", 40)] * 3, *[("b", 10)] * 6]
     waiting = [asyncio.ensure_future(place_and_end(*each)) for each in lengths]
     await asyncio.sleep(0)
     first.close_placement()
     await asyncio.gather(*waiting)
-    assert "".join(served) == "abbbbabba"
+    assert "".join(server) == "abbbbabba"
 
 
 async def test_keys_that_no_instance_has_accepted_share_one_line():

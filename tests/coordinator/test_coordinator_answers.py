@@ -88,8 +88,8 @@ async def test_cluster_refuses_bad_requests_like_one_server(live_cluster, serve,
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
 async def test_mindie_stream_sends_each_event_in_its_own_chunk(live_cluster, serve, roles: tuple[str, ...]) -> None:
-    for served in (await serve(), (await live_cluster(*roles)).front):
-        connection = await served.connect()
+    for running_server in (await serve(), (await live_cluster(*roles)).front):
+        connection = await running_server.connect()
         await connection.send(build_request("POST", "/mindie/v1/chat/completions", CHAT | {"stream": True}))
         await connection.head()
         chunks = await connection.chunks()
@@ -127,8 +127,8 @@ async def test_tokens_that_pile_up_are_sent_in_a_chunk_each(
 
     monkeypatch.setattr(Exchange, "write_stream", write_late)
     options: dict[str, Any] = {"reply": lambda work, index: [70] * 9}
-    served = (await live_cluster(*roles, **options)).front if roles else await serve(**options)
-    connection = await served.connect()
+    running_server = (await live_cluster(*roles, **options)).front if roles else await serve(**options)
+    connection = await running_server.connect()
     await connection.send(build_request("POST", path, body | {"stream": True}))
     await connection.head()
     chunks = [chunk for chunk in await connection.chunks() if chunk != b"data: [DONE]\n\n"]
@@ -255,12 +255,12 @@ async def test_unfinished_bodies_leave_room_for_others(live_cluster, monkeypatch
         await cluster.front.until(lambda size=size: cluster.coordinator.front.body_bytes == size)
     await asyncio.sleep(0.2)
     body = json.dumps(CHAT).encode().ljust(300_000)
-    served = await cluster.front.connect()
-    await served.send(build_request("POST", "/v1/chat/completions", body))
-    assert (await served.answer()).status == 200
+    running_server = await cluster.front.connect()
+    await running_server.send(build_request("POST", "/v1/chat/completions", body))
+    assert (await running_server.answer()).status == 200
     answer = await unfinished[0].answer()
     assert (answer.status, "still arriving" in answer.json["error"]["message"]) == (429, True)
-    for connection in (served, *unfinished):
+    for connection in (running_server, *unfinished):
         connection.close()
     await cluster.front.until(lambda: cluster.coordinator.front.body_bytes == 0)
     await cluster.idle()

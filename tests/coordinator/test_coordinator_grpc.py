@@ -63,8 +63,8 @@ async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Clu
     """Start a cluster of these roles and a server with the same options; ``port_options`` are the coordinator's."""
     ending: list[Callable[[], Awaitable[Any]]] = []
 
-    async def connect_calls(served: RunningServer, port: Any, address: str) -> GrpcClient:
-        calls = GrpcClient(served, port, address)
+    async def connect_calls(server: RunningServer, port: Any, address: str) -> GrpcClient:
+        calls = GrpcClient(server, port, address)
         ending.extend((calls.channel.close, lambda: port.stop_server(0)))
         return calls
 
@@ -162,8 +162,8 @@ async def test_grpc_stream_resumes_identically_when_an_instance_ends(both, lost:
     message = seeded_request("a 3", request_id="3", seed=3).SerializeToString()
     unary_call = asyncio.ensure_future(sides.cluster_calls.send("ModelInfer", message))
     candidates = sides.cluster.instances[:2] if lost == "p" else sides.cluster.instances[2:]
-    await sides.cluster.front.until(lambda: any(served.engine.open_stream_count for served in candidates))
-    victim = next(served for served in candidates if served.engine.open_stream_count)
+    await sides.cluster.front.until(lambda: any(server.engine.open_stream_count for server in candidates))
+    victim = next(server for server in candidates if server.engine.open_stream_count)
     if lost == "d":
         await asyncio.sleep(0.1)
     victim.engine.crash_engine()
@@ -182,7 +182,7 @@ async def test_grpc_request_survives_an_engine_crash_during_handover(both, monke
         await wait_settled(receiver)
         if not crashed:
             crashed.append(receiver)
-            (decoding,) = [served for served in sides.cluster.instances if served.engine.reservation_count]
+            (decoding,) = [server for server in sides.cluster.instances if server.engine.reservation_count]
             decoding.engine.crash_engine()
 
     monkeypatch.setattr(KVReceiver, "wait_settled", settle_and_crash_once)

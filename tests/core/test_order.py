@@ -159,7 +159,7 @@ def test_overloaded_tenants_differ_by_at_most_running_work(jobs: list[tuple[str,
     while bench.step():
         service, waiting = bench.loop.scheduler.waiting.tenant_service, bench.loop.scheduler.waiting
         for waiting_tenant in {sequence.request.tenant for sequence in waiting}:
-            assert all(served - service[waiting_tenant] <= max_gap for served in service.values())
+            assert all(server - service[waiting_tenant] <= max_gap for server in service.values())
     spent = {tenant: 0 for tenant, *_ in jobs}
     for tenant, tokens, length, _ in jobs:
         spent[tenant] += 2 * tokens + length - 1  # the last token is never computed

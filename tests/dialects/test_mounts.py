@@ -41,16 +41,16 @@ def test_alone_an_api_has_every_path_it_has_below_its_prefix():
 
 async def test_a_strict_server_refuses_what_the_original_refuses(serve):
     for strict, status in ((False, 200), (True, 422)):
-        served = await serve(strict=strict)
+        server = await serve(strict=strict)
         body = {"inputs": "a", "parameters": {"temperature": 0}}
-        assert (await served.post("/generate", body)).status == status
-        assert (await served.post("/tgi/generate", body)).status == 422
+        assert (await server.post("/generate", body)).status == status
+        assert (await server.post("/tgi/generate", body)).status == 422
 
 
 async def test_an_older_version_of_tgi_takes_its_place_at_the_root(serve):
-    served = await serve(tgi_compat="0.9.4")
+    server = await serve(tgi_compat="0.9.4")
     body = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
-    here, there = [await served.post(path, body) for path in ("/generate_stream", "/tgi-0.9.4/generate_stream")]
+    here, there = [await server.post(path, body) for path in ("/generate_stream", "/tgi-0.9.4/generate_stream")]
     assert here.status == 200 and here.body == there.body
-    assert here.body != (await served.post("/tgi/generate_stream", body)).body
-    assert (await served.post("/v1/completions", {"prompt": "a"})).status == 200  # the others are where they were
+    assert here.body != (await server.post("/tgi/generate_stream", body)).body
+    assert (await server.post("/v1/completions", {"prompt": "a"})).status == 200  # the others are where they were

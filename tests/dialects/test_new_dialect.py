@@ -36,12 +36,12 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> tuple[ApiMount, ...]:
 
 
 async def test_a_new_api_is_served_and_counted(serve, registered):
-    served = await serve(surfaces=universal_mounts())
-    answer = await served.post("/repeat", {"question": "Hello", "length": 4})
+    server = await serve(surfaces=universal_mounts())
+    answer = await server.post("/repeat", {"question": "Hello", "length": 4})
     assert answer.status == 200 and b'{"over": {"read": 5, "written": 4}}' in answer.body
-    answer = await served.post("/repeat", {"question": 5})
+    answer = await server.post("/repeat", {"question": 5})
     assert answer.status == 400 and set(answer.json) == {"wrong"}
-    assert b"parrot_words 4" in (await served.get("/metrics")).body
+    assert b"parrot_words 4" in (await server.get("/metrics")).body
 
 
 def test_bench_option_lists_every_api_that_declares_a_bench():
@@ -49,9 +49,9 @@ def test_bench_option_lists_every_api_that_declares_a_bench():
 
 
 async def test_a_new_api_is_benched(serve, registered):
-    served = await serve(surfaces=universal_mounts())
+    server = await serve(surfaces=universal_mounts())
     api = bench_apis(registered)["parrot"]
-    load = LoadGenerator(ServerAddress("http", "127.0.0.1", served.port, ""), None, LoadShape("tiny", 3, 10.0), api)
+    load = LoadGenerator(ServerAddress("http", "127.0.0.1", server.port, ""), None, LoadShape("tiny", 3, 10.0), api)
     samples, _ = await load.run_load(["Hello", "Hello again"], 2)
     assert [(each.error, each.tokens) for each in samples] == [("", 3)] * 2
 

@@ -41,9 +41,9 @@ class Sink:
         writer.close()
 
 
-async def command(served: RunningServer, target: str, **headers: str) -> Any:
+async def command(server: RunningServer, target: str, **headers: str) -> Any:
     body = {"model": "tiny", "prompt": "a", "max_tokens": 8}
-    return await served.post("/v1/completions", body, **COMMAND, **{"d-target": target}, **headers)
+    return await server.post("/v1/completions", body, **COMMAND, **{"d-target": target}, **headers)
 
 
 @pytest.mark.parametrize(
@@ -76,44 +76,44 @@ async def test_prefill_connects_only_to_known_instances(serve) -> None:
     async with Sink() as sink:
         here = f"127.0.0.1;{sink.port}"
         for options in ({"cluster_networks": HERE, "host": "0.0.0.0"}, {}):
-            served = await serve(role="prefill", **options)
-            answer = await command(served, f"10.255.255.1;{sink.port}")
+            server = await serve(role="prefill", **options)
+            answer = await command(server, f"10.255.255.1;{sink.port}")
             assert (answer.status, answer.error["message"]) == (
                 500,
                 SEND_FAILED + UNKNOWN_TARGET.format(f"10.255.255.1;{sink.port}"),
             )
-        served = await serve(role="prefill", host="0.0.0.0", cluster_networks=NOT_HERE)
-        assert (await command(served, here)).status == 401  # it does not come from the network
-        served = await serve(role="prefill", cluster_secret="s")
-        assert (await command(served, here)).status == 401
-        served = await serve(role="prefill", cluster_secret="s", cluster_networks=(ip_network("127.0.0.1/32"),))
-        assert "not a known instance" in (await command(served, f"127.0.0.2;{sink.port}")).error["message"]
+        server = await serve(role="prefill", host="0.0.0.0", cluster_networks=NOT_HERE)
+        assert (await command(server, here)).status == 401  # it does not come from the network
+        server = await serve(role="prefill", cluster_secret="s")
+        assert (await command(server, here)).status == 401
+        server = await serve(role="prefill", cluster_secret="s", cluster_networks=(ip_network("127.0.0.1/32"),))
+        assert "not a known instance" in (await command(server, f"127.0.0.2;{sink.port}")).error["message"]
         assert sink.connections == 0
-        await command(served, here)
+        await command(server, here)
         assert sink.connections == 1
 
 
 async def test_peers_of_the_role_are_known_instances(serve) -> None:
     async with Sink() as sink:
-        served = await serve(role="prefill", cluster_secret="s", cluster_networks=(ip_network("127.0.0.1/32"),))
+        server = await serve(role="prefill", cluster_secret="s", cluster_networks=(ip_network("127.0.0.1/32"),))
         target = InstanceAddress("127.0.0.3", sink.port)
-        assert "not a known instance" in (await command(served, str(target))).error["message"]
-        served.node.role.link_states[target] = "ok"
-        await command(served, str(target))
+        assert "not a known instance" in (await command(server, str(target))).error["message"]
+        server.node.role.link_states[target] = "ok"
+        await command(server, str(target))
         assert sink.connections == 1
 
 
 async def test_strangers_neither_compute_nor_read_at_an_instance_of_a_cluster(serve) -> None:
     """Clients without keys call the coordinator, whose own port decides which there are."""
     for guard in ({"cluster_secret": "s"}, {"cluster_networks": NOT_HERE}):
-        served = await serve(host="0.0.0.0", **guard)
+        server = await serve(host="0.0.0.0", **guard)
         for path in ("/v1/models", "/metrics", "/v1/status"):
-            assert (await served.get(path)).status == 401, path
-        assert (await served.post("/v1/chat/completions", HELLO_CHAT)).status == 401
+            assert (await server.get(path)).status == 401, path
+        assert (await server.post("/v1/chat/completions", HELLO_CHAT)).status == 401
         for probe in ("/health", "/health/live", "/health/ready", "/ping"):
-            assert (await served.get(probe)).status == 200
-    served = await serve(host="0.0.0.0", cluster_secret="s")
-    assert (await served.post("/v1/chat/completions", HELLO_CHAT, **SECRET)).status == 200
+            assert (await server.get(probe)).status == 200
+    server = await serve(host="0.0.0.0", cluster_secret="s")
+    assert (await server.post("/v1/chat/completions", HELLO_CHAT, **SECRET)).status == 200
     keyed = await serve(host="0.0.0.0", cluster_secret="s", api_keys=("k",))
     assert (await keyed.get("/v1/models", authorization="Bearer k")).status == 200
     assert (await keyed.get("/v1/status", authorization="Bearer k")).status == 401  # a client is no member
@@ -122,22 +122,22 @@ async def test_strangers_neither_compute_nor_read_at_an_instance_of_a_cluster(se
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
 async def test_only_the_cluster_changes_an_instance_without_admin_keys(serve, host: str) -> None:
-    served = await serve(host=host, cluster_secret="s")
-    assert (await served.post("/reset_prefix_cache", {})).status in (401, 403)
-    assert (await served.post("/reset_prefix_cache", {}, **SECRET)).status == 200
+    server = await serve(host=host, cluster_secret="s")
+    assert (await server.post("/reset_prefix_cache", {})).status in (401, 403)
+    assert (await server.post("/reset_prefix_cache", {}, **SECRET)).status == 200
     forwarded = SECRET | {"parley-forwarded": "public"}
-    assert (await served.post("/reset_prefix_cache", {}, **forwarded)).status == 403
-    assert (await served.post("/reset_prefix_cache", {}, **forwarded | {"parley-forwarded": "private"})).status == 200
+    assert (await server.post("/reset_prefix_cache", {}, **forwarded)).status == 403
+    assert (await server.post("/reset_prefix_cache", {}, **forwarded | {"parley-forwarded": "private"})).status == 200
 
 
 async def test_strangers_do_not_change_a_server_without_keys(serve) -> None:
-    served = await serve(host="0.0.0.0")
-    assert (await served.post("/v1/chat/completions", HELLO_CHAT)).status == 200
-    answer = await served.post("/reset_prefix_cache", {})
+    server = await serve(host="0.0.0.0")
+    assert (await server.post("/v1/chat/completions", HELLO_CHAT)).status == 200
+    answer = await server.post("/reset_prefix_cache", {})
     assert answer.status == 403 and "--admin-key-file" in answer.body.decode()
     management = dedicated_mounts("mindie-management", apis={**DEDICATED_APIS, **ADMIN_PLANES})
-    served = await serve(host="0.0.0.0", surfaces=management)
-    assert (await served.get("/stopService")).status == 403
+    server = await serve(host="0.0.0.0", surfaces=management)
+    assert (await server.get("/stopService")).status == 403
     here = await serve()
     assert (await here.post("/reset_prefix_cache", {})).status == 200
 

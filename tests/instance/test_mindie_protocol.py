@@ -47,8 +47,8 @@ class PlainCoordinator:
         self.frame_arrived = asyncio.Event()
         self.raw = b""
 
-    async def follow(self, served: RunningServer) -> None:
-        connection = await served.connect()
+    async def follow(self, server: RunningServer) -> None:
+        connection = await server.connect()
         await connection.send(build_request("GET", "/dresult"))
         assert (await connection.head())[0] == 200
         self.tasks.append(asyncio.create_task(self._read(connection)))
@@ -106,12 +106,12 @@ async def cluster(serve) -> AsyncIterator[Any]:
     async def start_cluster(**options: Any) -> PlainCluster:
         options = {"surfaces": dedicated_mounts("mindie", apis=DEDICATED_APIS)} | options
         single = await serve(**options)
-        served = [await serve(role=role, **options) for role in ("prefill", "decode", "decode")]
-        for each in served:
+        server = [await serve(role=role, **options) for role in ("prefill", "decode", "decode")]
+        for each in server:
             members.append(await join_cluster(each, surfaces=options["surfaces"]))
         addresses = [InstanceAddress("127.0.0.1", member.peer.port) for member in members[-2:]]
-        clusters.append(PlainCluster(served[0], served[1:], addresses, single))
-        for each in served[1:]:
+        clusters.append(PlainCluster(server[0], server[1:], addresses, single))
+        for each in server[1:]:
             await clusters[-1].coordinator.follow(each)
         return clusters[-1]
 
@@ -147,8 +147,8 @@ async def test_answers_equal_those_of_one_server(cluster, path: str, route_body:
         assert last.kind == "lastData" and last.request_id == b"77"
         kinds = {piece.split(b":")[0] for piece in mindie_cluster.coordinator.raw.split(b"\0") if piece}
         assert kinds <= {b"reqId", b"data", b"lastData", b"ka"} | ({b'{"text"'} if path == "/generate" else set())
-    for served in (mindie_cluster.prefill, *mindie_cluster.decodes):
-        await served.idle()
+    for server in (mindie_cluster.prefill, *mindie_cluster.decodes):
+        await server.idle()
 
 
 # The requests of the document on the scheduler, with the names of this model and of these instances.
@@ -226,8 +226,8 @@ async def test_resumes_after_an_engine_loss(cluster, path: str, route_body: dict
     rest, last = await coordinator.collect_answer(prefill_answer)
     assert same_answer(blank_differences(text + rest), blank_differences(expected.body)), (text, rest, expected.body)
     assert last is not None and last.kind == "lastData"
-    for served in (mindie_cluster.prefill, mindie_cluster.decodes[1]):
-        await served.idle()
+    for server in (mindie_cluster.prefill, mindie_cluster.decodes[1]):
+        await server.idle()
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["parley's own", "the original's form"])
@@ -277,8 +277,8 @@ async def test_request_resumes_after_a_role_change(cluster, monkeypatch: pytest.
     rest, last = await coordinator.collect_answer(prefill_answer)
     assert same_answer(blank_differences(text + rest), blank_differences(expected.body)), (text, rest, expected.body)
     assert last is not None and last.kind == "lastData"
-    for served in (mindie_cluster.prefill, mindie_cluster.decodes[1]):
-        await served.idle()
+    for server in (mindie_cluster.prefill, mindie_cluster.decodes[1]):
+        await server.idle()
 
 
 async def test_rejects_an_invalid_recompute_body(cluster) -> None:

@@ -152,7 +152,7 @@ async def test_handover_through_host_staging_changes_no_answer(alike, places: tu
         )
 
     single_server, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
-    assert [served.engine.info.arena.pages for served in (pair.prefill, pair.decode)] == list(places)
+    assert [server.engine.info.arena.pages for server in (pair.prefill, pair.decode)] == list(places)
     received_counts: dict[str, int] = {}
     publish_received = pair.decode.engine.publish_received
 
@@ -184,8 +184,8 @@ async def test_handover_through_host_staging_changes_no_answer(alike, places: tu
     assert max(received_counts.values()) <= min(places)
     assert sum(received_counts.values()) > 20 if min(places) == 40 else received_counts
     await pair.idle()
-    for served, count in zip((pair.prefill, pair.decode), places, strict=True):
-        assert (served.engine.stats.unstaged_pages > 0) == (count < 40)
+    for server, count in zip((pair.prefill, pair.decode), places, strict=True):
+        assert (server.engine.stats.unstaged_pages > 0) == (count < 40)
 
 
 async def test_lost_pages_free_their_reservation_for_the_request(alike, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,10 +190,10 @@ async def test_separated_request_is_counted_once(alike) -> None:
     for stream in (True, False):
         await ask_chat(pair, stream=stream, n=2)
     await pair.idle()
-    first, second = (served.model.metrics for served in (pair.prefill, pair.decode))
+    first, second = (server.model.metrics for server in (pair.prefill, pair.decode))
     assert (first.totals.succeeded, second.totals.succeeded) == (0, 2)
     assert first.totals.cancelled == first.totals.failed == 0
-    texts = [(await served.get("/metrics")).body for served in (pair.prefill, pair.decode)]
+    texts = [(await server.get("/metrics")).body for server in (pair.prefill, pair.decode)]
 
     def numbers(name: bytes) -> list[float]:
         return [sum(map(float, re.findall(name + rb"{[^}]*} ([0-9.]+)", text))) for text in texts]
@@ -345,18 +345,18 @@ async def test_paused_separated_stream_does_not_stop_other_streams(alike) -> Non
 async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, same_server: bool) -> None:
     """At once if it is the same coordinator restarted; not if it is another, or if the first just lost its line."""
     _, pair = await alike(reply=long_reply, tick=0.01, here=same_server)
-    served, member = (pair.prefill if same_server else pair.decode), pair.members[0 if same_server else 1]
+    server, member = (pair.prefill if same_server else pair.decode), pair.members[0 if same_server else 1]
 
     async def connect_results(client: str, seat: str) -> Connection:
-        connection = await served.connect()
+        connection = await server.connect()
         await connection.send(build_request("GET", f"/dresult?client={client}&seat={seat}"))
         assert (await connection.head())[0] == 200
-        await served.until(lambda: client in member.instance_state.results.clients)
+        await server.until(lambda: client in member.instance_state.results.clients)
         return connection
 
     async def disconnect(connection: Connection, client: str) -> None:
         connection.close()
-        await served.until(lambda: not member.instance_state.results.clients[client].is_connected)
+        await server.until(lambda: not member.instance_state.results.clients[client].is_connected)
 
     def has_channels(client: str) -> bool:
         return bool(result_client := member.instance_state.results.clients.get(client)) and bool(result_client.channels)
@@ -365,7 +365,7 @@ async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, sam
     orders = {"req-id": "1", "req-type": "prefill", "d-target": pair.target, "parley-results": "a"}
     body = json.dumps(CHAT | {"stream": True, "max_tokens": 1000}).encode()
     assert (await pair.prefill.call("POST", "/v1/chat/completions", body, HEADERS | orders)).status == 200
-    served.engine.step_gate.clear()
+    server.engine.step_gate.clear()
     assert has_channels("a")
     others = [await connect_results("b", "here"), await connect_results("c", "there")]
     assert has_channels("a")  # it still has its connection
@@ -377,7 +377,7 @@ async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, sam
     assert has_channels("a")
     others.append(await connect_results("e", "here"))
     assert not has_channels("a")
-    served.engine.step_gate.set()
+    server.engine.step_gate.set()
     for each in (first, *others):
         each.close()
     await pair.idle()
@@ -386,25 +386,25 @@ async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, sam
 async def test_coordinators_sharing_a_seat_do_not_disturb_each_other(alike) -> None:
     """A coordinator that was there before is not a successor, however often its connection breaks."""
     _, pair = await alike(reply=long_reply, tick=0.01)
-    served, results = pair.decode, pair.members[1].instance_state.results
+    server, results = pair.decode, pair.members[1].instance_state.results
 
     async def connect_results(client: str, epoch: str = "") -> Connection:
-        connection = await served.connect()
+        connection = await server.connect()
         resume_query = f"&epoch={epoch}&from=0" if epoch else ""
         await connection.send(build_request("GET", f"/dresult?client={client}&seat=one{resume_query}"))
         assert (await connection.head())[0] == 200
-        await served.until(lambda: results.get_client(client).is_connected)
+        await server.until(lambda: results.get_client(client).is_connected)
         return connection
 
     async def disconnect(connection: Connection, client: str) -> None:
         connection.close()
-        await served.until(lambda: not results.clients[client].is_connected)
+        await server.until(lambda: not results.clients[client].is_connected)
 
     connections = {name: await connect_results(name) for name in "ab"}
     orders = {"req-id": "1", "req-type": "prefill", "d-target": pair.target, "parley-results": "a"}
     body = json.dumps(CHAT | {"stream": True, "max_tokens": 1000}).encode()
     assert (await pair.prefill.call("POST", "/v1/chat/completions", body, HEADERS | orders)).status == 200
-    served.engine.step_gate.clear()
+    server.engine.step_gate.clear()
     await disconnect(connections["a"], "a")
     await disconnect(connections["b"], "b")
     connections["b"] = await connect_results("b")
@@ -415,7 +415,7 @@ async def test_coordinators_sharing_a_seat_do_not_disturb_each_other(alike) -> N
     assert results.clients["a"].channels
     connections["a"] = await connect_results("a", results.clients["a"].epoch)
     assert results.clients["a"].channels
-    served.engine.step_gate.set()
+    server.engine.step_gate.set()
     for each in connections.values():
         each.close()
     await pair.idle()

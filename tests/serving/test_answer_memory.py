@@ -26,26 +26,26 @@ def most_logprobs(monkeypatch):
     ],
 )
 async def test_refuses_an_answer_with_too_many_logprobs(serve, most_logprobs, path, body, field):
-    served = await serve()
-    answer = await served.post(path, {"model": "tiny", **body})
+    server = await serve()
+    answer = await server.post(path, {"model": "tiny", **body})
     assert answer.status == 400
     assert "at most 100 tokens in one answer" in answer.error["message"]
     if field == "prompt_logprobs":
         assert answer.error["param"] == field
-    assert await served.control()
+    assert await server.control()
 
 
 async def test_answer_without_a_length_ends_where_its_logprobs_do(serve, most_logprobs):
-    served = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens)
     for choices in (1, 2):
-        answer = await served.post("/v1/chat/completions", {**SCORED_CHAT, "max_tokens": None, "n": choices})
+        answer = await server.post("/v1/chat/completions", {**SCORED_CHAT, "max_tokens": None, "n": choices})
         (first, *_) = answer.json["choices"]
         assert (len(first["logprobs"]["content"]), first["finish_reason"]) == (100 // choices, "length")
 
 
 async def test_stream_has_as_many_logprobs_as_tokens(serve, most_logprobs):
-    served = await serve(reply=lambda work, index: [70] * work.max_tokens)
-    answer = await served.post("/v1/chat/completions", {**SCORED_CHAT, "max_tokens": 150, "stream": True})
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    answer = await server.post("/v1/chat/completions", {**SCORED_CHAT, "max_tokens": 150, "stream": True})
     scored = [
         choice["logprobs"]["content"]
         for event in answer.events

@@ -21,93 +21,93 @@ def model_info(**changes) -> ModelInfo:
 
 @pytest.mark.parametrize("prefix", ["", "/openai"])
 async def test_texts_and_their_token_ids_give_the_same_embeddings(serve, prefix):
-    served = await serve()
+    server = await serve()
     body = {"model": "tiny", "input": TEXTS}
-    whole = (await served.post(prefix + "/v1/embeddings", body)).json
-    ids = [(await served.post("/tokenize", {"prompt": text})).json["tokens"] for text in TEXTS]
-    again = (await served.post(prefix + "/v1/embeddings", body | {"input": ids})).json
+    whole = (await server.post(prefix + "/v1/embeddings", body)).json
+    ids = [(await server.post("/tokenize", {"prompt": text})).json["tokens"] for text in TEXTS]
+    again = (await server.post(prefix + "/v1/embeddings", body | {"input": ids})).json
     assert whole == again and whole["usage"]["total_tokens"] == sum(map(len, ids))
     assert [entry["index"] for entry in whole["data"]] == [0, 1, 2]
-    coded = (await served.post(prefix + "/v1/embeddings", body | {"encoding_format": "base64", "dimensions": 5})).json
+    coded = (await server.post(prefix + "/v1/embeddings", body | {"encoding_format": "base64", "dimensions": 5})).json
     for entry, other in zip(whole["data"], coded["data"], strict=True):
         assert struct.unpack("<5f", base64.b64decode(other["embedding"])) == tuple(entry["embedding"][:5])
-    one = (await served.post(prefix + "/v1/embeddings", body | {"input": ids[1]})).json
+    one = (await server.post(prefix + "/v1/embeddings", body | {"input": ids[1]})).json
     assert one["data"][0]["embedding"] == whole["data"][1]["embedding"]
-    await served.idle()
+    await server.idle()
 
 
 async def test_two_thousand_embeddings_come_back_in_order(serve):
-    served = await serve(max_batch=7)
-    answer = await served.post("/v1/embeddings", {"input": [[i % 8, i // 8 % 8] for i in range(2048)]})
+    server = await serve(max_batch=7)
+    answer = await server.post("/v1/embeddings", {"input": [[i % 8, i // 8 % 8] for i in range(2048)]})
     for i, entry in enumerate(answer.json["data"]):
         expected = [0.5 * (i % 8 == k) + 0.5 * (i // 8 % 8 == k) for k in range(8)]
         assert entry["index"] == i and entry["embedding"] == expected
     assert answer.json["usage"]["prompt_tokens"] == 4096
-    await served.idle()
+    await server.idle()
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
 async def test_rerank_and_score_agree(serve, prefix):
-    served = await serve(max_batch=2)
+    server = await serve(max_batch=2)
     documents = ["river", TEXTS[0], "dog"]
     ranked = []
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        answer = await served.post(prefix + path, {"model": "tiny", "query": TEXTS[0], "documents": documents})
+        answer = await server.post(prefix + path, {"model": "tiny", "query": TEXTS[0], "documents": documents})
         ranked.append(answer.json["results"])
     scored = {each["index"]: each["relevance_score"] for each in ranked[0]}
     assert ranked[0] == ranked[1] == ranked[2] and sorted(scored.values(), reverse=True) == list(scored.values())
     for path in ("/score", "/v1/score"):
-        scores = (await served.post(prefix + path, {"text_1": TEXTS[0], "text_2": documents})).json
+        scores = (await server.post(prefix + path, {"text_1": TEXTS[0], "text_2": documents})).json
         assert {entry["index"]: entry["score"] for entry in scores["data"]} == scored
-    long = await served.post(prefix + "/rerank", {"query": "b " * 9000, "documents": documents})
+    long = await server.post(prefix + "/rerank", {"query": "b " * 9000, "documents": documents})
     assert long.status == 400 and "Please reduce the length of the input prompt" in long.error["message"]
-    unknown = await served.post(prefix + "/score", {"model": "nope", "text_1": "a", "text_2": "b"})
+    unknown = await server.post(prefix + "/score", {"model": "nope", "text_1": "a", "text_2": "b"})
     assert (unknown.status, unknown.error["type"]) == (404, "NotFoundError")
-    await served.idle()
+    await server.idle()
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
 async def test_rerank_cuts_documents_to_their_token_limit(serve, prefix):
-    served = await serve()
+    server = await serve()
     query, long = TEXTS[0], f"{TEXTS[0]} {TEXTS[2]}"
-    plain = (await served.post("/tokenize", {"prompt": query, "add_special_tokens": False})).json["count"]
-    whole = (await served.post("/tokenize", {"prompt": query})).json["count"]
+    plain = (await server.post("/tokenize", {"prompt": query, "add_special_tokens": False})).json["count"]
+    whole = (await server.post("/tokenize", {"prompt": query})).json["count"]
     body = {"query": query, "documents": [long, query]}
     for members in ({"max_tokens_per_doc": plain}, {"max_tokens_per_doc": plain, "truncation_side": "left"}):
-        cut = (await served.post(prefix + "/rerank", body | members)).json
+        cut = (await server.post(prefix + "/rerank", body | members)).json
         assert cut["results"][0]["relevance_score"] == cut["results"][1]["relevance_score"]
         assert cut["usage"]["prompt_tokens"] == 3 * whole
-    uncut = (await served.post(prefix + "/rerank", body | {"max_tokens_per_doc": 0})).json
+    uncut = (await server.post(prefix + "/rerank", body | {"max_tokens_per_doc": 0})).json
     assert uncut["usage"]["prompt_tokens"] > 3 * whole
-    shorter = (await served.post(prefix + "/rerank", body | {"max_tokens_per_query": plain - 1})).json
+    shorter = (await server.post(prefix + "/rerank", body | {"max_tokens_per_query": plain - 1})).json
     assert shorter["usage"]["prompt_tokens"] == uncut["usage"]["prompt_tokens"] - 1
-    refused = await served.post(prefix + "/rerank", body | {"max_tokens_per_doc": 1 << 20})
+    refused = await server.post(prefix + "/rerank", body | {"max_tokens_per_doc": 1 << 20})
     assert refused.status == 400 and "must be less than max_model_len" in refused.error["message"]
-    await served.idle()
+    await server.idle()
 
 
 async def test_encoder_answers_bodies_of_hugging_face_clients_with_vectors(serve):
-    served = await serve(info=model_info(generates=False))
-    expected = [entry["embedding"] for entry in (await served.post("/v1/embeddings", {"input": TEXTS})).json["data"]]
-    assert (await served.post("/", {"inputs": TEXTS[0]})).json == expected[0]
-    assert (await served.post("/", {"inputs": TEXTS, "normalize": True})).json == expected
-    assert (await served.post("/", {"inputs": TEXTS[:1], "dimensions": 3})).json == [expected[0][:3]]
-    (coded,) = (await served.post("/", {"inputs": TEXTS[:1], "encoding_format": "base64"})).json
+    server = await serve(info=model_info(generates=False))
+    expected = [entry["embedding"] for entry in (await server.post("/v1/embeddings", {"input": TEXTS})).json["data"]]
+    assert (await server.post("/", {"inputs": TEXTS[0]})).json == expected[0]
+    assert (await server.post("/", {"inputs": TEXTS, "normalize": True})).json == expected
+    assert (await server.post("/", {"inputs": TEXTS[:1], "dimensions": 3})).json == [expected[0][:3]]
+    (coded,) = (await server.post("/", {"inputs": TEXTS[:1], "encoding_format": "base64"})).json
     assert list(struct.unpack(f"<{len(expected[0])}f", base64.b64decode(coded))) == expected[0]
     sentences = {"source_sentence": TEXTS[0], "sentences": TEXTS}
-    scores = (await served.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS})).json["data"]
-    assert (await served.post("/", {"inputs": sentences})).json == [entry["score"] for entry in scores]
-    assert (await served.post("/tgi/", {"inputs": "a"})).status != 200  # TGI has no encoders
-    await served.idle()
+    scores = (await server.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS})).json["data"]
+    assert (await server.post("/", {"inputs": sentences})).json == [entry["score"] for entry in scores]
+    assert (await server.post("/tgi/", {"inputs": "a"})).status != 200  # TGI has no encoders
+    await server.idle()
 
 
 async def test_encoder_cuts_long_texts_only_if_asked(serve):
-    served = await serve(info=model_info(generates=False))
+    server = await serve(info=model_info(generates=False))
     long = {"inputs": "start " + "b " * 9000 + "end"}
-    refused = await served.post("/", long)
+    refused = await server.post("/", long)
     assert refused.status == 422 and "must have less than" in refused.json["error"]
     heads, tails = [
-        (await served.post("/", long | {"truncate": True, "truncation_direction": direction})).json
+        (await server.post("/", long | {"truncate": True, "truncation_direction": direction})).json
         for direction in ("Right", "left")
     ]
     assert heads != tails and len(heads) == len(tails)
@@ -126,16 +126,16 @@ async def test_encoder_cuts_long_texts_only_if_asked(serve):
     ],
 )
 async def test_encoder_refuses_hugging_face_bodies_by_member(serve, body, name):
-    served = await serve(info=model_info(generates=False))
-    answer = await served.post("/", body)
+    server = await serve(info=model_info(generates=False))
+    answer = await server.post("/", body)
     assert answer.status == 422 and name.encode() in answer.body
 
 
 async def test_hugging_faces_client_extracts_features_and_compares_sentences(serve):
-    served = await serve(info=model_info(generates=False))
-    expected = [entry["embedding"] for entry in (await served.post("/v1/embeddings", {"input": TEXTS})).json["data"]]
+    server = await serve(info=model_info(generates=False))
+    expected = [entry["embedding"] for entry in (await server.post("/v1/embeddings", {"input": TEXTS})).json["data"]]
 
-    async with AsyncInferenceClient(model=served.url) as client:
+    async with AsyncInferenceClient(model=server.url) as client:
         one = await client.feature_extraction(TEXTS[0])
         several = await client.feature_extraction(TEXTS, normalize=True, truncate=True, truncation_direction="left")
         similarities = await client.sentence_similarity(TEXTS[0], other_sentences=TEXTS)
@@ -145,34 +145,34 @@ async def test_hugging_faces_client_extracts_features_and_compares_sentences(ser
 
 @pytest.mark.parametrize("path", ["/vllm/v1/embeddings", "/vllm/pooling", "/pooling"])
 async def test_vllm_finds_unknown_ids_out_of_vocabulary(serve, path):
-    served = await serve()
+    server = await serve()
     for ids, wrong in ([1, -1], -1), ([[1], [-7]], -7), ([641], 641), ([2**40], 2**40):
-        answer = await served.post(path, {"input": ids})
+        answer = await server.post(path, {"input": ids})
         found = answer.status, answer.error["message"], answer.error["param"]
         assert found == (400, f"Token id {wrong} is out of vocabulary", None)
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
 async def test_cohere_embed_route_gives_the_same_vectors(serve, prefix):
-    served = await serve()
-    plain = (await served.post(prefix + "/v1/embeddings", {"input": TEXTS})).json
-    embedded = (await served.post(prefix + "/v2/embed", {"model": "tiny", "texts": TEXTS})).json
+    server = await serve()
+    plain = (await server.post(prefix + "/v1/embeddings", {"input": TEXTS})).json
+    embedded = (await server.post(prefix + "/v2/embed", {"model": "tiny", "texts": TEXTS})).json
     assert embedded["embeddings"]["float"] == [entry["embedding"] for entry in plain["data"]]
     assert embedded["meta"]["billed_units"]["input_tokens"] == plain["usage"]["prompt_tokens"]
     long = {"texts": ["b " * 9000]}
-    assert (await served.post(prefix + "/v2/embed", long)).json["meta"]["billed_units"]["input_tokens"] == 4096
-    assert (await served.post(prefix + "/v2/embed", long | {"truncate": "NONE"})).status == 400
-    wrong = await served.post(prefix + "/v2/embed", {"texts": TEXTS, "output_dimension": 9})
+    assert (await server.post(prefix + "/v2/embed", long)).json["meta"]["billed_units"]["input_tokens"] == 4096
+    assert (await server.post(prefix + "/v2/embed", long | {"truncate": "NONE"})).status == 400
+    wrong = await server.post(prefix + "/v2/embed", {"texts": TEXTS, "output_dimension": 9})
     assert (wrong.status, wrong.error["param"]) == (400, "output_dimension")
-    unknown = await served.post(prefix + "/v2/embed", {"texts": TEXTS, "input_type": "search_query"})
+    unknown = await server.post(prefix + "/v2/embed", {"texts": TEXTS, "input_type": "search_query"})
     sentence = "Unsupported input_type 'search_query'. This model does not define any input_type task instructions."
     assert (unknown.status, unknown.error["message"]) == (400, sentence)
-    await served.idle()
+    await server.idle()
 
 
 async def test_openai_client_creates_embeddings(serve):
-    served = await serve()
-    async with AsyncOpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client:
+    server = await serve()
+    async with AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         plain = await client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
         coded = await client.embeddings.create(model="tiny", input=TEXTS)
         assert plain.data == coded.data and len(plain.data[0].embedding) == 8
@@ -184,7 +184,7 @@ async def test_openai_client_creates_embeddings(serve):
         assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
         cut = await client.embeddings.create(model="tiny", input="b " * 9000, extra_body={"truncate_prompt_tokens": -1})
         assert cut.usage.prompt_tokens == 4096
-    await served.idle()
+    await server.idle()
 
 
 async def test_rejects_generation_or_embedding_the_model_does_not_support(serve):
@@ -216,27 +216,27 @@ async def test_rejects_generation_or_embedding_the_model_does_not_support(serve)
 
 async def test_embedding_requests_end_with_their_client_or_the_engine(serve):
     """A disconnect cancels all texts of a request; an engine crash is an error in the API's form."""
-    served = await serve()
-    served.engine.step_gate.clear()
-    connection = await served.connect()
+    server = await serve()
+    server.engine.step_gate.clear()
+    connection = await server.connect()
     from support.http_client import build_request
 
     await connection.send(build_request("POST", "/v1/embeddings", {"input": TEXTS}))
-    await served.until(lambda: served.engine.open_stream_count == 3)
+    await server.until(lambda: server.engine.open_stream_count == 3)
     connection.close()
-    await served.idle()
-    connection = await served.connect()
+    await server.idle()
+    connection = await server.connect()
     await connection.send(build_request("POST", "/v1/embeddings", {"input": TEXTS}))
-    await served.until(lambda: served.engine.open_stream_count == 3)
-    served.engine.crash_engine()
+    await server.until(lambda: server.engine.open_stream_count == 3)
+    server.engine.crash_engine()
     answer = await connection.answer()
     assert answer.status == 503 and answer.error["type"] == "service_unavailable"
     connection.close()
 
 
 async def test_vllm_embeddings_and_pooling_have_its_members(serve):
-    served = await serve()
-    answer = await served.post("/vllm/v1/embeddings", {"input": [[1, 2], [3]]}, **{"x-request-id": "mine"})
+    server = await serve()
+    answer = await server.post("/vllm/v1/embeddings", {"input": [[1, 2], [3]]}, **{"x-request-id": "mine"})
     usage = {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0, "prompt_tokens_details": None,
              "completion_tokens_details": None}  # fmt: skip
     body = answer.json
@@ -246,17 +246,17 @@ async def test_vllm_embeddings_and_pooling_have_its_members(serve):
     ]
     data = [{"object": "embedding", "index": 0}, {"object": "embedding", "index": 1}]
     assert body == {"id": "embd-mine", "object": "list", "model": "tiny", "data": data, "usage": usage}
-    assert (await served.post("/vllm/invocations", {"input": "a"})).json["id"].startswith("embd-")
+    assert (await server.post("/vllm/invocations", {"input": "a"})).json["id"].startswith("embd-")
     for path in ("/pooling", "/vllm/pooling"):
-        (pooled,) = (await served.post(path, {"input": [3]})).json["data"]
+        (pooled,) = (await server.post(path, {"input": [3]})).json["data"]
         assert pooled == {"index": 0, "object": "pooling", "data": [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]}
-        assert (await served.post(path, {"input": "a", "task": "classify"})).status == 400
+        assert (await server.post(path, {"input": "a", "task": "classify"})).status == 400
     for prompt, message in (("", "The decoder prompt cannot be empty"), ([], "You must pass at least one prompt")):
-        answer = await served.post("/vllm/v1/embeddings", {"input": prompt})
+        answer = await server.post("/vllm/v1/embeddings", {"input": prompt})
         assert (answer.status, answer.error["message"]) == (400, message)
-    answer = await served.post("/vllm/v1/embeddings", {"input": "a", "encoding_format": "bytes"})
+    answer = await server.post("/vllm/v1/embeddings", {"input": "a", "encoding_format": "bytes"})
     assert answer.headers["content-type"] == "application/octet-stream" and len(answer.body) == 32
     assert '"shape":[8]' in answer.headers["metadata"]
-    chat = await served.post("/vllm/v1/embeddings", {"messages": [{"role": "user", "content": "a"}]})
+    chat = await server.post("/vllm/v1/embeddings", {"messages": [{"role": "user", "content": "a"}]})
     assert chat.json["usage"]["prompt_tokens"] > 1
-    await served.idle()
+    await server.idle()

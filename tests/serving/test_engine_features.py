@@ -117,35 +117,35 @@ async def test_apis_refuse_what_the_engine_lacks_before_it_is_queued(serve, stre
         seen.append(request)
         return echo_prompt(request, index)
 
-    served = await serve(note_request, info=engine_without("typical_p", "min_p", "grammar", "beam_search", "top_k"))
-    answer = await served.post("/v1/chat/completions", CHAT | {"typical_p": 0.5, "stream": stream})
+    server = await serve(note_request, info=engine_without("typical_p", "min_p", "grammar", "beam_search", "top_k"))
+    answer = await server.post("/v1/chat/completions", CHAT | {"typical_p": 0.5, "stream": stream})
     assert (answer.status, answer.error["param"]) == (400, "typical_p")
     assert answer.error["message"] == "'typical_p' is not available with the engine other 1.2."
     required = CHAT | {"tools": [TOOL], "tool_choice": "required", "stream": stream}
-    answer = await served.post("/v1/chat/completions", required)
+    answer = await server.post("/v1/chat/completions", required)
     assert (answer.status, answer.error["param"]) == (400, "tool_choice")
-    answer = await served.post("/vllm/v1/completions", {"model": "tiny", "prompt": "a", "min_p": 0.5, "stream": stream})
+    answer = await server.post("/vllm/v1/completions", {"model": "tiny", "prompt": "a", "min_p": 0.5, "stream": stream})
     assert (answer.status, answer.error["type"], answer.error["param"]) == (400, "BadRequestError", "min_p")
     path = "/generate_stream" if stream else "/generate"
-    answer = await served.post("/tgi" + path, {"inputs": "a", "parameters": {"typical_p": 0.5, "do_sample": True}})
+    answer = await server.post("/tgi" + path, {"inputs": "a", "parameters": {"typical_p": 0.5, "do_sample": True}})
     assert answer.status == (200 if stream else 422)  # streams of the original report the error as an event
     assert error_object(answer) == {
         "error": "Input validation error: 'typical_p' is not available with the engine other 1.2.",
         "error_type": "validation",
     }
     path = "/v2/models/tiny/generate" + "_stream" * stream
-    answer = await served.post("/triton" + path, {"text_input": "a", "beam_width": 2, "parameters": {}})
+    answer = await server.post("/triton" + path, {"text_input": "a", "beam_width": 2, "parameters": {}})
     assert answer.status == 400 and error_object(answer) == {
         "error": "'beam_width' is not available with the engine other 1.2."
     }
-    answer = await served.post("/mindie" + path, {"text_input": "a", "parameters": {"top_k": 2, "do_sample": True}})
+    answer = await server.post("/mindie" + path, {"text_input": "a", "parameters": {"top_k": 2, "do_sample": True}})
     assert (
         answer.status == 422 and "'top_k' is not available with the engine other 1.2." in error_object(answer)["error"]
     )
-    assert not seen and served.engine.stats.steps == 0 and served.model.used_slots == 0
-    assert (await served.post("/v1/chat/completions", CHAT | {"presence_penalty": 0.5})).status == 200
+    assert not seen and server.engine.stats.steps == 0 and server.model.used_slots == 0
+    assert (await server.post("/v1/chat/completions", CHAT | {"presence_penalty": 0.5})).status == 200
     assert seen
-    await served.idle()
+    await server.idle()
 
 
 # for each bound, a range and requests just outside of it, each with the end of the sentence that refuses it
@@ -280,26 +280,26 @@ async def narrow_server(serve):
 
 
 async def test_every_api_refuses_values_outside_of_the_engines_bounds(narrow_server):
-    served, requests = narrow_server
+    server, requests = narrow_server
     for path, body, status, field, limits in REFUSALS:
-        answer = await served.post(path, body)
+        answer = await server.post(path, body)
         sentence = f"'{field}' must {limits.format('with the engine other 1.2, but got ')}"
         assert (answer.status, sentence in answer.body.decode()) == (status, True), (path, answer)
-    assert not requests and served.engine.stats.steps == 0 and served.model.used_slots == 0
+    assert not requests and server.engine.stats.steps == 0 and server.model.used_slots == 0
 
 
 async def test_bounds_are_errors_in_the_shape_of_the_api(narrow_server):
-    served, _ = narrow_server
-    answer = await served.post("/v1/completions", COMPLETION | {"logprobs": 4, "stream": True})
+    server, _ = narrow_server
+    answer = await server.post("/v1/completions", COMPLETION | {"logprobs": 4, "stream": True})
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "logprobs", "invalid_value")
-    answer = await served.post("/tgi/generate_stream", {"inputs": "a", "parameters": {"max_new_tokens": 7}})
+    answer = await server.post("/tgi/generate_stream", {"inputs": "a", "parameters": {"max_new_tokens": 7}})
     sentence = "'max_new_tokens' must be at least 1 and at most 6 with the engine other 1.2, but got 7."
     assert error_object(answer) == {"error": f"Input validation error: {sentence}", "error_type": "validation"}
 
 
 async def test_output_without_a_limit_ends_at_the_engines_bound(narrow_server):
-    served, requests = narrow_server
-    answer = await served.post("/v1/chat/completions", CHAT | {"n": 2, "logprobs": True, "top_logprobs": 3})
+    server, requests = narrow_server
+    answer = await server.post("/v1/chat/completions", CHAT | {"n": 2, "logprobs": True, "top_logprobs": 3})
     assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 12
     assert {request.max_tokens for request in requests} == {6}
-    await served.idle()
+    await server.idle()

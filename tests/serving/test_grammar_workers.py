@@ -285,16 +285,16 @@ def slow_grammar(number: int) -> dict[str, Any]:
 
 async def test_grammars_of_one_key_do_not_delay_those_of_another(serve, monkeypatch, start_workers):
     monkeypatch.setattr("parley.serving.prepare.GRAMMAR_WORKERS", start_workers())
-    served = await serve(api_keys=("a", "b"))
+    server = await serve(api_keys=("a", "b"))
     flood = [
-        asyncio.create_task(served.post(CHAT, slow_grammar(number), authorization="Bearer a")) for number in range(16)
+        asyncio.create_task(server.post(CHAT, slow_grammar(number), authorization="Bearer a")) for number in range(16)
     ]
-    await served.until(lambda: served.model.used_slots == 16)
+    await server.until(lambda: server.model.used_slots == 16)
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
-    answer = await served.post(CHAT, HELLO_CHAT | {"response_format": schema}, authorization="Bearer b")
+    answer = await server.post(CHAT, HELLO_CHAT | {"response_format": schema}, authorization="Bearer b")
     assert answer.status == 200
     assert sum(request.done() for request in flood) < 8
     for request in flood:
         request.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
-    await served.idle()
+    await server.idle()

@@ -34,9 +34,9 @@ VLLM_QUERIES = [
 
 
 async def test_metrics_page_answers_the_queries_of_vllm_dashboards(serve):
-    served = await serve()
-    await served.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 9, "n": 2})
-    page = (await served.get("/metrics")).body.decode()
+    server = await serve()
+    await server.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 9, "n": 2})
+    page = (await server.get("/metrics")).body.decode()
     values = {name: metric_value(page, f"vllm:{name}{{{VLLM_LABELS}}}") for name in VLLM_QUERIES}
     assert values["request_prompt_tokens_sum"] == values["request_prefill_kv_computed_tokens_sum"] == 3
     assert values["request_generation_tokens_sum"] == values["generation_tokens_total"] == 18
@@ -93,20 +93,20 @@ def test_timings_divide_inference_at_the_first_token(monkeypatch, resumed, phase
 
 
 async def test_metrics_page_answers_the_queries_of_the_tgi_dashboard(serve):
-    served = await serve(max_batch=1, max_queue=0)
+    server = await serve(max_batch=1, max_queue=0)
     for body in ({"inputs": "abc"}, {"inputs": ""}, {"inputs": "a", "parameters": {"temperature": "x"}}):
-        await served.post("/generate", body | {"parameters": {"max_new_tokens": 9} | body.get("parameters", {})})
-    await served.post("/tgi/generate_stream", {"inputs": ""})
-    served.engine.step_gate.clear()
-    running = asyncio.create_task(served.post("/v1/chat/completions", HELLO_CHAT))
-    await served.until(lambda: served.engine.open_stream_count == 1)
-    assert (await served.post("/generate", {"inputs": "a"})).status == 429
-    page = (await served.get("/metrics")).body.decode()
+        await server.post("/generate", body | {"parameters": {"max_new_tokens": 9} | body.get("parameters", {})})
+    await server.post("/tgi/generate_stream", {"inputs": ""})
+    server.engine.step_gate.clear()
+    running = asyncio.create_task(server.post("/v1/chat/completions", HELLO_CHAT))
+    await server.until(lambda: server.engine.open_stream_count == 1)
+    assert (await server.post("/generate", {"inputs": "a"})).status == 429
+    page = (await server.get("/metrics")).body.decode()
     assert metric_value(page, "tgi_request_count") == 6
-    for generation in list(served.service.open_requests):
+    for generation in list(server.service.open_requests):
         generation.fail_request(EngineError("gone"))
     assert (await running).status == 500
-    page = (await served.get("/metrics")).body.decode()
+    page = (await server.get("/metrics")).body.decode()
     assert metric_value(page, "tgi_request_count") == 6
     assert metric_value(page, "tgi_request_success") == 1
     failed = {name: metric_value(page, f'tgi_request_failure{{err="{name}"}}')

@@ -50,8 +50,8 @@ async def two_models(serve, make_model) -> RunningServer:
     return await serve(always(FIRST), names=MAIN, beside=[make_model()])
 
 
-def expected_text(served: RunningServer, token: int, count: int = 2) -> str:
-    return served.model.text_pipeline.tokenizer.decode([token] * count)
+def expected_text(server: RunningServer, token: int, count: int = 2) -> str:
+    return server.model.text_pipeline.tokenizer.decode([token] * count)
 
 
 def completion_body(model: str | None, **members: Any) -> dict[str, Any]:
@@ -60,12 +60,12 @@ def completion_body(model: str | None, **members: Any) -> dict[str, Any]:
 
 
 async def test_stop_infer_stops_only_requests_of_its_model(serve, make_model):
-    served = await serve(always(FIRST), tick=0.001, names=MAIN, beside=[make_model(step_seconds=0.001)])
+    server = await serve(always(FIRST), tick=0.001, names=MAIN, beside=[make_model(step_seconds=0.001)])
     long_request = {"id": "mine", "text_input": "a", "parameters": {"max_new_tokens": 3000}}
-    running = asyncio.create_task(served.post("/mindie/v2/models/main/generate", long_request))
-    await served.until(lambda: served.engine.stats.generated_tokens > 3)
-    assert (await served.post("/v2/models/small/stopInfer", {"id": "mine"})).status == 404
-    assert (await served.post("/v2/models/main/stopInfer", {"id": "mine"})).status == 200
+    running = asyncio.create_task(server.post("/mindie/v2/models/main/generate", long_request))
+    await server.until(lambda: server.engine.stats.generated_tokens > 3)
+    assert (await server.post("/v2/models/small/stopInfer", {"id": "mine"})).status == 404
+    assert (await server.post("/v2/models/main/stopInfer", {"id": "mine"})).status == 200
     assert (await running).json["model_name"] == "main"
 
 
@@ -205,14 +205,14 @@ async def test_metrics_count_each_model_separately(two_models):
 
 
 async def test_full_queue_of_one_model_does_not_block_another(serve, make_model):
-    served = await serve(names=MAIN, beside=[make_model(queue=0, step_seconds=0.01)])
-    other = served.service.models[1]
+    server = await serve(names=MAIN, beside=[make_model(queue=0, step_seconds=0.01)])
+    other = server.service.models[1]
     running = [
-        asyncio.create_task(served.post("/v1/completions", completion_body("small", max_tokens=100))) for _ in range(2)
+        asyncio.create_task(server.post("/v1/completions", completion_body("small", max_tokens=100))) for _ in range(2)
     ]
-    await served.until(lambda: other.used_slots == 2)
-    assert (await served.post("/v1/completions", completion_body("small"))).status == 429
-    assert (await served.post("/v1/completions", completion_body("main"))).status == 200
+    await server.until(lambda: other.used_slots == 2)
+    assert (await server.post("/v1/completions", completion_body("small"))).status == 429
+    assert (await server.post("/v1/completions", completion_body("main"))).status == 200
     assert {answer.status for answer in await asyncio.gather(*running)} == {200}
 
 
@@ -226,99 +226,99 @@ async def test_concurrent_requests_reach_the_model_they_name(two_models):
 
 
 async def test_loading_model_is_reported_and_does_not_block_others(serve, make_model):
-    served = await serve(always(FIRST), names=MAIN, beside=[make_model(load_seconds=0.5)], wait=False)
-    await served.until(lambda: served.model.unready_error() is None)
-    assert (await served.post("/v1/completions", completion_body("main"))).status == 200
-    late = await served.post("/v1/completions", completion_body("small"))
+    server = await serve(always(FIRST), names=MAIN, beside=[make_model(load_seconds=0.5)], wait=False)
+    await server.until(lambda: server.model.unready_error() is None)
+    assert (await server.post("/v1/completions", completion_body("main"))).status == 200
+    late = await server.post("/v1/completions", completion_body("small"))
     assert late.status == 503 and "small is still loading" in late.error["message"]
-    probe = await served.get("/health/ready")
+    probe = await server.get("/health/ready")
     assert probe.status == 503 and probe.json["model"] == "small"
     assert probe.json["models"] == {"main": "ready", "small": "loading"}
-    assert (await served.get("/v2/models/main/ready")).status == 200
-    assert (await served.get("/v2/models/small/ready")).status == 400
-    ready = await served.post("/v2/repository/index", {"ready": True})
+    assert (await server.get("/v2/models/main/ready")).status == 200
+    assert (await server.get("/v2/models/small/ready")).status == 400
+    ready = await server.post("/v2/repository/index", {"ready": True})
     assert [model["name"] for model in ready.json] == [*MAIN]
-    await served.until(lambda: served.service.unready_error() is None)
-    assert (await served.get("/health/ready")).status == 200
+    await server.until(lambda: server.service.unready_error() is None)
+    assert (await server.get("/health/ready")).status == 200
 
 
 async def test_lost_engine_fails_only_requests_of_its_model(serve, make_model):
-    served = await serve(always(FIRST), tick=0.01, names=MAIN, beside=[make_model(step_seconds=0.01)])
-    lost = served.service.models[1]
+    server = await serve(always(FIRST), tick=0.01, names=MAIN, beside=[make_model(step_seconds=0.01)])
+    lost = server.service.models[1]
     streams = {
-        name: asyncio.create_task(served.post("/v1/completions", completion_body(name, max_tokens=40, stream=True)))
+        name: asyncio.create_task(server.post("/v1/completions", completion_body(name, max_tokens=40, stream=True)))
         for name in ("main", "small")
     }
-    await served.until(
+    await server.until(
         lambda: (
-            len(served.service.open_requests) == 2 and all(m.engine.open_stream_count for m in served.service.models)
+            len(server.service.open_requests) == 2 and all(m.engine.open_stream_count for m in server.service.models)
         )
     )
     lost.engine.crash_engine("The engine process was killed.")
     answers = {name: await stream for name, stream in streams.items()}
     assert answers["main"].events[-1]["choices"][0]["finish_reason"] == "length"
     assert "killed" in answers["small"].body.decode()
-    assert (await served.post("/v1/completions", completion_body("small"))).status == 503
-    assert (await served.post("/v1/completions", completion_body("main"))).status == 200
-    assert (await served.get("/health/ready")).json["models"] == {"main": "ready", "small": "failed"}
+    assert (await server.post("/v1/completions", completion_body("small"))).status == 503
+    assert (await server.post("/v1/completions", completion_body("main"))).status == 200
+    assert (await server.get("/health/ready")).json["models"] == {"main": "ready", "small": "failed"}
 
 
 async def test_models_can_be_added_and_removed_at_run_time(serve, make_model):
-    served = await serve(always(FIRST), names=MAIN)
-    service, other = served.service, make_model(step_seconds=0.005, load_seconds=0.05)
+    server = await serve(always(FIRST), names=MAIN)
+    service, other = server.service, make_model(step_seconds=0.005, load_seconds=0.05)
     adding = asyncio.create_task(service.serve_model(other))
-    await served.until(lambda: other in service.models)
-    assert (await served.post("/v1/completions", completion_body("small"))).status == 503
+    await server.until(lambda: other in service.models)
+    assert (await server.post("/v1/completions", completion_body("small"))).status == 503
     with pytest.raises(ValueError, match="tiny"):
         await service.serve_model(make_model("another", "tiny"))
     await adding
-    assert (await served.post("/v1/completions", completion_body("tiny"))).json["choices"][0]["text"] == expected_text(
-        served, SECOND
+    assert (await server.post("/v1/completions", completion_body("tiny"))).json["choices"][0]["text"] == expected_text(
+        server, SECOND
     )
-    running = asyncio.create_task(served.post("/v1/completions", completion_body("small", max_tokens=50)))
-    await served.until(lambda: len(other.open_requests) == 1)
+    running = asyncio.create_task(server.post("/v1/completions", completion_body("small", max_tokens=50)))
+    await server.until(lambda: len(other.open_requests) == 1)
     removing = asyncio.create_task(service.retire_model(other))
-    await served.until(lambda: bool(other.ending_reason))
-    assert (await served.post("/v1/completions", completion_body("small"))).status == 404
+    await server.until(lambda: bool(other.ending_reason))
+    assert (await server.post("/v1/completions", completion_body("small"))).status == 404
     assert (await running).json["usage"]["completion_tokens"] == 50
     await removing
-    assert other.engine.state == "closed" and service.models == [served.model]
+    assert other.engine.state == "closed" and service.models == [server.model]
     with pytest.raises(ValueError, match="main"):
-        await service.retire_model(served.model)
+        await service.retire_model(server.model)
 
 
 async def test_removing_a_model_fails_requests_that_outlast_the_drain(serve, make_model):
-    served = await serve(names=MAIN, beside=[make_model(step_seconds=0.01)], drain=0.05)
-    running = asyncio.create_task(served.post("/v1/completions", completion_body("small", max_tokens=500)))
-    await served.until(lambda: bool(served.service.open_requests))
-    await served.service.retire_model(served.service.models[1])
+    server = await serve(names=MAIN, beside=[make_model(step_seconds=0.01)], drain=0.05)
+    running = asyncio.create_task(server.post("/v1/completions", completion_body("small", max_tokens=500)))
+    await server.until(lambda: bool(server.service.open_requests))
+    await server.service.retire_model(server.service.models[1])
     answer = await running
     assert answer.status == 503 and "small is being removed" in answer.error["message"]
 
 
 async def test_model_that_fails_to_load_is_not_added(serve, make_model, folder):
-    served = await serve(names=MAIN)
+    server = await serve(names=MAIN)
     with pytest.raises(EngineFailed):
-        await served.service.serve_model(make_model(load_failure="It has no weights."))
+        await server.service.serve_model(make_model(load_failure="It has no weights."))
     offer = OfferedModel(("gone",), Settings(model=str(folder / "gone")))
     missing = ServedModel(offer.names, offer.settings, make_engine(offer), ServerOptions())
     with pytest.raises(ModelMissing):
-        await served.service.serve_model(missing)
-    assert [model.name for model in served.service.models] == ["main"]
-    await served.service.drain_models()
+        await server.service.serve_model(missing)
+    assert [model.name for model in server.service.models] == ["main"]
+    await server.service.drain_models()
     with pytest.raises(NotReady):
-        await served.service.serve_model(make_model())
+        await server.service.serve_model(make_model())
 
 
 async def test_removing_a_loading_model_stops_its_loading(serve, make_model):
-    served = await serve(names=MAIN)
+    server = await serve(names=MAIN)
     other = make_model(load_seconds=30.0)
-    adding = asyncio.create_task(served.service.serve_model(other))
-    await served.until(lambda: other.engine.state == "loading")
-    await served.service.retire_model(other)
+    adding = asyncio.create_task(server.service.serve_model(other))
+    await server.until(lambda: other.engine.state == "loading")
+    await server.service.retire_model(other)
     with pytest.raises(EngineFailed):
         await adding
-    assert other not in served.service.models
+    assert other not in server.service.models
 
 
 def test_rejects_two_models_with_the_same_name(make_model):

@@ -20,127 +20,127 @@ LONG_CHAT = HELLO_CHAT | {"max_tokens": 3000, "ignore_eos": True}
 
 
 async def test_client_may_disconnect_before_its_body_is_complete(serve):
-    served = await serve()
-    connection = await served.connect()
+    server = await serve()
+    connection = await server.connect()
     await connection.send(build_request("POST", CHAT, HELLO_CHAT)[:-5])
     await asyncio.sleep(0.05)
     connection.close()
-    await served.until(lambda: not served.server.server_state.tasks)
-    assert await served.control()
+    await server.until(lambda: not server.server.server_state.tasks)
+    assert await server.control()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 async def test_disconnect_while_queued_cancels_the_request(serve, stream, n):
-    served = await serve(max_batch=1)
-    before = await served.control()
-    served.engine.step_gate.clear()
-    first, second = await served.connect(), await served.connect()
+    server = await serve(max_batch=1)
+    before = await server.control()
+    server.engine.step_gate.clear()
+    first, second = await server.connect(), await server.connect()
     await first.send(build_request("POST", CHAT, LONG_CHAT | {"stream": stream}))
     await second.send(build_request("POST", CHAT, LONG_CHAT | {"stream": stream, "n": n}))
-    await served.until(lambda: served.engine.open_stream_count == 2)
+    await server.until(lambda: server.engine.open_stream_count == 2)
     second.close()
-    await served.until(lambda: served.engine.open_stream_count == 1)
+    await server.until(lambda: server.engine.open_stream_count == 1)
     first.close()
-    await served.until(lambda: served.engine.open_stream_count == 0)
-    served.engine.step_gate.set()
-    await served.idle()
-    assert await served.control() == before
+    await server.until(lambda: server.engine.open_stream_count == 0)
+    server.engine.step_gate.set()
+    await server.idle()
+    assert await server.control() == before
 
 
 @pytest.mark.parametrize("body", [LONG_CHAT, LONG_CHAT | {"n": 4}], ids=["one", "four"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_disconnect_during_decode_cancels_within_two_steps(serve, stream, body):
-    served = await serve(tick=0.001)
-    before = await served.control()
-    connection = await served.connect()
+    server = await serve(tick=0.001)
+    before = await server.control()
+    connection = await server.connect()
     await connection.send(build_request("POST", CHAT, body | {"stream": stream}))
-    await served.until(lambda: served.engine.stats.generated_tokens > 40)
+    await server.until(lambda: server.engine.stats.generated_tokens > 40)
     connection.close()
-    await served.until(lambda: served.engine.open_stream_count == 0)
-    steps = served.engine.stats.steps
-    await served.idle()
-    assert served.engine.stats.steps - steps <= 2
-    assert await served.control() == before
+    await server.until(lambda: server.engine.open_stream_count == 0)
+    steps = server.engine.stats.steps
+    await server.idle()
+    assert server.engine.stats.steps - steps <= 2
+    assert await server.control() == before
 
 
 async def test_disconnect_cancels_all_prompts_of_a_request(serve):
-    served = await serve(tick=0.001)
-    connection = await served.connect()
+    server = await serve(tick=0.001)
+    connection = await server.connect()
     await connection.send(
         build_request("POST", TEXT, {"prompt": ["a", "b", "c"] * 20, "max_tokens": 3000, "stream": True})
     )
-    await served.until(lambda: served.engine.stats.generated_tokens > 100)
+    await server.until(lambda: server.engine.stats.generated_tokens > 100)
     connection.close()
-    await served.idle()
+    await server.idle()
 
 
 async def test_disconnects_at_random_moments_leave_no_request(serve):
-    served = await serve(tick=0.001, max_batch=8)
-    before = await served.control()
+    server = await serve(tick=0.001, max_batch=8)
+    before = await server.control()
 
     async def visit(number):
-        connection = await served.connect()
+        connection = await server.connect()
         body = LONG_CHAT | {"stream": number % 2 == 0, "n": 1 + number % 3}
         await connection.send(build_request("POST", CHAT, body)[: None if number % 7 else -20])
         await asyncio.sleep(0.0007 * (number % 50))
         connection.close()
 
     await asyncio.gather(*(visit(number) for number in range(150)))
-    await served.idle()
-    await served.until(lambda: not served.server.server_state.tasks)
-    assert await served.control() == before
+    await server.idle()
+    await server.until(lambda: not server.server.server_state.tasks)
+    assert await server.control() == before
 
 
 async def test_full_queue_answers_429_at_once(serve):
-    served = await serve(max_batch=1, max_queue=1)
-    served.engine.step_gate.clear()
-    waiting = [asyncio.create_task(served.post(CHAT, HELLO_CHAT)) for _ in range(2)]
-    await served.until(lambda: served.model.used_slots == 2)
-    answer = await served.post(CHAT, HELLO_CHAT)
+    server = await serve(max_batch=1, max_queue=1)
+    server.engine.step_gate.clear()
+    waiting = [asyncio.create_task(server.post(CHAT, HELLO_CHAT)) for _ in range(2)]
+    await server.until(lambda: server.model.used_slots == 2)
+    answer = await server.post(CHAT, HELLO_CHAT)
     assert answer.status == 429
     assert answer.error["code"] == "rate_limit_exceeded"
     assert int(answer.headers["retry-after"]) >= 1
-    served.engine.step_gate.set()
+    server.engine.step_gate.set()
     assert [a.status for a in await asyncio.gather(*waiting)] == [200, 200]
-    await served.idle()
-    assert await served.control()
+    await server.idle()
+    assert await server.control()
 
 
 async def test_each_api_key_has_its_own_share_of_the_queue(serve):
-    served = await serve(max_batch=1, max_queue=3, api_keys=("one", "two"))
-    served.engine.step_gate.clear()
+    server = await serve(max_batch=1, max_queue=3, api_keys=("one", "two"))
+    server.engine.step_gate.clear()
     one, two = {"authorization": "Bearer one"}, {"x-api-key": "two"}
-    waiting = [asyncio.create_task(served.post(CHAT, HELLO_CHAT, **one)) for _ in range(4)]
-    await served.until(lambda: served.model.used_slots == 4)
-    assert (await served.post(CHAT, HELLO_CHAT, **one)).status == 429
-    waiting += [asyncio.create_task(served.post(CHAT, HELLO_CHAT | {"n": 2}, **two))]
-    await served.until(lambda: served.model.used_slots == 6)
-    assert (await served.post(CHAT, HELLO_CHAT, **two)).status == 429
-    assert (await served.post(CHAT, HELLO_CHAT, **one)).status == 429
-    served.engine.step_gate.set()
+    waiting = [asyncio.create_task(server.post(CHAT, HELLO_CHAT, **one)) for _ in range(4)]
+    await server.until(lambda: server.model.used_slots == 4)
+    assert (await server.post(CHAT, HELLO_CHAT, **one)).status == 429
+    waiting += [asyncio.create_task(server.post(CHAT, HELLO_CHAT | {"n": 2}, **two))]
+    await server.until(lambda: server.model.used_slots == 6)
+    assert (await server.post(CHAT, HELLO_CHAT, **two)).status == 429
+    assert (await server.post(CHAT, HELLO_CHAT, **one)).status == 429
+    server.engine.step_gate.set()
     assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 5
-    await served.until(lambda: not served.model.tenant_slots)
-    assert served.model.used_slots == 0
+    await server.until(lambda: not server.model.tenant_slots)
+    assert server.model.used_slots == 0
 
 
 async def test_each_prompt_and_choice_takes_a_place_in_the_queue(serve):
-    served = await serve(max_batch=4, max_queue=0)
-    served.engine.step_gate.clear()
-    waiting = asyncio.create_task(served.post(TEXT, {"prompt": ["a", "b"], "n": 2, "max_tokens": 2}))
-    await served.until(lambda: served.model.used_slots == 4)
-    assert (await served.post(CHAT, HELLO_CHAT)).status == 429
-    served.engine.step_gate.set()
+    server = await serve(max_batch=4, max_queue=0)
+    server.engine.step_gate.clear()
+    waiting = asyncio.create_task(server.post(TEXT, {"prompt": ["a", "b"], "n": 2, "max_tokens": 2}))
+    await server.until(lambda: server.model.used_slots == 4)
+    assert (await server.post(CHAT, HELLO_CHAT)).status == 429
+    server.engine.step_gate.set()
     assert len((await waiting).json["choices"]) == 4
-    await served.idle()
+    await server.idle()
 
 
 async def test_concurrent_requests_get_their_own_texts(serve):
-    served = await serve(max_batch=16)
+    server = await serve(max_batch=16)
 
     async def ask(number):
         text = f"number {number}"
-        answer = await served.post(TEXT, {"prompt": text, "max_tokens": 40, "stream": number % 2 == 0})
+        answer = await server.post(TEXT, {"prompt": text, "max_tokens": 40, "stream": number % 2 == 0})
         if number % 2:
             return answer.json["choices"][0]["text"]
         return "".join(event["choices"][0]["text"] for event in answer.events)
@@ -148,7 +148,7 @@ async def test_concurrent_requests_get_their_own_texts(serve):
     texts = await asyncio.gather(*(ask(number) for number in range(60)))
     for number, text in enumerate(texts):
         assert text.startswith(f"number {number}"), text
-    await served.idle()
+    await server.idle()
 
 
 @pytest.mark.parametrize(
@@ -165,34 +165,34 @@ async def test_concurrent_requests_get_their_own_texts(serve):
     ids=str,
 )
 async def test_rejects_prompts_and_tokens_the_model_cannot_take(serve, body, param, code):
-    served = await serve()
-    answer = await served.post(TEXT, body)
+    server = await serve()
+    answer = await server.post(TEXT, body)
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
-    assert served.engine.stats.steps == 0
-    await served.idle()
+    assert server.engine.stats.steps == 0
+    await server.idle()
 
 
 async def test_prompt_and_answer_may_fill_the_context_exactly(serve):
-    served = await serve()
-    answer = await served.post(TEXT, {"prompt": [5] * 4095, "max_tokens": 1})
+    server = await serve()
+    answer = await server.post(TEXT, {"prompt": [5] * 4095, "max_tokens": 1})
     assert answer.json["usage"]["total_tokens"] == 4096
-    answer = await served.post(TEXT, {"prompt": [5] * 4096, "max_tokens": 0, "echo": True})
+    answer = await server.post(TEXT, {"prompt": [5] * 4096, "max_tokens": 0, "echo": True})
     assert answer.json["usage"]["completion_tokens"] == 0
 
 
 async def test_chat_without_max_tokens_may_fill_the_context(serve):
-    served = await serve(reply=lambda work, index: [70] * work.max_tokens)
-    usage = (await served.post(CHAT, {"messages": HELLO_CHAT["messages"]})).json["usage"]
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    usage = (await server.post(CHAT, {"messages": HELLO_CHAT["messages"]})).json["usage"]
     assert usage["total_tokens"] == 4096
 
 
 async def test_stop_string_is_reported_and_left_out_of_the_text(serve):
-    served = await serve(tick=0.001)
-    answer = await served.post(TEXT, {"prompt": "The quick fox ", "max_tokens": 3000, "stop": ["zzz", "ick"]})
+    server = await serve(tick=0.001)
+    answer = await server.post(TEXT, {"prompt": "The quick fox ", "max_tokens": 3000, "stop": ["zzz", "ick"]})
     choice = answer.json["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("The qu", "stop", "ick")
-    await served.idle()
-    assert served.engine.stats.generated_tokens < 100
+    await server.idle()
+    assert server.engine.stats.generated_tokens < 100
 
 
 async def test_engine_seed_is_the_clients_or_random(serve):
@@ -202,17 +202,17 @@ async def test_engine_seed_is_the_clients_or_random(serve):
         seen.append(work.seed)
         return [70]
 
-    served = await serve(reply=reply)
-    await served.post(TEXT, {"prompt": ["a", "b"], "seed": -1})
+    server = await serve(reply=reply)
+    await server.post(TEXT, {"prompt": ["a", "b"], "seed": -1})
     assert seen == [2**64 - 1] * 2
-    await served.post(TEXT, {"prompt": ["a", "b"]})
+    await server.post(TEXT, {"prompt": ["a", "b"]})
     assert seen[2] != seen[3]
 
 
 async def test_prompt_logprobs_come_before_any_text_of_a_stream(serve):
-    served = await serve()
+    server = await serve()
     body = {"prompt": "The quick", "max_tokens": 2, "n": 3, "echo": True, "logprobs": 0, "stream": True}
-    events = (await served.post(TEXT, body)).events
+    events = (await server.post(TEXT, body)).events
     for index in range(3):
         own = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
         assert own[0]["text"] == "The quick"
@@ -223,49 +223,49 @@ async def test_prompt_logprobs_come_before_any_text_of_a_stream(serve):
 
 
 async def test_engine_error_before_the_first_byte_is_a_status(serve):
-    served = await serve()
-    served.engine.step_gate.clear()
+    server = await serve()
+    server.engine.step_gate.clear()
     for stream in (False, True):
-        asking = asyncio.create_task(served.post(CHAT, LONG_CHAT | {"stream": stream}))
-        await served.until(lambda: served.engine.open_stream_count == 1)
-        served.engine.fail_choice(0, "The logits were not numbers.")
+        asking = asyncio.create_task(server.post(CHAT, LONG_CHAT | {"stream": stream}))
+        await server.until(lambda: server.engine.open_stream_count == 1)
+        server.engine.fail_choice(0, "The logits were not numbers.")
         answer = await asking
         assert (answer.status, answer.error["type"]) == (500, "server_error")
         assert answer.error["message"] == "The logits were not numbers."
-    await served.idle()
+    await server.idle()
 
 
 async def test_failed_choice_fails_the_request_and_cancels_the_others(serve):
-    served = await serve(tick=0.001)
-    asking = asyncio.create_task(served.post(CHAT, LONG_CHAT | {"stream": True, "n": 3}))
-    await served.until(lambda: served.engine.stats.generated_tokens > 60)
-    served.engine.fail_choice(1, "Broken.")
+    server = await serve(tick=0.001)
+    asking = asyncio.create_task(server.post(CHAT, LONG_CHAT | {"stream": True, "n": 3}))
+    await server.until(lambda: server.engine.stats.generated_tokens > 60)
+    server.engine.fail_choice(1, "Broken.")
     answer = await asking
     assert answer.events[-1] == {"error": {"message": "Broken.", "type": "server_error", "param": None, "code": None}}
-    await served.idle()
+    await server.idle()
 
 
 async def test_engine_crash_ends_every_stream_and_readiness(serve):
-    served = await serve(tick=0.001)
-    streams = [asyncio.create_task(served.post(CHAT, LONG_CHAT | {"stream": True})) for _ in range(20)]
-    whole = asyncio.create_task(served.post(CHAT, LONG_CHAT))
-    await served.until(lambda: served.engine.stats.generated_tokens > 500)
-    served.engine.crash_engine("The engine process was killed by SIGKILL.")
+    server = await serve(tick=0.001)
+    streams = [asyncio.create_task(server.post(CHAT, LONG_CHAT | {"stream": True})) for _ in range(20)]
+    whole = asyncio.create_task(server.post(CHAT, LONG_CHAT))
+    await server.until(lambda: server.engine.stats.generated_tokens > 500)
+    server.engine.crash_engine("The engine process was killed by SIGKILL.")
     for answer in await asyncio.gather(*streams):
         assert answer.status == 200
         assert "SIGKILL" in answer.events[-1]["error"]["message"]
     assert (await whole).status == 503
-    assert (await served.post(CHAT, HELLO_CHAT)).status == 503
-    assert (await served.get("/health/ready")).status == 503
-    assert (await served.get("/health/live")).status == 200
-    await served.until(lambda: not served.service.open_requests)
+    assert (await server.post(CHAT, HELLO_CHAT)).status == 503
+    assert (await server.get("/health/ready")).status == 503
+    assert (await server.get("/health/live")).status == 200
+    await server.until(lambda: not server.service.open_requests)
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_every_choice_ends_once_even_if_the_engine_crashes(serve, seed):
     """With random requests and an engine crash at a random moment, each choice ends once or the request fails."""
     rng = random.Random(seed)
-    served = await serve(max_batch=5, tick=0.001)
+    server = await serve(max_batch=5, tick=0.001)
 
     async def ask():
         await asyncio.sleep(rng.random() * 0.2)
@@ -278,7 +278,7 @@ async def test_every_choice_ends_once_even_if_the_engine_crashes(serve, seed):
             "echo": True,
             "logprobs": rng.choice([None, 1]),
         }
-        answer = await served.post(TEXT, body)
+        answer = await server.post(TEXT, body)
         choices = range(len(body["prompt"]) * body["n"])
         if not body["stream"]:
             assert answer.status == 503 or [c["index"] for c in answer.json["choices"]] == list(choices)
@@ -295,26 +295,26 @@ async def test_every_choice_ends_once_even_if_the_engine_crashes(serve, seed):
     asking = [asyncio.create_task(ask()) for _ in range(40)]
     await asyncio.sleep(0.05 + 0.1 * seed)
     if seed:
-        served.engine.crash_engine()
+        server.engine.crash_engine()
     await asyncio.gather(*asking)
-    await served.until(lambda: not served.service.open_requests)
-    assert served.model.used_slots == 0 and not served.engine.open_stream_count
+    await server.until(lambda: not server.service.open_requests)
+    assert server.model.used_slots == 0 and not server.engine.open_stream_count
 
 
 # -- shutdown
 
 
 async def test_drain_finishes_running_streams_and_rejects_new_requests(serve):
-    served = await serve(tick=0.001)
-    running = asyncio.create_task(served.post(CHAT, LONG_CHAT | {"max_tokens": 200, "stream": True}))
-    await served.until(lambda: served.engine.stats.generated_tokens > 20)
-    draining = asyncio.create_task(served.service.drain_models())
-    await served.until(lambda: served.service.shutting_down)
-    refused = await served.post(CHAT, HELLO_CHAT)
+    server = await serve(tick=0.001)
+    running = asyncio.create_task(server.post(CHAT, LONG_CHAT | {"max_tokens": 200, "stream": True}))
+    await server.until(lambda: server.engine.stats.generated_tokens > 20)
+    draining = asyncio.create_task(server.service.drain_models())
+    await server.until(lambda: server.service.shutting_down)
+    refused = await server.post(CHAT, HELLO_CHAT)
     assert (refused.status, "retry-after" in refused.headers) == (503, True)
-    ready = await served.get("/health/ready")
+    ready = await server.get("/health/ready")
     assert (ready.status, ready.json["status"]) == (503, "draining")
-    assert (await served.get("/health/live")).status == 200
+    assert (await server.get("/health/live")).status == 200
     events = (await running).events
     assert events[-1]["choices"][0]["finish_reason"] == "length"
     await draining
@@ -322,37 +322,37 @@ async def test_drain_finishes_running_streams_and_rejects_new_requests(serve):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_drain_timeout_fails_running_requests(serve, stream):
-    served = await serve(tick=0.001, drain=0.05)
+    server = await serve(tick=0.001, drain=0.05)
     bodies = [
         (CHAT, LONG_CHAT | {"stream": stream}),
         (TEXT, {"prompt": ["a", "b"], "max_tokens": 3000, "stream": stream}),
     ]
-    running = [asyncio.create_task(served.post(path, body)) for path, body in bodies]
-    await served.until(lambda: served.engine.stats.generated_tokens > 60)
-    await served.service.drain_models()
+    running = [asyncio.create_task(server.post(path, body)) for path, body in bodies]
+    await server.until(lambda: server.engine.stats.generated_tokens > 60)
+    await server.service.drain_models()
     for answer in await asyncio.gather(*running):
         error = answer.events[-1]["error"] if stream else answer.error
         assert "shutting down" in error["message"]
         assert answer.status == (200 if stream else 503)
-    await served.idle()
+    await server.idle()
 
 
 async def test_drain_timeout_fails_queued_requests(serve):
-    served = await serve(drain=0.01)
-    served.engine.step_gate.clear()
-    waiting = asyncio.create_task(served.post(CHAT, HELLO_CHAT | {"stream": True}))
-    await served.until(lambda: served.engine.open_stream_count == 1)
-    await served.service.drain_models()
+    server = await serve(drain=0.01)
+    server.engine.step_gate.clear()
+    waiting = asyncio.create_task(server.post(CHAT, HELLO_CHAT | {"stream": True}))
+    await server.until(lambda: server.engine.open_stream_count == 1)
+    await server.service.drain_models()
     assert (await waiting).status == 503
-    assert served.engine.open_stream_count == 0
+    assert server.engine.open_stream_count == 0
 
 
 async def test_aborted_request_reports_its_reason(serve):
-    served = await serve()
-    served.engine.step_gate.clear()
-    waiting = asyncio.create_task(served.post(CHAT, HELLO_CHAT))
-    await served.until(lambda: len(served.service.open_requests) == 1)
-    next(iter(served.service.open_requests)).fail_request(NotReady("Because."))
+    server = await serve()
+    server.engine.step_gate.clear()
+    waiting = asyncio.create_task(server.post(CHAT, HELLO_CHAT))
+    await server.until(lambda: len(server.service.open_requests) == 1)
+    next(iter(server.service.open_requests)).fail_request(NotReady("Because."))
     assert (await waiting).error["message"] == "Because."
 
 
@@ -362,93 +362,93 @@ async def test_aborted_request_reports_its_reason(serve):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("body", [LONG_CHAT, LONG_CHAT | {"n": 2}], ids=["one", "two"])
 async def test_stopped_request_returns_its_text_so_far(serve, stream, body):
-    served = await serve(tick=0.001)
-    pending = asyncio.create_task(served.post(CHAT, body | {"stream": stream}))
-    await served.until(lambda: served.engine.stats.generated_tokens > 40)
-    (generation,) = served.service.open_requests
+    server = await serve(tick=0.001)
+    pending = asyncio.create_task(server.post(CHAT, body | {"stream": stream}))
+    await server.until(lambda: server.engine.stats.generated_tokens > 40)
+    (generation,) = server.service.open_requests
     generation.finish_early()
     answer = await pending
     assert answer.status == 200
     assert answer.body.count(b'"finish_reason":"abort"') == body.get("n", 1)
-    await served.idle()
+    await server.idle()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_max_time_returns_the_text_so_far(serve, stream):
-    served = await serve(tick=0.001)
-    answer = await served.post(CHAT, LONG_CHAT | {"stream": stream, "max_time": 0.1})
+    server = await serve(tick=0.001)
+    answer = await server.post(CHAT, LONG_CHAT | {"stream": stream, "max_time": 0.1})
     assert answer.status == 200 and answer.body.count(b'"finish_reason":"length"') == 1
-    await served.idle()
+    await server.idle()
     ranked = {"prompt": "a", "max_tokens": 3000, "best_of": 3, "n": 1, "stream": stream, "max_time": 0.1}
-    assert (await served.post(TEXT, ranked)).body.count(b'"finish_reason":"length"') == 1
+    assert (await server.post(TEXT, ranked)).body.count(b'"finish_reason":"length"') == 1
     searched = {"prompt": "a", "max_tokens": 900, "use_beam_search": True, "best_of": 4, "n": 2, "stream": stream}
     for more in ({}, {"prompt_logprobs": 1}, {"prompt": ["a", "b"]}):
-        answer = await served.post(TEXT, searched | {"max_time": 0.05} | more)
+        answer = await server.post(TEXT, searched | {"max_time": 0.05} | more)
         ended = answer.body.count(b'"finish_reason":"length"')
         assert (answer.status, ended) == (200, 4 if "prompt" in more else 2), answer.body
-    served.engine.step_gate.clear()  # the time ends before the first token
-    unstarted = await served.post(CHAT, LONG_CHAT | {"max_time": 0.05, "n": 2})
+    server.engine.step_gate.clear()  # the time ends before the first token
+    unstarted = await server.post(CHAT, LONG_CHAT | {"max_time": 0.05, "n": 2})
     assert [choice["finish_reason"] for choice in unstarted.json["choices"]] == ["length"] * 2
     assert unstarted.json["usage"]["completion_tokens"] == 0
-    served.engine.step_gate.set()
-    await served.idle()
+    server.engine.step_gate.set()
+    await server.idle()
 
 
 async def test_request_timeout_header_ends_a_request_with_408(serve):
-    served = await serve(tick=0.001)
-    late = await served.call("POST", CHAT, LONG_CHAT, {"x-request-timeout": "0.05"})
+    server = await serve(tick=0.001)
+    late = await server.call("POST", CHAT, LONG_CHAT, {"x-request-timeout": "0.05"})
     assert late.status == 408 and "the time that the request allowed" in late.error["message"]
     for path, body in (("/tgi/generate", {"inputs": "a", "parameters": {"max_new_tokens": 3000}}), (CHAT, LONG_CHAT)):
-        served.engine.step_gate.clear()  # the limit applies to queued requests too
-        assert (await served.call("POST", path, body, {"x-request-timeout": "0.05"})).status == 408
-        served.engine.step_gate.set()
-    assert (await served.call("POST", CHAT, HELLO_CHAT, {"x-request-timeout": "60"})).status == 200
+        server.engine.step_gate.clear()  # the limit applies to queued requests too
+        assert (await server.call("POST", path, body, {"x-request-timeout": "0.05"})).status == 408
+        server.engine.step_gate.set()
+    assert (await server.call("POST", CHAT, HELLO_CHAT, {"x-request-timeout": "60"})).status == 200
     for wrong in ("0", "-1", "soon", "1e3", "9" * 40):
-        refused = await served.call("POST", CHAT, HELLO_CHAT, {"x-request-timeout": wrong})
+        refused = await server.call("POST", CHAT, HELLO_CHAT, {"x-request-timeout": wrong})
         assert refused.status == 400 and "X-Request-Timeout" in refused.error["message"]
         assert wrong[:20] in refused.error["message"] and "1000000000" in refused.error["message"]
-    await served.idle()
+    await server.idle()
 
 
 async def test_cuts_off_an_http_client_that_does_not_read(serve):
-    served = await serve(
+    server = await serve(
         reply=lambda work, index: [70] * work.max_tokens,
         write_timeout=0.2,
         info=msgspec.structs.replace(MODEL_INFO, max_model_len=1 << 17),
         body_limit=1 << 26,
     )
-    before = await served.control()
-    connection = await served.connect()
+    before = await server.control()
+    connection = await server.connect()
     connection.writer.transport.pause_reading()
     body = {"prompt": [70] * 1000, "max_tokens": 60_000, "stream": True, "logprobs": 5}
     await connection.send(build_request("POST", TEXT, body))
-    await served.until(lambda: served.engine.open_stream_count == 1)
+    await server.until(lambda: server.engine.open_stream_count == 1)
     for _ in range(100):
-        if not served.engine.open_stream_count:
+        if not server.engine.open_stream_count:
             break
         await asyncio.sleep(0.1)
-    await served.idle()
+    await server.idle()
     connection.writer.transport.resume_reading()
     assert not (await connection.ended()).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
-    assert await served.control() == before
+    assert await server.control() == before
 
 
 async def test_silent_stream_gets_ping_comments(serve):
-    served = await serve(ping_interval=0.02)
-    served.engine.step_gate.clear()
-    connection = await served.connect()
+    server = await serve(ping_interval=0.02)
+    server.engine.step_gate.clear()
+    connection = await server.connect()
     await connection.send(build_request("POST", CHAT, HELLO_CHAT | {"stream": True}))
     assert (await connection.head())[0] == 200
     assert b": ping\n\n" in await connection.reader.readuntil(b"ping\n\n")
-    served.engine.step_gate.set()
+    server.engine.step_gate.set()
     rest = await connection.reader.readuntil(b"[DONE]\n\n")
     assert b'"finish_reason":"length"' in rest
     connection.close()
 
 
 async def test_connection_serves_several_requests_in_turn(serve):
-    served = await serve()
-    connection = await served.connect()
+    server = await serve()
+    connection = await server.connect()
     for stream in (True, False, True):
         await connection.send(build_request("POST", CHAT, HELLO_CHAT | {"stream": stream}))
         answer = await connection.answer()
@@ -458,8 +458,8 @@ async def test_connection_serves_several_requests_in_turn(serve):
 
 
 async def test_pipelined_requests_are_answered_in_order(serve):
-    served = await serve()
-    connection = await served.connect()
+    server = await serve()
+    connection = await server.connect()
     bodies = [{"prompt": f"p{number}", "max_tokens": 2} for number in range(3)]
     await connection.send(b"".join(build_request("POST", TEXT, body) for body in bodies))
     texts = [json.loads((await connection.answer()).body)["choices"][0]["text"] for _ in bodies]
@@ -482,11 +482,11 @@ REASONING_AND_CALL = (
 async def reasoning_server(serve, folder):
     """A server whose model thinks and calls a tool."""
     tokenizer = Tokenizer.from_folder(folder)
-    served = await serve(reply=lambda work, index: tokenizer.encode(REASONING_AND_CALL, False))
-    pipeline = served.model.text_pipeline
+    server = await serve(reply=lambda work, index: tokenizer.encode(REASONING_AND_CALL, False))
+    pipeline = server.model.text_pipeline
     pipeline.template = ChatTemplate({"default": REASONING_TEMPLATE})
     pipeline.markup = pipeline.answer_compiler.markup = detect_markup(REASONING_TEMPLATE)
-    return served
+    return server
 
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
@@ -561,12 +561,12 @@ async def test_completions_keep_reasoning_and_tool_calls_in_the_text(reasoning_s
 
 async def test_tokenizing_a_huge_text_returns_its_memory(serve):
     """Tokenizing at once would need over a hundred times the size of the text."""
-    served = await serve()
+    server = await serve()
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     body = json.dumps({"prompt": "a b c " * 180_000}).encode()
     before = resident()
-    assert (await served.call("POST", "/tokenize", body)).status == 200
-    await served.until(lambda: resident() - before < 50 << 20)
+    assert (await server.call("POST", "/tokenize", body)).status == 200
+    await server.until(lambda: resident() - before < 50 << 20)

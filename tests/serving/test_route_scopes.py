@@ -77,9 +77,9 @@ def test_all_routes_of_a_shared_path_have_the_same_scope():
             assert len({route_scope(route) for route, _ in answering}) == 1, place
 
 
-async def refused_in_the_apis_form(served: RunningServer, port: str, key: str, sentence: str) -> None:
+async def refused_in_the_apis_form(server: RunningServer, port: str, key: str, sentence: str) -> None:
     for method, path, surface in admin_routes(port):
-        answer = await served.call(method, fill_path(path), {}, {"authorization": f"Bearer {key}"})
+        answer = await server.call(method, fill_path(path), {}, {"authorization": f"Bearer {key}"})
         expected = surface.dialect.render_error(Forbidden(sentence))
         assert (answer.status, answer.body) == (expected.status, expected.body), (method, path)
         assert expected.status == 403 and b"--admin-key-file" in answer.body, (method, path)
@@ -87,22 +87,22 @@ async def refused_in_the_apis_form(served: RunningServer, port: str, key: str, s
 
 @pytest.mark.parametrize("port", ["all", "strict", "mindie-management"])
 async def test_api_keys_cannot_change_a_server_without_admin_keys(serve, port):
-    served = await serve(api_keys=(KEY,), surfaces=PORTS[port], lora_root="/")
-    await refused_in_the_apis_form(served, port, KEY, NO_ADMIN_KEYS)
-    assert not served.service.shutting_down and not served.service.first_unready_model()
-    assert (await served.get("/health", authorization=f"Bearer {KEY}")).status == 200
+    server = await serve(api_keys=(KEY,), surfaces=PORTS[port], lora_root="/")
+    await refused_in_the_apis_form(server, port, KEY, NO_ADMIN_KEYS)
+    assert not server.service.shutting_down and not server.service.first_unready_model()
+    assert (await server.get("/health", authorization=f"Bearer {KEY}")).status == 200
 
 
 async def test_admin_routes_without_admin_keys_accept_the_cluster_secret(serve):
-    served = await serve(api_keys=(KEY,), cluster_secret="s")
-    assert (await served.post("/reset_prefix_cache", **{"parley-secret": "t"})).status == 401
-    assert (await served.post("/reset_prefix_cache", **{"parley-secret": "s"})).status == 200
+    server = await serve(api_keys=(KEY,), cluster_secret="s")
+    assert (await server.post("/reset_prefix_cache", **{"parley-secret": "t"})).status == 401
+    assert (await server.post("/reset_prefix_cache", **{"parley-secret": "s"})).status == 200
 
 
 @pytest.mark.parametrize("port", ["all", "mindie-management"])
 async def test_a_server_without_keys_lets_everyone_change_it(serve, port):
-    served = await serve(surfaces=PORTS[port], lora_root="/")
+    server = await serve(surfaces=PORTS[port], lora_root="/")
     for method, path, _ in admin_routes(port):
         if path != "/stopService":
-            answer = await served.call(method, fill_path(path), {})
+            answer = await server.call(method, fill_path(path), {})
             assert answer.status != 401 and b"--admin-key-file" not in answer.body, (method, path)

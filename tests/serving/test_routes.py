@@ -19,22 +19,22 @@ from parley.text import TextPipeline
 KEY = "sk-right-key-0123456789"
 
 
-def all_routes(served: RunningServer) -> list[tuple[str, str, str]]:
+def all_routes(server: RunningServer) -> list[tuple[str, str, str]]:
     """List method, path and kind of every route."""
-    app = App(served.service, universal_mounts(), "127.0.0.1")
+    app = App(server.service, universal_mounts(), "127.0.0.1")
     return [(method, fill_path(path), e.route.kind) for (method, path), e in app.route_table.items()]
 
 
 async def test_every_route_has_a_handler(serve):
-    served = await serve()
-    assert {kind for _, _, kind in all_routes(served)} <= served.parts.handlers.keys()
+    server = await serve()
+    assert {kind for _, _, kind in all_routes(server)} <= server.parts.handlers.keys()
 
 
 async def test_only_probes_answer_without_a_key(serve):
-    served = await serve(api_keys=(KEY,))
-    assert len(all_routes(served)) > 20
-    for method, path, kind in all_routes(served):
-        answer = await served.call(method, path)
+    server = await serve(api_keys=(KEY,))
+    assert len(all_routes(server)) > 20
+    for method, path, kind in all_routes(server):
+        answer = await server.call(method, path)
         if kind in ("live", "ready") or path.endswith(("/health", "/ping", "/.well-known/databricks-config")):
             assert answer.status == 200, path  # the last one is asked before a client knows how to authenticate
         else:
@@ -48,10 +48,10 @@ async def test_only_probes_answer_without_a_key(serve):
      "/health/live/", "/health/live/../../metrics", "/health/live%2f..%2fmetrics", "/v1/models?api_key=" + KEY],
 )  # fmt: skip
 async def test_unusual_paths_do_not_bypass_the_key_check(serve, path):
-    served = await serve(api_keys=(KEY,))
-    assert (await served.get(path)).status == 401
+    server = await serve(api_keys=(KEY,))
+    assert (await server.get(path)).status == 401
     for method in ("OPTIONS", "HEAD", "PUT", "DELETE", "TRACE"):
-        assert (await served.call(method, path)).status == 401
+        assert (await server.call(method, path)).status == 401
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ async def test_unusual_paths_do_not_bypass_the_key_check(serve, path):
     ids=str,
 )
 async def test_accepts_keys_in_each_known_header(serve, headers):
-    served = await serve(api_keys=("another", KEY))
-    assert (await served.get("/v1/models", **headers)).status == 200
+    server = await serve(api_keys=("another", KEY))
+    assert (await server.get("/v1/models", **headers)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ async def test_accepts_keys_in_each_known_header(serve, headers):
     ids=lambda h: str(h)[:50],
 )
 async def test_rejects_wrong_keys_without_repeating_them(serve, headers):
-    served = await serve(api_keys=(KEY,))
-    answer = await served.get("/v1/models", **headers)
+    server = await serve(api_keys=(KEY,))
+    answer = await server.get("/v1/models", **headers)
     assert answer.status == 401
     assert answer.error["type"] == "invalid_request_error"
     assert KEY not in answer.body.decode() and len(answer.body) < 400
 
 
 async def test_rejects_a_missing_key_before_reading_the_body(serve):
-    served = await serve(api_keys=(KEY,))
-    connection = await served.connect()
+    server = await serve(api_keys=(KEY,))
+    connection = await server.connect()
     await connection.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30000000\r\n\r\n")
     assert (await connection.head())[0] == 401
     connection.close()
@@ -118,125 +118,125 @@ ADMIN_ROUTES = [
 
 @pytest.mark.parametrize("place", ADMIN_ROUTES, ids=str)
 async def test_routes_that_change_the_server_require_an_admin_key(serve, place):
-    served = await serve(api_keys=(KEY,), admin_keys=("chief", "deputy"), lora_root="/")
-    assert (await served.call(*place)).status == 401
-    refused = await served.call(*place, {}, {"x-api-key": KEY})
+    server = await serve(api_keys=(KEY,), admin_keys=("chief", "deputy"), lora_root="/")
+    assert (await server.call(*place)).status == 401
+    refused = await server.call(*place, {}, {"x-api-key": KEY})
     assert refused.status == 403 and b"--admin-key-file" in refused.body
     for key in ("chief", "deputy"):
-        assert (await served.call(*place, {}, {"x-api-key": key})).status not in (401, 403)
-        assert (await served.get("/v1/models", **{"x-api-key": key})).status == 200
+        assert (await server.call(*place, {}, {"x-api-key": key})).status not in (401, 403)
+        assert (await server.get("/v1/models", **{"x-api-key": key})).status == 200
 
 
 async def test_admin_keys_alone_leave_other_routes_open(serve):
-    served = await serve(admin_keys=("chief",))
-    assert (await served.post("/v1/chat/completions", HELLO_CHAT)).status == 200
-    assert (await served.get("/api/2.0/serving-endpoints")).status == 200
-    assert (await served.post("/reset_prefix_cache")).status == 401
-    assert (await served.post("/reset_prefix_cache", **{"x-api-key": KEY})).status == 403
-    assert (await served.post("/reset_prefix_cache", **{"x-api-key": "chief"})).status == 200
+    server = await serve(admin_keys=("chief",))
+    assert (await server.post("/v1/chat/completions", HELLO_CHAT)).status == 200
+    assert (await server.get("/api/2.0/serving-endpoints")).status == 200
+    assert (await server.post("/reset_prefix_cache")).status == 401
+    assert (await server.post("/reset_prefix_cache", **{"x-api-key": KEY})).status == 403
+    assert (await server.post("/reset_prefix_cache", **{"x-api-key": "chief"})).status == 200
 
 
 async def test_mindie_commands_and_stop_require_an_admin_key(serve):
-    served = await serve(api_keys=(KEY,), admin_keys=("chief",), surfaces=dedicated_mounts("mindie-management"))
+    server = await serve(api_keys=(KEY,), admin_keys=("chief",), surfaces=dedicated_mounts("mindie-management"))
     for method, path in (("POST", "/v1/engine-server/fault-handling-command"), ("GET", "/stopService")):
-        answer = await served.call(method, path, None, {"x-api-key": KEY})
+        answer = await server.call(method, path, None, {"x-api-key": KEY})
         assert answer.status == 403 and "--admin-key-file" in answer.json["error"], path
-    assert (await served.get("/health", **{"x-api-key": KEY})).status == 200 and not served.service.shutting_down
+    assert (await server.get("/health", **{"x-api-key": KEY})).status == 200 and not server.service.shutting_down
 
 
 async def test_missing_and_wrong_keys_have_different_error_codes(serve):
-    served = await serve(api_keys=(KEY,))
-    assert (await served.get("/v1/models")).error["code"] is None
-    assert (await served.get("/v1/models", authorization="Bearer no")).error["code"] == "invalid_api_key"
+    server = await serve(api_keys=(KEY,))
+    assert (await server.get("/v1/models")).error["code"] is None
+    assert (await server.get("/v1/models", authorization="Bearer no")).error["code"] == "invalid_api_key"
 
 
 # -- paths and methods
 
 
 async def test_unknown_path_is_404_and_names_method_and_path(serve):
-    served = await serve()
-    answer = await served.post("/v1/chat/completion", HELLO_CHAT)
+    server = await serve()
+    answer = await server.post("/v1/chat/completion", HELLO_CHAT)
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
     assert "POST" in answer.error["message"] and "/v1/chat/completion" in answer.error["message"]
 
 
 async def test_unknown_path_gets_the_error_of_the_api_it_belongs_to(serve):
-    served = await serve(api_keys=(KEY,))
+    server = await serve(api_keys=(KEY,))
     keyed = {"authorization": f"Bearer {KEY}"}
     for path in ("/api/2.0/nothing", "/ai-gateway/nothing", "/serving-endpoints/nothing/at/all"):
-        assert (await served.get(path, **keyed)).json["error_code"] == "ENDPOINT_NOT_FOUND"
+        assert (await server.get(path, **keyed)).json["error_code"] == "ENDPOINT_NOT_FOUND"
     one = "/api/2.0/serving-endpoints/tiny"
-    assert (await served.get(one)).json["error_code"] == "UNAUTHENTICATED"
-    assert (await served.call("POST", one, headers=keyed)).json["error_code"] == "BAD_REQUEST"
-    assert (await served.get("/v2/nothing", **keyed)).json == {"error": "Not Found"}
+    assert (await server.get(one)).json["error_code"] == "UNAUTHENTICATED"
+    assert (await server.call("POST", one, headers=keyed)).json["error_code"] == "BAD_REQUEST"
+    assert (await server.get("/v2/nothing", **keyed)).json == {"error": "Not Found"}
 
 
 async def test_wrong_method_is_405_with_allow_header(serve):
-    served = await serve()
-    answer = await served.get("/v1/chat/completions")
+    server = await serve()
+    answer = await server.get("/v1/chat/completions")
     assert (answer.status, answer.headers["allow"]) == (405, "post")
     assert answer.error["code"] == "method_not_allowed"
 
 
 async def test_allow_header_names_all_methods_of_a_path(serve):
-    served = await serve()
+    server = await serve()
     for path, allowed in (("/", "get, head, post"), ("/v2/logging", "get, head, post"), ("/v1/models", "get, head")):
-        answer = await served.call("DELETE", path)
+        answer = await server.call("DELETE", path)
         assert (answer.status, answer.headers["allow"]) == (405, allowed)
 
 
 async def test_model_names_with_slashes_work_in_paths_and_bodies(serve):
-    served = await serve(names=("org/model", "alias"))
-    listed = (await served.get("/v1/models")).json
+    server = await serve(names=("org/model", "alias"))
+    listed = (await server.get("/v1/models")).json
     assert [model["id"] for model in listed["data"]] == ["org/model", "alias"]
     for path in ("org/model", "org%2Fmodel", "alias"):
-        assert (await served.get(f"/v1/models/{path}")).status == 200
-    assert (await served.get("/v1/models/")).status == 404
-    answer = await served.get("/v1/models/org%2Fother")
+        assert (await server.get(f"/v1/models/{path}")).status == 200
+    assert (await server.get("/v1/models/")).status == 404
+    answer = await server.get("/v1/models/org%2Fother")
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-    chat = await served.post("/v1/chat/completions", HELLO_CHAT | {"model": "alias"})
+    chat = await server.post("/v1/chat/completions", HELLO_CHAT | {"model": "alias"})
     assert chat.json["model"] == "alias"
-    assert (await served.post("/v1/chat/completions", HELLO_CHAT | {"model": None})).json["model"] == "org/model"
-    assert (await served.post("/v1/chat/completions", HELLO_CHAT)).status == 404
+    assert (await server.post("/v1/chat/completions", HELLO_CHAT | {"model": None})).json["model"] == "org/model"
+    assert (await server.post("/v1/chat/completions", HELLO_CHAT)).status == 404
 
 
 async def test_openai_routes_answer_under_their_own_prefix(serve):
-    served = await serve()
-    assert (await served.get("/openai/v1/models")).json["data"][0]["id"] == "tiny"
-    assert (await served.post("/openai/v1/chat/completions", HELLO_CHAT)).status == 200
-    assert (await served.get("/openai/nowhere")).error["code"] == "unknown_url"
+    server = await serve()
+    assert (await server.get("/openai/v1/models")).json["data"][0]["id"] == "tiny"
+    assert (await server.post("/openai/v1/chat/completions", HELLO_CHAT)).status == 200
+    assert (await server.get("/openai/nowhere")).error["code"] == "unknown_url"
 
 
 # -- headers
 
 
 async def test_answers_carry_request_id_and_openai_headers(serve):
-    served = await serve()
-    answer = await served.post("/v1/chat/completions", HELLO_CHAT)
+    server = await serve()
+    answer = await server.post("/v1/chat/completions", HELLO_CHAT)
     assert re.fullmatch(r"req_[0-9a-f]{32}", answer.headers["x-request-id"])
     assert answer.headers["openai-version"] == "2020-10-01"
     assert answer.headers["openai-processing-ms"].isdigit()
     assert answer.headers["content-type"] == "application/json"
-    stream = await served.post("/v1/chat/completions", HELLO_CHAT | {"stream": True})
+    stream = await server.post("/v1/chat/completions", HELLO_CHAT | {"stream": True})
     assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert stream.headers["cache-control"] == "no-cache"
 
 
 async def test_echoes_a_valid_request_id_and_replaces_others(serve):
-    served = await serve()
-    assert (await served.get("/version", **{"x-request-id": "my-id.1/2"})).headers["x-request-id"] == "my-id.1/2"
+    server = await serve()
+    assert (await server.get("/version", **{"x-request-id": "my-id.1/2"})).headers["x-request-id"] == "my-id.1/2"
     for odd in ("a b", "é", "x" * 129, "", 'a"b', "a\tb"):
-        answer = await served.get("/version", **{"x-request-id": odd})
+        answer = await server.get("/version", **{"x-request-id": odd})
         assert answer.headers["x-request-id"].startswith("req_")
 
 
 async def test_rejects_foreign_origins_without_keys(serve):
-    served = await serve()
-    own = f"http://localhost:{served.port}"
-    headers = {"host": f"localhost:{served.port}"}
+    server = await serve()
+    own = f"http://localhost:{server.port}"
+    headers = {"host": f"localhost:{server.port}"}
 
     async def status(origin):
-        connection = await served.connect()
+        connection = await server.connect()
         body = b'{"prompt":"a"}'
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {headers['host']}\r\norigin: {origin}\r\n"
         await connection.send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
@@ -248,14 +248,14 @@ async def test_rejects_foreign_origins_without_keys(serve):
     assert await status("https://evil.example") == 403
     assert await status("null") == 403
     assert await status("http://[") == 403
-    assert (await served.get("/v1/models", host="evil.example")).status in (400, 403)
+    assert (await server.get("/v1/models", host="evil.example")).status in (400, 403)
 
 
 async def test_rejects_unknown_host_names_on_loopback(serve):
-    served = await serve(hosts=("llm.local",))
+    server = await serve(hosts=("llm.local",))
 
     async def status(host):
-        connection = await served.connect()
+        connection = await server.connect()
         await connection.send(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
         answer = await connection.answer()
         connection.close()
@@ -268,31 +268,31 @@ async def test_rejects_unknown_host_names_on_loopback(serve):
 
 
 async def test_accepts_any_host_and_origin_with_a_key(serve):
-    served = await serve(api_keys=(KEY,))
+    server = await serve(api_keys=(KEY,))
     headers = f"host: llm.example\r\norigin: https://app.example\r\nauthorization: Bearer {KEY}"
-    connection = await served.connect()
+    connection = await server.connect()
     await connection.send(f"GET /v1/models HTTP/1.1\r\n{headers}\r\n\r\n".encode())
     assert (await connection.answer()).status == 200
     connection.close()
 
 
 async def test_placeholder_model_names_mean_the_served_model(serve):
-    served = await serve()
+    server = await serve()
     for name in ("tgi", "dummy", "", "https://example.com/v1\n"):
-        answer = await served.post("/tokenize", {"prompt": "a", "model": name})
+        answer = await server.post("/tokenize", {"prompt": "a", "model": name})
         assert answer.status == 200, name
     for name in ("TGI", "dummy2", "ftp://example.com"):
-        assert (await served.post("/tokenize", {"prompt": "a", "model": name})).status == 404, name
+        assert (await server.post("/tokenize", {"prompt": "a", "model": name})).status == 404, name
 
 
 async def test_only_allowed_origins_get_cors_headers(serve):
-    served = await serve(cors=("https://app.example",), api_keys=(KEY,))
+    server = await serve(cors=("https://app.example",), api_keys=(KEY,))
     preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    answer = await served.call("OPTIONS", "/v1/models", None, {"origin": "https://app.example", **preflight})
+    answer = await server.call("OPTIONS", "/v1/models", None, {"origin": "https://app.example", **preflight})
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://app.example")
-    answer = await served.get("/v1/models", origin="https://app.example", authorization=f"Bearer {KEY}")
+    answer = await server.get("/v1/models", origin="https://app.example", authorization=f"Bearer {KEY}")
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
-    answer = await served.get("/v1/models", origin="https://evil.example", authorization=f"Bearer {KEY}")
+    answer = await server.get("/v1/models", origin="https://evil.example", authorization=f"Bearer {KEY}")
     assert "access-control-allow-origin" not in answer.headers
 
 
@@ -300,35 +300,35 @@ async def test_only_allowed_origins_get_cors_headers(serve):
 
 
 async def test_version_load_and_health_routes_answer(serve):
-    served = await serve()
-    assert (await served.get("/version")).json == {"version": __version__}
-    assert (await served.get("/load")).json == {"server_load": 0}
+    server = await serve()
+    assert (await server.get("/version")).json == {"version": __version__}
+    assert (await server.get("/load")).json == {"server_load": 0}
     for path in ("/health", "/ping"):
-        assert ((await served.get(path)).status, (await served.get(path)).body) == (200, b"")
-    assert (await served.post("/ping")).status == 200
-    assert (await served.get("/health/live")).json == {"status": "live"}
-    assert (await served.get("/health/ready")).json == {"status": "ready"}
+        assert ((await server.get(path)).status, (await server.get(path)).body) == (200, b"")
+    assert (await server.post("/ping")).status == 200
+    assert (await server.get("/health/live")).json == {"status": "live"}
+    assert (await server.get("/health/ready")).json == {"status": "ready"}
 
 
 async def test_tokenize_and_detokenize_round_trip(serve):
-    served = await serve()
+    server = await serve()
     text = "The quick 🦊 said “hé”"
-    tokenized = (await served.post("/tokenize", {"prompt": text, "return_token_strs": True})).json
+    tokenized = (await server.post("/tokenize", {"prompt": text, "return_token_strs": True})).json
     assert tokenized["count"] == len(tokenized["tokens"]) == len(tokenized["token_strs"])
     assert tokenized["max_model_len"] == 4096
-    assert (await served.post("/detokenize", {"tokens": tokenized["tokens"]})).json == {"prompt": text}
-    chat = (await served.post("/tokenize", {"messages": HELLO_CHAT["messages"]})).json
-    usage = (await served.post("/v1/chat/completions", HELLO_CHAT)).json["usage"]
+    assert (await server.post("/detokenize", {"tokens": tokenized["tokens"]})).json == {"prompt": text}
+    chat = (await server.post("/tokenize", {"messages": HELLO_CHAT["messages"]})).json
+    usage = (await server.post("/v1/chat/completions", HELLO_CHAT)).json["usage"]
     assert chat["count"] == usage["prompt_tokens"]
-    assert (await served.post("/tokenize", {"prompt": ""})).json["count"] == 0
-    answer = await served.post("/detokenize", {"tokens": [5, 10_000]})
+    assert (await server.post("/tokenize", {"prompt": ""})).json["count"] == 0
+    answer = await server.post("/detokenize", {"tokens": [5, 10_000]})
     assert (answer.status, answer.error["param"]) == (400, "tokens")
-    assert (await served.post("/tokenize", {"prompt": "a", "model": "other"})).status == 404
+    assert (await server.post("/tokenize", {"prompt": "a", "model": "other"})).status == 404
 
 
 async def test_huge_texts_are_tokenized_one_at_a_time(serve, monkeypatch):
     """They take no more than one thread, and small texts do not wait for them."""
-    served, running, small_answered = await serve(), [], threading.Event()
+    server, running, small_answered = await serve(), [], threading.Event()
     tokenize_prompt, concurrency = TextPipeline.tokenize_prompt, []
 
     def tokenize_and_count(pipeline, prompt, *options):
@@ -342,10 +342,10 @@ async def test_huge_texts_are_tokenized_one_at_a_time(serve, monkeypatch):
     monkeypatch.setattr(TextPipeline, "tokenize_prompt", tokenize_and_count)
     monkeypatch.setattr(handlers, "HUGE_TEXT", 20_000)
     huge = [
-        asyncio.create_task(served.post("/tokenize", {"prompt": "a" * handlers.HUGE_TEXT + letters}))
+        asyncio.create_task(server.post("/tokenize", {"prompt": "a" * handlers.HUGE_TEXT + letters}))
         for letters in ("b", "bc", "bcd")
     ]
-    assert (await served.post("/tokenize", {"prompt": "abc"})).json["count"] == 3
+    assert (await server.post("/tokenize", {"prompt": "abc"})).json["count"] == 3
     while not concurrency:
         await asyncio.sleep(0.01)
     small_answered.set()
@@ -362,38 +362,38 @@ async def test_tokenizer_info_requires_its_option(serve):
 
 
 async def test_loading_server_is_live_but_not_ready(serve):
-    served = await serve(load=0.3, wait=False)
-    assert (await served.get("/health/live")).status == 200
-    ready = await served.get("/health/ready")
+    server = await serve(load=0.3, wait=False)
+    assert (await server.get("/health/live")).status == 200
+    ready = await server.get("/health/ready")
     assert (ready.status, ready.json["status"], ready.headers["retry-after"]) == (503, "loading", "1")
     assert 0 <= ready.json["progress"] <= 1
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
-        answer = await served.post(path, b"not even JSON")
+        answer = await server.post(path, b"not even JSON")
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert "loading" in answer.error["message"]
-    assert (await served.get("/health")).status == 503
-    assert (await served.get("/v1/models")).json["data"][0]["max_model_len"] is None
-    assert b"parley:ready{" in (await served.get("/metrics")).body
-    await served.until(lambda: served.service.unready_error() is None)
-    assert await served.control()
-    assert (await served.get("/v1/models")).json["data"][0]["max_model_len"] == 4096
+    assert (await server.get("/health")).status == 503
+    assert (await server.get("/v1/models")).json["data"][0]["max_model_len"] is None
+    assert b"parley:ready{" in (await server.get("/metrics")).body
+    await server.until(lambda: server.service.unready_error() is None)
+    assert await server.control()
+    assert (await server.get("/v1/models")).json["data"][0]["max_model_len"] == 4096
 
 
 async def test_readiness_reports_an_engine_that_failed_to_start(serve):
-    served = await serve(failure="The weights are broken.", wait=False)
-    await served.until(lambda: served.engine.state == "failed")
+    server = await serve(failure="The weights are broken.", wait=False)
+    await server.until(lambda: server.engine.state == "failed")
     with pytest.raises(EngineFailed):
-        await served.engine.wait_until_ready()
-    ready = await served.get("/health/ready")
+        await server.engine.wait_until_ready()
+    ready = await server.get("/health/ready")
     assert (ready.status, ready.json["status"]) == (503, "failed")
 
 
 async def test_metrics_count_requests_tokens_and_responses(serve):
-    served = await serve()
-    await served.post("/v1/chat/completions", HELLO_CHAT)
-    await served.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "n": 2})
-    await served.post("/v1/completions", {"prompt": 5})
-    page = (await served.get("/metrics")).body.decode()
+    server = await serve()
+    await server.post("/v1/chat/completions", HELLO_CHAT)
+    await server.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "n": 2})
+    await server.post("/v1/completions", {"prompt": 5})
+    page = (await server.get("/metrics")).body.decode()
     common = 'model_name="tiny",engine="0"'
     assert metric_value(page, f'vllm:request_success_total{{{common},finished_reason="length"}}') == 5
     assert metric_value(page, f"vllm:time_to_first_token_seconds_count{{{common}}}") == 2
@@ -408,8 +408,8 @@ async def test_metrics_count_requests_tokens_and_responses(serve):
 
 
 async def test_metrics_page_is_in_prometheus_format(serve):
-    served = await serve(names=('a "quoted" \\ name',))
-    answer = await served.get("/metrics")
+    server = await serve(names=('a "quoted" \\ name',))
+    answer = await server.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     line = re.compile(r'(# (HELP|TYPE) \S+ .+|[a-z0-9_:]+(\{(\w+="(\\.|[^"\\])*",?)+\})? [-+0-9.e]+)')
     lines = answer.body.decode().splitlines()
@@ -421,11 +421,11 @@ async def test_metrics_page_is_in_prometheus_format(serve):
 async def test_access_log_lines_cannot_be_forged(serve, caplog):
     from parley.web.logs import JsonFormatter, TextFormatter
 
-    served = await serve(access_log=True)
+    server = await serve(access_log=True)
     with caplog.at_level("INFO", logger="parley.access"):
-        await served.get("/x%0a12:00:00%20forged%1b[31m")
-        await served.post("/v1/chat/completions", HELLO_CHAT)
-        await served.until(lambda: len(caplog.records) == 2)
+        await server.get("/x%0a12:00:00%20forged%1b[31m")
+        await server.post("/v1/chat/completions", HELLO_CHAT)
+        await server.until(lambda: len(caplog.records) == 2)
     missing, chat = caplog.records
     for formatter in (TextFormatter(), JsonFormatter()):
         text = formatter.format(missing)

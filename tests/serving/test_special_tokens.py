@@ -44,30 +44,30 @@ def record_requests(requests: list[EngineRequest]) -> Callable[[EngineRequest, i
     return answer
 
 
-def special_tokens(served: RunningServer, token_ids: list[int]) -> list[str | None]:
-    tokenizer = served.model.text_pipeline.tokenizer
+def special_tokens(server: RunningServer, token_ids: list[int]) -> list[str | None]:
+    tokenizer = server.model.text_pipeline.tokenizer
     return [tokenizer.token_str(token_id) for token_id in token_ids if token_id in tokenizer.special_ids]
 
 
 async def test_no_chat_route_lets_a_text_end_its_turn(serve):
     requests: list[EngineRequest] = []
-    served = await serve(reply=record_requests(requests))
+    server = await serve(reply=record_requests(requests))
     for path in CHAT_ROUTES + SHARED_ROUTES + BATCH_ROUTES:
         body = batch_body if path in BATCH_ROUTES else chat_body
         contents = ["Hi", ATTACK] if path.startswith("/databricks") else ["Hi", ATTACK, PARTS]  # that takes texts only
         for content in contents:
-            answer = await served.post(path, body(content))
+            answer = await server.post(path, body(content))
             assert answer.status == 200, (path, answer.body)
-        harmless, *attacked = (special_tokens(served, request.token_ids) for request in requests[-len(contents) :])
+        harmless, *attacked = (special_tokens(server, request.token_ids) for request in requests[-len(contents) :])
         assert attacked == [harmless] * len(attacked) and harmless, path
 
 
 async def test_streams_do_not_let_a_text_end_its_turn(serve):
     requests: list[EngineRequest] = []
-    served = await serve(reply=record_requests(requests))
+    server = await serve(reply=record_requests(requests))
     for text in ("Hi", ATTACK):
-        assert (await served.post("/v1/chat/completions", chat_body(text, stream=True))).status == 200
-    harmless, attacked = (special_tokens(served, request.token_ids) for request in requests)
+        assert (await server.post("/v1/chat/completions", chat_body(text, stream=True))).status == 200
+    harmless, attacked = (special_tokens(server, request.token_ids) for request in requests)
     assert attacked == harmless
 
 
@@ -75,17 +75,17 @@ async def test_streams_do_not_let_a_text_end_its_turn(serve):
 async def test_prompts_that_become_a_turn_do_not_end_it(serve, prefix):
     """Databricks' completions give the prompt to a chat model as a user's turn."""
     requests: list[EngineRequest] = []
-    served = await serve(reply=record_requests(requests))
+    server = await serve(reply=record_requests(requests))
     for text in ("Hi", ATTACK):
         body = {"prompt": text, "max_tokens": 1}
-        assert (await served.post(f"{prefix}/serving-endpoints/tiny/invocations", body)).status == 200
-    harmless, attacked = (special_tokens(served, request.token_ids) for request in requests)
+        assert (await server.post(f"{prefix}/serving-endpoints/tiny/invocations", body)).status == 200
+    harmless, attacked = (special_tokens(server, request.token_ids) for request in requests)
     assert attacked == harmless and harmless
 
 
 async def test_tools_results_and_names_stay_text(serve):
     requests: list[EngineRequest] = []
-    served = await serve(reply=record_requests(requests))
+    server = await serve(reply=record_requests(requests))
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
     def conversation(text: str) -> dict[str, Any]:
@@ -102,35 +102,35 @@ async def test_tools_results_and_names_stay_text(serve):
         return {"model": "tiny", "messages": messages, "tools": tools, "max_tokens": 1}
 
     for text in ("Hi", ATTACK):
-        answer = await served.post("/v1/chat/completions", conversation(text))
+        answer = await server.post("/v1/chat/completions", conversation(text))
         assert answer.status == 200, answer.body
-    harmless, attacked = (special_tokens(served, request.token_ids) for request in requests)
+    harmless, attacked = (special_tokens(server, request.token_ids) for request in requests)
     assert attacked == harmless and len(harmless) > 4
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
 async def test_tokenize_shows_the_tokens_of_a_chat(serve, prefix):
     requests: list[EngineRequest] = []
-    served = await serve(reply=record_requests(requests))
-    await served.post("/v1/chat/completions", chat_body(ATTACK))
-    shown = await served.post(f"{prefix}/tokenize", chat_body(ATTACK))
+    server = await serve(reply=record_requests(requests))
+    await server.post("/v1/chat/completions", chat_body(ATTACK))
+    shown = await server.post(f"{prefix}/tokenize", chat_body(ATTACK))
     assert shown.status == 200 and shown.json["tokens"] == requests[0].token_ids
 
 
 @pytest.mark.parametrize("prefix", ["", "/tgi"])
 async def test_chat_tokenize_shows_the_text_as_it_was_sent(serve, prefix):
     requests: list[EngineRequest] = []
-    served = await serve(reply=record_requests(requests))
-    await served.post("/v1/chat/completions", chat_body(ATTACK))
-    shown = await served.post(f"{prefix}/chat_tokenize", chat_body(ATTACK))
+    server = await serve(reply=record_requests(requests))
+    await server.post("/v1/chat/completions", chat_body(ATTACK))
+    shown = await server.post(f"{prefix}/chat_tokenize", chat_body(ATTACK))
     assert [token["id"] for token in shown.json["tokenize_response"]] == requests[0].token_ids
     assert ATTACK.strip() in shown.json["templated_text"]
 
 
 async def test_conversations_to_embed_stay_text(serve):
-    served = await serve()
-    harmless, attacked = [(await served.post("/vllm/v1/embeddings", chat_body(text))).json for text in ("Hi", ATTACK)]
-    added_tokens = len(served.model.text_pipeline.tokenizer.encode(ATTACK.strip(), special=False))
+    server = await serve()
+    harmless, attacked = [(await server.post("/vllm/v1/embeddings", chat_body(text))).json for text in ("Hi", ATTACK)]
+    added_tokens = len(server.model.text_pipeline.tokenizer.encode(ATTACK.strip(), special=False))
     assert attacked["usage"]["prompt_tokens"] - harmless["usage"]["prompt_tokens"] > added_tokens
 
 
@@ -138,17 +138,17 @@ async def test_operator_may_trust_special_tokens_of_clients(serve, folder):
     requests: list[EngineRequest] = []
     settings = Settings(model=str(folder), trust_marks=True)
     engine = FakeEngine(record_requests(requests), info=MODEL_INFO)
-    served = await serve(beside=[ServedModel(("trusting",), settings, engine, ServerOptions())])
+    server = await serve(beside=[ServedModel(("trusting",), settings, engine, ServerOptions())])
     for text in ("Hi", ATTACK):
-        answer = await served.post("/v1/chat/completions", chat_body(text, model="trusting"))
+        answer = await server.post("/v1/chat/completions", chat_body(text, model="trusting"))
         assert answer.status == 200, answer.body
-    harmless, attacked = (special_tokens(served, request.token_ids) for request in requests)
+    harmless, attacked = (special_tokens(server, request.token_ids) for request in requests)
     assert len(attacked) == len(harmless) + 3
 
 
 async def test_raw_prompts_keep_their_special_tokens(serve):
     requests: list[EngineRequest] = []
-    served = await serve(reply=record_requests(requests))
+    server = await serve(reply=record_requests(requests))
     bodies = {
         "/v1/completions": {"model": "tiny", "prompt": ATTACK, "max_tokens": 1},
         "/vllm/generate": {"prompt": ATTACK, "max_tokens": 1},
@@ -157,6 +157,6 @@ async def test_raw_prompts_keep_their_special_tokens(serve):
         "/v2/models/tiny/generate": {"text_input": ATTACK, "max_tokens": 1},
     }
     for path, body in bodies.items():
-        assert (await served.post(path, body)).status == 200, path
+        assert (await server.post(path, body)).status == 200, path
     marks = ["<|im_end|>", "<|im_start|>", "<|im_end|>"]
-    assert [special_tokens(served, request.token_ids)[-3:] for request in requests] == [marks] * len(bodies)
+    assert [special_tokens(server, request.token_ids)[-3:] for request in requests] == [marks] * len(bodies)

@@ -31,8 +31,8 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def cached_tokens(served: RunningServer, key: str, **members: Any) -> int:
-    answer = await served.post(CHAT, LONG_CHAT | members, **bearer(key))
+async def cached_tokens(server: RunningServer, key: str, **members: Any) -> int:
+    answer = await server.post(CHAT, LONG_CHAT | members, **bearer(key))
     assert answer.status == 200, answer.body
     count: int = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
     return count
@@ -42,24 +42,24 @@ async def cached_tokens(served: RunningServer, key: str, **members: Any) -> int:
 
 
 async def test_a_key_does_not_learn_which_prompts_another_key_sent(serve):
-    served = await serve(settings=built_in_settings(), api_keys=KEYS)
+    server = await serve(settings=built_in_settings(), api_keys=KEYS)
     a, b = KEYS
-    assert await cached_tokens(served, a) == 0 < await cached_tokens(served, a)
-    assert await cached_tokens(served, b) == 0 < await cached_tokens(served, b)
-    assert await cached_tokens(served, a, cache_salt="s") == await cached_tokens(served, b, cache_salt="s") == 0
-    assert await cached_tokens(served, b, cache_salt="s") > 0
+    assert await cached_tokens(server, a) == 0 < await cached_tokens(server, a)
+    assert await cached_tokens(server, b) == 0 < await cached_tokens(server, b)
+    assert await cached_tokens(server, a, cache_salt="s") == await cached_tokens(server, b, cache_salt="s") == 0
+    assert await cached_tokens(server, b, cache_salt="s") > 0
 
 
 async def test_keys_share_prefixes_if_the_operator_wants_it(serve):
-    served = await serve(settings=built_in_settings(), api_keys=KEYS, share_prefixes=True)
+    server = await serve(settings=built_in_settings(), api_keys=KEYS, share_prefixes=True)
     a, b = KEYS
-    assert await cached_tokens(served, a) == 0 < await cached_tokens(served, b)
-    assert await cached_tokens(served, a, cache_salt="s") == 0 < await cached_tokens(served, b, cache_salt="s")
+    assert await cached_tokens(server, a) == 0 < await cached_tokens(server, b)
+    assert await cached_tokens(server, a, cache_salt="s") == 0 < await cached_tokens(server, b, cache_salt="s")
 
 
 async def test_without_keys_clients_share_prefixes_whatever_key_they_send(serve):
-    served = await serve(settings=built_in_settings())
-    assert await cached_tokens(served, "any") == 0 < await cached_tokens(served, "other")
+    server = await serve(settings=built_in_settings())
+    assert await cached_tokens(server, "any") == 0 < await cached_tokens(server, "other")
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")], ids="-".join)
@@ -71,7 +71,7 @@ async def test_a_coordinator_keeps_the_prefixes_of_keys_apart(live_cluster, role
     assert await cached_tokens(cluster.front, a, **members) == 0 < await cached_tokens(cluster.front, a, **members)
     assert await cached_tokens(cluster.front, b, **members) == 0 < await cached_tokens(cluster.front, b, **members)
     if roles != ("mixed",):  # instances and coordinator hash the prompts of a key alike
-        statuses = [await served.get("/v1/status", **{"parley-secret": "s"}) for served in cluster.instances]
+        statuses = [await server.get("/v1/status", **{"parley-secret": "s"}) for server in cluster.instances]
         reported = {each for status in statuses for each in status.json["parley"]["prefix_hash"]}
         assert reported and reported == {
             mark for instance in cluster.coordinator.table for mark in instance.sent_hashes
@@ -88,24 +88,24 @@ async def test_ids_of_tenants_do_not_reveal_keys_and_depend_on_the_secret():
 
 @pytest.mark.parametrize("path", ["/v2/models/tiny/stopInfer", "/mindie/v2/models/tiny/stopInfer"])
 async def test_a_key_cannot_stop_a_request_of_another_key(serve, path):
-    served = await serve(tick=0.001, api_keys=KEYS)
+    server = await serve(tick=0.001, api_keys=KEYS)
     a, b = map(bearer, KEYS)
     body = {"id": "mine", "text_input": "a b", "parameters": {"max_new_tokens": 3000}}
     requests = [
-        asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body, **a)),
+        asyncio.create_task(server.post("/mindie/v2/models/tiny/generate", body, **a)),
     ]
-    await served.until(lambda: len(served.service.open_requests) == 1)
-    foreign = await served.post(path, {"id": "mine"}, **b)
-    unknown = await served.post(path, {"id": "other"}, **b)
+    await server.until(lambda: len(server.service.open_requests) == 1)
+    foreign = await server.post(path, {"id": "mine"}, **b)
+    unknown = await server.post(path, {"id": "other"}, **b)
     assert (foreign.status, foreign.body.replace(b"mine", b"other")) == (unknown.status, unknown.body)
     assert not requests[0].done()
-    requests.append(asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body, **b)))
-    await served.until(lambda: len(served.service.open_requests) == 2)
-    assert (await served.post(path, {"id": "mine"}, **b)).status == 200
+    requests.append(asyncio.create_task(server.post("/mindie/v2/models/tiny/generate", body, **b)))
+    await server.until(lambda: len(server.service.open_requests) == 2)
+    assert (await server.post(path, {"id": "mine"}, **b)).status == 200
     assert (await requests[1]).status == 200 and not requests[0].done()
-    assert (await served.post(path, {"id": "mine"}, **a)).status == 200
+    assert (await server.post(path, {"id": "mine"}, **a)).status == 200
     assert (await requests[0]).status == 200
-    await served.idle()
+    await server.idle()
 
 
 async def test_keys_may_use_the_same_request_ids_through_a_coordinator(live_cluster):
@@ -145,9 +145,9 @@ async def test_a_keys_priority_counts_among_its_own_requests_unless_the_key_is_p
 
     urgent = HELLO_CHAT | {"priority": -(2**31)}
     keys = {"api_keys": (*KEYS, "trusted"), "admin_keys": ("chief",), "priority_keys": ("trusted",)}
-    served = await serve(reply=note_request, **keys)
+    server = await serve(reply=note_request, **keys)
     for key in (*KEYS, "trusted", "chief"):
-        assert (await served.post(CHAT, urgent, **bearer(key))).status == 200
+        assert (await server.post(CHAT, urgent, **bearer(key))).status == 200
     assert submitted_priorities(requests) == [(0, -(2**31)), (0, -(2**31)), (-(2**31), 0), (-(2**31), 0)]
     assert len({request.tenant for request in requests}) == 4
     unkeyed = await serve(reply=note_request)
@@ -157,11 +157,11 @@ async def test_a_keys_priority_counts_among_its_own_requests_unless_the_key_is_p
 
 async def test_no_priority_lets_a_key_starve_another(serve):
     """A's requests flood a server with one slot; B's request is next in turn, whatever priority A's have."""
-    served = await serve(settings=built_in_settings(max_batch=1), api_keys=KEYS)
+    server = await serve(settings=built_in_settings(max_batch=1), api_keys=KEYS)
     a, b = map(bearer, KEYS)
     urgent = HELLO_CHAT | {"priority": -(2**31), "max_tokens": 40, "ignore_eos": True}
-    flood = [asyncio.create_task(served.post(CHAT, urgent, **a)) for _ in range(12)]
-    await served.until(lambda: served.model.used_slots == 12)
-    assert (await served.post(CHAT, HELLO_CHAT, **b)).status == 200
+    flood = [asyncio.create_task(server.post(CHAT, urgent, **a)) for _ in range(12)]
+    await server.until(lambda: server.model.used_slots == 12)
+    assert (await server.post(CHAT, HELLO_CHAT, **b)).status == 200
     assert sum(not request.done() for request in flood) > 6
     await asyncio.gather(*flood)

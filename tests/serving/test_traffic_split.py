@@ -62,9 +62,9 @@ async def test_choose_splits_ten_thousand_requests_by_percentage():
 
 
 async def test_http_requests_are_split_by_percentage(serve):
-    served = await serve(reply=lambda work, index: [70, 71][: work.max_tokens])
-    assert (await served.post(ROOT, {"name": "e", "config": split_config(a=70, b=30)})).status == 200
-    connection = await served.connect()
+    running_server = await serve(reply=lambda work, index: [70, 71][: work.max_tokens])
+    assert (await running_server.post(ROOT, {"name": "e", "config": split_config(a=70, b=30)})).status == 200
+    connection = await running_server.connect()
     counts: Counter[str] = Counter()
     for _ in range(600):
         await connection.send(build_request("POST", "/serving-endpoints/e/invocations", BODY))
@@ -75,23 +75,25 @@ async def test_http_requests_are_split_by_percentage(serve):
     assert set(counts) == {"a", "b"}
     assert deviations(counts["a"], 600, 0.7) < 5  # exceeded by chance once in a million runs
     for path in ("", "/databricks"):
-        one = await served.post(f"{path}/serving-endpoints/e/served-models/b/invocations", BODY)
+        one = await running_server.post(f"{path}/serving-endpoints/e/served-models/b/invocations", BODY)
         assert one.headers["served-model-name"] == "b"
-        by_body = await served.post(f"{path}/serving-endpoints/chat/completions", BODY | {"model": "e", "stream": True})
+        by_body = await running_server.post(
+            f"{path}/serving-endpoints/chat/completions", BODY | {"model": "e", "stream": True}
+        )
         assert by_body.headers["served-model-name"] in "ab"
         assert all(event["model"] == "tiny" for event in by_body.events)
 
 
 async def test_changing_the_split_under_load_loses_no_request(serve):
-    served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001)
-    await served.post(ROOT, {"name": "e", "config": split_config(a=50, b=50)})
+    running_server = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001)
+    await running_server.post(ROOT, {"name": "e", "config": split_config(a=50, b=50)})
     stopped = False
     statuses: Counter[int] = Counter()
 
     async def client(streams: bool) -> None:
         while not stopped:
             body = BODY | {"max_tokens": 8, "stream": streams}
-            answer = await served.post("/serving-endpoints/e/invocations", body)
+            answer = await running_server.post("/serving-endpoints/e/invocations", body)
             statuses[answer.status] += 1
             if streams:
                 assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
@@ -101,22 +103,24 @@ async def test_changing_the_split_under_load_loses_no_request(serve):
     clients = [asyncio.create_task(client(bool(number % 2))) for number in range(16)]
     for number in range(40):
         names = {f"n{number}": 30, f"m{number}": 70}
-        answer = await served.call("PUT", f"{ROOT}/e/config", split_config(**names))
+        answer = await running_server.call("PUT", f"{ROOT}/e/config", split_config(**names))
         assert answer.status == 200 and answer.json["config"]["config_version"] == number + 2
-        latest = await served.post("/serving-endpoints/e/invocations", BODY)
+        latest = await running_server.post("/serving-endpoints/e/invocations", BODY)
         assert latest.headers["served-model-name"] in names, "from the answer on it is so"
     stopped = True
     await asyncio.gather(*clients)
     assert set(statuses) == {200} and statuses[200] >= 40
-    await served.idle()
+    await running_server.idle()
 
 
 async def test_concurrent_creations_of_one_endpoint_succeed_once(serve):
-    served = await serve()
-    creations = [served.post(ROOT, {"name": f"e{number % 10}", "config": split_config(a=100)}) for number in range(30)]
+    running_server = await serve()
+    creations = [
+        running_server.post(ROOT, {"name": f"e{number % 10}", "config": split_config(a=100)}) for number in range(30)
+    ]
     statuses = Counter(answer.status for answer in await asyncio.gather(*creations))
     assert statuses == {200: 10, 409: 20}
-    listed = (await served.get(ROOT + "/")).json["endpoints"]
+    listed = (await running_server.get(ROOT + "/")).json["endpoints"]
     assert sorted(each["name"] for each in listed) == [*(f"e{number}" for number in range(10)), "tiny"]
 
 
@@ -124,10 +128,10 @@ async def test_endpoint_of_a_missing_model_is_not_ready(serve, tmp_path):
     file = tmp_path / "endpoints.json"
     endpoint_file = EndpointFile([Endpoint("e", [EndpointShare("a", "other", 100)])])
     file.write_bytes(msgspec.json.encode(endpoint_file))
-    served = await serve(endpoints=str(file))
-    answer = await served.post("/serving-endpoints/e/invocations", BODY)
+    running_server = await serve(endpoints=str(file))
+    answer = await running_server.post("/serving-endpoints/e/invocations", BODY)
     assert (answer.status, answer.json["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
-    endpoint = (await served.get(f"{ROOT}/e")).json
+    endpoint = (await running_server.get(f"{ROOT}/e")).json
     assert endpoint["state"]["ready"] == "NOT_READY"
 
 

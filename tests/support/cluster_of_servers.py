@@ -22,9 +22,9 @@ class Cluster:
         await self.front.until(
             lambda: not self.coordinator.front.open_requests and not self.coordinator.scheduler.open_requests
         )
-        for served, member in zip(self.instances, self.members, strict=True):
-            await served.idle()
-            await served.pages_returned()
+        for server, member in zip(self.instances, self.members, strict=True):
+            await server.idle()
+            await server.pages_returned()
             channels = [
                 channel for client in member.instance_state.results.clients.values() for channel in client.channels
             ]

@@ -17,8 +17,8 @@ BROKEN_MESSAGE = b"\xff\xff\xff"  # not a valid message
 class GrpcClient:
     """A server with its gRPC port, and a channel to it."""
 
-    def __init__(self, served: RunningServer, port: TritonGrpcPort, address: str):
-        self.served, self.port, self.address = served, port, address
+    def __init__(self, server: RunningServer, port: TritonGrpcPort, address: str):
+        self.server, self.port, self.address = server, port, address
         self.channel = grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
 
     def call(self, name: str, /, timeout: float = 20, metadata: Any = (), **members: Any) -> Any:

@@ -69,15 +69,15 @@ class ResultConnection:
         return self.queues.setdefault(request_id, asyncio.Queue())
 
 
-async def join_cluster(served: RunningServer, surfaces: Sequence[ApiMount] = ()) -> ClusterMember:
+async def join_cluster(server: RunningServer, surfaces: Sequence[ApiMount] = ()) -> ClusterMember:
     """Make a server join the cluster: its peer listens for handovers."""
-    member = served.parts.member
-    info = served.engine.info
+    member = server.parts.member
+    info = server.engine.info
     assert info is not None
     if info.arena is None:
-        member.peer.add_arena(served.model.name, Arena(0, -1, info.kv_blocks, [], "fake"))
-    await served.parts.listen_for_handovers(
-        "127.0.0.1", 0, [served.parts.make_port_app(surfaces or universal_mounts(), "127.0.0.1")]
+        member.peer.add_arena(server.model.name, Arena(0, -1, info.kv_blocks, [], "fake"))
+    await server.parts.listen_for_handovers(
+        "127.0.0.1", 0, [server.parts.make_port_app(surfaces or universal_mounts(), "127.0.0.1")]
     )
     return member
 
@@ -171,21 +171,21 @@ class ServerPair:
         return merged
 
     async def cancel(self, request_id: str) -> None:
-        for served in (self.prefill, self.decode):
-            await served.post(f"/v2/models/{served.model.name}/stopInfer", {"id": request_id})
+        for server in (self.prefill, self.decode):
+            await server.post(f"/v2/models/{server.model.name}/stopInfer", {"id": request_id})
 
     async def idle(self) -> None:
         """Wait until both servers are idle, and check that no page, reservation or channel remains."""
-        for served, member in zip((self.prefill, self.decode), self.members, strict=True):
-            await served.idle()
-            await served.until(lambda member=member: not member.task_count)
-            if isinstance(served.engine, FakeEngine):
-                await served.pages_returned()
+        for server, member in zip((self.prefill, self.decode), self.members, strict=True):
+            await server.idle()
+            await server.until(lambda member=member: not member.task_count)
+            if isinstance(server.engine, FakeEngine):
+                await server.pages_returned()
             else:
-                await served.engine.submit_request(
+                await server.engine.submit_request(
                     EngineRequest("a step tells how things are", [5], max_tokens=1)
                 ).next_outputs()
-                assert served.engine.stats.pinned_pages == served.engine.stats.reserved_pages == 0
+                assert server.engine.stats.pinned_pages == server.engine.stats.reserved_pages == 0
             assert not [
                 channel for client in member.instance_state.results.clients.values() for channel in client.channels
             ]
@@ -196,8 +196,8 @@ class ServerPair:
             await member.close_member()
 
 
-async def post_json(served: RunningServer, path: str, body: bytes) -> Answer:
-    return await served.call("POST", path, body, HEADERS)
+async def post_json(server: RunningServer, path: str, body: bytes) -> Answer:
+    return await server.call("POST", path, body, HEADERS)
 
 
 async def assert_same_answer(single_server: RunningServer, pair: ServerPair, path: str, body: bytes) -> None:

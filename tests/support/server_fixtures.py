@@ -77,26 +77,26 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         sock = start.open_listener(server_options.host, server_options.port)
         server = start.HttpServer(start.uvicorn_config(server_options, parts.build_app(surfaces)))
         task = asyncio.create_task(server.serve(sockets=[sock]))
-        served = RunningServer(parts, engine, server, sock.getsockname()[1])
-        running.append((served, task))
-        await served.until(lambda: server.started)
+        running_server = RunningServer(parts, engine, server, sock.getsockname()[1])
+        running.append((running_server, task))
+        await running_server.until(lambda: server.started)
         loading = asyncio.gather(*(each.load_engine() for each in service.models))
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         if wait:
             await loading
-        return served
+        return running_server
 
     yield start_server
-    for served, task in running:  # cancel directly: uvicorn's own shutdown sleeps
-        await served.parts.close_parts()
+    for running_server, task in running:  # cancel directly: uvicorn's own shutdown sleeps
+        await running_server.parts.close_parts()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        served.close_connections()
-        for listener in served.server.servers:
+        running_server.close_connections()
+        for listener in running_server.server.servers:
             listener.close()
-        for connection in list(served.server.server_state.connections):
+        for connection in list(running_server.server.server_state.connections):
             connection.transport.abort()
-        await asyncio.gather(*served.server.server_state.tasks, return_exceptions=True)
+        await asyncio.gather(*running_server.server.server_state.tasks, return_exceptions=True)
 
 
 @pytest.fixture
@@ -139,10 +139,10 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         **options: Any,
     ) -> Cluster:
         instances = [await serve(role=role, settings=settings(), **options) for role in roles]
-        members = [await join_cluster(served) for served in instances]
+        members = [await join_cluster(running_server) for running_server in instances]
         static_instances = [
-            InstanceConfig(id=number, url=f"http://127.0.0.1:{served.port}", role=role)
-            for number, (served, role) in enumerate(zip(instances, roles, strict=True), 1)
+            InstanceConfig(id=number, url=f"http://127.0.0.1:{running_server.port}", role=role)
+            for number, (running_server, role) in enumerate(zip(instances, roles, strict=True), 1)
         ]
         sock = open_listener("127.0.0.1", 0)
         coordinator_options = CoordinatorOptions(

@@ -99,7 +99,7 @@ class ServerProcess:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server with the built-in model for all tests of a file."""
     started = ServerProcess("--kv-memory", "64MiB", log=tmp_path_factory.mktemp("served") / "server.log")
     try:
@@ -115,14 +115,14 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     running: list[ServerProcess] = []
 
     def start(*flags: str, wait: bool = True) -> ServerProcess:
-        served = ServerProcess(*flags, log=tmp_path / f"server-{len(running)}.log")
-        running.append(served)
+        server = ServerProcess(*flags, log=tmp_path / f"server-{len(running)}.log")
+        running.append(server)
         if wait:
-            assert served.wait(served.ready), served.output()
-        return served
+            assert server.wait(server.ready), server.output()
+        return server
 
     yield start
-    for served in running:
-        if served.process.poll() is None:
-            served.process.kill()
-            served.process.wait()
+    for server in running:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()

@@ -16,8 +16,8 @@ MODEL = "parley-demo"
 
 @pytest.fixture
 def client(serve):
-    served = serve("--kv-memory", "64MiB")
-    return OpenAI(base_url=served.url + "/v1", api_key="none")
+    server = serve("--kv-memory", "64MiB")
+    return OpenAI(base_url=server.url + "/v1", api_key="none")
 
 
 WEATHER = [TOOLS["get_weather"]]
@@ -118,9 +118,9 @@ TGI_BODY = {
         ("/tgi/generate", TGI_BODY, 422),
     ],
 )
-def test_grammar_that_becomes_too_complex_is_the_clients_error(served, path, body, status):
+def test_grammar_that_becomes_too_complex_is_the_clients_error(server, path, body, status):
     """The grammar passes the check before the answer; it grows with the tokens."""
-    answered, answer = served.post(path, body)
+    answered, answer = server.post(path, body)
     assert answered == status
     message = answer["error"] if status == 422 else answer["error"]["message"]
     assert "too complex" in message

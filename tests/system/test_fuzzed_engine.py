@@ -39,24 +39,24 @@ calls = st.one_of(
 odd_calls = calls | st.tuples(st.sampled_from(["/v1/completions", "/generate", "/mindie/infer"]), raw_bytes)
 
 
-def test_odd_bodies_disturb_no_engine_and_no_client(served):
-    (engine,) = served.children()
-    control = served.post("/v1/completions", CONTROL)[1]["choices"]
-    before = served.resident()
+def test_odd_bodies_disturb_no_engine_and_no_client(server):
+    (engine,) = server.children()
+    control = server.post("/v1/completions", CONTROL)[1]["choices"]
+    before = server.resident()
 
     @settings(max_examples=MAX_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(call=odd_calls, coding=body_codings)
     def fuzz(call: tuple[str, bytes], coding: str) -> None:
         path, body = call
         name, compress = BODY_CODINGS[coding]
-        status = send_body(served.url, path, compress(body), {"content-encoding": name} if name else {})
+        status = send_body(server.url, path, compress(body), {"content-encoding": name} if name else {})
         assert 200 <= status < 500, (path, body, coding)
 
-    with probed(served.url):
+    with probed(server.url):
         fuzz()
-    assert served.wait(
-        lambda: served.metric("vllm:num_requests_running") == served.metric("vllm:kv_cache_usage_perc") == 0
+    assert server.wait(
+        lambda: server.metric("vllm:num_requests_running") == server.metric("vllm:kv_cache_usage_perc") == 0
     )
-    assert served.post("/v1/completions", CONTROL)[1]["choices"] == control
-    assert engine in served.children() and served.ready()
-    assert served.resident() - before < KEPT_LIMIT
+    assert server.post("/v1/completions", CONTROL)[1]["choices"] == control
+    assert engine in server.children() and server.ready()
+    assert server.resident() - before < KEPT_LIMIT

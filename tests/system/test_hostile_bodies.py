@@ -85,7 +85,7 @@ def probed(url: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory) -> Iterator[ServerProcess]:
     from support.tiny_models import write_tokenizer
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
@@ -98,31 +98,31 @@ def served(tmp_path_factory) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.parametrize("kind", BOMB_KINDS if NIGHTLY else ["arrays", "members"])
-def test_body_of_too_many_values_delays_no_request_and_takes_little_memory(served, kind):
+def test_body_of_too_many_values_delays_no_request_and_takes_little_memory(server, kind):
     body = write_bomb(kind)
-    before = memory_of(served.process.pid)
-    with probed(served.url):
+    before = memory_of(server.process.pid)
+    with probed(server.url):
         statuses = {
-            send_body(served.url, "/v1/completions", body),
-            send_body(served.url, "/v1/completions", compress_bomb(body), {"content-encoding": "gzip"}),
+            send_body(server.url, "/v1/completions", body),
+            send_body(server.url, "/v1/completions", compress_bomb(body), {"content-encoding": "gzip"}),
         }
     assert statuses <= ({400, 413} if kind != "one string" else {200, 413})
-    assert peak_memory_of(served.process.pid) - before < GROWTH_LIMIT
+    assert peak_memory_of(server.process.pid) - before < GROWTH_LIMIT
 
 
-def test_memory_of_many_large_bodies_is_given_back(served):
+def test_memory_of_many_large_bodies_is_given_back(server):
     body = write_bomb("one string", member="prompt")
-    before = memory_of(served.process.pid)
-    with probed(served.url):
+    before = memory_of(server.process.pid)
+    with probed(server.url):
         senders = [
-            threading.Thread(target=send_body, args=(served.url, "/v1/completions", body), daemon=True)
+            threading.Thread(target=send_body, args=(server.url, "/v1/completions", body), daemon=True)
             for _ in range(20)
         ]
         for sender in senders:
             sender.start()
         for sender in senders:
             sender.join(60)
-    assert served.wait_for(lambda: memory_of(served.process.pid) - before < KEPT_LIMIT), memory_of(served.process.pid)
+    assert server.wait_for(lambda: memory_of(server.process.pid) - before < KEPT_LIMIT), memory_of(server.process.pid)
 
 
 def is_documented(path: str, status: int) -> bool:
@@ -134,12 +134,12 @@ def is_documented(path: str, status: int) -> bool:
 
 @pytest.mark.skipif(not NIGHTLY, reason="takes minutes: PARLEY_NIGHTLY=1")
 @pytest.mark.parametrize("path", [path for path in POST_PATHS if not path.endswith(STOPPING_PATHS)])
-def test_every_route_survives_every_bomb(served, path):
-    with probed(served.url):
+def test_every_route_survives_every_bomb(server, path):
+    with probed(server.url):
         for name, body, headers in every_bomb():
-            status = send_body(served.url, path, body, headers)
+            status = send_body(server.url, path, body, headers)
             assert status < 500 or is_documented(path, status), (name, status)
-    assert peak_memory_of(served.process.pid) < 1 << 30
+    assert peak_memory_of(server.process.pid) < 1 << 30
 
 
 TEXT_ROUTES = {
@@ -172,27 +172,27 @@ LONG_TEXT = "The sun goes down, and the moon comes up. " * (30_000_000 // 42)
 
 
 @pytest.mark.parametrize("path", TEXT_ROUTES if NIGHTLY else ["/tokenize", "/v1/completions", "/tgi/generate"])
-def test_long_text_is_refused_without_reading_it_all(served, path):
+def test_long_text_is_refused_without_reading_it_all(server, path):
     body = json.dumps(write_text_request(TEXT_ROUTES[path], LONG_TEXT)).encode()
-    with probed(served.url):
-        assert 400 <= send_body(served.url, path, body) < 500
-    assert peak_memory_of(served.process.pid) < 1 << 30
+    with probed(server.url):
+        assert 400 <= send_body(server.url, path, body) < 500
+    assert peak_memory_of(server.process.pid) < 1 << 30
 
 
-def test_long_text_of_a_client_that_left_is_abandoned(served):
+def test_long_text_of_a_client_that_left_is_abandoned(server):
     """Blanks have few tokens, so no limit ends the work."""
     body = json.dumps({"prompt": "a" + " " * 30_000_000}).encode()
-    began = processor_seconds(served.process.pid)
+    began = processor_seconds(server.process.pid)
     with pytest.raises(TimeoutError):
-        send_body(served.url, "/tokenize", body, seconds=0.3)
+        send_body(server.url, "/tokenize", body, seconds=0.3)
 
     def is_idle() -> bool:
-        before = processor_seconds(served.process.pid)
+        before = processor_seconds(server.process.pid)
         time.sleep(0.5)
-        return processor_seconds(served.process.pid) - before < 0.1
+        return processor_seconds(server.process.pid) - before < 0.1
 
-    assert served.wait_for(is_idle)
-    assert processor_seconds(served.process.pid) - began < 8  # it took over twenty
+    assert server.wait_for(is_idle)
+    assert processor_seconds(server.process.pid) - began < 8  # it took over twenty
 
 
 def processor_seconds(pid: int) -> float:

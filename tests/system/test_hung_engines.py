@@ -54,47 +54,47 @@ def test_stopped_engine_is_noticed_by_all_apis_and_replaced(serve: Callable[...,
     with socket.create_server(("127.0.0.1", 0)) as listener:
         grpc_port = listener.getsockname()[1]
     address = f"127.0.0.1:{grpc_port}"
-    served = serve("--kv-memory", "64MiB", "--engine-timeout", "2s", "--grpc-port", str(grpc_port))
-    before = served.post("/v1/completions", COMPLETION)[1]["choices"]
-    (engine,) = served.children()
-    assert all(served.get(path)[0] == 200 for path in READY_PATHS) and is_serving(address)
+    server = serve("--kv-memory", "64MiB", "--engine-timeout", "2s", "--grpc-port", str(grpc_port))
+    before = server.post("/v1/completions", COMPLETION)[1]["choices"]
+    (engine,) = server.children()
+    assert all(server.get(path)[0] == 200 for path in READY_PATHS) and is_serving(address)
     lines: dict[str, list[str]] = {path: [] for path in STREAMS}
-    readers = [threading.Thread(target=read_stream, args=(served.url, *each)) for each in lines.items()]
+    readers = [threading.Thread(target=read_stream, args=(server.url, *each)) for each in lines.items()]
     for reader in readers:
         reader.start()
-    assert served.wait(lambda: all(map(len, lines.values())))
+    assert server.wait(lambda: all(map(len, lines.values())))
     os.kill(engine, signal.SIGSTOP)
-    assert served.wait(lambda: not served.ready(), 10)
+    assert server.wait(lambda: not server.ready(), 10)
     assert not is_serving(address)
-    statuses = {path: served.get(path)[0] for path in READY_PATHS}
-    assert served.get("/health/live")[0] == 200
+    statuses = {path: server.get(path)[0] for path in READY_PATHS}
+    assert server.get("/health/live")[0] == 200
     assert all(status >= 400 for status in statuses.values()), statuses
     for reader in readers:
         reader.join(10)
     for path, (_, error) in STREAMS.items():
         assert any(error in line and "hung" in line for line in lines[path][-2:]), lines[path][-2:]
-    assert served.wait(served.ready) and is_serving(address)
-    assert engine not in served.children()
-    assert served.post("/v1/completions", COMPLETION)[1]["choices"] == before
-    assert served.stop() == 0
+    assert server.wait(server.ready) and is_serving(address)
+    assert engine not in server.children()
+    assert server.post("/v1/completions", COMPLETION)[1]["choices"] == before
+    assert server.stop() == 0
 
 
 @pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes ten seconds: PARLEY_NIGHTLY=1")
 def test_suspended_server_keeps_its_engine(serve: Callable[..., Any]) -> None:
     """Like the sleep of a laptop: both processes stop and resume, the engine a moment later."""
-    served = serve("--kv-memory", "64MiB", "--engine-timeout", "2s")
-    (engine,) = served.children()
+    server = serve("--kv-memory", "64MiB", "--engine-timeout", "2s")
+    (engine,) = server.children()
     lines: list[str] = []
-    reader = threading.Thread(target=read_stream, args=(served.url, "/v1/completions", lines))
+    reader = threading.Thread(target=read_stream, args=(server.url, "/v1/completions", lines))
     reader.start()
-    assert served.wait(lambda: bool(lines))
-    for process in (served.process.pid, engine):
+    assert server.wait(lambda: bool(lines))
+    for process in (server.process.pid, engine):
         os.kill(process, signal.SIGSTOP)
     time.sleep(4)
-    os.kill(served.process.pid, signal.SIGCONT)
+    os.kill(server.process.pid, signal.SIGCONT)
     time.sleep(0.3)
     os.kill(engine, signal.SIGCONT)
     reader.join(60)
     assert lines[-1] == "data: [DONE]" and '"finish_reason":"length"' in lines[-2]
-    assert served.children() == [engine] and served.ready()
-    assert served.stop() == 0
+    assert server.children() == [engine] and server.ready()
+    assert server.stop() == 0

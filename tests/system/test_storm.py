@@ -16,8 +16,8 @@ CONTROL = {
 }
 
 
-def control_answer(served) -> str:
-    status, answer = served.post("/v1/chat/completions", CONTROL)
+def control_answer(server) -> str:
+    status, answer = server.post("/v1/chat/completions", CONTROL)
     assert status == 200, answer
     return answer["choices"][0]["message"]["content"]
 
@@ -75,25 +75,25 @@ async def storm(port: int, clients: int, seed: int) -> None:
     await asyncio.gather(*(limited_client(rng.getrandbits(32)) for _ in range(clients)))
 
 
-def is_idle(served) -> bool:
+def is_idle(server) -> bool:
     return (
-        served.metric("vllm:num_requests_running") == 0
-        and served.metric("vllm:num_requests_waiting") == 0
-        and served.metric("vllm:kv_cache_usage_perc") == 0
+        server.metric("vllm:num_requests_running") == 0
+        and server.metric("vllm:num_requests_waiting") == 0
+        and server.metric("vllm:kv_cache_usage_perc") == 0
     )
 
 
 def test_a_thousand_disconnecting_clients_leak_nothing(serve):
-    served = serve("--kv-memory", "16MiB")
-    expected = control_answer(served)
-    asyncio.run(storm(served.port, 400, seed=1))  # warm-up: block pool, allocator and torch's caches reach their size
-    assert served.wait(lambda: is_idle(served)), served.output()[-2000:]
-    before = served.resident()
-    asyncio.run(storm(served.port, 1000, seed=2))
-    assert served.wait(lambda: is_idle(served)), served.output()[-2000:]
-    assert served.resident() < before + (64 << 20)
-    assert control_answer(served) == expected
-    assert "Traceback" not in served.output()
+    server = serve("--kv-memory", "16MiB")
+    expected = control_answer(server)
+    asyncio.run(storm(server.port, 400, seed=1))  # warm-up: block pool, allocator and torch's caches reach their size
+    assert server.wait(lambda: is_idle(server)), server.output()[-2000:]
+    before = server.resident()
+    asyncio.run(storm(server.port, 1000, seed=2))
+    assert server.wait(lambda: is_idle(server)), server.output()[-2000:]
+    assert server.resident() < before + (64 << 20)
+    assert control_answer(server) == expected
+    assert "Traceback" not in server.output()
 
 
 async def read_stream(port: int, body: dict, first_event: asyncio.Semaphore | None = None) -> tuple[str, str]:
@@ -138,10 +138,10 @@ def stream_body(k: int, tokens: int) -> dict:
 
 
 def test_two_hundred_concurrent_streams_finish_and_repeat(serve):
-    served = serve("--kv-memory", "128MiB")
+    server = serve("--kv-memory", "128MiB")
 
     async def all_streams() -> list[tuple[str, str]]:
-        return await asyncio.gather(*(read_stream(served.port, stream_body(k, 32)) for k in range(200)))
+        return await asyncio.gather(*(read_stream(server.port, stream_body(k, 32)) for k in range(200)))
 
     first, second = asyncio.run(all_streams()), asyncio.run(all_streams())
     assert {end for _, end in first + second} == {"done"}
@@ -149,51 +149,51 @@ def test_two_hundred_concurrent_streams_finish_and_repeat(serve):
 
 
 def test_server_ends_streams_and_recovers_when_its_engine_is_killed(serve):
-    served = serve("--kv-memory", "128MiB")
-    expected = control_answer(served)
+    server = serve("--kv-memory", "128MiB")
+    expected = control_answer(server)
 
     async def scenario() -> list[tuple[str, str]]:
         begun = asyncio.Semaphore(0)
-        streams = [asyncio.create_task(read_stream(served.port, stream_body(k, 3000), begun)) for k in range(200)]
+        streams = [asyncio.create_task(read_stream(server.port, stream_body(k, 3000), begun)) for k in range(200)]
         for _ in streams:
             await begun.acquire()
         assert not any(s.done() for s in streams)
-        (engine,) = served.children()
+        (engine,) = server.children()
         os.kill(engine, signal.SIGKILL)
         return await asyncio.wait_for(asyncio.gather(*streams), 30)
 
     for _, end in asyncio.run(scenario()):
         assert end.startswith("error: "), end
-    assert served.wait(served.ready), served.output()
-    assert control_answer(served) == expected
-    assert "SIGKILL" in served.output() and "Traceback" not in served.output()
+    assert server.wait(server.ready), server.output()
+    assert control_answer(server) == expected
+    assert "SIGKILL" in server.output() and "Traceback" not in server.output()
 
 
 def test_sigterm_lets_running_streams_finish(serve):
-    served = serve("--kv-memory", "64MiB", "--drain", "20")
+    server = serve("--kv-memory", "64MiB", "--drain", "20")
 
     async def scenario() -> list[tuple[str, str]]:
-        streams = [asyncio.create_task(read_stream(served.port, stream_body(k, 200))) for k in range(8)]
+        streams = [asyncio.create_task(read_stream(server.port, stream_body(k, 200))) for k in range(8)]
         await asyncio.sleep(0.5)
-        served.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         return await asyncio.gather(*streams)
 
-    children = served.children()
+    children = server.children()
     ends = asyncio.run(scenario())
     assert {end for _, end in ends} == {"done"}
-    assert served.process.wait(30) == 0
+    assert server.process.wait(30) == 0
     assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
 
 
 def test_drain_timeout_ends_streams_with_an_error(serve):
-    served = serve("--kv-memory", "64MiB", "--drain", "1")
+    server = serve("--kv-memory", "64MiB", "--drain", "1")
 
     async def scenario() -> list[tuple[str, str]]:
-        streams = [asyncio.create_task(read_stream(served.port, stream_body(k, 3900))) for k in range(16)]
+        streams = [asyncio.create_task(read_stream(server.port, stream_body(k, 3900))) for k in range(16)]
         await asyncio.sleep(0.5)
-        served.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         return await asyncio.gather(*streams)
 
     ends = {end for _, end in asyncio.run(scenario())}
     assert "cut" not in ends and any(end.startswith("error: ") for end in ends), ends
-    assert served.process.wait(10) == 0
+    assert server.process.wait(10) == 0

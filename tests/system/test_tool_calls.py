@@ -22,8 +22,8 @@ MODES = [(stream, thinking) for stream in (False, True) for thinking in (False, 
 
 
 @pytest.fixture(scope="module")
-def client(served):
-    with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as openai_client:
+def client(server):
+    with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as openai_client:
         yield openai_client
 
 
@@ -227,11 +227,11 @@ ENDS = {"/vllm/v1": "stop", "/tgi/v1": "stop", "/mindie/v1": "tool_calls", "/min
 
 
 @pytest.mark.parametrize("base", ENDS)
-def test_every_api_forces_a_tool_call_and_reports_it_in_its_form(served, base):
+def test_every_api_forces_a_tool_call_and_reports_it_in_its_form(server, base):
     named = {"type": "function", "function": {"name": "get_weather"}}
     options: dict = {"model": MODEL, "temperature": 0.0, "max_tokens": 100, "tools": [WEATHER, TOOLS["get_time"]]}
     options["messages"] = [{"role": "user", "content": TWO_CITIES}]
-    with OpenAI(base_url=served.url + base, api_key="none", max_retries=0) as client:
+    with OpenAI(base_url=server.url + base, api_key="none", max_retries=0) as client:
         create = client.chat.completions.create
         whole = create(**options, tool_choice=named).choices[0]
         (call,) = whole.message.tool_calls

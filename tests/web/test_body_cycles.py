@@ -47,8 +47,8 @@ def is_body(value: object) -> bool:
 @pytest.mark.parametrize("kind", ["arrays", "one string", "nesting", "no JSON"])
 async def test_no_route_leaves_a_body_to_the_garbage_collector(serve, no_collection, monkeypatch, kind):
     monkeypatch.setattr(json_body, "MAX_ARRAYS", 10_000)
-    served = await serve()
+    server = await serve()
     for path in POST_PATHS:
         body = write_bomb("one string" if kind == "no JSON" else kind, BODY_SIZE + 10, member=path)
-        await served.post(path, body[:-1] if kind == "no JSON" else body)
+        await server.post(path, body[:-1] if kind == "no JSON" else body)
     assert bodies_in_garbage() == set()

@@ -34,8 +34,8 @@ def is_plain(version: bytes, host: list[bytes], framing: list[bytes]) -> bool:
 
 
 async def test_generated_heads_are_answered_once_or_refused(serve):
-    served = await serve(header_timeout=2, keep_alive=0.2)
-    before = await served.control()
+    server = await serve(header_timeout=2, keep_alive=0.2)
+    before = await server.control()
 
     @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(version=versions, host=hosts, framing=framings, lines=st.randoms())
@@ -44,7 +44,7 @@ async def test_generated_heads_are_answered_once_or_refused(serve):
         lines.shuffle(headers)
         start = b"POST /v1/completions" + (b" " + version if version else b"")
         body = CHUNKED_BODY if CHUNKED in framing else BODY
-        connection = await served.connect()
+        connection = await server.connect()
         await connection.send(b"\r\n".join([start, *headers, b"", body]) + SMUGGLED)
         answers = (await asyncio.wait_for(connection.ended(), 20)).split(b"HTTP/1.1 ")[1:]
         statuses = [int(answer[:3]) for answer in answers if not answer.startswith(b"100")]
@@ -54,5 +54,5 @@ async def test_generated_heads_are_answered_once_or_refused(serve):
             assert statuses == [400], (version, headers, answers)
 
     await run_in_loop(fuzz)
-    await served.idle()
-    assert await served.control() == before
+    await server.idle()
+    assert await server.control() == before

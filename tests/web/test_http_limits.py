@@ -21,25 +21,25 @@ async def answer_status(connection: Connection) -> int:
 
 
 async def test_rejects_a_request_head_over_the_limit(serve):
-    served = await serve(header_limit=4096)
-    connection = await served.connect()
+    server = await serve(header_limit=4096)
+    connection = await server.connect()
     await connection.send(build_request("POST", CHAT, HELLO_CHAT, {"x-fill": "a" * 5000}))
     answer = await connection.answer()
     assert (answer.status, answer.error["type"]) == (431, "invalid_request_error")
-    assert (await served.get("/v1/" + "a" * 5000)).status == 431
-    assert await served.control()
+    assert (await server.get("/v1/" + "a" * 5000)).status == 431
+    assert await server.control()
 
 
 async def test_rejects_more_headers_than_the_limit(serve):
-    served = await serve(header_count=20)
-    assert (await served.get("/v1/models", **{f"x-{n}": "1" for n in range(25)})).status == 431
-    assert (await served.get("/v1/models", **{f"x-{n}": "1" for n in range(15)})).status == 200
+    server = await serve(header_count=20)
+    assert (await server.get("/v1/models", **{f"x-{n}": "1" for n in range(25)})).status == 431
+    assert (await server.get("/v1/models", **{f"x-{n}": "1" for n in range(15)})).status == 200
 
 
 @pytest.mark.parametrize("line", [b"x-fill: ", b"GET /", b"x: y\r\n"], ids=["one header", "one line", "many headers"])
 async def test_cuts_off_an_endless_request_head(serve, line):
-    served = await serve()
-    connection = await served.connect()
+    server = await serve()
+    connection = await server.connect()
     start = b"" if line.startswith(b"GET") else HEAD
     sent = 0
     try:
@@ -52,30 +52,30 @@ async def test_cuts_off_an_endless_request_head(serve, line):
         pass
     assert sent < 16 << 20
     connection.close()
-    assert await served.control()
+    assert await server.control()
 
 
 async def test_slow_request_head_times_out_with_408(serve):
-    served = await serve(header_timeout=0.1)
+    server = await serve(header_timeout=0.1)
     for start in (b"", b"POST", HEAD):
-        connection = await served.connect()
+        connection = await server.connect()
         await connection.send(start)
         assert b" 408 " in (await connection.ended())[:16]
-    assert await served.control()
+    assert await server.control()
 
 
 async def test_slow_request_body_times_out_with_408(serve):
-    served = await serve(body_timeout=0.1)
-    connection = await served.connect()
+    server = await serve(body_timeout=0.1)
+    connection = await server.connect()
     await connection.send(HEAD + b"content-length: 100\r\n\r\n{")
     assert await answer_status(connection) == 408
     connection.close()
-    assert await served.control()
+    assert await server.control()
 
 
 async def test_rejects_a_large_content_length_before_reading_the_body(serve):
-    served = await serve(body_limit=1000)
-    connection = await served.connect()
+    server = await serve(body_limit=1000)
+    connection = await server.connect()
     await connection.send(HEAD + b"content-length: 100000000\r\n\r\n")
     answer = await connection.answer()
     assert answer.status == 413
@@ -84,20 +84,20 @@ async def test_rejects_a_large_content_length_before_reading_the_body(serve):
 
 
 async def test_rejects_a_large_chunked_body_while_reading_it(serve):
-    served = await serve(body_limit=1000)
-    connection = await served.connect()
+    server = await serve(body_limit=1000)
+    connection = await server.connect()
     await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"64\r\n" + b" " * 100 + b"\r\n" * 1)
     for _ in range(20):
         await connection.send(b"64\r\n" + b" " * 100 + b"\r\n")
     assert await answer_status(connection) == 413
     connection.close()
-    assert await served.control()
+    assert await server.control()
 
 
 async def test_cuts_off_a_client_that_keeps_sending_a_rejected_body(serve, monkeypatch):
     monkeypatch.setattr("parley.web.http_protocol.LINGER_SECONDS", 0.1)
-    served = await serve(body_limit=1000)
-    connection = await served.connect()
+    server = await serve(body_limit=1000)
+    connection = await server.connect()
     await connection.send(HEAD + b"content-length: 100000000\r\n\r\n")
     assert await answer_status(connection) == 413
     with pytest.raises(ConnectionError):
@@ -109,8 +109,8 @@ async def test_cuts_off_a_client_that_keeps_sending_a_rejected_body(serve, monke
 async def test_pipelined_body_has_the_full_time_limit(serve, monkeypatch):
     """The server must not take it for the unread rest of the request before it, which has a short limit."""
     monkeypatch.setattr("parley.web.http_protocol.LINGER_SECONDS", 0.1)
-    served = await serve(tick=0.05)
-    connection = await served.connect()
+    server = await serve(tick=0.05)
+    connection = await server.connect()
     stream = {**HELLO_CHAT, "stream": True, "max_tokens": 12}
     both = build_request("POST", CHAT, HELLO_CHAT) + build_request("POST", CHAT, stream)
     await connection.send(both[:-1])
@@ -125,8 +125,8 @@ async def test_pipelined_body_has_the_full_time_limit(serve, monkeypatch):
 async def test_pipelined_head_has_the_full_time_limit(serve, monkeypatch, between):
     """Its time starts when the requests before it are answered, and a 408 must not interrupt their answers."""
     monkeypatch.setattr("parley.web.http_protocol.LINGER_SECONDS", 0.1)
-    served = await serve(tick=0.05, header_timeout=0.3)
-    connection = await served.connect()
+    server = await serve(tick=0.05, header_timeout=0.3)
+    connection = await server.connect()
     stream = {**HELLO_CHAT, "stream": True, "max_tokens": 12}
     last = build_request("POST", CHAT, HELLO_CHAT)
     await connection.send(build_request("POST", CHAT, stream) * (1 + between) + last[:30])
@@ -145,8 +145,8 @@ async def test_pipelined_head_has_the_full_time_limit(serve, monkeypatch, betwee
     ids=["none", "none after another", "endless"],
 )
 async def test_invalid_pipelined_request_does_not_corrupt_a_running_answer(serve, between, wrong):
-    served = await serve(tick=0.02)
-    connection = await served.connect()
+    server = await serve(tick=0.02)
+    connection = await server.connect()
     stream = build_request("POST", CHAT, {**HELLO_CHAT, "stream": True})
     await connection.send(stream)
     assert (await connection.head())[0] == 200
@@ -154,7 +154,7 @@ async def test_invalid_pipelined_request_does_not_corrupt_a_running_answer(serve
     await asyncio.sleep(0.02)
     await connection.send(wrong[20:])
     assert b"HTTP/1.1" not in await connection.ended()
-    assert await served.control()
+    assert await server.control()
 
 
 def test_connection_limit_raises_the_descriptor_limit():
@@ -173,8 +173,8 @@ def test_connection_limit_raises_the_descriptor_limit():
 
 async def test_rejects_connections_over_the_limit_with_429(serve):
     limit = ConnectionLimit(2, 3)
-    served, second_server = await serve(connection_limit=limit, tick=0.02), await serve(connection_limit=limit)
-    idle, busy, late = [await port.connect() for port in (served, served, second_server)]
+    server, second_server = await serve(connection_limit=limit, tick=0.02), await serve(connection_limit=limit)
+    idle, busy, late = [await port.connect() for port in (server, server, second_server)]
     await busy.send(build_request("POST", CHAT, {**HELLO_CHAT, "stream": True}))
     await busy.head()
     await late.send(build_request("POST", CHAT, HELLO_CHAT))
@@ -183,7 +183,7 @@ async def test_rejects_connections_over_the_limit_with_429(serve):
     assert await late.ended() == b""
     await idle.send(build_request("GET", "/v1/models"))
     assert await answer_status(idle) == 200
-    another = await served.connect()  # replaces the idle connection
+    another = await server.connect()  # replaces the idle connection
     assert await idle.ended() == b""
     await another.send(build_request("POST", CHAT, HELLO_CHAT))
     assert await answer_status(another) == 200
@@ -198,9 +198,9 @@ def encode_chunks(data: bytes, size: int) -> bytes:
 
 
 async def test_reads_a_body_of_seventy_thousand_one_byte_chunks(serve):
-    served = await serve()
+    server = await serve()
     body = BODY[:-1] + b" " * 70_000 + b"}"
-    connection = await served.connect()
+    connection = await server.connect()
     await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + encode_chunks(body, 1))
     assert await answer_status(connection) == 200
     connection.close()
@@ -243,76 +243,76 @@ SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
     ids=range(27),
 )
 async def test_rejects_ambiguous_framing_and_ignores_smuggled_requests(serve, sent):
-    served = await serve(header_timeout=1, keep_alive=1)
-    connection = await served.connect()
+    server = await serve(header_timeout=1, keep_alive=1)
+    connection = await server.connect()
     await connection.send(sent)
     answered = await connection.ended()
     assert answered.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
     assert b'"object":"list"' not in answered
     assert answered.count(b"HTTP/1.1 ") == 1
-    assert await served.control()
+    assert await server.control()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_has_stopped_sending_gets_all_its_answers(serve, stream):
-    served = await serve(tick=0.01)
-    connection = await served.connect()
+    server = await serve(tick=0.01)
+    connection = await server.connect()
     await connection.send(2 * build_request("POST", CHAT, {**HELLO_CHAT, "stream": stream}))
     connection.writer.write_eof()
     answered = await connection.ended()
     assert answered.count(b"HTTP/1.1 200 ") == 2
     assert answered.count(b"[DONE]" if stream else b'"finish_reason":') == 2
-    await served.idle()
+    await server.idle()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_distinguishes_a_closed_client_from_one_that_stopped_sending(serve, stream):
     """Its system answers the interim response with a reset, and the request ends long before its answer would."""
-    served = await serve(tick=0.05)
-    connection = await served.connect()
+    server = await serve(tick=0.05)
+    connection = await server.connect()
     await connection.send(build_request("POST", CHAT, {**HELLO_CHAT, "max_tokens": 4000, "stream": stream}))
-    await served.until(lambda: served.engine.open_stream_count == 1)
+    await server.until(lambda: server.engine.open_stream_count == 1)
     connection.writer.close()
-    await served.until(lambda: served.engine.open_stream_count == 0)
-    assert served.engine.stats.generated_tokens < 1000
-    await served.idle()
+    await server.until(lambda: server.engine.open_stream_count == 0)
+    assert server.engine.stats.generated_tokens < 1000
+    await server.idle()
 
 
 async def test_client_that_stops_sending_inside_a_request_is_disconnected(serve):
-    served = await serve()
-    connection = await served.connect()
+    server = await serve()
+    connection = await server.connect()
     await connection.send(build_request("POST", CHAT, HELLO_CHAT)[:-1])
     connection.writer.write_eof()
     assert await connection.ended() == b""
-    await served.idle()
+    await server.idle()
 
 
 async def test_garbage_after_a_request_does_not_corrupt_its_answer(serve):
-    served = await serve(tick=0.001)
-    connection = await served.connect()
+    server = await serve(tick=0.001)
+    connection = await server.connect()
     await connection.send(
         build_request("POST", CHAT, HELLO_CHAT | {"stream": True, "max_tokens": 2000, "ignore_eos": True})
     )
-    await served.until(lambda: served.engine.stats.generated_tokens > 10)
+    await server.until(lambda: server.engine.stats.generated_tokens > 10)
     await connection.send(b"\x00\x01 rubbish\r\n\r\n")
     answered = await connection.ended()
     assert answered.count(b"HTTP/1.1") == 1
-    await served.idle()
+    await server.idle()
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "x-gzip", "GZIP"])
 async def test_reads_gzip_and_deflate_bodies(serve, coding):
-    served = await serve()
+    server = await serve()
     packed = zlib.compress(BODY) if coding == "deflate" else gzip.compress(BODY)
-    answer = await served.call("POST", CHAT, packed, {"content-encoding": coding})
+    answer = await server.call("POST", CHAT, packed, {"content-encoding": coding})
     assert answer.status == 200
 
 
 async def test_rejects_a_compressed_body_that_expands_over_the_limit(serve):
-    served = await serve(body_limit=1 << 20)
+    server = await serve(body_limit=1 << 20)
     bomb = gzip.compress(b" " * (64 << 20))
     assert len(bomb) < 1 << 20
-    assert (await served.call("POST", CHAT, bomb, {"content-encoding": "gzip"})).status == 413
+    assert (await server.call("POST", CHAT, bomb, {"content-encoding": "gzip"})).status == 413
 
 
 @pytest.mark.parametrize(
@@ -328,29 +328,29 @@ async def test_rejects_a_compressed_body_that_expands_over_the_limit(serve):
     ids=range(6),
 )
 async def test_rejects_bodies_that_cannot_be_decompressed(serve, packed, coding):
-    served = await serve()
-    assert (await served.call("POST", CHAT, packed, {"content-encoding": coding})).status == 400
+    server = await serve()
+    assert (await server.call("POST", CHAT, packed, {"content-encoding": coding})).status == 400
 
 
 async def test_clients_that_do_not_read_do_not_block_others(serve):
-    served = await serve(tick=0.001, write_timeout=0.5)
-    quiet = [await served.connect() for _ in range(50)]
+    server = await serve(tick=0.001, write_timeout=0.5)
+    quiet = [await server.connect() for _ in range(50)]
     for connection in quiet:
         connection.writer.transport.pause_reading()
         await connection.send(
             build_request("POST", CHAT, HELLO_CHAT | {"stream": True, "max_tokens": 3000, "ignore_eos": True})
         )
-    await served.until(lambda: served.engine.open_stream_count == 50)
+    await server.until(lambda: server.engine.open_stream_count == 50)
     for _ in range(5):
-        assert await served.control()
+        assert await server.control()
     for connection in quiet:
         connection.close()
-    await served.idle()
+    await server.idle()
 
 
 async def test_answers_expect_100_continue(serve):
-    served = await serve()
-    connection = await served.connect()
+    server = await serve()
+    connection = await server.connect()
     await connection.send(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY))
     assert await connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     await connection.send(BODY)
@@ -360,10 +360,10 @@ async def test_answers_expect_100_continue(serve):
 
 @pytest.mark.parametrize("cut", [None, 1, 60, -len(BODY), -1], ids=str)
 async def test_ignores_an_h2c_upgrade_offer(serve, cut):
-    served = await serve()
+    server = await serve()
     offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQ"}
     data = build_request("POST", CHAT, HELLO_CHAT, offer)
-    connection = await served.connect()
+    connection = await server.connect()
     for _ in range(2):
         await connection.send(data[:cut])
         if cut is not None:
@@ -373,24 +373,24 @@ async def test_ignores_an_h2c_upgrade_offer(serve, cut):
     await connection.send(data * 50 + build_request("GET", "/v1/models"))
     assert [await answer_status(connection) for _ in range(51)] == [200] * 51
     connection.close()
-    await served.idle()
+    await server.idle()
 
 
 async def test_rejects_the_connect_method(serve):
-    served = await serve()
+    server = await serve()
     for target in (b"/v1/models", b"localhost:80"):
-        connection = await served.connect()
+        connection = await server.connect()
         await connection.send(
             b"CONNECT %b HTTP/1.1\r\nhost: localhost\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n" % target
         )
         assert await answer_status(connection) in (400, 405)
         connection.close()
-    assert await served.control()
+    assert await server.control()
 
 
 async def test_pipelined_requests_do_not_count_as_one_large_head(serve):
-    served = await serve(header_limit=4096)
-    connection = await served.connect()
+    server = await serve(header_limit=4096)
+    connection = await server.connect()
     one = build_request("GET", "/v1/models", None, {"x-fill": "a" * 1000})
     many = one * 100
     await connection.send(many[:500])
