@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 from support.cli_process import clean_environment
 
-from parley.cli.serve import offered_models, read_key_file, server_options
+from parley.cli.serve import PEER_PORT_ATTEMPTS, offered_models, read_key_file, server_options
 from parley.dialects.dialect import ApiOptions
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.settings.config import SERVE_OPTIONS
@@ -28,7 +28,8 @@ def models(*flags: str) -> list[OfferedModel]:
 
 
 def test_serve_without_options_uses_the_servers_defaults():
-    assert options() == ServerOptions()
+    assert options() == ServerOptions(peer_port_attempts=PEER_PORT_ATTEMPTS)
+    assert options("--peer-port", "1121").peer_port_attempts == 1
     assert [offer.names for offer in models()] == [("parley-demo",)]
 
 
@@ -50,6 +51,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
     more += " --max-logprobs -1 --enable-force-include-usage --return-tokens-as-token-ids --enable-per-request-metrics"
     parsed = options(*flags.split(), *more.split())
     assert parsed == ServerOptions(
+        peer_port_attempts=PEER_PORT_ATTEMPTS,
         host="::1",
         port=1,
         api_keys=("first", "second", "third"),

@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parley.coordinator.routing.role_ratio import (
@@ -48,10 +48,11 @@ def simulate(ratio, p, d, work, seconds, now=0.0, noise=0.0, seed=0):
     return p, d, changes
 
 
-@given(st.integers(3, 16), st.floats(0.5, 15), st.floats(0.5, 15), st.integers(0, 2**32), st.data())
+@given(st.integers(3, 16), st.integers(0, 14), st.floats(0.5, 15), st.floats(0.5, 15), st.integers(0, 2**32))
+@example(7, 4, 11.0, 4.5, 676)  # the first measurements are far off
 @settings(max_examples=20, deadline=None)
-def test_role_ratio_converges_without_oscillation(instances, prefill, decode, seed, data):
-    before = p = data.draw(st.integers(1, instances - 1))
+def test_role_ratio_converges_without_oscillation(instances, first, prefill, decode, seed):
+    before = p = 1 + first % (instances - 1)
     work = RoleLoad(prefill, decode)
     p, d, changes = simulate(RoleRatio(30), p, instances - p, lambda now: work, 4000, noise=0.5, seed=seed)
     assert len({step for _, step in changes}) <= 1  # never there and back

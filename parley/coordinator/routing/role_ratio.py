@@ -45,13 +45,14 @@ def fixed_split(instances: int, p_rate: int, d_rate: int) -> int:
 class RoleBalance:
     """The recent load, and a proposed change that must persist for ``period`` seconds.
 
-    ``memory``: seconds until a measurement has lost two thirds of its weight.
+    ``memory``: seconds until a measurement has lost two thirds of its weight. Before as many seconds have passed, all
+    measurements weigh the same, because the first alone may be far off.
     """
 
     def __init__(self, period: float, memory: float = LOAD_MEMORY):
         self._period, self._memory = period, memory
         self._mean_load: RoleLoad | None = None
-        self._observed_at = 0.0
+        self._first_at = self._observed_at = 0.0
         self._proposed_since: float | None = None  # time of the first proposal of the present step
         self._proposed_step = 0
 
@@ -63,9 +64,10 @@ class RoleBalance:
     def observe_load(self, now: float, load: RoleLoad) -> None:
         """Record the present load."""
         if self._mean_load is None:
-            self._mean_load = load
-        else:
-            weight = min(1.0, (now - self._observed_at) / self._memory)
+            self._mean_load, self._first_at = load, now
+        elif now > self._observed_at:
+            elapsed = now - self._observed_at
+            weight = min(1.0, elapsed / min(self._memory, now - self._first_at + elapsed))
             before = self._mean_load
             self._mean_load = RoleLoad(*(old + weight * (new - old) for old, new in zip(before, load, strict=True)))
         self._observed_at = now
