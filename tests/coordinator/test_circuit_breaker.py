@@ -10,7 +10,9 @@ from support.scripted_instance import ReceivedRequest, ScriptedInstance
 from support.simulated_cluster import ManualClock, report_status, simulated_cluster
 
 from parley.coordinator.routing import circuit_breaker
+from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.circuit_breaker import FAILURE_LIMIT, PAUSE_BOUNDS, CircuitBreaker
+from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
 
 REQUEST = SchedulingRequest(length=10)
@@ -37,13 +39,19 @@ def test_pauses_grow_up_to_a_bound():
     assert grown == sorted(grown) and grown[0] == PAUSE_BOUNDS[0] and grown[-1] == PAUSE_BOUNDS[1]
 
 
-async def test_one_request_at_a_time_probes_a_failing_instance():
+def cluster_with_failing_instance() -> tuple[ManualClock, InstanceScheduler, ClusterInstance]:
+    """Return two instances, the first of which has just failed so often that its breaker is open."""
     clock = ManualClock()
     table, scheduler = simulated_cluster("mixed", "mixed", clock=clock, algorithm_type="cache_affinity")
     failing = table.get_instance(1)
     assert failing is not None
     for _ in range(FAILURE_LIMIT):
         failing.breaker.record_failure(clock.now)
+    return clock, scheduler, failing
+
+
+async def test_one_request_at_a_time_probes_a_failing_instance():
+    clock, scheduler, failing = cluster_with_failing_instance()
     assert {(await scheduler.place_request(REQUEST)).p.id for _ in range(4)} == {2}
     clock.now += PAUSE_BOUNDS[0]
     placements = [await scheduler.place_request(REQUEST) for _ in range(6)]
@@ -59,12 +67,7 @@ async def test_one_request_at_a_time_probes_a_failing_instance():
 
 
 async def test_cancelled_probe_is_followed_by_another():
-    clock = ManualClock()
-    table, scheduler = simulated_cluster("mixed", "mixed", clock=clock, algorithm_type="cache_affinity")
-    failing = table.get_instance(1)
-    assert failing is not None
-    for _ in range(FAILURE_LIMIT):
-        failing.breaker.record_failure(clock.now)
+    clock, scheduler, failing = cluster_with_failing_instance()
     clock.now += PAUSE_BOUNDS[0]
     for _ in range(2):
         placements = [await scheduler.place_request(REQUEST) for _ in range(4)]

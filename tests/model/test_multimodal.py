@@ -9,10 +9,11 @@ from safetensors.torch import load_file, save_file
 from support.multimodal_models import FAMILIES, write_multimodal_model
 from support.run_model import load_test_runner, serve_requests
 from support.tiny_models import VOCAB
-from transformers import AutoModelForMultimodalLM
+from transformers import AutoConfig, AutoModelForMultimodalLM
 
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.load.loader import LoadError
+from parley.model.networks.config import FUSABLE_TYPES, read_decoder_config
 from parley.types import EngineRequest, Sampling
 
 NEW_TOKENS = 6
@@ -116,6 +117,24 @@ def test_sparse_text_config_has_the_defaults_of_its_type(model_folder, tmp_path)
     (tmp_path / "model.safetensors").write_bytes((model_folder("llava") / "model.safetensors").read_bytes())
     with pytest.raises(LoadError, match=r"config asks for 32 layers"):
         load_test_runner(tmp_path, dtype="float32")
+
+
+@pytest.mark.parametrize("model_type", sorted(FUSABLE_TYPES))
+def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
+    config, expected = read_decoder_config({"model_type": model_type}), AutoConfig.for_model(model_type)
+    assert (config.vocab, config.hidden, config.intermediate, config.layer_count, config.heads, config.max_len) == (
+        expected.vocab_size,
+        expected.hidden_size,
+        expected.intermediate_size,
+        expected.num_hidden_layers,
+        expected.num_attention_heads,
+        expected.max_position_embeddings,
+    )
+    assert config.kv_heads == expected.num_key_value_heads
+    head_dim = getattr(expected, "head_dim", None) or expected.hidden_size // expected.num_attention_heads
+    assert (config.head_dim, config.eps) == (head_dim, expected.rms_norm_eps)
+    assert config.rope.theta == expected.rope_parameters["rope_theta"]
+    assert set(config.windows) == {getattr(expected, "sliding_window", None)}
 
 
 def test_encoders_take_no_memory(model_folder):

@@ -108,22 +108,24 @@ async def test_tools_results_and_names_stay_text(serve):
     assert attacked == harmless and len(harmless) > 4
 
 
-@pytest.mark.parametrize("prefix", ["", "/vllm"])
-async def test_tokenize_shows_the_tokens_of_a_chat(serve, prefix):
+async def send_and_tokenize(serve, path):
+    """Send the attack as a chat; return what the engine got, and the answer of a route that tokenizes the same."""
     requests: list[EngineRequest] = []
     server = await serve(reply=record_requests(requests))
     await server.post("/v1/chat/completions", chat_body(ATTACK))
-    shown = await server.post(f"{prefix}/tokenize", chat_body(ATTACK))
-    assert shown.status == 200 and shown.json["tokens"] == requests[0].token_ids
+    return requests[0], await server.post(path, chat_body(ATTACK))
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_tokenize_shows_the_tokens_of_a_chat(serve, prefix):
+    request, shown = await send_and_tokenize(serve, f"{prefix}/tokenize")
+    assert shown.status == 200 and shown.json["tokens"] == request.token_ids
 
 
 @pytest.mark.parametrize("prefix", ["", "/tgi"])
 async def test_chat_tokenize_shows_the_text_as_it_was_sent(serve, prefix):
-    requests: list[EngineRequest] = []
-    server = await serve(reply=record_requests(requests))
-    await server.post("/v1/chat/completions", chat_body(ATTACK))
-    shown = await server.post(f"{prefix}/chat_tokenize", chat_body(ATTACK))
-    assert [token["id"] for token in shown.json["tokenize_response"]] == requests[0].token_ids
+    request, shown = await send_and_tokenize(serve, f"{prefix}/chat_tokenize")
+    assert [token["id"] for token in shown.json["tokenize_response"]] == request.token_ids
     assert ATTACK.strip() in shown.json["templated_text"]
 
 

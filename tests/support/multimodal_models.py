@@ -3,20 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from support.tiny_models import VOCAB, write_random_model, write_tokenizer
+from support.tiny_models import BASE_CONFIG, write_random_model, write_tokenizer
 
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+TEXT: dict[str, Any] = BASE_CONFIG | {"intermediate_size": 96, "num_hidden_layers": 3}
 VISION: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -100,7 +100,7 @@ def _load_decoder(
 ) -> tuple[DecoderRunner, ModelInfo]:
     """Load a decoder with its KV cache."""
     plan = plan_decoder(settings, config)
-    quantization, dtype, device, int8, length = plan[2:]
+    quantization, dtype, device, int8, length = plan.quantization, plan.dtype, plan.device, plan.int8_kv, plan.length
     if settings.threads:
         torch.set_num_threads(settings.threads)
 
