@@ -9,7 +9,8 @@ ParleyError                      500
 │   │   ├── NoTokens             400  the prompt is empty
 │   │   ├── UnknownToken         400  the prompt has a token id outside the vocabulary
 │   │   ├── UnknownTokenIds      400  an option has token ids outside the vocabulary
-│   │   └── UnknownPromptName    400  the model has no prompt of that name to put before a text to embed
+│   │   ├── UnknownPromptName    400  the model has no prompt of that name to put before a text to embed
+│   │   └── BadMedia             400  a picture, video or clip cannot be used; ``reason``
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
 │   │   ├── Incapable            400  the model does not generate text, or does not make embeddings
 │   │   └── UnknownCoding        400  the body has an unsupported content coding
@@ -134,6 +135,42 @@ class UnknownPromptName(Invalid):
         super().__init__(message, field=field)
         self.name = name
         self.known = known
+
+
+MediaFault = Literal[
+    "bad_address",  # not a URL, or too long a one
+    "forbidden_address",  # the operator has not allowed its host, or its folder
+    "unreachable",  # could not be fetched: no such host, another status than 200, too slow
+    "not_found",  # no such file
+    "bad_base64",
+    "bad_data_url",  # a data: URL without comma or base64
+    "unknown_format",  # the bytes are of no format that is accepted for its kind
+    "undecodable",  # damaged
+    "too_large",  # in bytes
+    "too_many_pixels",
+    "too_long",  # in seconds or frames
+    "too_slow",  # took too long, or too much memory, to decode
+    "too_many",  # items in the request, or in a message
+    "unknown_uuid",  # the item is not in the cache, and its data was not sent
+    "refused_by_model",  # the model's processor or encoder does not accept it
+    "bad_embeddings",
+]
+
+
+class BadMedia(Invalid):
+    """A picture, video or clip of the request cannot be used.
+
+    ``reason``: what is wrong with it; ``kind``: "image", "video" or "audio". ``detail``: numbers and names that APIs
+    put into their own sentences, such as ``limit``, ``size``, ``status``, ``host``; never a decoder's words.
+    """
+
+    def __init__(
+        self, message: str, *, reason: MediaFault, kind: str, field: str | None = None, **detail: int | float | str
+    ):
+        super().__init__(message, field=field)
+        self.reason = reason
+        self.kind = kind
+        self.detail = detail
 
 
 class Unsupported(BadRequest):

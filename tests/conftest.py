@@ -13,6 +13,9 @@ settings.load_profile("untimed")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+if find_spec("torchvision"):
+    import parley.model.load  # noqa: F401  # makes Transformers importable beside it
+
 # Tests connect Hugging Face's client to servers on this machine; its offline switch would forbid that as well.
 os.environ.pop("HF_HUB_OFFLINE", None)
 

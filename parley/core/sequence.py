@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
-from parley.types import EngineRequest, TokenScore
+from parley.types import EngineRequest, MediaItem, TokenScore
 
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
 
@@ -29,6 +29,25 @@ class LoadedAdapter(Protocol):
     @property
     def nbytes(self) -> int:
         """Memory in bytes."""
+
+
+class ItemEmbeddings(Protocol):
+    """The embeddings of one media item, as seen outside of the model runner."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in bytes."""
+
+
+class MediaEncoder(Protocol):
+    """Computes the embeddings of media items."""
+
+    def encode_item(self, item: MediaItem, between_blocks: Callable[[], None]) -> ItemEmbeddings:
+        """Compute the embeddings of an item from its features. Runs in a thread of its own.
+
+        ``between_blocks`` is called before each block of the network; it may wait, or raise to stop the work. Errors
+        are sentences for users.
+        """
 
 
 class SequenceStatus(Enum):
@@ -77,6 +96,9 @@ class Sequence:
     hash_root: bytes = b""
     uses_long_rope: bool = False  # all its keys have the long rotary factors: it exceeds ``long_rope_after``
     adapter: LoadedAdapter | None = None  # its request's adapter, as it was at the start
+    # The embeddings of its request's media by digest, shared by its choices. An item whose tokens are all in the KV
+    # cache may be missing; the runner needs those that overlap the row that it computes.
+    item_embeddings: dict[bytes, ItemEmbeddings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.priority = self.request.priority
@@ -193,6 +215,7 @@ class ModelRunner(Protocol):
     generates: bool  # whether it can sample tokens
     dimensions: int  # of its vectors; 0: it returns none
     proposer: DraftProposer | None  # a draft model
+    media_encoder: MediaEncoder | None  # None: it reads text only
 
     def load_adapter(self, folder: str) -> LoadedAdapter:
         """Read an adapter from a folder. Runs in a thread of its own, outside the steps; errors are sentences for

@@ -17,7 +17,7 @@ import msgspec
 from parley.dialects.bench import BenchApi
 from parley.errors import ParleyError
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
-from parley.types import Event, Request, Usage
+from parley.types import Event, MediaKind, Request, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ class RequestContext:
     About the answer: a unique id without prefix, the creation time in whole seconds, the model's fingerprint. About the
     requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
     cache holds and can hold, the number of waiting sequences, the sampling defaults of its generation_config.json,
-    under the names used there, its own names, those of its adapters, and whether it generates text (an encoder does
-    not). About the server: ``api_options``. About the HTTP request: the decoded path parts that the route names, the
-    headers with lower-case names, and the query string.
+    under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
+    and how many items of each kind of media a request may have (a kind that is missing: the model cannot read it).
+    About the server: ``api_options``. About the HTTP request: the decoded path parts that the route names, the headers
+    with lower-case names, and the query string.
     """
 
     unique_id: str
@@ -66,6 +67,7 @@ class RequestContext:
     model_names: Collection[str] = ()
     adapters: Collection[str] = ()
     generates: bool = True
+    media_limits: Mapping[MediaKind, int] = field(default_factory=dict)
     api_options: ApiOptions = DEFAULT_API_OPTIONS
 
 

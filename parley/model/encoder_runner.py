@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from parley.core.sequence import DraftProposer, RowResult, Sequence, Step
+from parley.core.sequence import DraftProposer, MediaEncoder, RowResult, Sequence, Step
 from parley.model.checkpoint.files import LoadError
 from parley.model.networks.encoder import Encoder, PackedTexts
 from parley.model.networks.pooling import PoolingRecipe
@@ -27,6 +27,7 @@ class EncoderRunner:
     blocks = 0
     generates = False
     proposer: DraftProposer | None = None
+    media_encoder: MediaEncoder | None = None
     staging = None
     long_rope_after = inf
 

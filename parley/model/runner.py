@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE, DraftProposer, RowResult, Sequence, Step, StepRow
+from parley.core.sequence import BLOCK_SIZE, DraftProposer, MediaEncoder, RowResult, Sequence, Step, StepRow
 from parley.model.networks import lora
 from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork, PackedBatch
@@ -54,6 +54,7 @@ class DecoderRunner:
         proposer: DraftProposer | None = None,
         max_rank: int = lora.MAX_RANK,
         staging: StagingBuffer | None = None,
+        media_encoder: MediaEncoder | None = None,
     ):
         assert recipe is None or recipe.is_last_token, "pages keep no hidden states"
         self.network = network
@@ -68,6 +69,7 @@ class DecoderRunner:
         self.max_rank = max_rank
         self.long_rope_after = network.long_rope_after
         self.staging = staging
+        self.media_encoder = media_encoder
         self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
 
     @torch.inference_mode()

@@ -295,6 +295,7 @@ class ServedModel:
             self.names,
             tuple(self.adapters),
             info is None or info.generates,
+            {},  # media: no dialect reads them yet
             self.options.api_options,
         )
 

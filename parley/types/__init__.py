@@ -1,9 +1,10 @@
 """The neutral model: the data structures that the parts of parley exchange. Read the files in this order:
 
 1. ``request.py``: a request, as a dialect reads it from a body; ``grammar.py``: constraints on an answer.
-2. ``events.py``: the events that make up an answer; a dialect writes them as bytes.
-3. ``engine.py``: the engine's side, token ids in and token ids out, without HTTP or text.
-4. ``tenant.py``: the owner of a request.
+2. ``media.py``: pictures, videos and sound in a prompt.
+3. ``events.py``: the events that make up an answer; a dialect writes them as bytes.
+4. ``engine.py``: the engine's side, token ids in and token ids out, without HTTP or text.
+5. ``tenant.py``: the owner of a request.
 
 The package holds data only. It imports neither torch nor any other part of parley and knows no API's field names.
 """
@@ -54,6 +55,23 @@ from parley.types.grammar import (
     StructuralToken,
     TriggeredTags,
 )
+from parley.types.media import (
+    MEDIA_KINDS,
+    CachedMedia,
+    EmbeddingRun,
+    EncodedMedia,
+    FeatureFile,
+    ImageDetail,
+    Media,
+    MediaAddress,
+    MediaEmbeddings,
+    MediaItem,
+    MediaKind,
+    MediaPath,
+    MediaSource,
+    PlacedMedia,
+    ProcessedMedia,
+)
 from parley.types.request import (
     BeamOptions,
     Chat,
@@ -74,13 +92,17 @@ from parley.types.tenant import NO_TENANT, Tenant
 
 __all__ = [
     "ALL_ENGINE_FEATURES",
+    "MEDIA_KINDS",
     "NO_TENANT",
     "Arena",
     "BeamOptions",
+    "CachedMedia",
     "Chat",
     "ChoiceDelta",
     "ChoiceDone",
     "DeltaPart",
+    "EmbeddingRun",
+    "EncodedMedia",
     "EngineBound",
     "EngineFeature",
     "EngineFinishReason",
@@ -89,14 +111,25 @@ __all__ = [
     "EngineSettings",
     "EngineStats",
     "Event",
+    "FeatureFile",
     "FinishReason",
     "Grammar",
+    "ImageDetail",
     "LayerRegion",
+    "Media",
+    "MediaAddress",
+    "MediaEmbeddings",
+    "MediaItem",
+    "MediaKind",
+    "MediaPath",
+    "MediaSource",
     "Message",
     "ModelInfo",
     "OutputBatch",
     "OutputOptions",
+    "PlacedMedia",
     "PoolingOptions",
+    "ProcessedMedia",
     "Prompt",
     "PromptAccepted",
     "PromptScored",

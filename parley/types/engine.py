@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from parley.types.media import MediaItem, MediaKind
 from parley.types.request import BeamOptions, PoolingOptions, Sampling
 
 
@@ -49,6 +50,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     ``prediction``: tokens that the output may contain. They serve as draft tokens and never change a result.
     ``logprob_ids``: report log-probabilities of these tokens, in this order, instead of the most likely ones. Excludes
     ``beam``.
+    ``media``: the pictures, videos and clips in the prompt, in order. ``token_ids`` has placeholders at their places.
     """
 
     id: str
@@ -77,6 +79,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     release_group: str = ""
     prediction: list[int] = []
     logprob_ids: list[int] = []
+    media: list[MediaItem] = []
 
 
 class TokenCost(msgspec.Struct, array_like=True, gc=False):
@@ -262,6 +265,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     engine: str = "parley"  # name and version of the engine, for error messages
     features: frozenset[EngineFeature] = ALL_ENGINE_FEATURES
     bounds: dict[EngineBound, tuple[float, float]] = {}
+    media_kinds: frozenset[MediaKind] = frozenset()  # the kinds of media that it reads besides text
 
 
 class EngineSettings(msgspec.Struct, kw_only=True):

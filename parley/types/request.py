@@ -7,19 +7,21 @@ from typing import Any, Literal
 import msgspec
 
 from parley.types.grammar import Grammar
+from parley.types.media import PlacedMedia
 
 
 class Text(msgspec.Struct, frozen=True):
     """A plain prompt. ``special``: the tokenizer adds its own special tokens (such as a leading BOS).
 
     ``turn``: wrap the text as a user turn in the model's chat template, if it has one. ``max_tokens``: keep only the
-    text's first tokens, at most this many; special tokens around it do not count.
+    text's first tokens, at most this many; special tokens around it do not count. ``media``: items within the text.
     """
 
     text: str
     special: bool = True
     turn: bool = False
     max_tokens: int | None = None
+    media: list[PlacedMedia] = []
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -37,7 +39,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn of a conversation. ``content`` is text."""
+    """One turn of a conversation. ``content`` is text, and ``media`` are items within it."""
 
     role: str
     content: str | None = None
@@ -45,6 +47,7 @@ class Message(msgspec.Struct, frozen=True):
     reasoning: str | None = None
     tool_calls: list[ToolCall] = []
     tool_call_id: str | None = None
+    media: list[PlacedMedia] = []
 
 
 class Chat(msgspec.Struct, frozen=True):

@@ -21,7 +21,16 @@ from typing import Any
 import msgspec
 
 from parley.core.loop import EngineLoop
-from parley.core.sequence import BLOCK_SIZE, DraftProposer, LoadedAdapter, RowResult, Sequence, Step, StepRow
+from parley.core.sequence import (
+    BLOCK_SIZE,
+    DraftProposer,
+    LoadedAdapter,
+    MediaEncoder,
+    RowResult,
+    Sequence,
+    Step,
+    StepRow,
+)
 from parley.engine.messages import (
     CancelRequest,
     EngineFatal,
@@ -110,6 +119,7 @@ class SimulatedRunner:
     dimensions = 0
     long_rope_after = inf
     proposer: DraftProposer | None = None
+    media_encoder: MediaEncoder | None = None
 
     def __init__(self, costs: SimulatedCosts):
         self.costs = costs

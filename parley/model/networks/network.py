@@ -6,7 +6,7 @@ count each token within its own sequence. A network never sees a sequence, a slo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -19,12 +19,28 @@ from parley.native.layout import LayerKV, Span
 from parley.native.pool import PagePool
 
 
+class MediaRows(NamedTuple):
+    """Embeddings that encoders computed: row i of ``embeddings`` [rows, hidden] stands for token ``tokens[i]``, a
+    position in the batch (int64 [rows]).
+
+    ``deep``: further embeddings for the same tokens, one tensor [rows, hidden] for each of the first layers, added to
+    the residual after that layer (Qwen3-VL's deepstack); usually none.
+    """
+
+    tokens: torch.Tensor
+    embeddings: torch.Tensor
+    deep: Sequence[torch.Tensor] = ()
+
+
 @dataclass
 class PackedBatch:
     """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset.
 
     ``adapted``: the tokens that have LoRA adapters; None if there are none. ``long_rope``: whether each token uses the
     long rotary factors (``DecoderNetwork.long_rope_after``), bool [T]; None if none does.
+    ``media``: embeddings from encoders; None if there are none. ``rope_positions``: rotary positions on the three axes
+    of M-RoPE, int64 [3, T]; None if they all equal ``positions``. ``visible_ends``: how far each token sees, the last
+    visible position + 1, int64 [T]; None if it sees itself and earlier tokens only.
     """
 
     token_ids: torch.Tensor
@@ -33,6 +49,9 @@ class PackedBatch:
     spans: list[Span]
     adapted: native.LoraRows | None = None
     long_rope: torch.Tensor | None = None
+    media: MediaRows | None = None
+    rope_positions: torch.Tensor | None = None
+    visible_ends: torch.Tensor | None = None
 
     @classmethod
     def pack_parts(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> PackedBatch:

@@ -1,0 +1,146 @@
+"""Pictures, videos and sound in a prompt: as clients send them, and as the engine reads them.
+
+A dialect reads ``Media`` from a body. A media process turns each into a ``ProcessedMedia``: the text that stands for it
+in the prompt, and a file of tensors for the model's encoder. The engine gets ``MediaItem``: where its embeddings belong
+among the prompt's tokens, and the same file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import msgspec
+
+MediaKind = Literal["image", "video", "audio"]
+MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
+ImageDetail = Literal["auto", "low", "high", "original"]
+
+
+class EncodedMedia(msgspec.Struct, frozen=True, tag=True):
+    """A file in base64, as the client sent it. ``media_type``: what the client calls it, such as "image/png"; "" if it
+    says nothing. ``field`` of the ``Media`` names it; nothing has been decoded yet."""
+
+    base64: str
+    media_type: str = ""
+
+
+class MediaAddress(msgspec.Struct, frozen=True, tag=True):
+    """An http or https URL, as the client sent it."""
+
+    url: str
+
+
+class MediaPath(msgspec.Struct, frozen=True, tag=True):
+    """A path on the server's disk, from a ``file:`` URL or, in MindIE's API, a bare path."""
+
+    path: str
+
+
+class CachedMedia(msgspec.Struct, frozen=True, tag=True):
+    """Nothing but ``Media.uuid``: an item that the same tenant sent before under this name."""
+
+
+class MediaEmbeddings(msgspec.Struct, frozen=True, tag=True):
+    """Embeddings that the client computed, as base64 of a safetensors file."""
+
+    base64: str
+
+
+MediaSource = EncodedMedia | MediaAddress | MediaPath | CachedMedia | MediaEmbeddings
+
+
+class Media(msgspec.Struct, frozen=True):
+    """One picture, video or clip of a request.
+
+    ``field``: its place in the body, for error messages. ``detail``: "low" shrinks a picture to 512 x 512 pixels.
+    ``uuid``: the client's name for it. ``loading_options``: how a video or clip is sampled (``num_frames``, ``fps``).
+    ``processor_options``: passed to the model's processor, such as ``max_pixels``.
+    """
+
+    kind: MediaKind
+    source: MediaSource
+    field: str
+    detail: ImageDetail = "auto"
+    uuid: str | None = None
+    loading_options: dict[str, Any] = {}
+    processor_options: dict[str, Any] = {}
+
+
+class PlacedMedia(msgspec.Struct, frozen=True):
+    """An item within a text: it stands before the character at ``position``, after earlier items at that position."""
+
+    position: int
+    media: Media
+
+
+class FeatureFile(msgspec.Struct, array_like=True, frozen=True):
+    """What the encoder reads, as a safetensors file of ``size`` bytes in memory, opened at ``/proc/{pid}/fd/{fd}``.
+
+    It holds the processor's tensors for one item, by the names of the encoder's arguments. The process ``pid`` keeps
+    it until all requests that use it have ended.
+    """
+
+    pid: int
+    fd: int
+    size: int
+
+
+class EmbeddingRun(msgspec.Struct, array_like=True, frozen=True):
+    """``count`` consecutive tokens whose embeddings an encoder computes.
+
+    ``offset``: distance from the item's first such token. ``grid``: the frames, rows and columns of the tokens, for
+    models whose positions have three axes (M-RoPE); None: positions go on as in text. ``frame_step``: by how much the
+    position grows from frame to frame.
+    """
+
+    offset: int
+    count: int
+    grid: tuple[int, int, int] | None = None
+    frame_step: float = 1.0
+
+
+class ProcessedMedia(msgspec.Struct, frozen=True):
+    """An item after the model's processor. It is the same for the same bytes and options.
+
+    ``digest``: SHA-256 of everything that decides the embeddings. ``replacement``: the text that stands for the item in
+    the prompt, instead of the template's placeholder. ``placeholder``: the mark in it that each embedding replaces.
+    ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without M-RoPE.
+    ``sees_both_ways``: its tokens attend to later ones of the same item. ``seconds``: the length of a clip or video.
+    """
+
+    kind: MediaKind
+    digest: bytes
+    replacement: str
+    placeholder: str
+    embedding_count: int
+    grids: list[tuple[int, int, int]] = []
+    frame_steps: list[float] = []
+    sees_both_ways: bool = False
+    seconds: float = 0.0
+    features: FeatureFile | None = None  # None: on an instance that gets the KV pages from another one
+
+
+class MediaItem(msgspec.Struct, array_like=True, frozen=True):
+    """An item among a prompt's tokens: it covers ``start .. start + count``, from its first embedding to its last.
+
+    Tokens between ``runs`` are text, such as line breaks between rows of tiles. ``digest`` and ``sees_both_ways`` as in
+    ``ProcessedMedia``: pages that overlap the item are found by its digest as well.
+    """
+
+    kind: MediaKind
+    digest: bytes
+    start: int
+    count: int
+    runs: list[EmbeddingRun]
+    sees_both_ways: bool = False
+    features: FeatureFile | None = None
+
+    @property
+    def end(self) -> int:
+        """The position after its last embedding."""
+        return self.start + self.count
+
+    @property
+    def embedding_count(self) -> int:
+        """Number of embeddings, which is at most ``count``."""
+        return sum(run.count for run in self.runs)
