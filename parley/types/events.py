@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from parley.types.engine import TokenCost
+from parley.types.media import MediaKind
 
 
 class TokenInfo(msgspec.Struct):
@@ -43,6 +44,7 @@ class Usage(msgspec.Struct):
     reasoning_tokens: int = 0
     accepted_tokens: int = 0  # tokens of the request's prediction that occur in the answer
     rejected_tokens: int = 0  # tokens of the request's prediction that do not
+    media_tokens: dict[MediaKind, int] = {}  # prompt tokens whose embeddings encoders compute, by kind of media
 
 
 class PromptAccepted(msgspec.Struct):
