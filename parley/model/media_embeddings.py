@@ -1,0 +1,25 @@
+"""The embeddings of one media item, as an encoder computed them: the input of the decoder in place of a table's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class EncodedItem:
+    """``core.sequence.ItemEmbeddings`` in tensors: ``rows`` [n, hidden], one for each placeholder token of the item.
+
+    ``deep``: further rows [n, hidden] for each of the first layers, as in ``MediaRows``; usually none. All have the
+    dtype and device of the model.
+    """
+
+    rows: torch.Tensor
+    deep: Sequence[torch.Tensor] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in bytes."""
+        return self.rows.nbytes + sum(rows.nbytes for rows in self.deep)
