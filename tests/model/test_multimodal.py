@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.multimodal_models import FAMILIES, write_multimodal_model
+from support.multimodal_models import FAMILIES, multimodal_folder
 from support.run_model import load_test_runner, serve_requests
 from support.tiny_models import VOCAB
 from transformers import AutoConfig, AutoModelForMultimodalLM
@@ -18,7 +18,7 @@ from parley.types import EngineRequest, Sampling
 
 NEW_TOKENS = 6
 LENGTHS = (1, 17, 70)  # prompt tokens
-BY_TRANSFORMERS = {"gemma3"}  # its layers are not those of the fused decoder
+BY_TRANSFORMERS = {"gemma3", "qwen3_vl_moe"}  # their layers are not those of the fused decoder
 # The prefixes that Transformers 5 writes, and those that it gives the modules and that other writers keep.
 OTHER_PREFIXES = {
     "llava": {
@@ -29,18 +29,6 @@ OTHER_PREFIXES = {
     },
     "qwen2_vl": {"model.": "model.language_model.", "visual.": "model.visual.", "lm_head.": "lm_head."},
 }
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    """Write models of families on demand."""
-    home = tmp_path_factory.mktemp("multimodal")
-
-    def folder_of(family: str) -> Path:
-        folder = home / family
-        return folder if folder.exists() else write_multimodal_model(folder, family)
-
-    return folder_of
 
 
 def make_prompts() -> list[list[int]]:
@@ -76,45 +64,45 @@ def copy_json_files(source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_gives_the_tokens_of_transformers(model_folder, family: str):
-    folder = model_folder(family)
+def test_text_gives_the_tokens_of_transformers(family: str):
+    folder = multimodal_folder(family)
     check_against_transformers(folder, folder, fused=family not in BY_TRANSFORMERS)
 
 
 @pytest.mark.parametrize("family", OTHER_PREFIXES)
-def test_other_names_of_the_same_tensors_give_the_same_tokens(model_folder, tmp_path, family: str):
-    tensors = load_file(model_folder(family) / "model.safetensors")
+def test_other_names_of_the_same_tensors_give_the_same_tokens(tmp_path, family: str):
+    tensors = load_file(multimodal_folder(family) / "model.safetensors")
     renamed = {}
     for name, tensor in tensors.items():
         prefix = next(prefix for prefix in OTHER_PREFIXES[family] if name.startswith(prefix))
         renamed[OTHER_PREFIXES[family][prefix] + name.removeprefix(prefix)] = tensor
     save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
-    copy_json_files(model_folder(family), tmp_path)
-    check_against_transformers(tmp_path, model_folder(family), fused=True)
+    copy_json_files(multimodal_folder(family), tmp_path)
+    check_against_transformers(tmp_path, multimodal_folder(family), fused=True)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
-def test_config_without_text_config_gives_the_same_tokens(model_folder, tmp_path, family: str):
+def test_config_without_text_config_gives_the_same_tokens(tmp_path, family: str):
     """As Qwen published it: the language model's fields at the top, and the rotary embedding under its old name."""
-    config = json.loads((model_folder(family) / "config.json").read_text())
+    config = json.loads((multimodal_folder(family) / "config.json").read_text())
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
     text |= {
         "rope_theta": rope["rope_theta"],
         "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
     }
-    copy_json_files(model_folder(family), tmp_path)
+    copy_json_files(multimodal_folder(family), tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(text | config))
-    (tmp_path / "model.safetensors").write_bytes((model_folder(family) / "model.safetensors").read_bytes())
-    check_against_transformers(tmp_path, model_folder(family), fused=True)
+    (tmp_path / "model.safetensors").write_bytes((multimodal_folder(family) / "model.safetensors").read_bytes())
+    check_against_transformers(tmp_path, multimodal_folder(family), fused=True)
 
 
-def test_sparse_text_config_has_the_defaults_of_its_type(model_folder, tmp_path):
+def test_sparse_text_config_has_the_defaults_of_its_type(tmp_path):
     """The published config of LLaVA 1.5 has neither sizes nor heads; a model of its shape asks for these tensors."""
-    config = json.loads((model_folder("llava") / "config.json").read_text())
+    config = json.loads((multimodal_folder("llava") / "config.json").read_text())
     config["text_config"] = {"model_type": "llama", "vocab_size": VOCAB}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").write_bytes((model_folder("llava") / "model.safetensors").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((multimodal_folder("llava") / "model.safetensors").read_bytes())
     with pytest.raises(LoadError, match=r"config asks for 32 layers"):
         load_test_runner(tmp_path, dtype="float32")
 
@@ -137,9 +125,9 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     assert set(config.windows) == {getattr(expected, "sliding_window", None)}
 
 
-def test_encoders_take_no_memory(model_folder):
-    _, info = load_test_runner(model_folder("llava"), dtype="float32")
-    checkpoint = Checkpoint(model_folder("llava"))
+def test_encoders_take_no_memory():
+    _, info = load_test_runner(multimodal_folder("llava"), dtype="float32")
+    checkpoint = Checkpoint(multimodal_folder("llava"))
     language = [name for name in checkpoint.tensor_names if name.startswith("language_model.")]
     assert 0 < len(language) < len(checkpoint.tensor_names)
     assert info.parameters == sum(torch.Size(checkpoint.tensor_shape(name)).numel() for name in language)

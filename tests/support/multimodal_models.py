@@ -1,9 +1,17 @@
-"""Tiny multimodal models with random weights, in the shapes of the families that people serve; no processors."""
+"""Tiny multimodal models with random weights and their processors, in the shapes of the families that people serve.
 
+A folder of ``write_multimodal_model`` has all that a published one has: weights, tokenizer with the family's marks,
+processor, and a chat template that puts a mark where a message has a picture, video or clip.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.tiny_models import BASE_CONFIG, write_random_model, write_tokenizer
+from support.tiny_models import BASE_CONFIG, models_home, write_random_model, write_tokenizer
 
 TEXT: dict[str, Any] = BASE_CONFIG | {"intermediate_size": 96, "num_hidden_layers": 3}
 VISION: dict[str, Any] = {
@@ -23,6 +31,7 @@ QWEN2_5_VISION = {
     "out_hidden_size": 64,
     "window_size": 56,
     "fullatt_block_indexes": [1, 3],
+    "tokens_per_second": 2,
 }
 QWEN3_VISION = {
     "depth": 4,
@@ -34,74 +43,350 @@ QWEN3_VISION = {
     "num_position_embeddings": 64,
     "deepstack_visual_indexes": [0, 1, 2],
 }
+IDEFICS_VISION = VISION | {"image_size": 32, "patch_size": 8}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 INTERLEAVED_MROPE = {"rope_parameters": MROPE["rope_parameters"] | {"mrope_interleaved": True}}
-QWEN_MARKS = {"image_token_id": 20, "video_token_id": 21, "vision_start_token_id": 22, "vision_end_token_id": 23}
+EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "num_experts": 4}
+AUDIO = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 80}
+QWEN_MARKS = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+}
+QWEN_PARTS = {
+    "image": "<|vision_start|><|image_pad|><|vision_end|>",
+    "video": "<|vision_start|><|video_pad|><|vision_end|>",
+}
+QWEN_AUDIO_MARKS = {
+    "audio_token": "<|audio_pad|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+IDEFICS_MARKS = {
+    "image_token": "<image>",
+    "fake_image_token": "<fake_token_around_image>",
+    "global_image_token": "<global-img>",
+    "end_of_utterance_token": "<end_of_utterance>",
+}
+IDEFICS_TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+IDEFICS_SIZES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
+LLAVA_SIZES = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+GRID_PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 
-# model type -> the fields of its config besides those of the types above
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llava": {"text_config": TEXT | {"model_type": "llama"}, "vision_config": CLIP, "image_token_id": 20},
-    "llava_next": {
-        "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
-        "vision_config": CLIP,
-        "image_grid_pinpoints": [[28, 56], [56, 28]],
-        "image_token_id": 20,
-    },
-    "llava_onevision": {
-        "text_config": TEXT | {"model_type": "qwen2", "tie_word_embeddings": True},
-        "vision_config": SIGLIP,
-        "image_token_id": 20,
-        "video_token_id": 21,
-        "tie_word_embeddings": True,
-    },
-    "qwen2_vl": {"text_config": TEXT | MROPE, "vision_config": QWEN2_VISION, **QWEN_MARKS},
-    "qwen2_5_vl": {"text_config": TEXT | MROPE, "vision_config": QWEN2_5_VISION, **QWEN_MARKS},
-    "qwen3_vl": {
-        "text_config": TEXT | INTERLEAVED_MROPE | {"head_dim": 16},
-        "vision_config": QWEN3_VISION,
-        "tie_word_embeddings": True,
-        **QWEN_MARKS,
-    },
-    "idefics3": {
-        "text_config": TEXT | {"model_type": "llama"},
-        "vision_config": VISION | {"image_size": 32, "patch_size": 8},
-        "image_token_id": 20,
-    },
-    "smolvlm": {
-        "text_config": TEXT | {"model_type": "llama"},
-        "vision_config": VISION | {"image_size": 32, "patch_size": 8},
-        "image_token_id": 20,
-    },
-    "internvl": {
-        "text_config": TEXT | {"model_type": "qwen2"},
-        "vision_config": VISION | {"image_size": [56, 56], "patch_size": [14, 14]},
-        "image_token_id": 20,
-        "tie_word_embeddings": False,
-    },
-    "mistral3": {
-        "text_config": TEXT | {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
-        "vision_config": VISION | {"model_type": "pixtral", "image_size": 64, "patch_size": 8, "head_dim": 16},
-        "image_token_id": 20,
-        "tie_word_embeddings": False,
-    },
-    "gemma3": {
-        "text_config": TEXT | {"head_dim": 16, "sliding_window": 33, "query_pre_attn_scalar": 16},
-        "vision_config": VISION | {"image_size": 56, "patch_size": 7},
-        "image_token_id": 20,
-    },
-    "qwen2_audio": {
-        "text_config": TEXT | {"model_type": "qwen2"},
-        "audio_config": {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48},
-        "audio_token_index": 20,
-    },
+
+@dataclass(frozen=True)
+class Family:
+    """A model type and the smallest config, marks and processor that its published models have.
+
+    ``marks``: special tokens by the tokenizer's attribute. ``tiles``: special tokens without one. ``ids``: fields of
+    the config that hold the id of a mark, by the mark's attribute. ``parts``: what the chat template writes for each
+    kind of media, which is also the list of kinds. ``processor``: the class and arguments of the processor.
+    """
+
+    config: dict[str, Any]
+    marks: dict[str, str]
+    parts: dict[str, str]
+    processor: Callable[[Any], Any]
+    ids: dict[str, str] = field(default_factory=lambda: {"image_token_id": "image_token"})
+    tiles: list[str] = field(default_factory=list)
+
+
+def _llava(tokenizer: Any) -> Any:
+    from transformers import LlavaProcessor
+    from transformers.models.llava.image_processing_llava import LlavaImageProcessor
+
+    return LlavaProcessor(
+        LlavaImageProcessor(**LLAVA_SIZES),
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+def _llava_next(tokenizer: Any) -> Any:
+    from transformers import LlavaNextImageProcessor, LlavaNextProcessor
+
+    return LlavaNextProcessor(
+        LlavaNextImageProcessor(**LLAVA_SIZES, image_grid_pinpoints=GRID_PINPOINTS),
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+def _llava_onevision(tokenizer: Any) -> Any:
+    from transformers import (
+        LlavaOnevisionImageProcessor,
+        LlavaOnevisionProcessor,
+        LlavaOnevisionVideoProcessor,
+    )
+
+    size = {"height": 28, "width": 28}
+    return LlavaOnevisionProcessor(
+        LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=GRID_PINPOINTS),
+        tokenizer,
+        LlavaOnevisionVideoProcessor(size=size),
+        num_image_tokens=16,
+        vision_feature_select_strategy="full",
+    )
+
+
+def _qwen_vl(tokenizer: Any, *, name: str, patch_size: int) -> Any:
+    import transformers
+
+    cell = (2 * patch_size) ** 2  # pixels of one embedding
+    sizes = {"min_pixels": cell, "max_pixels": cell * 64, "patch_size": patch_size}
+    video_class = transformers.Qwen3VLVideoProcessor if name == "Qwen3VL" else transformers.Qwen2VLVideoProcessor
+    video_sizes = {"size": {"shortest_edge": 2 * cell, "longest_edge": 2 * cell * 64}, "patch_size": patch_size}
+    return getattr(transformers, f"{name}Processor")(
+        transformers.Qwen2VLImageProcessor(**sizes), tokenizer, video_class(**video_sizes)
+    )
+
+
+def _idefics3(tokenizer: Any) -> Any:
+    from transformers import Idefics3ImageProcessor, Idefics3Processor
+
+    return Idefics3Processor(Idefics3ImageProcessor(**IDEFICS_SIZES), tokenizer, image_seq_len=4)
+
+
+def _smolvlm(tokenizer: Any) -> Any:
+    from transformers import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
+
+    sampling = {"fps": 1, "max_frames": 8, "video_size": {"longest_edge": 32}}
+    video = SmolVLMVideoProcessor(
+        size={"longest_edge": 32}, max_image_size={"longest_edge": 32}, video_sampling=sampling, fps=1, num_frames=8
+    )
+    return SmolVLMProcessor(SmolVLMImageProcessor(**IDEFICS_SIZES), tokenizer, video, image_seq_len=4)
+
+
+def _gemma3(tokenizer: Any) -> Any:
+    from transformers import Gemma3ImageProcessor, Gemma3Processor
+
+    return Gemma3Processor(Gemma3ImageProcessor(size={"height": 56, "width": 56}), tokenizer, image_seq_length=16)
+
+
+def _internvl(tokenizer: Any) -> Any:
+    from transformers import GotOcr2ImageProcessor, InternVLProcessor, InternVLVideoProcessor
+
+    size = {"height": 56, "width": 56}
+    image = GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4)
+    return InternVLProcessor(image, tokenizer, InternVLVideoProcessor(size=size), image_seq_length=4)
+
+
+def _mistral3(tokenizer: Any) -> Any:
+    from transformers import PixtralImageProcessor, PixtralProcessor
+
+    image = PixtralImageProcessor(size={"longest_edge": 64}, patch_size={"height": 8, "width": 8})
+    return PixtralProcessor(image, tokenizer, patch_size=8, spatial_merge_size=2)
+
+
+def _qwen2_audio(tokenizer: Any) -> Any:
+    from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
+
+    return Qwen2AudioProcessor(WhisperFeatureExtractor(feature_size=80), tokenizer)
+
+
+def _qwen3_asr(tokenizer: Any) -> Any:
+    from transformers import Qwen3ASRProcessor
+    from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
+
+    return Qwen3ASRProcessor(Qwen3ASRFeatureExtractor(feature_size=80), tokenizer)
+
+
+QWEN_IDS = {f"{name}_id": name for name in QWEN_MARKS}
+QWEN3_VL = Family(
+    {"text_config": TEXT | INTERLEAVED_MROPE | {"head_dim": 16}, "vision_config": QWEN3_VISION},
+    QWEN_MARKS,
+    QWEN_PARTS,
+    functools.partial(_qwen_vl, name="Qwen3VL", patch_size=16),
+    QWEN_IDS,
+)
+FAMILIES: dict[str, Family] = {
+    "llava": Family(
+        {"text_config": TEXT | {"model_type": "llama"}, "vision_config": CLIP, "vision_feature_layer": -2},
+        {"image_token": "<image>"},
+        {"image": "<image>\n"},
+        _llava,
+    ),
+    "llava_next": Family(
+        {
+            "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
+            "vision_config": CLIP,
+            "image_grid_pinpoints": GRID_PINPOINTS,
+        },
+        {"image_token": "<image>"},
+        {"image": "<image>\n"},
+        _llava_next,
+    ),
+    "llava_onevision": Family(
+        {
+            "text_config": TEXT | {"model_type": "qwen2", "tie_word_embeddings": True},
+            "vision_config": SIGLIP,
+            "image_grid_pinpoints": GRID_PINPOINTS,
+            "tie_word_embeddings": True,
+        },
+        {"image_token": "<image>", "video_token": "<video>"},
+        {"image": "<image>", "video": "<video>"},
+        _llava_onevision,
+        {"image_token_id": "image_token", "video_token_id": "video_token"},
+    ),
+    "qwen2_vl": Family(
+        {"text_config": TEXT | MROPE, "vision_config": QWEN2_VISION},
+        QWEN_MARKS,
+        QWEN_PARTS,
+        functools.partial(_qwen_vl, name="Qwen2VL", patch_size=14),
+        QWEN_IDS,
+    ),
+    "qwen2_5_vl": Family(
+        {"text_config": TEXT | MROPE, "vision_config": QWEN2_5_VISION},
+        QWEN_MARKS,
+        QWEN_PARTS,
+        functools.partial(_qwen_vl, name="Qwen2_5_VL", patch_size=14),
+        QWEN_IDS,
+    ),
+    "qwen3_vl": Family(
+        QWEN3_VL.config | {"tie_word_embeddings": True}, QWEN_MARKS, QWEN_PARTS, QWEN3_VL.processor, QWEN_IDS
+    ),
+    "qwen3_vl_moe": Family(
+        QWEN3_VL.config | {"text_config": QWEN3_VL.config["text_config"] | EXPERTS},
+        QWEN_MARKS,
+        QWEN_PARTS,
+        QWEN3_VL.processor,
+        QWEN_IDS,
+    ),
+    "idefics3": Family(
+        {"text_config": TEXT | {"model_type": "llama"}, "vision_config": IDEFICS_VISION, "scale_factor": 2},
+        IDEFICS_MARKS,
+        {"image": "<image>"},
+        _idefics3,
+        tiles=IDEFICS_TILES,
+    ),
+    "smolvlm": Family(
+        {"text_config": TEXT | {"model_type": "llama"}, "vision_config": IDEFICS_VISION, "scale_factor": 2},
+        IDEFICS_MARKS | {"video_token": "<video>"},
+        {"image": "<image>", "video": "<video>"},
+        _smolvlm,
+        tiles=IDEFICS_TILES,
+    ),
+    "internvl": Family(
+        {
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "vision_config": VISION | {"image_size": [56, 56], "patch_size": [14, 14]},
+            "image_seq_length": 4,
+            "tie_word_embeddings": False,
+        },
+        {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        {"image": "<IMG_CONTEXT>\n", "video": "<video>\n"},
+        _internvl,
+        {"image_token_id": "context_image_token"},
+    ),
+    "mistral3": Family(
+        {
+            "text_config": TEXT | {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
+            "vision_config": VISION | {"model_type": "pixtral", "image_size": 64, "patch_size": 8, "head_dim": 16},
+            "spatial_merge_size": 2,
+            "vision_feature_layer": -1,
+            "tie_word_embeddings": False,
+        },
+        {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
+        {"image": "[IMG]"},
+        _mistral3,
+    ),
+    "gemma3": Family(
+        {
+            "text_config": TEXT
+            | {
+                "head_dim": 16,
+                "sliding_window": 33,
+                "query_pre_attn_scalar": 16,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            "vision_config": VISION | {"image_size": 56, "patch_size": 7},
+            "mm_tokens_per_image": 16,
+        },
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        {"image": "<start_of_image>"},
+        _gemma3,
+        {"image_token_id": "image_token", "boi_token_index": "boi_token", "eoi_token_index": "eoi_token"},
+    ),
+    "qwen2_audio": Family(
+        {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": AUDIO},
+        QWEN_AUDIO_MARKS | {"audio_token": "<|AUDIO|>"},
+        {"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>\n"},
+        _qwen2_audio,
+        {"audio_token_id": "audio_token"},
+    ),
+    "qwen3_asr": Family(
+        {
+            "text_config": TEXT | {"model_type": "qwen3", "head_dim": 16},
+            "audio_config": AUDIO | {"output_dim": 64, "downsample_hidden_size": 16},
+        },
+        QWEN_AUDIO_MARKS,
+        {"audio": "<|audio_bos|><|audio_pad|><|audio_eos|>"},
+        _qwen3_asr,
+        {"audio_token_id": "audio_token"},
+    ),
 }
 
 
-def write_multimodal_model(folder: Path, family: str) -> Path:
-    """Write a model of one of FAMILIES in float32 into ``folder``."""
+def write_multimodal_model(folder: Path, family: str, *, dtype: str = "float32") -> Path:
+    """Write a model of one of FAMILIES and its processor into ``folder``."""
     from transformers import AutoConfig, AutoModelForMultimodalLM
 
-    config = AutoConfig.for_model(family, **FAMILIES[family])
-    write_random_model(folder, AutoModelForMultimodalLM.from_config(config), seed=0, dtype="float32")
-    write_tokenizer(folder)
+    shape = FAMILIES[family]
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _write_marked_tokenizer(folder, shape)
+    ids = {name: tokenizer.convert_tokens_to_ids(shape.marks[mark]) for name, mark in shape.ids.items()}
+    config = AutoConfig.for_model(family, **shape.config, **ids)
+    model = AutoModelForMultimodalLM.from_config(config)
+    model.generation_config.eos_token_id = None
+    write_random_model(folder, model, seed=0, dtype=dtype)
+    processor = shape.processor(tokenizer)
+    processor.save_pretrained(folder)
     return folder
+
+
+@functools.cache
+def multimodal_folder(family: str, dtype: str = "float32") -> Path:
+    """Return the folder of such a model, written once per test run. Tests must not change it: copy it first."""
+    return write_multimodal_model(models_home() / f"{family}-{dtype}", family, dtype=dtype)
+
+
+def _write_marked_tokenizer(folder: Path, shape: Family) -> Any:
+    """Write a tokenizer with the marks of a family into ``folder``, and return it."""
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
+
+    write_tokenizer(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        extra_special_tokens=shape.marks,
+        chat_template=_chat_template(shape.parts),
+        **{name: settings[name] for name in ("bos_token", "eos_token", "pad_token", "model_max_length")},
+    )
+    tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in shape.tiles])
+    return tokenizer
+
+
+def _chat_template(parts: dict[str, str]) -> str:
+    """Return a chat template like those of published models: contents are texts or lists of parts."""
+    choices = "".join(
+        f"{{%- elif part['type'] == '{kind}' -%}}{{{{- {json.dumps(mark)} -}}}}" for kind, mark in parts.items()
+    )
+    return (
+        "{%- for message in messages -%}{{- '<|im_start|>' + message['role'] + '\\n' -}}"
+        "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
+        "{%- for part in message['content'] -%}"
+        "{%- if part['type'] == 'text' -%}{{- part['text'] -}}" + choices + "{%- endif -%}{%- endfor -%}{%- endif -%}"
+        "{{- '<|im_end|>\\n' -}}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+    )

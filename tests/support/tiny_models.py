@@ -144,7 +144,8 @@ def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str) -> No
 
 
 @functools.cache
-def _models_home() -> Path:
+def models_home() -> Path:
+    """Return the folder of this test run's models."""
     home = Path(tempfile.mkdtemp(prefix="parley-models-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home
@@ -154,4 +155,4 @@ def _models_home() -> Path:
 def model_folder(architecture: str, **overrides: Any) -> Path:
     """Return the folder of such a model, written once per test run. Tests must not change it: copy it first."""
     folder_name = "-".join([architecture, *(f"{key}={value}" for key, value in sorted(overrides.items()))])
-    return write_model(_models_home() / folder_name, architecture, **overrides)
+    return write_model(models_home() / folder_name, architecture, **overrides)
