@@ -1,4 +1,4 @@
-"""The embeddings of one media item, as an encoder computed them: the input of the decoder in place of a table's rows."""
+"""The embeddings of one media item, as an encoder computed them, in place of rows of the embedding table."""
 
 from __future__ import annotations
 
