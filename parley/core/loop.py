@@ -43,7 +43,7 @@ from parley.core.sequence import (
 )
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.step_budget import FixedBudget, StepBudget, TimedBudget
-from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, Settings
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, MediaItem, Settings
 
 log = logging.getLogger("parley.engine")
 
@@ -268,7 +268,7 @@ class EngineLoop:
         hash_root = hash_chain_root(
             self.settings.model, request.cache_salt, *([adapter.digest.hex()] if adapter else [])
         )
-        prompt_hashes = self._hash_pages(hash_root, request.token_ids, [])
+        prompt_hashes = self._hash_pages(hash_root, request.token_ids, request.media, [])
         stops = frozenset(request.stop_ids)
         limit = output_limit(request, self.max_context)
         beam_width = 0
@@ -287,7 +287,11 @@ class EngineLoop:
                 prompt_len=len(request.token_ids),
                 seed=(request.seed + index) % 2**64,
                 arrival_number=self._arrival_count,
-                hashes=self._hash_pages(hash_root, tokens, prompt_hashes) if prior_tokens else list(prompt_hashes),
+                hashes=(
+                    self._hash_pages(hash_root, tokens, request.media, prompt_hashes)
+                    if prior_tokens
+                    else list(prompt_hashes)
+                ),
                 # All choices have the same prompt: only the first scores it.
                 prompt_scores=[None] if request.prompt_logprobs >= 0 and index == 0 and not prior_tokens else [],
                 output_limit=limit,
@@ -303,14 +307,16 @@ class EngineLoop:
             sequences.append(sequence)
         return sequences
 
-    def _hash_pages(self, hash_root: bytes, tokens: list[int], prompt_hashes: list[bytes]) -> list[bytes]:
+    def _hash_pages(
+        self, hash_root: bytes, tokens: list[int], media: list[MediaItem], prompt_hashes: list[bytes]
+    ) -> list[bytes]:
         """Return the chained hashes of all full pages of a new sequence. ``prompt_hashes``: those of its prompt."""
         if not self._prefix_caching:
             return []
         hashes = list(prompt_hashes)
         if len(tokens) > self.runner.long_rope_after:
             hashes, hash_root = [], long_rope_root(hash_root)
-        extend_hashes(hashes, hash_root, tokens, len(tokens) // BLOCK_SIZE)
+        extend_hashes(hashes, hash_root, tokens, len(tokens) // BLOCK_SIZE, media)
         return hashes
 
     def _open_lease(self, choices: list[Sequence], wanted_choices: set[int]) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from parley.types import EngineOutput, EngineRequest, EngineStats, ModelInfo
+from parley.types import EngineOutput, EngineRequest, EngineStats, MediaItem, ModelInfo
 
 
 class SubmitRequest(msgspec.Struct, tag="submit", array_like=True):
@@ -84,7 +84,8 @@ class ReservePages(msgspec.Struct, tag="reserve", array_like=True):
 
     ``key`` identifies the reservation from now on. ``adapter``: name of the LoRA adapter that the keys and values are
     computed with; ``digest``: required digest of its content (hexadecimal), empty for any. Without tokens, the answer
-    only has the adapter's digest. Answered by ReserveResponse with the same ``id``.
+    only has the adapter's digest. ``media``: the items among the tokens. Answered by ReserveResponse with the same
+    ``id``.
     """
 
     id: int
@@ -93,6 +94,7 @@ class ReservePages(msgspec.Struct, tag="reserve", array_like=True):
     salt: str = ""
     adapter: str = ""
     digest: str = ""
+    media: list[MediaItem] = []
 
 
 class PagesReceived(msgspec.Struct, tag="pages_received", array_like=True):

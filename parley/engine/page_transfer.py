@@ -5,7 +5,7 @@ The pages themselves travel elsewhere (``disagg/kv``); the engine reserves, publ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from parley.engine.messages import (
@@ -18,6 +18,7 @@ from parley.engine.messages import (
     ReserveResponse,
 )
 from parley.engine.protocol import Engine
+from parley.types import MediaItem
 
 PageObserver = Callable[[list[int]], None]  # gets the numbers of more full pages
 
@@ -32,7 +33,13 @@ class PageTransferEngine(Protocol):
     """
 
     async def reserve_pages(
-        self, key: str, token_ids: list[int], salt: str = "", adapter: str = "", digest: str = ""
+        self,
+        key: str,
+        token_ids: list[int],
+        salt: str = "",
+        adapter: str = "",
+        digest: str = "",
+        media: Sequence[MediaItem] = (),
     ) -> ReserveResponse:
         """Reserve pages for the full pages of these tokens that the prefix cache lacks: see ``messages.ReservePages``.
 
@@ -71,10 +78,18 @@ class MessagePageTransfer(Engine):
         self._page_observers: dict[str, PageObserver] = {}  # by request id
 
     async def reserve_pages(
-        self, key: str, token_ids: list[int], salt: str = "", adapter: str = "", digest: str = ""
+        self,
+        key: str,
+        token_ids: list[int],
+        salt: str = "",
+        adapter: str = "",
+        digest: str = "",
+        media: Sequence[MediaItem] = (),
     ) -> ReserveResponse:
         """Ask the engine for the reservation."""
-        answer = await self._ask_engine(lambda number: ReservePages(number, key, token_ids, salt, adapter, digest))
+        answer = await self._ask_engine(
+            lambda number: ReservePages(number, key, token_ids, salt, adapter, digest, list(media))
+        )
         return answer if isinstance(answer, ReserveResponse) else ReserveResponse(-1, error=self._error_of(answer))
 
     def publish_received(self, key: str, count: int) -> None:

@@ -168,7 +168,12 @@ class DecodeStage(RequestStage):
                 engine_request.token_ids if engine_request.beam is not None else [*engine_request.token_ids, *tokens[0]]
             )
             reserved = await self._page_engine.reserve_pages(
-                key, token_ids, engine_request.cache_salt, engine_request.adapter, self._message.digest
+                key,
+                token_ids,
+                engine_request.cache_salt,
+                engine_request.adapter,
+                self._message.digest,
+                engine_request.media,
             )
             if reserved.error:
                 raise Overloaded(reserved.error)

@@ -68,7 +68,13 @@ def serve_messages(
             elif isinstance(message, ReservePages):
                 answer = partial(_send_reserve_response, send, message.id)
                 page_holder.reserve_pages(
-                    message.key, message.token_ids, message.salt, message.adapter, message.digest, answer
+                    message.key,
+                    message.token_ids,
+                    message.media,
+                    message.salt,
+                    message.adapter,
+                    message.digest,
+                    answer,
                 )
             elif isinstance(message, PagesReceived):
                 page_holder.mark_received(message.key, message.count)

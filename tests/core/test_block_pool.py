@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parley.core.pages.block_pool import HASH_BYTES, BlockPool, count_pages, extend_hashes, hash_chain_root
+from parley.types import EmbeddingRun, MediaItem
 
 
-def page_hashes(tokens: list[int], *names: str) -> list[bytes]:
+def page_hashes(tokens: list[int], *names: str, media: list[MediaItem] | None = None) -> list[bytes]:
     hashes: list[bytes] = []
-    extend_hashes(hashes, hash_chain_root(*names), tokens, len(tokens) // 16)
+    extend_hashes(hashes, hash_chain_root(*names), tokens, len(tokens) // 16, media or [])
     return hashes
+
+
+def picture(name: str, start: int, count: int) -> MediaItem:
+    return MediaItem("image", sha256(name.encode()).digest(), start, count, [EmbeddingRun(0, count)])
 
 
 def test_pool_reuses_blank_pages_first_then_oldest_tail_first() -> None:
@@ -69,10 +76,67 @@ def test_page_hash_covers_preceding_tokens_and_root_names() -> None:
 def test_extend_appends_to_existing_page_hashes() -> None:
     tokens = list(range(64))
     hashes = page_hashes(tokens[:32])
-    extend_hashes(hashes, hash_chain_root(), tokens, 4)
+    extend_hashes(hashes, hash_chain_root(), tokens, 4, [])
     assert hashes == page_hashes(tokens)
-    extend_hashes(hashes, hash_chain_root(), tokens, 2)
+    extend_hashes(hashes, hash_chain_root(), tokens, 2, [])
     assert len(hashes) == 4
+
+
+def test_page_hashes_of_text_keep_their_values() -> None:
+    """Instances of two versions exchange pages only if both hash them alike."""
+    hashes = page_hashes(list(range(48)), "model", "salt")
+    assert [digest.hex() for digest in hashes] == [
+        "a4bb638da03cb096a1fd0481a0f36d19",
+        "e6d80a01ec6597fe2a395d9d36b64825",
+        "e02232ae47b205cd46a62ab98bc090e2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "other", "shared_pages"),
+    [
+        (picture("cat", 20, 8), picture("cat", 20, 8), 5),
+        (picture("cat", 20, 8), picture("dog", 20, 8), 1),  # the page of the item and all later ones differ
+        (picture("cat", 20, 8), picture("cat", 21, 8), 1),
+        (picture("cat", 20, 8), picture("cat", 36, 8), 1),
+        (picture("cat", 32, 16), picture("dog", 32, 16), 2),
+        (picture("cat", 31, 2), picture("dog", 31, 2), 1),  # its first token is the last of a page
+        (picture("cat", 16, 64), picture("dog", 16, 64), 1),
+        (picture("cat", 79, 1), picture("dog", 79, 1), 4),
+        (picture("cat", 80, 4), picture("dog", 80, 4), 5),
+    ],
+)
+def test_prompts_share_pages_up_to_the_first_media_item_that_differs(
+    item: MediaItem, other: MediaItem, shared_pages: int
+) -> None:
+    tokens = [7] * 80
+    hashes, other_hashes = page_hashes(tokens, media=[item]), page_hashes(tokens, media=[other])
+    assert [a == b for a, b in zip(hashes, other_hashes, strict=True)] == [page < shared_pages for page in range(5)]
+    before = item.start // 16
+    text_hashes = page_hashes(tokens)
+    assert hashes[:before] == text_hashes[:before] and not set(hashes[before:]) & set(text_hashes[before:])
+
+
+def test_order_of_media_items_within_a_page_changes_its_hash() -> None:
+    cat, dog = picture("cat", 2, 3), picture("dog", 9, 3)
+    swapped = [picture("dog", 2, 3), picture("cat", 9, 3)]
+    hashes = {page_hashes([7] * 16, media=media)[0] for media in ([cat], [dog], [cat, dog], swapped, [])}
+    assert len(hashes) == 5
+
+
+@given(st.integers(0, 5), st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), max_size=5))
+def test_page_hashes_with_media_do_not_depend_on_how_they_are_extended(
+    first: int, lengths: list[tuple[int, int]]
+) -> None:
+    media, end = [], 0
+    for count, gap in lengths:
+        media.append(picture(f"{count}", end + gap, count))
+        end = media[-1].end
+    tokens = list(range(96))
+    hashes: list[bytes] = []
+    extend_hashes(hashes, hash_chain_root(), tokens, first, media)
+    extend_hashes(hashes, hash_chain_root(), tokens, 6, media)
+    assert hashes == page_hashes(tokens, media=media)
 
 
 def test_page_count_rounds_up() -> None:

@@ -17,7 +17,7 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.shared_pages.reservations import ReserveResult
 from parley.core.shared_pages.staging import PageStaging
-from parley.types import BeamOptions, EngineOutput, EngineRequest, EngineStats
+from parley.types import BeamOptions, EmbeddingRun, EngineOutput, EngineRequest, EngineStats, MediaItem
 
 COMMON = [(7 * i + 3) % VOCAB for i in range(200)]
 
@@ -105,7 +105,7 @@ class HandoverHarness(LoopHarness):
 
     def reserve_pages(self, key: str, tokens: list[int], salt: str = "") -> ReserveResult:
         self.pinned_pages.reserve_pages(
-            key, tokens, salt, "", "", lambda reservation: self.reservations.__setitem__(key, reservation)
+            key, tokens, [], salt, "", "", lambda reservation: self.reservations.__setitem__(key, reservation)
         )
         reservation = self.reservations[key]
         if reservation.error:
@@ -388,3 +388,13 @@ def test_random_handovers_keep_outputs_and_never_deadlock(seed: int, failures: b
     world.run_actions()
     world.compare_outputs()
     event(f"preempted: {world.harness.stats.preemptions > 0}")
+
+
+def test_reservation_finds_only_pages_of_the_same_picture() -> None:
+    pinned_pages = LoopHarness(blocks=30).loop.pinned_pages
+    skipped: list[int] = []
+    for key, digest, start in [("a", b"cat", 20), ("b", b"cat", 20), ("c", b"dog", 20), ("d", b"cat", 21)]:
+        media = [MediaItem("image", digest, start, 20, [EmbeddingRun(0, 20)])]
+        pinned_pages.reserve_pages(key, [7] * 64, media, "", "", "", lambda result: skipped.append(result.skip))
+        pinned_pages.mark_received(key, 4)
+    assert skipped == [0, 4, 1, 1]

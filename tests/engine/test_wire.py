@@ -23,7 +23,17 @@ from parley.engine.messages import (
     SubmitRequest,
     ToEngine,
 )
-from parley.types import EngineOutput, EngineRequest, EngineSettings, EngineStats, Sampling, Settings, TokenScore
+from parley.types import (
+    EmbeddingRun,
+    EngineOutput,
+    EngineRequest,
+    EngineSettings,
+    EngineStats,
+    MediaItem,
+    Sampling,
+    Settings,
+    TokenScore,
+)
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 floats = st.floats(allow_nan=False, allow_infinity=False)
@@ -72,7 +82,9 @@ def test_messages_to_the_engine_round_trip(batch):
 
 def test_handover_messages_round_trip():
     sent = [
-        ReservePages(3, "key", [1, 2], "salt", "adapter", "0f"),
+        ReservePages(
+            3, "key", [1, 2], "salt", "adapter", "0f", [MediaItem("image", b"0f", 1, 1, [EmbeddingRun(0, 1)])]
+        ),
         PagesReceived("key", 2),
         FreeReservation("key"),
         ReleaseLease("w"),

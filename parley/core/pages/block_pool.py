@@ -17,22 +17,31 @@ The hash of a page covers all tokens up to its end, because keys and values depe
 decides the content (model, adapter) and from the client's cache salt: prompts with different salts never share a page.
 SHA-256 prevents a client from forging a collision to read or poison another client's pages.
 
+All pictures have the same placeholder tokens. So the hash of a page that overlaps a media item also covers the item's
+digest and where the item starts, relative to the page. It stands for the whole item, even if only its first part lies
+before the page's end.
+
 This module knows nothing of sequences or tensors.
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from operator import attrgetter
 
 from parley.core.sequence import BLOCK_SIZE
+from parley.types import MediaItem
 
 HASH_BYTES = 16
 
 _token_struct = struct.Struct(f"<{BLOCK_SIZE}I")
+_item_start_struct = struct.Struct("<i")
+_by_item_end = attrgetter("end")
 
 
 @lru_cache(256)
@@ -50,13 +59,27 @@ def long_rope_root(chain_root: bytes) -> bytes:
     return sha256(chain_root + b"long rope").digest()[:HASH_BYTES]
 
 
-def extend_hashes(hashes: list[bytes], chain_root: bytes, tokens: Sequence[int], page_count: int) -> None:
+def extend_hashes(
+    hashes: list[bytes], chain_root: bytes, tokens: Sequence[int], page_count: int, media: Sequence[MediaItem]
+) -> None:
     """Append to ``hashes`` until it covers the first ``page_count`` pages of ``tokens``. The chain starts at
-    ``chain_root``."""
+    ``chain_root``. ``media``: the items among the tokens, in order."""
     for page in range(len(hashes), page_count):
         parent = hashes[-1] if hashes else chain_root
         data = _token_struct.pack(*tokens[page * BLOCK_SIZE : (page + 1) * BLOCK_SIZE])
+        if media:
+            data += _describe_media(media, page * BLOCK_SIZE)
         hashes.append(sha256(parent + data).digest()[:HASH_BYTES])
+
+
+def _describe_media(media: Sequence[MediaItem], page_start: int) -> bytes:
+    """Return the digest and relative start of each item that the page overlaps."""
+    description = b""
+    for item in media[bisect_right(media, page_start, key=_by_item_end) :]:
+        if item.start >= page_start + BLOCK_SIZE:
+            break
+        description += item.digest + _item_start_struct.pack(item.start - page_start)
+    return description
 
 
 def count_pages(tokens: int) -> int:

@@ -18,6 +18,7 @@ from parley.core.scheduler import Scheduler
 from parley.core.sequence import Sequence
 from parley.core.shared_pages.leases import Leases
 from parley.core.shared_pages.reservations import Reservations, ReserveCallback
+from parley.types import MediaItem
 
 
 class PinnedPages:
@@ -67,10 +68,17 @@ class PinnedPages:
         yield from self._reservations.reservation_tables()
 
     def reserve_pages(
-        self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: ReserveCallback
+        self,
+        key: str,
+        token_ids: list[int],
+        media: list[MediaItem],
+        salt: str,
+        adapter: str,
+        digest: str,
+        answer: ReserveCallback,
     ) -> None:
         """Reserve pages for a prompt that another instance computes; see ``engine.messages.ReservePages``."""
-        self._reservations.reserve_pages(key, token_ids, salt, adapter, digest, answer)
+        self._reservations.reserve_pages(key, token_ids, media, salt, adapter, digest, answer)
         self.has_changes = True
 
     def mark_received(self, key: str, count: int) -> None:

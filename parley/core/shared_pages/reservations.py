@@ -22,6 +22,7 @@ from typing import NamedTuple
 from parley.core.adapter_cache import AdapterCache, AdapterEntry
 from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
 from parley.core.sequence import BLOCK_SIZE
+from parley.types import MediaItem
 
 NO_PREFIX_CACHE = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
 DUPLICATE_KEY = "Something is reserved under this key already."
@@ -102,7 +103,14 @@ class Reservations:
         return ([*reservation.held_pages, *reservation.pending_pages] for reservation in self._reservations.values())
 
     def reserve_pages(
-        self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: ReserveCallback
+        self,
+        key: str,
+        token_ids: list[int],
+        media: list[MediaItem],
+        salt: str,
+        adapter: str,
+        digest: str,
+        answer: ReserveCallback,
     ) -> None:
         """Reserve the whole pages of these tokens. ``answer`` is called now, or when the adapter is in memory."""
         if self._root_name is None:
@@ -113,12 +121,12 @@ class Reservations:
             answer(ReserveResult(error=BAD_TOKEN_ID))
         elif adapter:
             self._awaiting_adapter[key] = answer
-            on_ready = partial(self._reserve_with_adapter, key, token_ids, salt, digest)
+            on_ready = partial(self._reserve_with_adapter, key, token_ids, media, salt, digest)
             self._adapter_cache.acquire_adapter(
                 _adapter_wait_id(key), adapter, on_ready, partial(self._fail_reservation, key)
             )
         else:
-            answer(self._allocate_pages(key, token_ids, hash_chain_root(self._root_name, salt)))
+            answer(self._allocate_pages(key, token_ids, media, hash_chain_root(self._root_name, salt)))
 
     def mark_received(self, key: str, count: int) -> None:
         """Mark the first ``count`` pages of a reservation as received. Unknown keys are ignored."""
@@ -166,11 +174,13 @@ class Reservations:
                 return True
         return False
 
-    def _allocate_pages(self, key: str, token_ids: list[int], chain_root: bytes, digest: str = "") -> ReserveResult:
+    def _allocate_pages(
+        self, key: str, token_ids: list[int], media: list[MediaItem], chain_root: bytes, digest: str = ""
+    ) -> ReserveResult:
         hashes: list[bytes] = []
         if len(token_ids) > self._long_rope_after:
             chain_root = long_rope_root(chain_root)
-        extend_hashes(hashes, chain_root, token_ids, len(token_ids) // BLOCK_SIZE)
+        extend_hashes(hashes, chain_root, token_ids, len(token_ids) // BLOCK_SIZE, media)
         cached_blocks: list[int] = []
         for page_hash in hashes:
             if (block := self._pool.find_cached(page_hash)) is None:
@@ -187,7 +197,7 @@ class Reservations:
         return ReserveResult(len(cached_blocks), reservation.pages, "", digest)
 
     def _reserve_with_adapter(
-        self, key: str, token_ids: list[int], salt: str, digest: str, entry: AdapterEntry
+        self, key: str, token_ids: list[int], media: list[MediaItem], salt: str, digest: str, entry: AdapterEntry
     ) -> None:
         assert entry.adapter is not None and self._root_name is not None
         adapter_digest = entry.adapter.digest.hex()
@@ -198,11 +208,8 @@ class Reservations:
         if digest not in ("", adapter_digest):
             answer(ReserveResult(error=ADAPTER_DIFFERS, digest=adapter_digest))
         else:
-            answer(
-                self._allocate_pages(
-                    key, token_ids, hash_chain_root(self._root_name, salt, adapter_digest), adapter_digest
-                )
-            )
+            chain_root = hash_chain_root(self._root_name, salt, adapter_digest)
+            answer(self._allocate_pages(key, token_ids, media, chain_root, adapter_digest))
 
     def _fail_reservation(self, key: str, reason: str) -> None:
         self._awaiting_adapter.pop(key)(ReserveResult(error=reason))

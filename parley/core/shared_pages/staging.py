@@ -19,6 +19,7 @@ from typing import Protocol
 
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.shared_pages.reservations import ReserveCallback, ReserveResult
+from parley.types import MediaItem
 
 StagedPage = tuple[int, int]  # a KV page and its place
 
@@ -123,11 +124,18 @@ class PageStaging:
         self._pinned_pages.release_lease(request_id)
 
     def reserve_pages(
-        self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: ReserveCallback
+        self,
+        key: str,
+        token_ids: list[int],
+        media: list[MediaItem],
+        salt: str,
+        adapter: str,
+        digest: str,
+        answer: ReserveCallback,
     ) -> None:
         """Reserve pages for a prompt that another instance computes, as many as get a place."""
         self._pinned_pages.reserve_pages(
-            key, token_ids, salt, adapter, digest, partial(self._stage_reserved, key, answer)
+            key, token_ids, media, salt, adapter, digest, partial(self._stage_reserved, key, answer)
         )
 
     def mark_received(self, key: str, count: int) -> None:
