@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, byte_level, suffixed
 
@@ -130,6 +130,7 @@ def test_special_tokens_are_hidden_unless_kept() -> None:
 
 
 @given(st.lists(st.integers(1, 245), max_size=40), chunk_sizes)
+@example([191] * 6 + [1], [1])  # tokens without text, longer than the window
 @settings(max_examples=100, deadline=None)
 def test_context_dependent_tokens_stream_to_decoded_text(output: list[int], sizes: list[int]) -> None:
     tokenizer = suffixed()

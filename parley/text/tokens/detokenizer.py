@@ -92,6 +92,7 @@ class Detokenizer:
 
 
 CONTEXT_TOKENS = 6  # tokens of context that can change how a token is written
+MAX_WINDOW_TOKENS = 96  # of a window that grows because its tokens have no text
 MAX_INCOMPLETE_TOKENS = 8  # tokens to wait before a U+FFFD at the end is taken for a real one
 
 
@@ -117,8 +118,12 @@ class _DecodingWindow:
 
     def _advance_window(self, text: str) -> str:
         new = text[_common_prefix(text, self._text) :]  # the decoder may have rewritten text that was returned
-        self._ids = self._ids[-max(CONTEXT_TOKENS, self._unreturned) :]
-        self._text = self._tokenizer.decode(self._ids, False)
+        kept = self._ids[-max(CONTEXT_TOKENS, self._unreturned) :]
+        kept_text = self._tokenizer.decode(kept, False)
+        if kept_text or len(self._ids) > MAX_WINDOW_TOKENS:
+            self._ids, self._text = kept, kept_text
+        else:  # the token before these decides how the next one is written
+            self._text = text
         self._unreturned = 0
         return new
 
