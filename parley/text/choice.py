@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parley.text.media_prompt import count_media_tokens
 from parley.text.parsing.harmony_parser import HarmonyParser, make_output_parser
 from parley.text.parsing.markup import UNMARKED
 from parley.text.parsing.output_parser import AnswerPart, OutputParser
@@ -56,7 +57,7 @@ class AnswerChoice:
         options = request.output_options
         self.index = index
         self.finished = False
-        self.usage = Usage(prompt_tokens=len(prepared.token_ids))
+        self.usage = Usage(prompt_tokens=len(prepared.token_ids), media_tokens=count_media_tokens(prepared.media))
         self.logprob_sum = 0.0  # sum of the log-probabilities of its tokens, as far as known
         self._tokenizer = tokenizer
         self._stop_conditions = request.stop_conditions

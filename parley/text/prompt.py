@@ -5,7 +5,7 @@ Knows the tokenizer, the chat template and the neutral prompt, but no engine and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from parley.errors import BadRequest, Invalid, UnknownPromptName, excerpt
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
 from parley.text.grammar.answer_question import CompilerSetup
+from parley.text.media_families import MediaMark, read_media_marks
+from parley.text.media_prompt import find_media_items, insert_replacements, replace_marks
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.client_special_tokens import ClientSpecialTokens
@@ -33,7 +35,20 @@ from parley.text.tokens.prediction import PredictedTokens
 from parley.text.tokens.template_encoder import TemplateEncoder
 from parley.text.tokens.text_encoder import TextEncoder
 from parley.text.tokens.tokenizer import Tokenizer, read_json_object
-from parley.types import Chat, Grammar, Message, PoolingOptions, Prompt, ReasoningLimit, Text, Tokens, TruncationSide
+from parley.types import (
+    Chat,
+    Grammar,
+    MediaItem,
+    MediaKind,
+    Message,
+    PoolingOptions,
+    ProcessedMedia,
+    Prompt,
+    ReasoningLimit,
+    Text,
+    Tokens,
+    TruncationSide,
+)
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a closing mark
@@ -76,7 +91,7 @@ class PreparedPrompt:
 
     ``markup``: how to parse the answer. ``starts_in_reasoning``: the prompt opens the reasoning or the model always
     reasons. ``tools``: the tools the answer may call. ``single_call``: it may make only one call and finishes with it.
-    ``predicted``: the client's predicted output.
+    ``predicted``: the client's predicted output. ``media``: the items whose embeddings take the place of tokens.
     """
 
     token_ids: list[int]
@@ -85,6 +100,7 @@ class PreparedPrompt:
     tools: RequestTools | None = None
     single_call: bool = False
     predicted: PredictedTokens | None = None
+    media: list[MediaItem] = field(default_factory=list)
 
 
 class RenderedChat(NamedTuple):
@@ -92,12 +108,14 @@ class RenderedChat(NamedTuple):
 
     ``text``: what it looks like. ``template_text``: the same, with placeholders for special tokens that clients wrote.
     ``encoder`` encodes ``encodable``, which is as long as ``text``: the spans of tokens are the same in both.
+    ``media``: the conversation's items, in the order in which the template placed them.
     """
 
     text: str
     template_text: str
     encodable: str
     encoder: TextEncoder
+    media: Sequence[ProcessedMedia] = ()
 
 
 class TextPipeline:
@@ -105,7 +123,8 @@ class TextPipeline:
 
     ``generation_defaults``: the sampling values that the model's makers recommend, if any. ``embedding_prompts``: the
     prompts that they put before texts to embed. ``trust_marks``: special tokens that clients write in a
-    conversation are special, as the template's are. ``answer_grammars``: the compiled grammars of recent requests.
+    conversation are special, as the template's are. ``media_marks``: what stands for media in prompts.
+    ``answer_grammars``: the compiled grammars of recent requests.
     """
 
     def __init__(
@@ -116,7 +135,9 @@ class TextPipeline:
         embedding_prompts: EmbeddingPrompts | None = None,
         markup: Markup | None = None,
         trust_marks: bool = False,
+        media_marks: Mapping[MediaKind, MediaMark] | None = None,
     ):
+        self.media_marks = media_marks or {}
         self.tokenizer = tokenizer
         self.generation_defaults = generation_defaults or {}
         self.embedding_prompts = embedding_prompts or EmbeddingPrompts()
@@ -137,7 +158,8 @@ class TextPipeline:
         unknown name).
         """
         tokenizer = Tokenizer.from_folder(folder)
-        template = ChatTemplate.from_folder(folder, tokenizer)
+        media_marks = read_media_marks(Path(folder), tokenizer.token_str)
+        template = ChatTemplate.from_folder(folder, tokenizer, _mark_texts(media_marks))
         markup = detect_markup(template.all_sources, tools, reasoning)
         return cls(
             tokenizer,
@@ -146,6 +168,7 @@ class TextPipeline:
             EmbeddingPrompts.from_folder(Path(folder)),
             markup,
             trust_marks,
+            media_marks,
         )
 
     def prepare_prompt(
@@ -157,6 +180,7 @@ class TextPipeline:
         *,
         counted: int = 0,
         pooling: PoolingOptions | None = None,
+        media: Sequence[ProcessedMedia] = (),
     ) -> PreparedPrompt:
         """Render and encode a prompt. Slow for a long prompt, so run it in a thread. Raises BadRequest.
 
@@ -164,36 +188,50 @@ class TextPipeline:
         (ContextLength). A prompt that is only somewhat too long is returned as it is. So is one of at most ``counted``
         tokens, because its refusal names their number. ``cut``: return at most this many tokens, of the end that
         ``keep`` names; of a far longer text only a part is encoded. The special tokens around a prompt count towards
-        ``cut`` if its head is kept or it is embedded (``pooling``).
+        ``cut`` if its head is kept or it is embedded (``pooling``). ``media``: the items of the prompt, in its order; a
+        prompt with media is never cut.
         """
+        cut = None if media else cut
         marked = keep == "head" or pooling is not None
         encode = partial(
             truncation.encode_within_limit, limit=limit, counted=counted, cut=cut, keep=keep, marked=marked
         )
         if isinstance(prompt, Text) and prompt.max_tokens is not None:
-            prompt = Text(self._first_tokens(prompt.text, prompt.max_tokens), prompt.special, prompt.turn)
+            prompt = msgspec.structs.replace(prompt, text=self._first_tokens(prompt.text, prompt.max_tokens))
         if pooling is not None and isinstance(prompt, Text):
-            prompt = Text(self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt), prompt.special, prompt.turn)
+            prompt = msgspec.structs.replace(
+                prompt, text=self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt)
+            )
         if isinstance(prompt, Text) and prompt.turn and self.template:
-            rendered = self.render_chat(_as_user_turn(prompt))
-            return PreparedPrompt(encode(rendered.encoder, rendered.encodable, False))
+            rendered = self.render_chat(_as_user_turn(prompt), media)
+            ids = encode(rendered.encoder, rendered.encodable, False)
+            return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
         if isinstance(prompt, Chat):
-            rendered = self.render_chat(prompt)
+            rendered = self.render_chat(prompt, media)
             text = rendered.template_text
             ids = encode(rendered.encoder, rendered.encodable, prompt.special)
             if pooling is not None:
-                return PreparedPrompt(ids)
+                return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
             if keep == "head" and cut is not None:  # the start of the answer depends on the text that is left
                 text = self.tokenizer.decode(ids, skip_special=False)
             markup = answer_grammar.answer_markup(self.markup, prompt)
             thinking = starts_in_reasoning(markup, text, prompt.continue_final)
             tools = RequestTools(answer_grammar.callable_tools(prompt))
+            single_call = not prompt.parallel_calls or prompt.forced_tool is not None
             return PreparedPrompt(
-                ids, markup, thinking, tools, not prompt.parallel_calls or prompt.forced_tool is not None
+                ids, markup, thinking, tools, single_call, media=self._place_media(ids, rendered.media)
             )
         if isinstance(prompt, Text):
-            return PreparedPrompt(encode(self.tokenizer, prompt.text, prompt.special))
+            ids = encode(self.tokenizer, insert_replacements(prompt.text, prompt.media, media), prompt.special)
+            return PreparedPrompt(ids, media=self._place_media(ids, media))
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
+
+    def _place_media(self, token_ids: list[int], media: Sequence[ProcessedMedia]) -> list[MediaItem]:
+        """Return where the items' embeddings belong. Raises Invalid if the prompt has other placeholders than theirs.
+
+        A prompt without media may have placeholder tokens if a client wrote them: they are read as plain tokens.
+        """
+        return find_media_items(token_ids, media, self.tokenizer.find_token) if media else []
 
     def _first_tokens(self, text: str, count: int) -> str:
         """Return the start of a text that has at most ``count`` tokens."""
@@ -208,30 +246,34 @@ class TextPipeline:
         """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""
         return PredictedTokens(self.tokenizer.encode(text, special=False, stop_after=limit)[:limit]) if text else None
 
-    def render_chat(self, chat: Chat) -> RenderedChat:
-        """Render a conversation as the model reads it. Raises BadRequest."""
+    def render_chat(self, chat: Chat, media: Sequence[ProcessedMedia] = ()) -> RenderedChat:
+        """Render a conversation as the model reads it. ``media``: its items, in order. Raises BadRequest."""
         if _must_call(chat) and chat.tools and not self.markup.call_forms and "tools" not in self.template.all_sources:
             chat = answer_grammar.describe_tools(chat)
         thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
         options = reasoning_options(self.template.variables, chat.options, thinking, chat.reasoning_effort)
         chat = msgspec.structs.replace(chat, options=options)
         if self.template_encoder is not None:
-            return self._render_for_encoder(chat, self.template_encoder)
-        text = self.template.render_conversation(chat)
-        return RenderedChat(text, text, text, self.tokenizer)
+            return self._render_for_encoder(chat, self.template_encoder, media)
+        text, media = replace_marks(self.template.render_conversation(chat), media, _mark_texts(self.media_marks))
+        return RenderedChat(text, text, text, self.tokenizer, media)
 
-    def _render_for_encoder(self, chat: Chat, encoder: TemplateEncoder) -> RenderedChat:
-        """Render, and let only the template's special tokens be special."""
+    def _render_for_encoder(
+        self, chat: Chat, encoder: TemplateEncoder, media: Sequence[ProcessedMedia]
+    ) -> RenderedChat:
+        """Render, and let only the template's special tokens, and those of replacements, be special."""
         client_tokens = ClientSpecialTokens(encoder, self.template.sources.values())
         try:
             hidden_text = self.template.render_conversation(chat, client_tokens.hide_tokens)
         except BadRequest as error:
             error.message = client_tokens.reveal_tokens(error.message)
             raise
+        hidden_text, media = replace_marks(hidden_text, media, _mark_texts(self.media_marks))
         text = client_tokens.reveal_tokens(hidden_text)
         if not client_tokens.appear_in(text, hidden_text):
-            return RenderedChat(text, hidden_text, text, self.tokenizer)
-        return RenderedChat(text, hidden_text, client_tokens.reveal_tokens(encoder.write_aliases(hidden_text)), encoder)
+            return RenderedChat(text, hidden_text, text, self.tokenizer, media)
+        encodable = client_tokens.reveal_tokens(encoder.write_aliases(hidden_text))
+        return RenderedChat(text, hidden_text, encodable, encoder, media)
 
     def compile_answer_grammar(self, prompt: Prompt, grammar: Grammar | None) -> str:
         """Compile the requested format and the tools to the grammar that the engine reads; "" if the answer is free.
@@ -290,20 +332,25 @@ class TextPipeline:
         return not end.rstrip().endswith(reasoning_marks[1])
 
     def tokenize_prompt(
-        self, prompt: Prompt, with_spans: bool = True, most: int | None = None
+        self,
+        prompt: Prompt,
+        with_spans: bool = True,
+        most: int | None = None,
+        media: Sequence[ProcessedMedia] = (),
     ) -> tuple[str, list[int], list[tuple[int, int]]]:
         """Return a prompt's text (rendered, for a conversation), its token ids, and each token's character span.
 
-        ``with_spans``: otherwise the spans are left out. Raises Invalid if there are more than ``most`` tokens.
+        ``with_spans``: otherwise the spans are left out. ``media``: the items of the prompt. Raises Invalid if there
+        are more than ``most`` tokens.
         """
         if isinstance(prompt, Tokens):
             return "", prompt.ids, [(0, 0)] * len(prompt.ids)
         encoder: TextEncoder = self.tokenizer
         text = encodable = ""
         if isinstance(prompt, Chat):
-            text, _, encodable, encoder = self.render_chat(prompt)
+            text, _, encodable, encoder, _ = self.render_chat(prompt, media)
         else:
-            text = encodable = prompt.text
+            text = encodable = insert_replacements(prompt.text, prompt.media, media)
         if with_spans:
             ids, spans = encoder.encode_with_offsets(encodable, prompt.special, most)
         else:
@@ -313,13 +360,18 @@ class TextPipeline:
         return text, ids, spans
 
 
+def _mark_texts(media_marks: Mapping[MediaKind, MediaMark]) -> dict[MediaKind, str]:
+    """Return what chat templates write in the place of each kind of media."""
+    return {kind: media_mark.mark for kind, media_mark in media_marks.items()}
+
+
 def _must_call(prompt: Prompt) -> bool:
     """Whether the answer must consist of calls, for any requested format."""
     return isinstance(prompt, Chat) and prompt.tool_choice == "required"
 
 
 def _as_user_turn(prompt: Text) -> Chat:
-    return Chat([Message("user", prompt.text)])
+    return Chat([Message("user", prompt.text, media=prompt.media)])
 
 
 def _read_sampling_defaults(folder: Path) -> dict[str, float]:

@@ -29,6 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from parley.errors import BadRequest, Invalid, excerpt
+from parley.text.parsing.content_parts import MediaMarks, text_of_parts
 from parley.text.parsing.history import format_history
 from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json_object
 from parley.types import Chat
@@ -37,6 +38,7 @@ MAX_RENDERED_CHARACTERS = 64 << 20  # of rendered text; far more than any contex
 MAX_RENDER_SECONDS = 10.0
 MAX_REFUSAL_CHARACTERS = 500  # characters of a template's own error message, which may quote the conversation
 PROBE_TEXT = "parley-reads-this"  # a turn's text, to see in which form a template reads it
+PROBE_PART = {"type": "text", "text": PROBE_TEXT}
 CONTINUATION_MARK = "<|parley-continues-here|> "  # marks the end of the last turn while it is rendered
 NESTED_TOO_DEEPLY = "The conversation is nested too deeply for the model's chat template."
 
@@ -182,13 +184,16 @@ def _build_environment() -> _TemplateEnvironment:
 class ChatTemplate:
     """The chat templates of one model: "default", and "tool_use" if there is a separate one for tools.
 
-    ``names``: the special tokens that templates refer to. ``variables``: all names that they read. Raises
-    BadTokenizer if a template is not valid Jinja.
+    ``names``: the special tokens that templates refer to. ``media_marks``: the texts that stand for pictures, videos
+    and sound. ``variables``: all names that they read. Raises BadTokenizer if a template is not valid Jinja.
     """
 
-    def __init__(self, sources: dict[str, str], names: dict[str, str] | None = None):
+    def __init__(
+        self, sources: dict[str, str], names: dict[str, str] | None = None, media_marks: MediaMarks | None = None
+    ):
         self.sources = sources
         self._names = names or {}
+        self._media_marks = media_marks or {}
         self._environment = _build_environment()
         try:
             self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
@@ -198,9 +203,11 @@ class ChatTemplate:
             raise BadTokenizer(f"The model's chat template is not valid: {error}") from error
 
     @classmethod
-    def from_folder(cls, folder: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
+    def from_folder(
+        cls, folder: str | Path, tokenizer: Tokenizer, media_marks: MediaMarks | None = None
+    ) -> ChatTemplate:
         """Load the templates of a model folder; there may be none. Raises BadTokenizer."""
-        return cls(_read_sources(Path(folder)), tokenizer.names)
+        return cls(_read_sources(Path(folder)), tokenizer.names, media_marks)
 
     def __bool__(self) -> bool:
         """Whether it can render a conversation."""
@@ -234,13 +241,15 @@ class ChatTemplate:
         }
         if hide_tokens is not None:
             values = _hide_in_values(hide_tokens, values)
-        final_content = values["messages"][-1].get("content", "")
+        final_content = _final_text(values["messages"][-1])
         if chat.continue_final:
             _mark_continuation(values["messages"][-1], self.sources[name])
         generation_prompt = chat.add_generation_prompt and not chat.continue_final
         values = {"documents": None, **self._names, **values, "add_generation_prompt": generation_prompt}
         if self._reads_parts[name]:
             values["messages"] = [_content_as_parts(turn) for turn in values["messages"]]
+        elif not self._reads_media_parts[name]:
+            values["messages"] = [self._content_as_text(turn) for turn in values["messages"]]
         text = _render_with_retries(template, values)
         return _cut_at_continuation(text, final_content) if chat.continue_final else text
 
@@ -253,12 +262,29 @@ class ChatTemplate:
             for name, template in self._templates.items()
         }
 
-    def _renders_probe(self, template: jinja2.Template, turn: dict[str, Any]) -> bool:
+    @cached_property
+    def _reads_media_parts(self) -> dict[str, bool]:
+        """Whether each template writes marks for the parts of a content that are not text."""
+        return {
+            name: all(
+                self._renders_probe(template, {"role": "user", "content": [{"type": kind}, PROBE_PART]}, mark)
+                for kind, mark in self._media_marks.items()
+            )
+            for name, template in self._templates.items()
+        }
+
+    def _renders_probe(self, template: jinja2.Template, turn: dict[str, Any], mark: str = "") -> bool:
         values = {"documents": None, **self._names, "messages": [turn], "tools": None, "add_generation_prompt": False}
         try:
-            return PROBE_TEXT in _render_within_budget(template, values)
+            text = _render_within_budget(template, values)
         except BadRequest:
             return False
+        return PROBE_TEXT in text and mark in text
+
+    def _content_as_text(self, turn: dict[str, Any]) -> dict[str, Any]:
+        """Return a turn whose content is a text with marks, for a template that reads no parts."""
+        content = turn.get("content")
+        return {**turn, "content": text_of_parts(content, self._media_marks)} if isinstance(content, list) else turn
 
     def _checked_options(self, chat: Chat) -> dict[str, Any]:
         for name in chat.options:
@@ -309,11 +335,22 @@ def _hide_in_values(hide_tokens: HideTokens, values: dict[str, Any]) -> dict[str
         raise BadRequest(NESTED_TOO_DEEPLY, field="messages") from error
 
 
+def _final_text(turn: dict[str, Any]) -> str:
+    """Return the last text of a turn's content."""
+    content = turn.get("content", "")
+    text: str = content[-1].get("text", "") if isinstance(content, list) else content
+    return text
+
+
 def _mark_continuation(message: dict[str, Any], source: str) -> None:
     """Mark the end of the final message's content. Raises BadRequest if it has none or the template ignores it."""
-    if "content" not in message or "content" not in source:
+    content = message.get("content")
+    if content is None or "content" not in source or (isinstance(content, list) and "text" not in content[-1]):
         raise BadRequest("The final message has no content to continue.", field="continue_final_message")
-    message["content"] += CONTINUATION_MARK
+    if isinstance(content, list):
+        message["content"] = [*content[:-1], {**content[-1], "text": content[-1]["text"] + CONTINUATION_MARK}]
+    else:
+        message["content"] = content + CONTINUATION_MARK
 
 
 def _cut_at_continuation(text: str, content: str) -> str:

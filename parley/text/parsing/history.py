@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from parley.text.parsing.calls import CallForm, write_calls
+from parley.text.parsing.content_parts import content_parts
 from parley.text.parsing.markup import ID_ALPHABET, detect_markup
 from parley.types import Message, ToolCall
 
@@ -74,7 +75,7 @@ def _format_message(message: Message, names: dict[str, str], ids: dict[str, str]
     ]
     value = {
         "role": message.role,
-        "content": message.content,
+        "content": content_parts(message.content or "", message.media) if message.media else message.content,
         "name": names.get(result_call_id or "") if message.name is None and message.role == "tool" else message.name,
         "reasoning_content": reasoning,
         "reasoning": reasoning,
@@ -127,13 +128,17 @@ def _calls_as_content(turn: TemplateTurn, form: CallForm) -> TemplateTurn:
     ]
     if not calls or not all(isinstance(arguments, dict) for _, _, arguments in calls):
         return turn
-    content = "\n".join(filter(None, (turn.get("content"), write_calls(form, calls).strip())))
+    content, written_calls = turn.get("content"), write_calls(form, calls).strip()
+    if isinstance(content, list):
+        content = [*content, {"type": "text", "text": f"\n{written_calls}"}]
+    else:
+        content = "\n".join(filter(None, (content, written_calls)))
     return {key: value for key, value in turn.items() if key != CALLS_MEMBER} | {"content": content}
 
 
 def _content_as_reasoning(turn: TemplateTurn) -> TemplateTurn:
     """Return the turn with content that precedes calls appended to the reasoning before them."""
-    if "tool_calls" not in turn or not turn.get("content") or "thinking" not in turn:
+    if "tool_calls" not in turn or not isinstance(turn.get("content") or None, str) or "thinking" not in turn:
         return turn
     thinking = f"{turn['thinking']}\n\n{turn['content']}"
     return {key: value for key, value in turn.items() if key != "content"} | {"thinking": thinking}
@@ -143,7 +148,7 @@ def _results_in_callers(history: list[TemplateTurn]) -> Iterator[TemplateTurn]:
     """Yield the turns with the results of calls moved into the turns that called."""
     caller: TemplateTurn | None = None
     for turn in history:
-        if turn["role"] == "tool" and caller is not None:
+        if turn["role"] == "tool" and caller is not None and not isinstance(turn.get("content"), list):
             result = {"name": turn.get("name", "unknown"), "response": _read_result(turn.get("content") or "")}
             caller.setdefault("tool_responses", []).append(result)
             continue

@@ -1,0 +1,119 @@
+"""Pictures, videos and sound in the text of a prompt: where they stand, before and after their replacement.
+
+A chat template writes one mark for each item of a turn's content, such as ``<|image_pad|>``. The processor's
+replacement, in which one placeholder token stands for each embedding, takes the place of the mark, and then the whole
+text is tokenized at once: other tokens would come out at its edges otherwise. Marks that clients write are text: they
+are hidden while the marks are counted (``parsing/client_special_tokens.py``), and refused where that is off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+
+from parley.errors import BadMedia, Invalid
+from parley.text.parsing.content_parts import MediaMarks
+from parley.types import EmbeddingRun, MediaItem, MediaKind, PlacedMedia, ProcessedMedia
+
+
+def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: MediaMarks) -> tuple[str, list[ProcessedMedia]]:
+    """Put the items' replacements in place of the marks of a rendered text, kind by kind in their order.
+
+    Also returns the items in the order of the text: a template may write pictures before videos. Raises BadMedia if
+    there are not as many marks as items.
+    """
+    if not items:
+        return text, []
+    kinds = dict.fromkeys(item.kind for item in items)
+    waiting = {marks[kind]: [item for item in items if item.kind == kind] for kind in kinds}
+    placed: list[ProcessedMedia] = []
+
+    def next_replacement(match: re.Match[str]) -> str:
+        if not waiting[match[0]]:
+            raise _count_error(match[0], more_marks=True)
+        item = waiting[match[0]].pop(0)
+        placed.append(item)
+        return item.replacement
+
+    pattern = "|".join(map(re.escape, sorted(waiting, key=len, reverse=True)))
+    replaced = re.sub(pattern, next_replacement, text)
+    for mark, left in waiting.items():
+        if left:
+            raise _count_error(mark, more_marks=False)
+    return replaced, placed
+
+
+def insert_replacements(text: str, media: Sequence[PlacedMedia], items: Sequence[ProcessedMedia]) -> str:
+    """Return a plain text with the replacements of its items at their places."""
+    pieces: list[str] = []
+    start = 0
+    for placed, item in zip(media, items, strict=True):
+        pieces += (text[start : placed.position], item.replacement)
+        start = max(start, placed.position)
+    return "".join((*pieces, text[start:]))
+
+
+def find_media_items(
+    token_ids: Sequence[int], items: Sequence[ProcessedMedia], find_token: Callable[[str], int | None]
+) -> list[MediaItem]:
+    """Return where the embeddings of the items belong in a prompt that has their replacements, in order.
+
+    ``find_token`` returns the id of a mark. Raises Invalid if the prompt has other placeholder tokens than the items'.
+    """
+    placeholder_ids = {item.placeholder: find_token(item.placeholder) for item in items}
+    known_ids = {token_id for token_id in placeholder_ids.values() if token_id is not None}
+    places = [(place, token_id) for place, token_id in enumerate(token_ids) if token_id in known_ids]
+    found: list[MediaItem] = []
+    first = 0
+    for item in items:
+        last = first + item.embedding_count
+        own_places = places[first:last]
+        if len(own_places) < item.embedding_count or any(
+            token_id != placeholder_ids[item.placeholder] for _, token_id in own_places
+        ):
+            raise _count_error(item.placeholder, more_marks=False)
+        found.append(_place_item(item, [place for place, _ in own_places]))
+        first = last
+    if first < len(places):
+        raise _count_error(items[-1].placeholder, more_marks=True)
+    return found
+
+
+def _place_item(item: ProcessedMedia, places: list[int]) -> MediaItem:
+    """Return an item whose embeddings belong at ``places``."""
+    runs = list(_embedding_runs(item, places))
+    count = places[-1] + 1 - places[0]
+    return MediaItem(item.kind, item.digest, places[0], count, runs, item.sees_both_ways, item.features)
+
+
+def _embedding_runs(item: ProcessedMedia, places: list[int]) -> Iterator[EmbeddingRun]:
+    """Divide an item's places into runs: one for each of its grids, or wherever other tokens stand between them."""
+    if item.grids:
+        first = 0
+        steps = item.frame_steps or [1.0] * len(item.grids)
+        for grid, step in zip(item.grids, steps, strict=True):
+            yield EmbeddingRun(places[first] - places[0], prod(grid), grid, step)
+            first += prod(grid)
+        return
+    start = 0
+    for index in range(1, len(places) + 1):
+        if index == len(places) or places[index] != places[index - 1] + 1:
+            yield EmbeddingRun(places[start] - places[0], index - start)
+            start = index
+
+
+def count_media_tokens(media: Sequence[MediaItem]) -> dict[MediaKind, int]:
+    """Return how many tokens of a prompt stand for embeddings, by kind of media."""
+    counts: dict[MediaKind, int] = {}
+    for item in media:
+        counts[item.kind] = counts.get(item.kind, 0) + item.embedding_count
+    return counts
+
+
+def _count_error(mark: str, *, more_marks: bool) -> Invalid:
+    if more_marks:
+        message = f"Found more '{mark}' placeholders in input prompt than actual multimodal data items."
+        return Invalid(message, field="prompt")
+    message = f"The model's chat template does not place every item: it wrote too few '{mark}' marks."
+    return BadMedia(message, reason="refused_by_model", kind="image", field="prompt")

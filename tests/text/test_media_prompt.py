@@ -1,0 +1,156 @@
+"""Prompts with pictures, videos and sound have the very tokens of Transformers' processors."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from support.multimodal_models import FAMILIES, multimodal_folder
+
+from parley.errors import Invalid
+from parley.text import TextPipeline
+from parley.text.media_prompt import find_media_items
+from parley.text.parsing.content_parts import content_parts
+from parley.types import Chat, EncodedMedia, Media, MediaKind, Message, PlacedMedia, ProcessedMedia, Text
+
+SIZES = {"wide": (40, 90), "tall": (120, 33), "small": (30, 31)}
+PICTURE_FAMILIES = sorted(family for family, shape in FAMILIES.items() if "image" in shape.parts)
+
+
+@cache
+def load_processor(family: str) -> Any:
+    from transformers import AutoProcessor
+
+    return AutoProcessor.from_pretrained(multimodal_folder(family))
+
+
+@cache
+def load_pipeline(family: str) -> TextPipeline:
+    return TextPipeline.from_folder(multimodal_folder(family))
+
+
+@cache
+def picture(size: str) -> Any:
+    from PIL import Image
+
+    pixels = np.random.default_rng(len(size)).integers(0, 256, (*SIZES[size], 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+def process_picture(family: str, size: str) -> ProcessedMedia:
+    """Return what a media process would: the replacement that the processor makes of the picture alone."""
+    marks = load_pipeline(family).media_marks["image"]
+    images = [[picture(size)]] if family in ("gemma3", "idefics3", "smolvlm") else [picture(size)]
+    batch = load_processor(family)(text=[marks.mark], images=images, return_text_replacement_offsets=True)
+    replacement = batch["text_replacement_offsets"][0][0]["replacement"]
+    digest = sha256(size.encode()).digest()
+    count = replacement.count(marks.placeholder)
+    return ProcessedMedia("image", digest, replacement, marks.placeholder, count)
+
+
+def placed(position: int, kind: MediaKind = "image") -> PlacedMedia:
+    return PlacedMedia(position, Media(kind, EncodedMedia(""), "content"))
+
+
+def chat_of(text: str, positions: list[int]) -> Chat:
+    return Chat([Message("system", "Be brief."), Message("user", text, media=[placed(each) for each in positions])])
+
+
+def expected_ids(family: str, chat: Chat, sizes: list[str]) -> list[int]:
+    """Return the ids that Transformers' processor makes of the conversation and its pictures."""
+    processor = load_processor(family)
+    turns = [
+        {"role": turn.role, "content": content_parts(turn.content, turn.media) if turn.media else turn.content}
+        for turn in chat.messages
+    ]
+    text = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    images = [picture(size) for size in sizes]
+    if family in ("gemma3", "idefics3", "smolvlm"):
+        images = [images]
+    batch = processor(text=[text], images=images or None, add_special_tokens=False)
+    return list(batch["input_ids"][0])
+
+
+@pytest.mark.parametrize("family", PICTURE_FAMILIES)
+@pytest.mark.parametrize(
+    ("text", "positions", "sizes"),
+    [
+        ("What is this?", [0], ["wide"]),
+        ("What is this?\n", [14], ["tall"]),
+        ("Compare  and \n please", [8, 13], ["small", "wide"]),
+        ("three", [0, 0, 5], ["small", "small", "tall"]),
+    ],
+    ids=["start", "end", "middle", "three"],
+)
+def test_tokens_of_pictures_are_those_of_the_processor(family, text, positions, sizes):
+    chat = chat_of(text, positions)
+    items = [process_picture(family, size) for size in sizes]
+    prepared = load_pipeline(family).prepare_prompt(chat, media=items)
+    assert prepared.token_ids == expected_ids(family, chat, sizes)
+    placeholder = load_pipeline(family).tokenizer.find_token(items[0].placeholder)
+    places = [place for place, token_id in enumerate(prepared.token_ids) if token_id == placeholder]
+    assert places == [
+        item.start + run.offset + k for item in prepared.media for run in item.runs for k in range(run.count)
+    ]
+    assert [item.digest for item in prepared.media] == [item.digest for item in items]
+    assert all(item.runs[0].offset == 0 for item in prepared.media)
+    assert all(item.runs[-1].offset + item.runs[-1].count == item.count for item in prepared.media)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava", "gemma3"])
+def test_a_mark_that_a_client_writes_is_text(family):
+    pipeline = load_pipeline(family)
+    mark = pipeline.media_marks["image"].mark
+    item = process_picture(family, "small")
+    with_mark = pipeline.prepare_prompt(chat_of(f"Is {mark} a mark?", [0]), media=[item])
+    assert len(with_mark.media) == 1
+    assert with_mark.media[0].embedding_count == item.embedding_count
+    assert mark in pipeline.tokenizer.decode(with_mark.token_ids[with_mark.media[0].end :], skip_special=False)
+
+
+def test_a_client_with_trusted_marks_cannot_add_a_place_for_a_picture():
+    pipeline = TextPipeline.from_folder(multimodal_folder("qwen2_vl"), trust_marks=True)
+    with pytest.raises(Invalid, match=r"Found more '<\|image_pad\|>' placeholders"):
+        pipeline.prepare_prompt(chat_of("<|image_pad|>", [0]), media=[process_picture("qwen2_vl", "small")])
+
+
+def test_a_plain_text_has_replacements_at_their_places():
+    pipeline, item = load_pipeline("llava"), process_picture("llava", "small")
+    prompt = Text("before  after", media=[placed(7)])
+    prepared = pipeline.prepare_prompt(prompt, media=[item])
+    ids = [pipeline.tokenizer.encode(text, special) for text, special in (("before ", True), (" after", False))]
+    middle = [pipeline.tokenizer.find_token("<image>")] * item.embedding_count
+    assert prepared.token_ids == [*ids[0], *middle, *ids[1]]
+    with pytest.raises(Invalid, match="Found more '<image>'"):
+        pipeline.prepare_prompt(msgspec.structs.replace(prompt, text="<image>" + prompt.text), media=[item])
+
+
+def test_a_template_that_reads_no_parts_gets_marks_in_lines():
+    pipeline = load_pipeline("llava")
+    plain = "{% for message in messages %}[{{ message['content'] | trim }}]{% endfor %}"
+    template = type(pipeline.template)({"default": plain}, media_marks={"image": "<image>"})
+    text = template.render_conversation(chat_of("What is this?", [0]))
+    assert text == "[Be brief.][<image>\nWhat is this?]"
+
+
+def test_runs_follow_the_grids_of_a_video():
+    item = ProcessedMedia("video", b"v" * 32, "", "<v>", 12, [(1, 2, 3), (1, 2, 3)], [1.0, 2.0])
+    ids = [7, 1, 1, 1, 1, 1, 1, 8, 1, 1, 1, 1, 1, 1, 9]
+    [found] = find_media_items(ids, [item], {"<v>": 1}.get)
+    assert (found.start, found.count) == (1, 13)
+    assert [(run.offset, run.count, run.grid, run.frame_step) for run in found.runs] == [
+        (0, 6, (1, 2, 3), 1.0),
+        (7, 6, (1, 2, 3), 2.0),
+    ]
+
+
+def test_a_final_turn_with_a_picture_can_be_continued():
+    pipeline = load_pipeline("qwen2_vl")
+    chat = Chat([Message("user", "Go on."), Message("assistant", "I see", media=[placed(0)])], continue_final=True)
+    item = process_picture("qwen2_vl", "small")
+    prepared = pipeline.prepare_prompt(chat, media=[item])
+    assert pipeline.tokenizer.decode(prepared.token_ids[prepared.media[0].end :]) == "I see"
