@@ -1,0 +1,108 @@
+"""What is known of a multimodal model from its config.json alone: the kinds of media that it takes, and their marks.
+
+A family is a model type that both the encoder (``model/media/``) and the prompt support. The ids of its marks are in
+the config, and the tokenizer has their texts, so that a checkpoint with marks of its own needs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from parley.text.tokens.tokenizer import Tokenizer
+from parley.types import MediaKind
+
+
+class MediaMarks(NamedTuple):
+    """``prompt_mark``: the text that a chat template writes for an item, and that the item's replacement takes the
+    place of. ``placeholder``: the token in the replacement that each embedding replaces."""
+
+    prompt_mark: str
+    placeholder: str
+
+
+class _KindMarks(NamedTuple):
+    """The fields of config.json with the placeholder's id, newest first, and the prompt's mark if it is another."""
+
+    id_fields: tuple[str, ...]
+    prompt_mark: str | None = None
+
+
+class _FamilyRow(NamedTuple):
+    """``sees_both_ways`` and ``has_rope_grids`` as in ``MediaFamily``."""
+
+    kinds: dict[MediaKind, _KindMarks]
+    sees_both_ways: bool = False
+    has_rope_grids: bool = False
+
+
+_IMAGE = _KindMarks(("image_token_id", "image_token_index"))
+_VIDEO = _KindMarks(("video_token_id", "video_token_index"))
+_AUDIO = _KindMarks(("audio_token_id", "audio_token_index"))
+_VIDEO_OF_IMAGES = _KindMarks(_IMAGE.id_fields, "<video>")  # its frames are images in the replacement
+_QWEN_VL = _FamilyRow({"image": _IMAGE, "video": _VIDEO}, has_rope_grids=True)
+
+_FAMILIES: dict[str, _FamilyRow] = {
+    "llava": _FamilyRow({"image": _IMAGE}),
+    "llava_next": _FamilyRow({"image": _IMAGE}),
+    "llava_onevision": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
+    "qwen2_vl": _QWEN_VL,
+    "qwen2_5_vl": _QWEN_VL,
+    "qwen3_vl": _QWEN_VL,
+    "qwen3_vl_moe": _QWEN_VL,
+    "idefics3": _FamilyRow({"image": _IMAGE}),
+    "smolvlm": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
+    "internvl": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
+    "mistral3": _FamilyRow({"image": _IMAGE}),
+    "gemma3": _FamilyRow({"image": _KindMarks(_IMAGE.id_fields, "<start_of_image>")}, sees_both_ways=True),
+    "qwen2_audio": _FamilyRow({"audio": _AUDIO}),
+    "qwen3_asr": _FamilyRow({"audio": _AUDIO}),
+}
+
+
+@dataclass(frozen=True)
+class MediaFamily:
+    """A multimodal model's kinds of media. ``placeholder_ids``: for each kind, the token that embeddings replace.
+
+    ``sees_both_ways``: the tokens of an item attend to later ones of the same item. ``has_rope_grids``: positions have
+    three axes (M-RoPE), so each run of embeddings needs its grid.
+    """
+
+    model_type: str
+    placeholder_ids: Mapping[MediaKind, int]
+    prompt_marks: Mapping[MediaKind, str]  # of the kinds whose prompt mark is not the placeholder
+    sees_both_ways: bool
+    has_rope_grids: bool
+
+    @property
+    def kinds(self) -> frozenset[MediaKind]:
+        """The kinds of media that the model takes."""
+        return frozenset(self.placeholder_ids)
+
+    def read_marks(self, tokenizer: Tokenizer) -> dict[MediaKind, MediaMarks]:
+        """Return the marks of each kind. Kinds whose placeholder the tokenizer does not have are left out."""
+        texts = {kind: tokenizer.backend.id_to_token(each) for kind, each in self.placeholder_ids.items()}
+        return {
+            kind: MediaMarks(self.prompt_marks.get(kind, text), text)
+            for kind, text in texts.items()
+            if text is not None
+        }
+
+
+def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
+    """Return what a model's config.json says of its media; None if the model takes text only."""
+    row = _FAMILIES.get(str(config.get("model_type")))
+    if row is None:
+        return None
+    read_ids = {kind: _read_id(config, marks.id_fields) for kind, marks in row.kinds.items()}
+    placeholder_ids = {kind: token_id for kind, token_id in read_ids.items() if token_id is not None}
+    if not placeholder_ids:
+        return None
+    prompt_marks = {kind: marks.prompt_mark for kind, marks in row.kinds.items() if marks.prompt_mark is not None}
+    return MediaFamily(str(config["model_type"]), placeholder_ids, prompt_marks, row.sees_both_ways, row.has_rope_grids)
+
+
+def _read_id(config: Mapping[str, Any], fields: tuple[str, ...]) -> int | None:
+    """Return the first of the fields that holds a token id."""
+    return next((config[name] for name in fields if type(config.get(name)) is int and config[name] >= 0), None)

@@ -1,0 +1,56 @@
+"""The kinds and marks of multimodal families, read from config.json and the tokenizer."""
+
+import json
+
+import pytest
+from support.multimodal_models import FAMILIES, multimodal_folder
+
+from parley.text.media_family import MediaMarks, read_media_family
+from parley.text.tokens.tokenizer import Tokenizer
+
+# The marks that differ from the one mark that both the chat template and the embeddings of most families have.
+OTHER_MARKS = {
+    ("gemma3", "image"): MediaMarks("<start_of_image>", "<image_soft_token>"),
+    ("internvl", "video"): MediaMarks("<video>", "<IMG_CONTEXT>"),
+    ("smolvlm", "video"): MediaMarks("<video>", "<image>"),
+}
+
+
+def read_config(family: str) -> dict:
+    return json.loads((multimodal_folder(family) / "config.json").read_text())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reads_the_kinds_and_marks_of_a_family(family: str):
+    media_family = read_media_family(read_config(family))
+    assert media_family is not None
+    parts = FAMILIES[family].parts
+    assert media_family.kinds == set(parts)
+    marks = media_family.read_marks(Tokenizer.from_folder(multimodal_folder(family)))
+    for kind, part in parts.items():
+        assert marks[kind].prompt_mark in part
+        assert marks[kind].placeholder in FAMILIES[family].marks.values()
+        if (family, kind) in OTHER_MARKS:
+            assert marks[kind] == OTHER_MARKS[family, kind]
+        else:
+            assert marks[kind].prompt_mark == marks[kind].placeholder
+    assert media_family.sees_both_ways == (family == "gemma3")
+    assert media_family.has_rope_grids == ("mrope_section" in json.dumps(read_config(family)))
+
+
+@pytest.mark.parametrize("name", ["image_token_id", "image_token_index"])
+def test_reads_both_names_of_the_placeholder(name: str):
+    media_family = read_media_family({"model_type": "llava", name: 32000})
+    assert media_family is not None
+    assert media_family.placeholder_ids == {"image": 32000}
+
+
+@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "llava"}, {}])
+def test_a_config_without_known_media_takes_text_only(config: dict):
+    assert read_media_family(config) is None
+
+
+def test_a_kind_without_its_token_is_left_out():
+    media_family = read_media_family({"model_type": "qwen2_vl", "image_token_id": 10**6})
+    assert media_family is not None
+    assert media_family.read_marks(Tokenizer.from_folder(multimodal_folder("qwen2_vl"))) == {}
