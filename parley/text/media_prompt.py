@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 from parley.errors import BadMedia, Invalid
-from parley.text.parsing.content_parts import MediaMarks
+from parley.text.parsing.content_parts import PromptMarks
 from parley.types import EmbeddingRun, MediaItem, MediaKind, PlacedMedia, ProcessedMedia
 
 
-def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: MediaMarks) -> tuple[str, list[ProcessedMedia]]:
+def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks) -> tuple[str, list[ProcessedMedia]]:
     """Put the items' replacements in place of the marks of a rendered text, kind by kind in their order.
 
     Also returns the items in the order of the text: a template may write pictures before videos. Raises BadMedia if

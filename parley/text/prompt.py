@@ -17,7 +17,7 @@ from parley.errors import BadRequest, Invalid, UnknownPromptName, excerpt
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
 from parley.text.grammar.answer_question import CompilerSetup
-from parley.text.media_families import MediaMark, read_media_marks
+from parley.text.media_family import MediaMarks, read_media_family
 from parley.text.media_prompt import find_media_items, insert_replacements, replace_marks
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.chat_template import ChatTemplate
@@ -135,7 +135,7 @@ class TextPipeline:
         embedding_prompts: EmbeddingPrompts | None = None,
         markup: Markup | None = None,
         trust_marks: bool = False,
-        media_marks: Mapping[MediaKind, MediaMark] | None = None,
+        media_marks: Mapping[MediaKind, MediaMarks] | None = None,
     ):
         self.media_marks = media_marks or {}
         self.tokenizer = tokenizer
@@ -158,8 +158,9 @@ class TextPipeline:
         unknown name).
         """
         tokenizer = Tokenizer.from_folder(folder)
-        media_marks = read_media_marks(Path(folder), tokenizer.token_str)
-        template = ChatTemplate.from_folder(folder, tokenizer, _mark_texts(media_marks))
+        media_family = read_media_family(read_json_object(Path(folder) / "config.json"))
+        media_marks = media_family.read_marks(tokenizer) if media_family is not None else {}
+        template = ChatTemplate.from_folder(folder, tokenizer, _prompt_marks(media_marks))
         markup = detect_markup(template.all_sources, tools, reasoning)
         return cls(
             tokenizer,
@@ -255,7 +256,7 @@ class TextPipeline:
         chat = msgspec.structs.replace(chat, options=options)
         if self.template_encoder is not None:
             return self._render_for_encoder(chat, self.template_encoder, media)
-        text, media = replace_marks(self.template.render_conversation(chat), media, _mark_texts(self.media_marks))
+        text, media = replace_marks(self.template.render_conversation(chat), media, _prompt_marks(self.media_marks))
         return RenderedChat(text, text, text, self.tokenizer, media)
 
     def _render_for_encoder(
@@ -268,7 +269,7 @@ class TextPipeline:
         except BadRequest as error:
             error.message = client_tokens.reveal_tokens(error.message)
             raise
-        hidden_text, media = replace_marks(hidden_text, media, _mark_texts(self.media_marks))
+        hidden_text, media = replace_marks(hidden_text, media, _prompt_marks(self.media_marks))
         text = client_tokens.reveal_tokens(hidden_text)
         if not client_tokens.appear_in(text, hidden_text):
             return RenderedChat(text, hidden_text, text, self.tokenizer, media)
@@ -360,9 +361,9 @@ class TextPipeline:
         return text, ids, spans
 
 
-def _mark_texts(media_marks: Mapping[MediaKind, MediaMark]) -> dict[MediaKind, str]:
+def _prompt_marks(media_marks: Mapping[MediaKind, MediaMarks]) -> dict[MediaKind, str]:
     """Return what chat templates write in the place of each kind of media."""
-    return {kind: media_mark.mark for kind, media_mark in media_marks.items()}
+    return {kind: marks.prompt_mark for kind, marks in media_marks.items()}
 
 
 def _must_call(prompt: Prompt) -> bool:

@@ -45,7 +45,7 @@ def process_picture(family: str, size: str) -> ProcessedMedia:
     """Return what a media process would: the replacement that the processor makes of the picture alone."""
     marks = load_pipeline(family).media_marks["image"]
     images = [[picture(size)]] if family in ("gemma3", "idefics3", "smolvlm") else [picture(size)]
-    batch = load_processor(family)(text=[marks.mark], images=images, return_text_replacement_offsets=True)
+    batch = load_processor(family)(text=[marks.prompt_mark], images=images, return_text_replacement_offsets=True)
     replacement = batch["text_replacement_offsets"][0][0]["replacement"]
     digest = sha256(size.encode()).digest()
     count = replacement.count(marks.placeholder)
@@ -104,7 +104,7 @@ def test_tokens_of_pictures_are_those_of_the_processor(family, text, positions, 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava", "gemma3"])
 def test_a_mark_that_a_client_writes_is_text(family):
     pipeline = load_pipeline(family)
-    mark = pipeline.media_marks["image"].mark
+    mark = pipeline.media_marks["image"].prompt_mark
     item = process_picture(family, "small")
     with_mark = pipeline.prepare_prompt(chat_of(f"Is {mark} a mark?", [0]), media=[item])
     assert len(with_mark.media) == 1

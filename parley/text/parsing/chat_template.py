@@ -29,7 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from parley.errors import BadRequest, Invalid, excerpt
-from parley.text.parsing.content_parts import MediaMarks, text_of_parts
+from parley.text.parsing.content_parts import PromptMarks, text_of_parts
 from parley.text.parsing.history import format_history
 from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json_object
 from parley.types import Chat
@@ -189,7 +189,7 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, sources: dict[str, str], names: dict[str, str] | None = None, media_marks: MediaMarks | None = None
+        self, sources: dict[str, str], names: dict[str, str] | None = None, media_marks: PromptMarks | None = None
     ):
         self.sources = sources
         self._names = names or {}
@@ -204,7 +204,7 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, tokenizer: Tokenizer, media_marks: MediaMarks | None = None
+        cls, folder: str | Path, tokenizer: Tokenizer, media_marks: PromptMarks | None = None
     ) -> ChatTemplate:
         """Load the templates of a model folder; there may be none. Raises BadTokenizer."""
         return cls(_read_sources(Path(folder)), tokenizer.names, media_marks)

@@ -7,7 +7,7 @@ from typing import Any
 
 from parley.types import MediaKind, PlacedMedia
 
-MediaMarks = Mapping[MediaKind, str]  # the text that stands for an item in a prompt, by its kind
+PromptMarks = Mapping[MediaKind, str]  # the text that stands for an item in a prompt, by its kind
 
 
 def content_parts(text: str, media: Sequence[PlacedMedia]) -> list[dict[str, Any]]:
@@ -23,6 +23,6 @@ def content_parts(text: str, media: Sequence[PlacedMedia]) -> list[dict[str, Any
     return [*parts, {"type": "text", "text": text[start:]}] if start < len(text) else parts
 
 
-def text_of_parts(parts: Sequence[Mapping[str, Any]], marks: MediaMarks) -> str:
+def text_of_parts(parts: Sequence[Mapping[str, Any]], marks: PromptMarks) -> str:
     """Return the content for a template that reads texts only: marks and texts, in lines."""
     return "\n".join(part["text"] if part["type"] == "text" else marks[part["type"]] for part in parts)
