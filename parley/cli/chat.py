@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+from parley.cli.chat_media import read_media_file, split_pasted_files
 from parley.cli.client import ClientError, OpenAIClient, client_from_options
 from parley.cli.spawn import spawn_server
 from parley.settings.config import CLIENT_OPTIONS
@@ -55,6 +56,7 @@ CHAT_HELP = """\
 /system TEXT      set the system prompt (without TEXT: remove it)
 /set NAME VALUE   change a sampling setting (without VALUE: the server's default)
 /show             show model, system prompt and settings
+/image FILE       send a picture or sound with the next question; a path in the question does the same
 /save FILE        write the conversation as JSON
 /clear            forget the conversation, keep system prompt and settings
 /help             show this text
@@ -73,7 +75,8 @@ class Conversation:
         self.model = model
         self.system = system
         self.settings = dict(settings or {})
-        self.turns: list[dict[str, str]] = []
+        self.turns: list[dict[str, Any]] = []
+        self._media_parts: list[dict[str, Any]] = []  # pictures and sound for the next question
 
     def request_body(self) -> dict[str, Any]:
         """Return the request body: the whole conversation and the changed settings."""
@@ -90,9 +93,9 @@ class Conversation:
         """Stream the answer as (part, text), where part is "content" or "reasoning".
 
         The answer received so far becomes part of the conversation when it ends or the caller stops; a question without
-        an answer is dropped. Raises ClientError.
+        an answer is dropped. Raises ClientError, and ConfigError for a file in the question that cannot be sent.
         """
-        self.turns.append({"role": "user", "content": question})
+        self.turns.append({"role": "user", "content": self._question_content(question)})
         answer: list[str] = []
         try:
             with contextlib.closing(self.client.stream_events("/v1/chat/completions", self.request_body())) as events:
@@ -105,6 +108,15 @@ class Conversation:
                 self.turns.append({"role": "assistant", "content": "".join(answer)})
             else:
                 self.turns.pop()
+
+    def _question_content(self, question: str) -> str | list[dict[str, Any]]:
+        """Return a question as a message's content, with the pictures and sound that belong to it."""
+        text, files = split_pasted_files(question)
+        parts = [*self._media_parts, *map(read_media_file, files)]
+        self._media_parts = []
+        if not parts:
+            return question
+        return [*parts, {"type": "text", "text": text}] if text else parts
 
     def run_slash_command(self, line: str) -> str | None:
         """Execute a line that begins with a slash. Return the text to print, or None to exit. Raises ConfigError."""
@@ -124,6 +136,8 @@ class Conversation:
         if name == "/clear":
             self.turns.clear()
             return "Conversation cleared."
+        if name == "/image":
+            return self._add_media_file(rest)
         if name == "/save":
             return self._save_conversation(rest)
         raise ConfigError(f"Unknown command {name}.{did_you_mean(name, ['/' + word for word in SLASH_COMMANDS])}")
@@ -147,6 +161,12 @@ class Conversation:
         rows += [("turns", str(len(self.turns)))]
         return "\n".join(f"{name:<18} {value}" for name, value in rows)
 
+    def _add_media_file(self, file: str) -> str:
+        if not file:
+            raise ConfigError("/image needs the name of a file.")
+        self._media_parts.append(read_media_file(file.strip("'\"")))
+        return f"{file} will be sent with the next question."
+
     def _save_conversation(self, file: str) -> str:
         if not file:
             raise ConfigError("/save needs the name of a file.")
@@ -159,7 +179,7 @@ class Conversation:
         return f"Saved to {file}."
 
 
-SLASH_COMMANDS = ("help", "system", "set", "show", "save", "clear", "bye")
+SLASH_COMMANDS = ("help", "system", "set", "show", "image", "save", "clear", "bye")
 
 
 def _answer_pieces(events: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -225,7 +245,7 @@ def print_answer(chat: Conversation, question: str) -> bool:
                     sys.stdout.write(piece)
                     sys.stdout.flush()
         return True
-    except ClientError as error:
+    except (ClientError, ConfigError) as error:
         sys.stdout.flush()
         print(f"\nparley: {error}", file=sys.stderr)
         return False
@@ -237,7 +257,7 @@ def answer_lines(chat: Conversation) -> int:
     """Answer every line of standard input. Return the exit code."""
     succeeded = True
     for line in map(str.strip, sys.stdin):
-        if line.startswith("/"):
+        if _is_command(line):
             if (done := _execute_line(chat, line)) is None:
                 break
             succeeded &= done
@@ -259,7 +279,7 @@ def read_terminal(chat: Conversation) -> int:
             except KeyboardInterrupt:
                 print("\n/bye or Ctrl-D ends the conversation.")
                 continue
-            if line.startswith("/"):
+            if _is_command(line):
                 if _execute_line(chat, line) is None:
                     return 0
             elif line:
@@ -267,6 +287,11 @@ def read_terminal(chat: Conversation) -> int:
                     print_answer(chat, line)
                 except KeyboardInterrupt:
                     print("(stopped)")
+
+
+def _is_command(line: str) -> bool:
+    """Whether a line is a command and does not begin with the path of a picture."""
+    return line.startswith("/") and (line.split()[0][1:] in SLASH_COMMANDS or not split_pasted_files(line)[1])
 
 
 def _execute_line(chat: Conversation, line: str) -> bool | None:

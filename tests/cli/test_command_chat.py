@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -235,3 +236,50 @@ def test_parses_server_addresses_in_common_forms(text, address):
 def test_rejects_invalid_server_addresses(text):
     with pytest.raises(ConfigError):
         ServerAddress.parse_url(text)
+
+
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(20)
+
+
+def saved_questions(parley, faulty, tmp_path: Path, *lines: str) -> tuple[list[Any], str]:
+    """Return the contents of the user's turns after these lines, and what was printed as errors."""
+    piece = b'{"choices":[{"delta":{"content":"a cat"}}]}'
+    server = faulty(lambda handler: send_events(handler, piece, b"[DONE]"))
+    saved = tmp_path / "saved.json"
+    done = parley("chat", "--url", server, stdin="\n".join([*lines, f"/save {saved}", "/bye"]))
+    turns = json.loads(saved.read_text())["messages"]
+    return [turn["content"] for turn in turns if turn["role"] == "user"], done.stderr
+
+
+def test_chat_sends_pictures_that_a_command_or_a_question_names(parley, faulty, tmp_path):
+    for name in ("cat.png", "my dog.PNG"):
+        (tmp_path / name).write_bytes(PICTURE)
+    cat, dog = tmp_path / "cat.png", tmp_path / "my dog.PNG"
+    escaped = str(dog).replace(" ", "\\ ")
+    lines = [f"/image {cat}", "What is this?", f"{cat} and '{dog}'", f"Compare {escaped}", "none.png is text"]
+    contents, errors = saved_questions(parley, faulty, tmp_path, *lines)
+    assert errors == ""
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgoAAAAAAAAAAAAAAAAAAAAAAAAAAA=="}}
+    assert contents == [
+        [part, {"type": "text", "text": "What is this?"}],
+        [part, part, {"type": "text", "text": "and"}],
+        [part, {"type": "text", "text": "Compare"}],
+        "none.png is text",
+    ]
+
+
+def test_chat_refuses_files_that_are_no_pictures(parley, faulty, tmp_path):
+    text, large = tmp_path / "text.png", tmp_path / "large.png"
+    text.write_text("no picture")
+    large.touch()
+    os.truncate(large, 26 << 20)
+    lines = ["/image", f"/image {tmp_path}/none.png", f"/image {large}", f"see {text}", "hello"]
+    contents, errors = saved_questions(parley, faulty, tmp_path, *lines)
+    assert contents == ["hello"]
+    assert errors.splitlines() == [
+        "parley: /image needs the name of a file.",
+        f"parley: {tmp_path}/none.png cannot be read: No such file or directory.",
+        f"parley: {large} is larger than 25 MB.",
+        "",
+        f"parley: {text} cannot be sent: it is no picture, video or sound of a known format.",
+    ]
