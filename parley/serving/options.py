@@ -8,11 +8,17 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, Dialect
-from parley.types import Settings, Tenant
+from parley.settings.media_hosts import MediaHost
+from parley.types import MediaKind, Settings, Tenant
 from parley.web.options import HttpOptions, TlsFiles
 
 EngineKind = Literal["process", "thread", "scripted"]  # a scripted engine runs no model
 RoleName = Literal["none", "prefill", "decode", "flex", "mixed"]
+
+
+# Limits of a request by kind, unless options say otherwise.
+MEDIA_COUNTS: Mapping[MediaKind, int] = {"image": 16, "video": 2, "audio": 4}
+MEDIA_SIZES: Mapping[MediaKind, int] = {"image": 20 << 20, "video": 256 << 20, "audio": 25 << 20}
 
 
 class ListenAddress(NamedTuple):
@@ -33,6 +39,23 @@ class OfferedModel(NamedTuple):
     names: tuple[str, ...]
     settings: Settings
     engine: EngineKind = "process"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaOptions:
+    """Where pictures, videos and sound may come from, and how many and how large they may be. Sizes in bytes.
+
+    ``hosts``: what may be fetched over HTTP; ``folder``: below which files may be read; without them, neither. Per
+    request: ``counts`` by kind, and ``request_size`` for all items as they come, encoded. ``sizes``: of one item, by
+    kind. ``memory``: for what all requests have fetched and not decoded yet.
+    """
+
+    hosts: tuple[MediaHost, ...] = ()
+    folder: str | None = None
+    counts: Mapping[MediaKind, int] = field(default_factory=lambda: MEDIA_COUNTS)
+    sizes: Mapping[MediaKind, int] = field(default_factory=lambda: MEDIA_SIZES)
+    request_size: int = 512 << 20
+    memory: int = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +89,8 @@ class ServerOptions(HttpOptions):
     lora_root: str | None = None  # clients may load adapters from inside this folder; None: they may not load any
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
     api_options: ApiOptions = DEFAULT_API_OPTIONS  # for OpenAI's and vLLM's APIs
+
+    media: MediaOptions = MediaOptions()
 
     # for an instance of a cluster
     role: RoleName = "mixed"

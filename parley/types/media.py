@@ -7,12 +7,14 @@ among the prompt's tokens, and the same file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import msgspec
 
 MediaKind = Literal["image", "video", "audio"]
 MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
+KIND_NAMES: Mapping[MediaKind, str] = {"image": "image", "video": "video", "audio": "audio clip"}  # in sentences
 ImageDetail = Literal["auto", "low", "high", "original"]
 
 

@@ -1,0 +1,213 @@
+"""Fetches pictures, videos and sound over HTTP from the hosts that the operator allows, and from no others.
+
+Every redirect is checked like the first URL. Errors are ``BadMedia``; they name the host that the client named, and
+nothing of what a server or a library says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import NamedTuple, NoReturn
+from urllib.parse import urljoin
+
+import httpcore2
+
+from parley.errors import BadMedia, MediaFault, excerpt
+from parley.serving.media.addresses import (
+    MAX_URL_LENGTH,
+    FetchAddress,
+    HostResolver,
+    IpAddress,
+    ResolveHost,
+    is_public,
+    parse_fetch_url,
+)
+from parley.serving.media.pinned_connection import CONNECT_SECONDS, FetchedAnswer, open_answer
+from parley.serving.options import MediaOptions
+from parley.settings.media_hosts import MediaHost, is_address
+from parley.types.media import KIND_NAMES, MediaKind
+from parley.web.request_body import BodyBudget
+
+MAX_REDIRECTS = 3
+REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+FETCH_SECONDS = 30.0  # for an item with all its redirects, without waiting for other fetches
+MAX_CONNECTIONS = 16
+HOST_CONNECTIONS = 2  # to each host, for one request
+
+
+class Redirect(NamedTuple):
+    """An answer that only says where to look instead."""
+
+    location: str
+
+
+class MediaFetcher:
+    """Fetches media for all requests of a server. ``resolve_host`` and ``ssl_context`` stand in for the system's."""
+
+    def __init__(
+        self,
+        options: MediaOptions,
+        resolve_host: ResolveHost | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ):
+        self.options = options
+        self.budget = BodyBudget(options.memory)
+        self.resolve_host = resolve_host or HostResolver().resolve_host
+        self.connections = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._ssl_context = ssl_context
+
+    @contextmanager
+    def open_request(self) -> Iterator[RequestFetches]:
+        """Begin the fetches of one request; the memory of what they return is counted until the end of the context."""
+        fetches = RequestFetches(self)
+        try:
+            yield fetches
+        finally:
+            fetches.close()
+
+    async def fetch(self, url: str, kind: MediaKind, field: str) -> bytes:
+        """Return what is at a URL. Raises BadMedia; Overloaded if there is no memory left for it."""
+        with self.open_request() as fetches:
+            return await fetches.fetch(url, kind, field)
+
+    def ssl_context(self, address: FetchAddress) -> ssl.SSLContext | None:
+        """Return the settings of TLS for a URL: the system's authorities, those of ``SSL_CERT_FILE`` if it is set."""
+        if address.scheme != "https":
+            return None
+        if self._ssl_context is None:
+            self._ssl_context = httpcore2.default_ssl_context()
+        return self._ssl_context
+
+
+class RequestFetches:
+    """The fetches of one request: few connections to each host, and a limit for the bytes of all items together."""
+
+    def __init__(self, fetcher: MediaFetcher):
+        self.fetcher = fetcher
+        self.host_slots: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(HOST_CONNECTIONS))
+        self._size = 0
+        self._held_body = fetcher.budget.hold_body()
+        fetcher.budget.end_arrival(self._held_body)  # it does not make room for others by its slowness
+
+    async def fetch(self, url: str, kind: MediaKind, field: str) -> bytes:
+        """Return what is at a URL. Raises BadMedia, Overloaded."""
+        return await ItemFetch(self, kind, field).fetch(url)
+
+    def count_bytes(self, size: int, kind: MediaKind, field: str) -> None:
+        """Count ``size`` more bytes of an item, wherever they come from. Raises BadMedia, Overloaded."""
+        self._size += size
+        limit = self.fetcher.options.request_size
+        if self._size > limit:
+            message = f"The images, videos and audio clips of a request may have {limit} bytes together."
+            raise BadMedia(message, reason="too_large", kind=kind, field=field, limit=limit)
+        self._held_body.grow(size)
+
+    def close(self) -> None:
+        """Stop counting the memory of what was fetched."""
+        self._held_body.release()
+
+
+class ItemFetch:
+    """The fetch of one item, with all its redirects."""
+
+    def __init__(self, request: RequestFetches, kind: MediaKind, field: str):
+        self._request, self._fetcher, self._kind, self._field = request, request.fetcher, kind, field
+        self._size_limit = self._fetcher.options.sizes[kind]
+        self._size = 0
+        self._seconds_left = FETCH_SECONDS
+        self._named_host = ""  # in the client's URL; errors never name a host that is known from a redirect
+
+    async def fetch(self, url: str) -> bytes:
+        """Return what is at a URL, or where it is redirected to. Raises BadMedia, Overloaded."""
+        try:
+            address = parse_fetch_url(url)
+        except ValueError as problem:
+            self._refuse_url(url, problem)
+        self._named_host = address.host
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = await self._get(address)
+            if isinstance(answer, bytes):
+                return answer
+            address = self._redirected_address(address, answer)
+        self._fail("unreachable", f"could not be fetched: there are more than {MAX_REDIRECTS} redirects")
+
+    async def _get(self, address: FetchAddress) -> bytes | Redirect:
+        """Send one request, while there is a connection free for it."""
+        rules = self._matching_rules(address)
+        loop = asyncio.get_running_loop()
+        async with self._request.host_slots[address.host], self._fetcher.connections:
+            began_at = loop.time()
+            try:
+                async with asyncio.timeout(self._seconds_left):
+                    ip_addresses = await self._checked_addresses(address, rules)
+                    async with open_answer(address, ip_addresses, self._fetcher.ssl_context(address)) as answer:
+                        return await self._read_answer(answer)
+            except (TimeoutError, httpcore2.TimeoutException):
+                self._fail("unreachable", "could not be fetched: its server is too slow", limit=FETCH_SECONDS)
+            except (OSError, httpcore2.NetworkError, httpcore2.ProtocolError):
+                self._fail("unreachable", "could not be fetched: its server cannot be reached, or broke off")
+            finally:
+                self._seconds_left -= loop.time() - began_at
+
+    def _matching_rules(self, address: FetchAddress) -> list[MediaHost]:
+        """Return the entries of the operator's list for a URL's host and port. Raises BadMedia if there is none."""
+        rules = [rule for rule in self._fetcher.options.hosts if rule.includes(address.host, address.port)]
+        if not rules:
+            self._fail("forbidden_address", "is not allowed: this server does not fetch from there")
+        return rules
+
+    async def _checked_addresses(self, address: FetchAddress, rules: Sequence[MediaHost]) -> list[IpAddress]:
+        """Look up a host once; every address of it must be public, unless the host is internal by a rule."""
+        if is_address(address.host):
+            ip_addresses = [ip_address(address.host)]
+        else:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                ip_addresses = await self._fetcher.resolve_host(address.host, address.port)
+        if not any(rule.internal for rule in rules) and not all(map(is_public, ip_addresses)):
+            self._fail("forbidden_address", "is not allowed: an address of that host is not public")
+        return ip_addresses
+
+    async def _read_answer(self, answer: FetchedAnswer) -> bytes | Redirect:
+        """Return the body of an answer with status 200, or where the answer redirects to."""
+        if answer.status in REDIRECT_STATUSES and b"location" in answer.headers:
+            return Redirect(answer.headers[b"location"].decode("utf-8", "surrogateescape"))
+        if answer.status != 200:
+            why = f"could not be fetched: the answer of its server has status {answer.status}"
+            self._fail("unreachable", why, status=answer.status)
+        if answer.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            self._fail("unreachable", "could not be fetched: its server compressed the answer without being asked to")
+        if answer.size is not None and answer.size > self._size_limit:
+            self._refuse_size(size=answer.size)
+        return await answer.read_body(self._count_bytes)
+
+    def _redirected_address(self, address: FetchAddress, redirect: Redirect) -> FetchAddress:
+        try:
+            return parse_fetch_url(urljoin(address.url, redirect.location))
+        except ValueError:
+            self._fail("unreachable", "could not be fetched: its server redirects to something that is no URL")
+
+    def _count_bytes(self, size: int) -> None:
+        self._size += size
+        if self._size > self._size_limit:
+            self._refuse_size()
+        self._request.count_bytes(size, self._kind, self._field)
+
+    def _refuse_size(self, **detail: int) -> NoReturn:
+        limit = self._size_limit
+        self._fail("too_large", f"is larger than the limit of {limit} bytes", limit=limit, **detail)
+
+    def _refuse_url(self, url: str, problem: ValueError) -> NoReturn:
+        detail = {"size": len(url), "limit": MAX_URL_LENGTH} if len(url) > MAX_URL_LENGTH else {}
+        message = f"The URL of the {KIND_NAMES[self._kind]} {problem}."
+        raise BadMedia(message, reason="bad_address", kind=self._kind, field=self._field, **detail)
+
+    def _fail(self, reason: MediaFault, what: str, **detail: int | float) -> NoReturn:
+        """Raise BadMedia with a sentence about the item from the client's URL."""
+        host = self._named_host
+        message = f"The {KIND_NAMES[self._kind]} from {excerpt(host)} {what}."
+        raise BadMedia(message, reason=reason, kind=self._kind, field=self._field, host=host, **detail) from None

@@ -1,0 +1,165 @@
+"""HTTP connections for fetching: to addresses that were checked before, and with a limit of what a server may send.
+
+``httpcore2`` sends a request and parses the answer. It follows no redirects, decodes no content, and knows neither
+proxies nor cookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import httpcore2
+
+from parley.serving.media.addresses import FetchAddress, IpAddress
+
+CONNECT_SECONDS = 5.0
+MIN_RATE = 1000  # bytes per second of a body, measured over RATE_SECONDS
+RATE_SECONDS = 5.0
+MAX_TRIED = 4  # addresses of a host that are tried
+MAX_OVERHEAD = 64 << 10  # bytes of headers, and of what stands between the parts of a body
+OVERHEAD_SHARE = 1 / 16  # of the body, in addition
+HEADERS = (
+    (b"User-Agent", b"parley"),
+    (b"Accept", b"*/*"),
+    (b"Accept-Encoding", b"identity"),
+    (b"Connection", b"close"),
+)
+
+
+class TrafficMeter:
+    """Compares what a server sent with the body in it, both in bytes.
+
+    Parsing costs processor time for each part of a body. Without a limit, a server could send endless headers, or a
+    body in millions of tiny parts.
+    """
+
+    def __init__(self) -> None:
+        self.received = self.body = 0
+
+    def check_overhead(self) -> None:
+        """Raise RemoteProtocolError if too little of what came is the body."""
+        if self.received - self.body > MAX_OVERHEAD + self.body * OVERHEAD_SHARE:
+            raise httpcore2.RemoteProtocolError("The headers, or the parts between which the body is split, are long.")
+
+
+class MeteredStream(httpcore2.AsyncNetworkStream):
+    """A network stream that counts what is read. All that was read before has been parsed at the next read."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, meter: TrafficMeter):
+        self._stream, self._meter = stream, meter
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Read the next bytes. Raises RemoteProtocolError after too many that were not the body."""
+        self._meter.check_overhead()
+        data = await self._stream.read(max_bytes, timeout)
+        self._meter.received += len(data)
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Write all bytes."""
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        """Return an encrypted stream over this one, which counts what it decrypts."""
+        return MeteredStream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._meter)
+
+    def get_extra_info(self, info: str) -> Any:
+        """Return a property of the stream."""
+        return self._stream.get_extra_info(info)
+
+
+class PinnedBackend(httpcore2.AnyIOBackend):
+    """Connects to the first of some addresses that answers, whatever the name of the host resolves to by now."""
+
+    def __init__(self, addresses: Sequence[IpAddress], meter: TrafficMeter):
+        self._addresses, self._meter = addresses[:MAX_TRIED], meter
+        self._stream: httpcore2.AsyncNetworkStream | None = None
+
+    async def close_connection(self) -> None:
+        """Close the connection, in whatever state it is; also one whose handshake was interrupted."""
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Return a connection to one of the addresses. Raises ConnectError, ConnectTimeout."""
+        failure: Exception = httpcore2.ConnectError("The host has no address.")
+        for address in self._addresses:
+            try:
+                seconds = CONNECT_SECONDS / len(self._addresses)
+                self._stream = await super().connect_tcp(str(address), port, seconds, local_address, socket_options)
+                return MeteredStream(self._stream, self._meter)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+
+class FetchedAnswer:
+    """The answer to a GET request. ``headers``: with names in lower case; ``size``: of the body, if announced."""
+
+    def __init__(self, response: httpcore2.Response, meter: TrafficMeter):
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.headers}
+        self._response, self._meter = response, meter
+
+    @property
+    def size(self) -> int | None:
+        """The number of bytes in the body, if the server announces it."""
+        length = self.headers.get(b"content-length", b"")
+        return int(length) if length.isdigit() and b"transfer-encoding" not in self.headers else None
+
+    async def read_body(self, count_bytes: Callable[[int], None]) -> bytes:
+        """Return the body; ``count_bytes`` gets the size of each part before it is kept, and may raise.
+
+        Raises TimeoutError if too few bytes come, and the errors of ``httpcore2``.
+        """
+        loop = asyncio.get_running_loop()
+        parts: list[bytes] = []
+        goal = MIN_RATE * RATE_SECONDS
+        async with asyncio.timeout(RATE_SECONDS) as patience, aclosing(self._response.aiter_stream()) as stream:
+            async for part in stream:
+                count_bytes(len(part))
+                parts.append(part)
+                self._meter.body += len(part)
+                if self._meter.body >= goal:
+                    goal = self._meter.body + MIN_RATE * RATE_SECONDS
+                    patience.reschedule(loop.time() + RATE_SECONDS)
+                await asyncio.sleep(0)  # many parts may come at once, and others need the event loop as well
+        return b"".join(parts)
+
+
+@asynccontextmanager
+async def open_answer(
+    address: FetchAddress, ip_addresses: Sequence[IpAddress], ssl_context: ssl.SSLContext | None
+) -> AsyncIterator[FetchedAnswer]:
+    """Send a GET request and yield the answer; the connection ends with the context.
+
+    Raises the errors of ``httpcore2``. A certificate is verified for the host's name.
+    """
+    meter = TrafficMeter()
+    host, target = address.host.encode(), address.target.encode()
+    url = httpcore2.URL(scheme=address.scheme.encode(), host=host, port=address.port, target=target)
+    headers = [(b"Host", address.authority.encode()), *HEADERS]
+    request = httpcore2.Request(b"GET", url, headers=headers, extensions={"timeout": {"connect": CONNECT_SECONDS}})
+    backend = PinnedBackend(ip_addresses, meter)
+    connection = httpcore2.AsyncHTTPConnection(url.origin, ssl_context, network_backend=backend)
+    try:
+        yield FetchedAnswer(await connection.handle_async_request(request), meter)
+    finally:
+        await backend.close_connection()

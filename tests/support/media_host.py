@@ -1,0 +1,67 @@
+"""A host on 127.0.0.1 that sends what a test says, byte by byte, and keeps the requests that it got."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+Answer = bytes | Callable[[asyncio.StreamWriter], object]  # a function may write the answer itself
+
+
+def http_answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def redirect_to(url: str, status: str = "302 Found") -> bytes:
+    return http_answer(b"", f"Location: {url}", status=status)
+
+
+class MediaHost:
+    """``answers``: by path; other paths get 404. ``heads``: of the requests so far."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.heads: list[bytes] = []
+        self.port = 0
+        self.open_connections = self.most_connections = 0
+        self.closed = asyncio.Condition()
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no client is connected."""
+        async with self.closed, asyncio.timeout(20):
+            await self.closed.wait_for(lambda: not self.open_connections)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open_connections += 1
+        self.most_connections = max(self.most_connections, self.open_connections)
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.heads.append(head)
+            answer = self.answers.get(head.split()[1].decode(), http_answer(b"gone", status="404 Not Found"))
+            if isinstance(answer, bytes):
+                writer.write(answer)
+                await writer.drain()
+            else:
+                await answer(writer)  # type: ignore[misc]
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client left
+        finally:
+            writer.close()
+            async with self.closed:
+                self.open_connections -= 1
+                self.closed.notify_all()
+
+
+@asynccontextmanager
+async def run_media_host(ssl_context: ssl.SSLContext | None = None) -> AsyncIterator[MediaHost]:
+    host = MediaHost()
+    server = await asyncio.start_server(host.serve, "127.0.0.1", 0, ssl=ssl_context)
+    host.port = server.sockets[0].getsockname()[1]
+    try:
+        yield host
+    finally:
+        server.close()
+        await server.wait_closed()
