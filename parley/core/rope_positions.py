@@ -1,0 +1,112 @@
+"""The rotary positions of a prompt with pictures and videos, for models whose positions have three axes (M-RoPE).
+
+A text token has the same position on all axes: time, height and width. The tokens of a picture, and of a video's
+frames, lie in a grid that begins at the position after the text; the text after it goes on at a distance of the larger
+of rows and columns. This is ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL and Qwen3-VL in Transformers (paper: arXiv
+2409.12191, section 2.1), as a function of the prompt alone, so all instances agree.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from parley.types import EmbeddingRun, MediaItem
+
+_FLOAT = struct.Struct("f")
+
+
+class _Piece(NamedTuple):
+    """Tokens from ``start`` up to the next piece. ``position``: of the first, on all axes. ``run``: None for text."""
+
+    start: int
+    position: int
+    run: EmbeddingRun | None
+
+
+class RopePositions:
+    """The positions of one sequence's tokens on three axes.
+
+    ``output_delta``: the position of an output token is its index plus this number.
+    """
+
+    def __init__(self, media: Sequence[MediaItem], prompt_len: int):
+        """``media``: the prompt's items, in order. Their runs with a grid have as many tokens as the grid."""
+        pieces = [_Piece(0, 0, None)]
+        largest = -1
+        for item in media:
+            for run in item.runs:
+                if run.grid is None:
+                    continue
+                start = item.start + run.offset
+                position = _text_position(pieces[-1], start)
+                frames, rows, columns = run.grid
+                furthest = max(_frame_time(frames - 1, run.frame_step), rows - 1, columns - 1)
+                largest = max(largest, position - 1, position + furthest)
+                pieces.append(_Piece(start, position, run))
+                pieces.append(_Piece(start + run.count, position + max(rows, columns), None))
+        if pieces[-1].start < prompt_len:
+            largest = max(largest, _text_position(pieces[-1], prompt_len) - 1)
+        pieces.append(_Piece(prompt_len, largest + 1, None))
+        self._pieces = pieces
+        self._starts = [piece.start for piece in pieces]
+        self.output_delta = largest + 1 - prompt_len
+
+    @classmethod
+    def of_prompt(cls, media: Sequence[MediaItem], prompt_len: int) -> RopePositions | None:
+        """Return the positions; None if each token's is its index on all axes, because no item has a grid."""
+        has_grid = any(run.grid is not None for item in media for run in item.runs)
+        return cls(media, prompt_len) if has_grid else None
+
+    def axes(self, start: int, end: int) -> tuple[list[int], list[int], list[int]]:
+        """Return times, heights and widths of tokens ``start .. end``."""
+        axes: tuple[list[int], list[int], list[int]] = ([], [], [])
+        index = bisect_right(self._starts, start) - 1
+        while start < end:
+            piece = self._pieces[index]
+            index += 1
+            piece_end = min(end, self._starts[index]) if index < len(self._starts) else end
+            _extend_axes(axes, piece, start, piece_end)
+            start = piece_end
+        return axes
+
+
+def largest_position(media: Sequence[MediaItem], prompt_len: int) -> int:
+    """Return the largest position of a prompt's tokens on any axis; without grids that is ``prompt_len - 1``.
+
+    It may exceed the number of tokens, because frames far apart in time have positions far apart. Output tokens go on
+    after it, so it and their number must fit into the model's context together.
+    """
+    positions = RopePositions.of_prompt(media, prompt_len)
+    return prompt_len - 1 + (0 if positions is None else positions.output_delta)
+
+
+def _text_position(piece: _Piece, token: int) -> int:
+    """Return the position of a token of text."""
+    return piece.position + token - piece.start
+
+
+def _frame_time(frame: int, step: float) -> int:
+    """Return the time of a frame in positions. The product is rounded to float32 first, as in Transformers."""
+    return int(_round_to_float32(frame * _round_to_float32(step)))
+
+
+def _round_to_float32(number: float) -> float:
+    result: float = _FLOAT.unpack(_FLOAT.pack(number))[0]
+    return result
+
+
+def _extend_axes(axes: tuple[list[int], list[int], list[int]], piece: _Piece, start: int, end: int) -> None:
+    """Append the positions of tokens ``start .. end`` of one piece."""
+    if piece.run is None or piece.run.grid is None:
+        for axis in axes:
+            axis += range(_text_position(piece, start), _text_position(piece, end))
+        return
+    _, rows, columns = piece.run.grid
+    for cell in range(start - piece.start, end - piece.start):
+        frame, place = divmod(cell, rows * columns)
+        row, column = divmod(place, columns)
+        for axis, offset in zip(axes, (_frame_time(frame, piece.run.frame_step), row, column), strict=True):
+            axis.append(piece.position + offset)

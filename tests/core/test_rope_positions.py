@@ -1,0 +1,106 @@
+"""Positions on three axes are those of Transformers' ``get_rope_index``, for whole prompts and in pieces."""
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
+from parley.core.rope_positions import RopePositions, largest_position
+from parley.types import EmbeddingRun, MediaItem
+
+TEXT, IMAGE, VIDEO = 0, 1, 2  # token types of Transformers
+MERGE = 2  # patches per embedding in rows and columns
+
+
+@functools.cache
+def family_model(family: str) -> Any:
+    from support.multimodal_models import FAMILIES
+    from transformers import AutoConfig, AutoModel
+
+    shape = FAMILIES[family].config
+    vision = shape["vision_config"] | {"tokens_per_second": 3, "spatial_merge_size": MERGE}
+    with torch.device("meta"):
+        return AutoModel.from_config(AutoConfig.for_model(family, **shape | {"vision_config": vision}))
+
+
+GRID = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+PART = st.one_of(
+    st.tuples(st.just(TEXT), st.integers(1, 9)),
+    st.tuples(st.just(IMAGE), GRID),
+    st.tuples(st.just(VIDEO), GRID, st.sampled_from([0.04, 0.5, 1.0, 1 / 3, 2.7, 60.0])),
+)
+
+
+def transformers_positions(family: str, parts: list, types: list[int]) -> tuple[torch.Tensor, int]:
+    def grids(kind: int) -> torch.Tensor | None:
+        sizes = [(frames, MERGE * rows, MERGE * columns) for _, (frames, rows, columns), *_ in of_kind(kind)]
+        return torch.tensor(sizes) if sizes else None
+
+    def of_kind(kind: int) -> list:
+        return [part for part in parts if part[0] == kind]
+
+    positions, delta = family_model(family).get_rope_index(
+        torch.zeros(1, len(types), dtype=torch.int64),
+        mm_token_type_ids=torch.tensor([types]),
+        image_grid_thw=grids(IMAGE),
+        video_grid_thw=grids(VIDEO),
+        second_per_grid_ts=torch.tensor([part[2] for part in of_kind(VIDEO)]),
+    )
+    return positions[:, 0], int(delta)
+
+
+def build_prompt(family: str, parts: list) -> tuple[list[MediaItem], list[int]]:
+    """The items of a prompt and the types of its tokens. A text token follows each item, as a mark does."""
+    items: list[MediaItem] = []
+    types: list[int] = []
+    for kind, size, *seconds in parts:
+        if kind == TEXT:
+            types += [TEXT] * size
+            continue
+        frames, rows, columns = size
+        step = float(torch.tensor(seconds[0]) * 3) if seconds and family == "qwen2_5_vl" else 1.0
+        is_split = kind == VIDEO and family == "qwen3_vl"  # a text with the time stands before each frame
+        shapes = [(1, rows, columns)] * frames if is_split else [size]
+        runs: list[EmbeddingRun] = []
+        start = len(types)
+        for grid in shapes:
+            count = grid[0] * rows * columns
+            runs.append(EmbeddingRun(len(types) - start, count, grid, step))
+            types += [kind] * count + [TEXT]
+        items.append(MediaItem("video", b"", start, len(types) - 1 - start, runs))
+    return items, types
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(PART, min_size=1, max_size=6), cuts=st.lists(st.integers(0, 200), max_size=3))
+def test_positions_are_those_of_transformers(family, parts, cuts):
+    # An image of several frames does not exist, and would have the time steps of a video.
+    parts = [(IMAGE, (1, *part[1][1:])) if part[0] == IMAGE else part for part in parts]
+    items, types = build_prompt(family, parts)
+    expected, delta = transformers_positions(family, parts, types)
+    positions = RopePositions(items, len(types))
+    assert positions.output_delta == delta
+    if items:
+        assert largest_position(items, len(types)) == expected.max()
+    borders = sorted({0, len(types), *(cut for cut in cuts if cut < len(types))})
+    pieces = [positions.axes(start, end) for start, end in itertools.pairwise(borders)]
+    assert torch.cat([torch.tensor(piece) for piece in pieces], 1).tolist() == expected.tolist()
+    after = len(types) + 5
+    assert positions.axes(after, after + 2) == ([after + delta, after + 1 + delta],) * 3
+
+
+def test_a_prompt_without_grids_has_no_positions_of_its_own():
+    item = MediaItem("image", b"", 2, 4, [EmbeddingRun(0, 4)])
+    assert RopePositions.of_prompt([item], 9) is None
+    assert largest_position([item], 9) == 8
+
+
+def test_frames_far_apart_reach_beyond_the_number_of_tokens():
+    item = MediaItem("video", b"", 1, 8, [EmbeddingRun(0, 8, (8, 1, 1), 120.0)])
+    assert largest_position([item], 14) == 1 + 7 * 120
