@@ -232,12 +232,17 @@ def plan_attention(
     heads: int,
     page_format: PageFormat,
     window: int | None,
+    ends: torch.Tensor | None,
     zero_page: int,
     device: torch.device,
 ) -> AttentionPlan:
-    """Plan the attention of a batch. One plan serves all layers of the same page format, head count and window."""
+    """Plan the attention of a batch. One plan serves all layers of the same page format, head count and window.
+
+    ``ends``: how far each row sees, the last visible position + 1, int64 [T]: its own position or a later one of its
+    span. None: its own.
+    """
     if page_format.tiled:
-        return compiled.plan_spans(spans, window)
+        return compiled.plan_spans(spans, window, ends)
     layer = page_format.layer
     return torch_attention.plan_tiles(
         spans,
@@ -245,6 +250,7 @@ def plan_attention(
         kv_heads=layer.heads,
         dim=page_format.shape[-1],
         window=window,
+        ends=ends,
         zero_page=zero_page,
         device=device,
     )

@@ -39,7 +39,7 @@ SIGNATURES = {
     "apply_mask": [P, P, N],
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
-    "attend": [P, N, P, P, P, N, P, P, N, N, N, N, N, N, R, R, N],
+    "attend": [P, N, P, P, P, N, P, P, P, N, N, N, N, N, N, R, R, N],
     **compiled_int4.INT4_SIGNATURES,
     **compiled_int8.INT8_SIGNATURES,
     **compiled_lora.LORA_SIGNATURES,
@@ -68,9 +68,10 @@ class CompiledPlan:
     spans: torch.Tensor  # [S, 4]
     table: torch.Tensor  # the page tables of all spans, concatenated
     window: int | None
+    ends: torch.Tensor | None  # [T], as in ``plan_attention``
 
 
-def plan_spans(spans: list[Span], window: int | None) -> CompiledPlan:
+def plan_spans(spans: list[Span], window: int | None, ends: torch.Tensor | None = None) -> CompiledPlan:
     """Plan the attention of a batch. One plan serves all layers with the same window."""
     rows: list[int] = []
     table: list[int] = []
@@ -79,7 +80,7 @@ def plan_spans(spans: list[Span], window: int | None) -> CompiledPlan:
         table += span.table
     # Through numpy, which converts lists three times as fast.
     spans_of, table_of = (torch.from_numpy(np.array(each, np.int64)) for each in (rows, table))
-    return CompiledPlan(spans_of.view(-1, 4), table_of, window)
+    return CompiledPlan(spans_of.view(-1, 4), table_of, window, None if ends is None else ends.contiguous())
 
 
 class CompiledKernels:
@@ -276,6 +277,7 @@ class CompiledKernels:
             len(plan.spans),
             plan.table.data_ptr(),
             0 if sinks is None else sinks.data_ptr(),
+            0 if plan.ends is None else plan.ends.data_ptr(),
             heads,
             layer.heads,
             dim,

@@ -8,7 +8,7 @@ Nothing that depends on the other rows of a group touches a row's own arithmetic
 * A score is one sum over the head dimension, in float32 (scores of real models exceed the resolution of bfloat16).
 * A matrix product always has a multiple of ROW_MULTIPLE rows, because one or two rows, even at the end of many, would
   run on other kernels.
-* Keys after a row's own position are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at
+* Keys that a row does not see are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at
   multiples of VALUE_CHUNK and are padded to multiples of KEY_MULTIPLE, so each key always meets the same vector lane.
 * Values are summed in chunks of VALUE_CHUNK absolute positions, chunk after chunk, in float32.
 
@@ -59,8 +59,9 @@ class QueryTile:
     count: int
     position: int  # of that row in its sequence
     start: int  # first key position, a multiple of VALUE_CHUNK
-    length: int  # number of keys, up to and including the last row's own
+    length: int  # number of keys, up to the last that any of its rows sees
     table: list[int]
+    ends: list[int]  # of its rows, as in ``plan_tiles``; empty: each sees itself and earlier ones
 
 
 def page_format(layer: LayerKV, dtype: torch.dtype) -> PageFormat:
@@ -78,11 +79,16 @@ def plan_tiles(
     kv_heads: int,
     dim: int,
     window: int | None,
+    ends: torch.Tensor | None,
     zero_page: int,
     device: torch.device,
 ) -> list[TileGroup]:
-    """Group a batch's rows into tiles. One plan serves all layers of one shape; ``dim`` is the width of the pages."""
+    """Group a batch's rows into tiles. One plan serves all layers of one shape; ``dim`` is the width of the pages.
+
+    ``ends`` int64 [T]: the position after the last one that a row sees; None: its own.
+    """
     fold = heads // kv_heads
+    row_ends = None if ends is None else ends.tolist()
     groups: dict[tuple[int, int], list[QueryTile]] = {}
     for span in spans:
         prior_count = span.length - span.count
@@ -90,7 +96,11 @@ def plan_tiles(
             count = min(TILE_ROWS, span.count - first)
             position = prior_count + first
             start = 0 if window is None else max(0, position - window + 1) // VALUE_CHUNK * VALUE_CHUNK
-            tile = QueryTile(span.first + first, count, position, start, position + count - start, span.table)
+            token, end, tile_ends = span.first + first, position + count, list[int]()
+            if row_ends is not None:
+                tile_ends = [min(max(row_ends[token + i], position + i + 1), span.length) for i in range(count)]
+                end = max(tile_ends)
+            tile = QueryTile(token, count, position, start, end - start, span.table, tile_ends)
             key = ((count - 1).bit_length(), ((tile.length - 1) // KEY_MULTIPLE).bit_length())
             groups.setdefault(key, []).append(tile)
     total = sum(span.count for span in spans)
@@ -129,7 +139,11 @@ def _group_tiles(
     query = (position + row - start)[:, :, None]
     unmasked_keys = int((position - start).min()) + 1 if window is None else 0
     key = np.arange(unmasked_keys, keys)[None, None]
-    hidden = key > query
+    last = query
+    if tiles[0].ends:
+        ends = [np.pad(tile.ends, (0, rows - tile.count), "edge") - tile.start for tile in tiles]
+        last = np.stack(ends)[:, :, None] - 1
+    hidden = key > last
     if window is not None:
         hidden |= key <= query - window
     mask = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None])

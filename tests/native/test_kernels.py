@@ -220,15 +220,15 @@ def test_masked_argmax_takes_lowest_id_of_largest_allowed(vocab):
 # --- attention ------------------------------------------------------------------------------------------------
 
 
-def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None):
-    """Causal attention of one sequence in float64, computed from the formulas."""
+def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None, ends=None):
+    """Attention of one sequence in float64, computed from the formulas. Row i sees keys before ``ends[i]``."""
     count, heads = q.shape[:2]
     k, v = (tensor.double().repeat_interleave(heads // tensor.shape[1], 1) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     distance = torch.arange(count)[:, None] - torch.arange(count)
-    masked = distance < 0
+    masked = distance < 0 if ends is None else torch.arange(count) >= torch.tensor(ends)[:, None]
     if window is not None:
         masked |= distance >= window
     scores = scores.masked_fill(masked, float("-inf"))
@@ -238,7 +238,12 @@ def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None):
 
 
 class AttentionCase:
-    """Sequences with random queries, keys and values, in pages that previous owners left full of NaN."""
+    """Sequences with random queries, keys and values, in pages that previous owners left full of NaN.
+
+    ``ends``: how far each row of a sequence sees, a list per sequence. None: itself and earlier rows.
+    """
+
+    ends: list[list[int]] | None = None
 
     def __init__(self, lengths, heads, layer, dtype, seed=0, int8=False):
         self.layer, self.heads, self.dtype, self.int8 = layer, heads, dtype, int8
@@ -266,6 +271,8 @@ class AttentionCase:
             spans, slots, rows, batch_parts = [], [], 0, []
             for i in select_active(active):
                 count = chunk_rows(self.lengths[i] - computed[i])
+                if self.ends is not None:  # a batch has all that its last row sees
+                    count = max(self.ends[i][computed[i] : computed[i] + count]) - computed[i]
                 past, computed[i] = computed[i], computed[i] + count
                 # A page is cleared when it is allocated, not earlier.
                 pages.clear_pages(tables[i][-(-past // BLOCK_SIZE) : -(-computed[i] // BLOCK_SIZE)])
@@ -274,6 +281,10 @@ class AttentionCase:
                 batch_parts.append((i, past, count))
                 rows += count
             batch = PackedBatch(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows), torch.tensor(slots), spans)
+            if self.ends is not None:
+                batch.visible_ends = torch.tensor(
+                    [end for i, past, count in batch_parts for end in self.ends[i][past : past + count]]
+                )
             q, k, v = (
                 torch.cat([self.data[i][j][past : past + count] for i, past, count in batch_parts]) for j in range(3)
             )
@@ -341,6 +352,47 @@ def test_attention_row_is_batch_invariant(lengths, dim, kv_heads, fold, window, 
         assert (actual.double() - exact).abs().max() < max_error(data)
     for actual, expected in zip(stage.attend_mixed(**options), outputs_alone, strict=True):
         assert torch.equal(actual, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(LENGTH, min_size=1, max_size=4),
+    dim=st.sampled_from([16, 64, 96, 17]),
+    fold=st.sampled_from([1, 3]),
+    window=st.sampled_from([None, None, 1, 20, 200]),
+    sink=st.booleans(),
+    int8=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@example([1, 3000, 17], 16, 3, 700, False, False, 5)
+def test_attention_to_later_tokens_of_a_picture_is_batch_invariant(lengths, dim, fold, window, sink, int8, seed):
+    """Rows of a picture see its later rows. Where the window is narrow, they still see these."""
+    stage = AttentionCase(lengths, 2 * fold, LayerKV(2, dim, dim), torch.bfloat16, seed, int8)
+    sizes = random.Random(seed)
+    stage.ends = []
+    for length in lengths:
+        ends: list[int] = []
+        while len(ends) < length:
+            size = min(length - len(ends), sizes.choice([1, 1, 2, 16, 40, 256, 700]))
+            ends += [len(ends) + size] * size if sizes.random() < 0.6 else range(len(ends) + 1, len(ends) + size + 1)
+        stage.ends.append(ends)
+    sinks = random_tensor(2 * fold, dtype=torch.float32) if sink else None
+    options = {"scale": dim**-0.5, "window": window, "sinks": sinks}
+    outputs_alone = stage.attend_alone(**options)
+    for actual, data, ends in zip(outputs_alone, stage.data, stage.ends, strict=True):
+        exact = attention_in_float64(*(rounded_to_int8(data) if int8 else data), **options, ends=ends)
+        assert (actual.double() - exact).abs().max() < max_error(data)
+    for actual, expected in zip(stage.attend_mixed(**options), outputs_alone, strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_text_has_the_same_bits_beside_pictures():
+    stage = AttentionCase([70, 9], 4, LayerKV(2, 32, 32), torch.bfloat16)
+    plain = stage.attend_alone(scale=0.2)
+    stage.ends = [list(range(1, 71)), [*range(1, 4), *[9] * 6]]
+    mixed = stage.attend_mixed(scale=0.2)
+    assert torch.equal(mixed[0], plain[0]) and torch.equal(mixed[1][:3], plain[1][:3])
+    assert torch.equal(mixed[1][8], plain[1][8]) and not torch.equal(mixed[1][3:8], plain[1][3:8])
 
 
 @pytest.mark.parametrize(("window", "int8"), [(None, False), (700, False), (None, True)])
@@ -455,7 +507,7 @@ def test_torch_attention_plan_bounds_group_size():
     table = list(range(64))
     spans = [Span(i, 1, 1000, table) for i in range(500)]
     groups = torch_attention.plan_tiles(
-        spans, heads=4, kv_heads=2, dim=64, window=None, zero_page=64, device=torch.device("cpu")
+        spans, heads=4, kv_heads=2, dim=64, window=None, ends=None, zero_page=64, device=torch.device("cpu")
     )
     assert sum(group.tiles for group in groups) == 500
     assert all(group.tiles * group.keys * 2 * 64 <= 1 << 19 for group in groups)
@@ -464,7 +516,7 @@ def test_torch_attention_plan_bounds_group_size():
 def test_torch_attention_plan_reads_only_window_pages():
     spans = [Span(0, 1, 5000, list(range(400)))]
     (group,) = torch_attention.plan_tiles(
-        spans, heads=1, kv_heads=1, dim=8, window=100, zero_page=400, device=torch.device("cpu")
+        spans, heads=1, kv_heads=1, dim=8, window=100, ends=None, zero_page=400, device=torch.device("cpu")
     )
     assert group.keys <= 1024
     assert int(group.pages[0]) // 2 * BLOCK_SIZE <= 4900
@@ -473,6 +525,6 @@ def test_torch_attention_plan_reads_only_window_pages():
 def test_torch_attention_masks_stay_small_for_long_contexts():
     spans = [Span(0, 2048, 32768, list(range(2048)))]
     groups = torch_attention.plan_tiles(
-        spans, heads=2, kv_heads=1, dim=64, window=None, zero_page=2048, device=torch.device("cpu")
+        spans, heads=2, kv_heads=1, dim=64, window=None, ends=None, zero_page=2048, device=torch.device("cpu")
     )
     assert sum(group.mask.numel() for group in groups) < 1 << 20

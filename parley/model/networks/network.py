@@ -116,9 +116,10 @@ class KVPages(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute causal attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], same dtype.
+        """Compute attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], same dtype. A token sees
+        itself, earlier tokens, and later ones up to ``batch.visible_ends``.
 
-        ``window`` w: a token sees itself and the w - 1 before it. ``softcap`` c: scores become c * tanh(score / c).
+        ``window`` w: of the earlier tokens, it sees the last w - 1. ``softcap`` c: scores become c * tanh(score / c).
         ``sinks`` [heads]: one extra logit per head that takes probability but contributes no value.
         """
 

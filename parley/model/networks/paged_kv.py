@@ -134,7 +134,7 @@ class PagedKV:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute causal attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
+        """Compute attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
         self._enter_batch(batch)
         pool = self._pools[layer]
         key = (queries.shape[1], pool.page_format, window)
@@ -144,6 +144,7 @@ class PagedKV:
                 heads=queries.shape[1],
                 page_format=pool.page_format,
                 window=window,
+                ends=batch.visible_ends,
                 zero_page=self.blocks,
                 device=self.device,
             )

@@ -1,4 +1,5 @@
-// Causal attention of query rows over pages of keys and values: decode, prefill chunks, and mixtures of both.
+// Causal attention of query rows over pages of keys and values: decode, prefill chunks, and mixtures of both. Rows may
+// also see later tokens of their sequence, such as those of the same picture.
 //
 // Work is divided into units: a number of query rows (token and head) of one sequence that share keys. A unit walks its
 // keys in blocks of absolute positions with a running maximum, and combines the results of segments of absolute
@@ -40,9 +41,16 @@ struct Problem {
   bf16* out;
   const int64_t* table;
   const float* sinks;
+  const int64_t* ends;  // of the rows, as in `attend`; or null
   Layout layout;
   long heads, window;
   float scale, softcap;
+
+  // The number of tokens that a token of the span sees.
+  long end(const Span& span, long token) const {
+    long after = span.length - span.count + token + 1;  // of the token itself
+    return ends ? std::clamp(ends[span.first + token], after, span.length) : after;
+  }
 
   long fold() const { return heads / layout.heads; }
   long padded() const { return (layout.value_dim + PANEL - 1) / PANEL * PANEL; }
@@ -337,7 +345,7 @@ void attend(Room& room, const Problem& problem, const Task& task, const Task& fo
     Pair* query = room.queries + r * pairs;
     query[pairs - 1] = query[std::max(0l, pairs - 2)] = 0;
     memcpy(query, problem.queries + (task.span->first + token) * problem.stride + head * layout.dim, 2 * layout.dim);
-    room.upto[r] = position + 1;
+    room.upto[r] = problem.end(*task.span, token);
     room.from[r] = problem.window > 0 ? std::max(0l, position + 1 - problem.window) : 0;
   }
   const char* later[PAGES];
@@ -367,7 +375,8 @@ struct Cut {
     for (const Span* span = spans; span < spans + count; span++)
       for (long row = 0; row < span->count * fold; row += UNIT) {
         long rows = std::min(UNIT, span->count * fold - row), past = span->length - span->count;
-        long end = past + (row + rows - 1) / fold + 1;
+        long last = (row + rows - 1) / fold, end = problem.end(*span, last);
+        for (long token = row / fold; problem.ends && token < last; token++) end = std::max(end, problem.end(*span, token));
         long begin = problem.window > 0 ? std::max(0l, past + row / fold + 1 - problem.window) : 0;
         units.push_back({span, 0, row, rows, begin / BLOCK * BLOCK, end, nullptr});
         work += cost(units.back()) * heads;
@@ -412,12 +421,13 @@ int64_t page_bytes(int64_t heads, int64_t dim, int64_t value_dim, int64_t int8) 
 }
 
 // out [T, heads, value_dim] = attention of queries [T, heads, dim] over the pages. sinks [heads] may be null; window
-// and softcap are 0 for none.
+// and softcap are 0 for none. ends [T]: the position after the last one that a row sees, which is its own or a later one
+// of its span; null: its own.
 void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
-            const int64_t* table, const float* sinks, int64_t heads, int64_t kv_heads, int64_t dim, int64_t value_dim,
-            int64_t int8, int64_t window, float scale, float softcap, int64_t threads) {
+            const int64_t* table, const float* sinks, const int64_t* ends, int64_t heads, int64_t kv_heads, int64_t dim,
+            int64_t value_dim, int64_t int8, int64_t window, float scale, float softcap, int64_t threads) {
   Layout layout{kv_heads, dim, value_dim, int8 != 0};
-  Problem problem{queries, stride, pages, out, table, sinks, layout, heads, window, scale, softcap};
+  Problem problem{queries, stride, pages, out, table, sinks, ends, layout, heads, window, scale, softcap};
   Cut cut(problem, (const Span*)spans, count, threads);
   long tasks = cut.tasks.size();
   std::atomic<long> taken{0};

@@ -20,8 +20,8 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, cons
                 float eps, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t int8,
                 int64_t threads);
 void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
-            const int64_t* table, const float* sinks, int64_t heads, int64_t kv_heads, int64_t dim, int64_t value_dim,
-            int64_t int8, int64_t window, float scale, float softcap, int64_t threads);
+            const int64_t* table, const float* sinks, const int64_t* ends, int64_t heads, int64_t kv_heads, int64_t dim,
+            int64_t value_dim, int64_t int8, int64_t window, float scale, float softcap, int64_t threads);
 void lora(const bf16* x, bf16* y, int64_t into, int64_t out, const Adapted* adapted, int64_t site, bf16* inner, int64_t threads);
 
 }  // extern "C"

@@ -151,8 +151,8 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
     run.linear(layer.qkv, 4 * i);
     rope_write(room.outputs, room.cos, room.sin, pages[i], slots, layer.head_norm, s.eps, M, s.heads, s.kv_heads, s.dim, s.rotary,
                int8, threads);
-    attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8,
-           layer.window, s.scale, 0, threads);
+    attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, nullptr, nullptr, s.heads, s.kv_heads, s.dim,
+           s.dim, int8, layer.window, s.scale, 0, threads);
     if (layer.output.form == INT8)
       quantize_rows(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);
     run.linear(layer.output, 4 * i + 1);
