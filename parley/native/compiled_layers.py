@@ -110,10 +110,14 @@ class Stack:
         spans: list[Span],
         pools: Sequence[PagePool],
         adapted: object | None = None,
+        *,
+        embeddings: torch.Tensor | None = None,
+        angles: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the normed result [T, hidden] for tokens int64 [T]. Keys and values are written to the pages.
 
-        ``adapted``: the rows that have LoRA adapters, if any.
+        ``adapted``: the rows that have LoRA adapters, if any. ``embeddings`` [T, hidden] replaces the table's rows for
+        ``tokens``; ``angles`` float32 [T, 2, rotary / 2], cosines and sines, those for ``positions``.
 
         Raises IndexError for a token beyond the vocabulary or a position beyond the longest context.
         """
@@ -124,8 +128,13 @@ class Stack:
         adapted = adapted or self._no_adapters
         assert isinstance(adapted, CompiledLoraRows)
         workspace = torch.empty(self._workspace_size(self._address, count, adapted.columns), dtype=torch.uint8)
+        stack = self._stack
+        if embeddings is not None:
+            stack, tokens = _replace_fields(stack, embedding=embeddings.data_ptr(), vocab=count), torch.arange(count)
+        if angles is not None:
+            stack, positions = _replace_fields(stack, angles=angles.data_ptr(), positions=count), torch.arange(count)
         done = self._run_kernel(
-            self._address,
+            self._address if stack is self._stack else ctypes.addressof(stack),
             tokens.data_ptr(),
             out.data_ptr(),
             positions.data_ptr(),
@@ -143,6 +152,14 @@ class Stack:
         if not done:
             raise IndexError("a token is beyond the vocabulary, or a position beyond the longest context")
         return out
+
+
+def _replace_fields(stack: _StackStruct, **values: int) -> _StackStruct:
+    """Return a copy with other fields. It must not outlive the original, which owns the layers."""
+    copy = _StackStruct.from_buffer_copy(stack)
+    for name, value in values.items():
+        setattr(copy, name, value)
+    return copy
 
 
 def _layer_struct(layer: DecoderLayer) -> _LayerStruct:

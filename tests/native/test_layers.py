@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder, make_rope_table
-from parley.model.networks.network import PackedBatch
+from parley.model.networks.network import MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native import build, compiled, library
 from parley.native.layer import DecoderLayer
@@ -129,19 +131,32 @@ class RandomModel:
         if groups:
             batch.adapted = native.group_lora_rows(groups, torch.device("cpu"))
 
+    def add_media(self, batch: PackedBatch, shape: DecoderConfig, deep: int) -> None:
+        """Give some tokens embeddings of an encoder, and all tokens positions on three axes."""
+        count = len(batch.token_ids)
+        tokens = torch.randperm(count, generator=self.generator)[: -(-count // 2)]
+        rows = [self.random_bf16(len(tokens), shape.hidden) for _ in range(1 + deep)]
+        batch.media = MediaRows(tokens, rows[0], rows[1:])
+        batch.token_ids[tokens] = VOCAB + 5  # placeholders may lie beyond the embedding table
+        if shape.rope.mrope_section:
+            batch.rope_positions = self.random_integers(0, CONTEXT, 3, count)
+
 
 def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
     eights = st.integers(1, 12).map(lambda count: 8 * count)
     dims = st.sampled_from([(8, 8), (16, 12), (24, 24), (32, 16), (64, 64), (40, 0)])
     windows = st.lists(st.none() | st.integers(1, CONTEXT), min_size=1, max_size=3)
 
-    def build_config(hidden, intermediate, kv_heads, fold, dims, windows, flags) -> DecoderConfig:
-        rope = RopeConfig(10000.0, dims[1])
+    def build_config(hidden, intermediate, kv_heads, fold, dims, windows, flags, axes) -> DecoderConfig:
+        half = dims[1] // 2
+        section = (half - half // 2, half // 4, half // 2 - half // 4) if half and axes else ()
+        rope = RopeConfig(10000.0, dims[1], mrope_section=section, mrope_interleaved=axes == "interleaved")
         sizes = VOCAB, hidden, intermediate, fold * kv_heads, kv_heads, dims[0], 1e-6, rope, tuple(windows), CONTEXT
         return DecoderConfig(*sizes, False, *flags, False)
 
     flags = st.tuples(*[st.booleans()] * 4)
-    return st.builds(build_config, eights, eights, st.integers(1, 3), st.integers(1, 4), dims, windows, flags)
+    axes = st.sampled_from([None, "blocks", "interleaved"])
+    return st.builds(build_config, eights, eights, st.integers(1, 3), st.integers(1, 4), dims, windows, flags, axes)
 
 
 def run_both_ways(
@@ -180,11 +195,14 @@ def run_both_ways(
     number=st.integers(1, 3),
     seed=st.integers(0, 99),
     ranks=st.lists(st.sampled_from([1, 5, 16, 40]), max_size=3),
+    media=st.booleans(),
 )
-def test_fused_stack_equals_kernel_by_kernel(level, shape, formats, counts, int8, number, seed, ranks):
+def test_fused_stack_equals_kernel_by_kernel(level, shape, formats, counts, int8, number, seed, ranks, media):
     source = RandomModel(seed)
     decoder, batch = source.build_decoder(shape, formats), source.build_batch(counts)
     source.assign_adapters(batch, shape, ranks)
+    if media:
+        source.add_media(batch, shape, deep=0)
     assert decoder.stack is not None
     old_threads = torch.get_num_threads()
     torch.set_num_threads(number)
@@ -198,6 +216,28 @@ def test_fused_stack_equals_kernel_by_kernel(level, shape, formats, counts, int8
 REAL_WIDTH = DecoderConfig(
     VOCAB, 896, 4864, 14, 2, 64, 1e-6, RopeConfig(1e6, 64), (None, 33), CONTEXT, False, True, False, False, False, False
 )
+
+
+MROPE = replace(REAL_WIDTH, rope=RopeConfig(1e6, 64, mrope_section=(8, 12, 12)))
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "int8"])
+def test_text_keeps_its_bits_beside_media(level, weight_format):
+    """Guards against bits that depend on whether other rows of the step have embeddings of an encoder."""
+    texts, after = [], []
+    for deep in (None, 0, 2):
+        source = RandomModel(3)
+        decoder, batch = source.build_decoder(MROPE, [weight_format] * 8), source.build_batch([30, 1, 40])
+        if deep is not None:
+            tokens, rows = torch.arange(10, 20), [source.random_bf16(10, MROPE.hidden) for _ in range(1 + deep)]
+            batch.media = MediaRows(tokens, rows[0], rows[1:])
+            batch.rope_positions = batch.positions.repeat(3, 1)
+            batch.rope_positions[1:, tokens] -= 3
+        hidden = run_both_ways(decoder, batch, False)[0][0]
+        texts.append(torch.cat((hidden[:10], hidden[30:])))
+        after.append(hidden[20:30])
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+    assert not torch.equal(after[0], after[1]) and not torch.equal(after[1], after[2])
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)

@@ -7,7 +7,7 @@ asks for anything unknown here is declared unfusable, never guessed at: such a m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ class RopeConfig:
     ``kind``: default, linear (all frequencies divided by ``factor``), llama3 (only the slow ones, see
     ``inverse_frequencies``), or longrope (each divided by a factor of its own: by ``long_factors`` in sequences of more
     than ``original_length`` tokens, by ``short_factors`` in others). Cosines and sines are multiplied by ``scale``.
+    ``mrope_section``: how many frequencies belong to time, height and width (M-RoPE), in blocks or interleaved; empty:
+    positions have one axis.
     """
 
     theta: float
@@ -36,11 +38,26 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     scale: float = 1.0
+    mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
 
     @property
     def long_rope_after(self) -> float:
         """The most tokens of a sequence that uses the short factors; inf if there is one set of frequencies."""
         return self.original_length if self.kind == "longrope" else math.inf
+
+    def frequency_axes(self) -> torch.Tensor:
+        """Return the axis of M-RoPE whose position turns each pair of dimensions: int64 [rotary / 2], 0 to 2.
+
+        Blocks: Qwen2-VL (arXiv 2409.12191). Interleaved: Qwen3-VL, where height takes frequencies 1, 4, 7 … and width
+        2, 5, 8 …, as many as the section says, and time all others.
+        """
+        if not self.mrope_interleaved:
+            return torch.arange(3).repeat_interleave(torch.tensor(self.mrope_section))
+        axes = torch.zeros(self.rotary // 2, dtype=torch.int64)
+        for axis in (1, 2):
+            axes[axis : 3 * self.mrope_section[axis] : 3] = axis
+        return axes
 
     def inverse_frequencies(self, *, is_long: bool = False) -> torch.Tensor:
         """Return the radians per token of each pair of dimensions: float32 [rotary / 2].
@@ -153,6 +170,13 @@ _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 FUSABLE_TYPES = frozenset(_MODEL_DEFAULTS)
+# The language models with M-RoPE: whether axes are interleaved (which no field of the config decides), and the section
+# if the config has none.
+_MROPE_TYPES = {
+    "qwen2_vl_text": (False, (16, 24, 24)),
+    "qwen2_5_vl_text": (False, (16, 24, 24)),
+    "qwen3_vl_text": (True, (24, 20, 20)),
+}
 # Language models of multimodal models whose layers are those of another type.
 _SAME_LAYERS = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 
@@ -163,6 +187,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
     if kind not in FUSABLE_TYPES:
         raise Unfusable(f"model type {kind} has no fused decoder")
     fields = _MODEL_DEFAULTS[kind] | config
+    mrope = _MROPE_TYPES.get(kind)
     kind = _SAME_LAYERS.get(kind, kind)
     if fields["hidden_act"] != "silu":
         raise Unfusable(f"its activation is {fields['hidden_act']}")
@@ -183,7 +208,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         eps=_read_number(fields, "rms_norm_eps"),
-        rope=_read_rope(fields, head_dim),
+        rope=_read_rope(fields, head_dim) if mrope is None else _read_mrope(fields, head_dim, *mrope),
         windows=_read_windows(kind, fields, layers),
         max_len=_read_size(fields, "max_position_embeddings"),
         tied=bool(fields["tie_word_embeddings"]),
@@ -241,7 +266,7 @@ def _read_rope(fields: dict[str, Any], head_dim: int) -> RopeConfig:
     if rotary < 2 or rotary % 2 or rotary > head_dim:
         raise Unfusable(f"it rotates {rotary} of {head_dim} dimensions")
     try:
-        if kind in ("default", "mrope"):  # mrope gives a text token the same position three times
+        if kind in ("default", "mrope"):
             return RopeConfig(float(theta), rotary)
         if kind == "linear":
             return RopeConfig(float(theta), rotary, "linear", float(parameters["factor"]))
@@ -260,6 +285,20 @@ def _read_rope(fields: dict[str, Any], head_dim: int) -> RopeConfig:
     except (KeyError, TypeError, ValueError):
         raise Unfusable(f"its {kind} rotary scaling is incomplete") from None
     raise Unfusable(f"its rotary scaling is {kind}")
+
+
+def _read_mrope(
+    fields: dict[str, Any], head_dim: int, is_interleaved: bool, default_section: tuple[int, ...]
+) -> RopeConfig:
+    """Read a rotary embedding whose positions have three axes. Raises Unfusable."""
+    rope = _read_rope(fields, head_dim)
+    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    section = parameters.get("mrope_section", default_section)
+    pairs = rope.rotary // 2
+    is_list = isinstance(section, list | tuple) and all(type(size) is int and size >= 0 for size in section)
+    if not is_list or len(section) != 3 or (sum(section) != pairs and not is_interleaved):
+        raise Unfusable(f"its mrope_section is {section!r}, but it rotates {pairs} pairs of dimensions")
+    return replace(rope, mrope_section=tuple(section), mrope_interleaved=is_interleaved)
 
 
 def _read_original_length(fields: dict[str, Any], parameters: dict[str, Any]) -> int:

@@ -1,7 +1,8 @@
 """The fused decoder of Llama-shaped models: few operators per layer, all of them native kernels.
 
 Query, key and value are one linear layer, as are gate and up, and each residual addition is fused into the following
-norm. If the compiled kernels offer all layers as a single call, that call is used; it only saves Python overhead.
+norm. If the compiled kernels offer all layers as a single call, that call is used; it only saves Python overhead. Steps
+with tokens that see later ones, or with embeddings for several layers, run kernel by kernel.
 This module must not know files or configs; it receives packed weights.
 """
 
@@ -63,6 +64,7 @@ class FusedDecoder:
         self._head = head
         self._scale = config.head_dim**-0.5
         self._rope_table = rope_table
+        self._frequency_axes = config.rope.frequency_axes().to(rope_table.device) if config.rope.mrope_section else None
         self.long_rope_after = config.rope.long_rope_after
         self.stack = self._build_stack()  # all layers as one call; None: run kernel by kernel
 
@@ -88,17 +90,46 @@ class FusedDecoder:
 
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
-        if self.stack is None:
+        if self.stack is None or batch.visible_ends is not None or (batch.media is not None and batch.media.deep):
             return self.kernel_by_kernel(batch, pages)
         pools = [pages.layer_pool(i) for i in range(len(self.layers))]
-        rope_rows = self._rope_rows(batch)
-        return self.stack.run_layers(batch.token_ids, rope_rows, batch.slots, batch.spans, pools, batch.adapted)
+        return self.stack.run_layers(
+            batch.token_ids,
+            self._rope_rows(batch, batch.positions),
+            batch.slots,
+            batch.spans,
+            pools,
+            batch.adapted,
+            embeddings=None if batch.media is None else self._embed_tokens(batch),
+            angles=None if batch.rope_positions is None else self._rope_angles(batch),
+        )
 
-    def _rope_rows(self, batch: PackedBatch) -> torch.Tensor:
-        """Return the row of the rope table for each token: its position, in the second half for the long factors."""
+    def _embed_tokens(self, batch: PackedBatch) -> torch.Tensor:
+        """Return the embeddings of all tokens [T, hidden]. Those of media replace their placeholders'."""
+        media = batch.media
+        if media is None:
+            return native.embed_tokens(batch.token_ids, self._embedding)
+        token_ids = batch.token_ids.index_fill(0, media.tokens, 0)  # placeholders may lie beyond the table
+        return native.embed_tokens(token_ids, self._embedding).index_copy_(0, media.tokens, media.embeddings)
+
+    def _rope_rows(self, batch: PackedBatch, positions: torch.Tensor) -> torch.Tensor:
+        """Return the row of the rope table for each position, in the second half for the long factors."""
         if batch.long_rope is None:
-            return batch.positions
-        return batch.positions + batch.long_rope * (len(self._rope_table) // 2)
+            return positions
+        return positions + batch.long_rope * (len(self._rope_table) // 2)
+
+    def _rope_angles(self, batch: PackedBatch) -> torch.Tensor:
+        """Return cosines and sines for each token, float32 [T, 2, rotary / 2].
+
+        With M-RoPE each frequency has those of the position on its axis. They come from the same table, so a token with
+        the same position on all axes has the same bits with and without.
+        """
+        if batch.rope_positions is None:
+            return self._rope_table.index_select(0, self._rope_rows(batch, batch.positions))
+        assert self._frequency_axes is not None, "the model has no M-RoPE"
+        rows = self._rope_rows(batch, batch.rope_positions).index_select(0, self._frequency_axes).t()
+        frequencies = torch.arange(rows.shape[1], device=rows.device)
+        return self._rope_table[rows, :, frequencies].transpose(1, 2).contiguous()
 
     def _apply_linear(
         self, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch, layer: int, name: str
@@ -113,9 +144,9 @@ class FusedDecoder:
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""
         config = self.config
-        cos, sin = self._rope_table.index_select(0, self._rope_rows(batch))[:, None].unbind(2)
+        cos, sin = self._rope_angles(batch)[:, None].unbind(2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        residual = native.embed_tokens(batch.token_ids, self._embedding)
+        residual = self._embed_tokens(batch)
         # A norm knows which layer reads its result, because that layer may want int8; the head's rows are selected
         # later. A LoRA adapter reads rows unquantised; the layer then quantises them itself, with the same result.
         has_adapters = batch.adapted is not None
@@ -138,6 +169,9 @@ class FusedDecoder:
             )
             x = self._apply_linear(x, batch, i, "down")
             x, residual = native.add_rms_norm(x, residual, norm, config.eps, consumer=reader)
+            if batch.media is not None and i < len(batch.media.deep):
+                residual[batch.media.tokens] += batch.media.deep[i]
+                x = native.rms_norm(residual, norm, config.eps, consumer=reader)
         result: torch.Tensor = x
         return result
 
