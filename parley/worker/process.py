@@ -153,6 +153,7 @@ def serve_socket(fd: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(name, value)
+    threading.excepthook = _exit_at_thread_death
     sock = socket.socket(fileno=fd)
     settings = wire.receive_frame(sock, msgspec.msgpack.Decoder(Settings))
     if settings is None:
@@ -187,6 +188,17 @@ def serve_socket(fd: int) -> None:
     run_engine(settings, inbox, write_socket)
     sys.stderr.flush()
     os._exit(0)
+
+
+def _exit_at_thread_death(args: threading.ExceptHookArgs) -> None:
+    """End the process if an exception ends one of its threads; its requests would wait for ever."""
+    log.error(
+        "the thread %s of the engine failed",
+        args.thread.name if args.thread is not None else "of a library",
+        exc_info=args.exc_value,
+    )
+    sys.stderr.flush()
+    os._exit(1)
 
 
 if __name__ == "__main__":

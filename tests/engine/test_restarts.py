@@ -11,8 +11,34 @@ from pathlib import Path
 import pytest
 from support.restarts import becomes_ready_again, quick_settings
 
+from parley.child_process import python_command
 from parley.engine import remote
 from parley.engine.remote import RemoteEngine
+from parley.types import EngineRequest, Sampling
+
+# Runs an engine whose thread dies: of a request that it cannot read, or of a message that it cannot deliver.
+BROKEN_INBOX = """
+import sys
+from parley import wire
+from parley.engine.messages import SubmitRequest
+from parley.worker import process
+
+receive_frame = wire.receive_frame
+
+def fail_on_request(sock, decoder):
+    message = receive_frame(sock, decoder)
+    return len(message) if isinstance(message, SubmitRequest) else message
+
+wire.receive_frame = fail_on_request
+process.serve_socket(int(sys.argv[1]))
+"""
+BROKEN_LINK = """
+import sys
+from parley.worker import process, simulated
+
+simulated.SimulatedLink.delivery_time = None
+process.serve_socket(int(sys.argv[1]))
+"""
 
 
 @pytest.fixture
@@ -69,3 +95,18 @@ async def test_closes_while_it_waits_for_a_restart(engine: RemoteEngine, monkeyp
             await asyncio.sleep(0.01)
     await asyncio.wait_for(engine.close(), 10)
     assert engine.state == "closed" and engine.process_id is None
+
+
+@pytest.mark.parametrize("script", [BROKEN_INBOX, BROKEN_LINK], ids=["inbox", "link"])
+async def test_engine_ends_when_one_of_its_threads_dies(script: str, tmp_path: Path):
+    engine = RemoteEngine(quick_settings(tmp_path), command=python_command("-c", script))
+    await engine.start()
+    try:
+        await engine.wait_until_ready()
+        stream = engine.submit_request(EngineRequest("one", [5, 6], 8, Sampling()))
+        async with asyncio.timeout(30):
+            outputs = await stream.next_outputs()
+        assert outputs[-1].error == "The engine process ended with exit code 1."
+        assert engine.state == "restarting"
+    finally:
+        await engine.close()
