@@ -18,7 +18,7 @@ from parley.text.tokens.template_encoder import TemplateEncoder
 # Rare ideographs: they have no case, are no white space, and ``repr`` prints them as they are.
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6DF
 PLACEHOLDER_LIKE = re.compile("[\U00020000-\U0002a6df]|\\\\ud8[0-9a-f]{2}\\\\ud[c-f][0-9a-f]{2}")  # or as JSON escape
-ESCAPE_LENGTH = 12
+ESCAPE_START, ESCAPE_LENGTH = "\\ud8", 12
 MAX_SPECIAL_TOKENS = 1 << 17  # of a conversation; each takes microseconds, also where the context is long
 RESULTS_MEMBER = "tool_responses"  # results of calls that ``format_history`` moves into the turn that called
 
@@ -142,6 +142,8 @@ def _unused_characters(texts: list[str]) -> Iterator[str]:
     """Return characters that none of the texts has, not even as JSON escapes."""
     used: set[str] = set()
     for text in texts:
+        if text.isascii() and ESCAPE_START not in text:
+            continue
         for start in range(0, len(text), SEARCH_SIZE):  # other threads run between the parts
             used.update(PLACEHOLDER_LIKE.findall(text, start, start + SEARCH_SIZE + ESCAPE_LENGTH))
     characters = map(chr, range(FIRST_PLACEHOLDER, LAST_PLACEHOLDER + 1))
