@@ -9,8 +9,10 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 from support import tiny_models
+from support.lora_adapters import write_adapter
 
-from parley.model.load.check import THROUGH_TRANSFORMERS, check_model
+from parley.model.load import weightless
+from parley.model.load.check import LAYERS_UNKNOWN, LOGITS_UNKNOWN, check_model
 from parley.model.load.loader import LoadError, load_runner
 from parley.types import Settings
 
@@ -97,8 +99,45 @@ def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
         check_model(Settings(model=str(folder_copy), adapters={"one": str(tmp_path / "missing")}))
 
 
-def test_check_leaves_models_of_transformers_in_doubt():
-    assert check_model(Settings(model=str(tiny_models.model_folder("gpt2")))) == THROUGH_TRANSFORMERS
+@pytest.mark.parametrize("architecture", ["gpt2", "gemma3", "mixtral"])
+def test_check_doubts_only_the_logits_of_models_that_run_through_transformers(architecture):
+    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))) == LOGITS_UNKNOWN
+
+
+def test_check_doubts_layers_whose_code_depends_on_values(monkeypatch):
+    monkeypatch.setattr(weightless, "SCALAR_OPERATORS", set())
+    assert check_model(Settings(model=str(tiny_models.model_folder("gpt2")))) == LAYERS_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("damage", "settings"),
+    [
+        (drop_tensor("model.layers.1.self_attn.k_proj.weight"), {}),
+        (shorten_tensor("model.norm.weight"), {}),
+        (change_config(num_hidden_layers=3), {}),
+        (change_config(num_attention_heads=8), {}),
+        (change_config(), {"kv_memory": 1000}),
+        (change_config(), {"quantization": "int8"}),
+    ],
+    ids=["tensor", "norm", "layers", "heads", "memory", "quantization"],
+)
+def test_check_refuses_what_the_engine_refuses_through_transformers(tmp_path, damage, settings):
+    folder = shutil.copytree(tiny_models.model_folder("mixtral"), tmp_path / "copy")
+    damage(folder)
+    check_agrees_with_engine(Settings(model=str(folder), **settings))
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("bloom", {"n_head": 4}), ("diffllama", {}), ("rwkv", {})])
+def test_check_refuses_layers_that_cannot_use_kv_pages(kind, fields, tmp_path, monkeypatch):
+    monkeypatch.setitem(tiny_models.ARCHITECTURES, kind, (kind, tiny_models.BASE_CONFIG | fields))
+    check_agrees_with_engine(Settings(model=str(tiny_models.write_model(tmp_path / kind, kind))))
+
+
+def test_check_refuses_an_adapter_that_does_not_fit_a_model_of_transformers(tmp_path):
+    adapter = write_adapter(tmp_path / "adapter", tiny_models.model_folder("llama"), 1)
+    model = str(tiny_models.model_folder("gpt2"))
+    with pytest.raises(LoadError, match="which is not a linear layer that adapters may change here"):
+        check_model(Settings(model=model, adapters={"one": str(adapter)}))
 
 
 def test_check_refuses_a_damaged_draft_model(folder_copy):

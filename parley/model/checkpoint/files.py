@@ -64,6 +64,7 @@ class Checkpoint:
         self._mapped = mapped
         self._maps: list[mmap.mmap | bytearray] = []
         self._entries: dict[str, TensorEntry] = {}
+        self.unread_names: set[str] = set()  # tensors of dtypes that are not read here, by the names in the files
         self.files = _weight_files(folder) if files is None else files
         for path in self.files:
             self._open_file(path)
@@ -190,6 +191,7 @@ class Checkpoint:
             raise LoadError(f"Tensor {name} is in {file} and in another file of the checkpoint.")
         if dtype not in SAFETENSORS_DTYPES:
             # Buffers of other dtypes may be present. The tensors that the model needs are checked when requested.
+            self.unread_names.add(name)
             return
         if end - start != math.prod(shape) * SAFETENSORS_DTYPES[dtype].itemsize or data_start + end > size:
             raise LoadError(

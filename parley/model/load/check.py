@@ -5,23 +5,27 @@ It runs the code that ``load/loader.py`` runs before it reads weights, so its er
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from parley.model.checkpoint.files import read_config
+from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import bert, fuse, plan
 from parley.model.load.memory import kv_page_count
 from parley.model.networks.lora import read_adapter
+from parley.model.networks.network import DecoderNetwork, LinearSite
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import LayerKV
 from parley.types import Settings
 
-THROUGH_TRANSFORMERS = (
-    "it runs through Transformers, and only loading shows whether its weights are complete and its layers supported"
-)
+log = logging.getLogger("parley.engine")
+
+LOGITS_UNKNOWN = "it runs through Transformers, and only loading shows whether its logits are right over KV pages"
+LAYERS_UNKNOWN = "it runs through Transformers, and only loading shows whether its layers are supported"
 
 
 def check_model(settings: Settings) -> str:
@@ -41,17 +45,19 @@ def check_model(settings: Settings) -> str:
         draft_settings = msgspec.structs.replace(settings, max_model_len=None, adapters={})
         parts.append(_check_decoder(draft_settings, draft_folder, read_config(draft_folder)))
     if any(part.page_bytes is None for part in parts):
-        return THROUGH_TRANSFORMERS
+        return LAYERS_UNKNOWN
     decoder_plan = plan.plan_decoder(settings, config)
     loaded = msgspec.structs.replace(settings, set_aside=settings.set_aside + sum(part.weight_bytes for part in parts))
     page_bytes = sum(part.page_bytes or 0 for part in parts)
     kv_page_count(page_bytes, decoder_plan.device, decoder_plan.length, loaded)
-    return ""
+    return "" if all(part.fused for part in parts) else LOGITS_UNKNOWN
 
 
 class CheckedDecoder(NamedTuple):
-    """``weight_bytes``: its weights take at least this; ``page_bytes``: a page of its KV cache, None if unknown."""
+    """``fused``: it runs on the fused decoder. ``weight_bytes``: its weights take at least this. ``page_bytes``: a page
+    of its KV cache, None if unknown."""
 
+    fused: bool
     weight_bytes: int
     page_bytes: int | None
 
@@ -66,20 +72,34 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
     checkpoint = plan.open_decoder(folder, decoder_plan)
     weight_bytes = decoder_plan.quantization.least_bytes(checkpoint, decoder_plan.dtype)
     decoder_config = plan.find_fused_config(checkpoint, decoder_plan) if settings.lowering else None
+    layers: list[LayerKV]
+    linears: Mapping[str, LinearSite]
     if decoder_config is None:
-        from parley.model.load.transformers import read_supported_config  # imports Transformers, which takes seconds
-
-        read_supported_config(folder)
-        return CheckedDecoder(weight_bytes, None)
-    weights = fuse.LlamaWeights(
-        checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
-    )
-    weights.check_shapes()
-    for adapter_folder in settings.adapters.values():
-        read_adapter(
-            Path(adapter_folder), weights.linear_sites(), settings.max_rank, decoder_plan.dtype, torch.device("cpu")
+        network = _build_without_weights(folder, decoder_plan)
+        if network is None:
+            return CheckedDecoder(False, weight_bytes, None)
+        layers, linears = network.layers, network.linears
+    else:
+        weights = fuse.LlamaWeights(
+            checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
         )
-    layer = LayerKV(decoder_config.kv_heads, decoder_config.head_dim, decoder_config.head_dim)
-    layers = [layer] * decoder_config.layer_count
+        weights.check_shapes()
+        layer = LayerKV(decoder_config.kv_heads, decoder_config.head_dim, decoder_config.head_dim)
+        layers, linears = [layer] * decoder_config.layer_count, weights.linear_sites()
+    for adapter_folder in settings.adapters.values():
+        read_adapter(Path(adapter_folder), linears, settings.max_rank, decoder_plan.dtype, torch.device("cpu"))
     page_bytes = PagedKV.page_bytes(layers, decoder_plan.dtype, decoder_plan.device, int8=decoder_plan.int8_kv)
-    return CheckedDecoder(weight_bytes, page_bytes)
+    return CheckedDecoder(decoder_config is not None, weight_bytes, page_bytes)
+
+
+def _build_without_weights(folder: Path, decoder_plan: plan.DecoderPlan) -> DecoderNetwork | None:
+    """Return a model that runs through Transformers, None if its code needs weights to run. Raises LoadError."""
+    from parley.model.load.weightless import build_weightless  # imports Transformers, which takes seconds
+
+    try:
+        return build_weightless(folder, Checkpoint(folder), decoder_plan.dtype, decoder_plan.length)
+    except LoadError:
+        raise
+    except Exception as error:
+        log.info("The model cannot be built without its weights: %s", error)
+        return None

@@ -193,39 +193,28 @@ def load_transformers(
     """Load a model folder for contexts of at most ``max_len`` tokens and check it numerically. Raises LoadError."""
     checkpoint = Checkpoint(folder)  # reports faulty files in clearer words than Transformers
     config = read_supported_config(folder)
-    with _silence_transformers():
-        try:
-            loaded: Any = _model_class(config).from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                attn_implementation="eager",
-                experts_implementation="eager",  # a loop over experts, so that a row's sums do not depend on other rows
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise LoadError(f"Transformers cannot load this {config.model_type} model: {_one_line(error)}") from error
-    model, info = loaded
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise LoadError(f"The checkpoint has no tensor {missing[0]} ({len(missing)} missing in all).")
+
+    def load_weights(model_class: Any, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = model_class.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
+        return loaded
+
+    model = read_model(config, load_weights)
     del checkpoint
     progress(0.6)
-    model = model.to(device).eval().requires_grad_(False)
-    sizes = [(parameter.numel(), parameter.nbytes) for parameter in model.parameters()]
     try:
-        long_rope_after = _fix_rope(model, max_len)
-        linears = _pack_modules(model)
+        model.to(device)  # type: ignore[arg-type]
+        network = build_network(model.requires_grad_(False), max_len)
         progress(0.8)
-        model.get_decoder().set_attn_implementation(ATTENTION_NAME)  # encoders of a multimodal model keep theirs
-        parameters, weights_bytes = map(sum, zip(*sizes, strict=True))
-        network = TransformersNetwork(model, linears, parameters, weights_bytes, long_rope_after)
-        relative_error = transformers_deviation(network, network.model)
+        relative_error = transformers_deviation(network, model)
     except (LoadError, MemoryError):
         raise
     except Exception as error:
@@ -237,6 +226,40 @@ def load_transformers(
         )
     progress(1.0)
     return network
+
+
+def read_model(
+    config: PreTrainedConfig, load: Callable[..., tuple[PreTrainedModel, dict[str, Any]]]
+) -> PreTrainedModel:
+    """Return the model that ``load`` makes of an Auto class and options, with Transformers' loading info.
+
+    Raises LoadError if Transformers cannot load it, or if tensors are missing.
+    """
+    with _silence_transformers():
+        try:
+            model, info = load(
+                _model_class(config),
+                attn_implementation="eager",
+                experts_implementation="eager",  # a loop over experts, so that a row's sums do not depend on other rows
+            )
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise LoadError(f"Transformers cannot load this {config.model_type} model: {_one_line(error)}") from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise LoadError(f"The checkpoint has no tensor {missing[0]} ({len(missing)} missing in all).")
+    return model
+
+
+def build_network(model: PreTrainedModel, max_len: int) -> TransformersNetwork:
+    """Return a model as a network, with its attention and linear layers replaced. Raises LoadError."""
+    sizes = [(parameter.numel(), parameter.nbytes) for parameter in model.eval().parameters()]
+    long_rope_after = _fix_rope(model, max_len)
+    linears = _pack_modules(model)
+    model.get_decoder().set_attn_implementation(ATTENTION_NAME)  # encoders of a multimodal model keep theirs
+    parameters, weights_bytes = map(sum, zip(*sizes, strict=True))
+    return TransformersNetwork(model, linears, parameters, weights_bytes, long_rope_after)
 
 
 def _model_class(config: PreTrainedConfig) -> Any:
@@ -321,12 +344,17 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
             weight = module.weight.t()
         else:
             continue
-        packed = native.pack_weight(weight, module.bias)
+        site = None
         if id(module) in body and "expert" not in name:
             linear_site = sites[name] = LinearSite(len(sites), 0, *weight.shape)
-            module.forward = partial(_adapted_linear, packed=packed, site=linear_site.site)
-        else:
+            site = linear_site.site
+        if weight.is_meta:  # a model without weights
+            continue
+        packed = native.pack_weight(weight, module.bias)
+        if site is None:
             module.forward = partial(native.linear, packed=packed)
+        else:
+            module.forward = partial(_adapted_linear, packed=packed, site=site)
         module.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
     return sites
 
