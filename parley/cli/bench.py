@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from parley.cli.bench_images import add_random_images
 from parley.cli.client import ClientError, OpenAIClient, client_from_options
 from parley.settings.config import CLIENT_OPTIONS
 from parley.settings.kinds import choice_kind, duration_kind, integer_kind, switch_kind, text_kind
@@ -57,6 +58,9 @@ OPTIONS = [
         section="load",
         unset_text="one for each at once",
     ),
+    Option("images", integer_kind(0), "Pictures per request, all different; needs --api chat.", 0, section="load"),
+    Option("image-size", integer_kind(1, 8192), "Width and height of a picture in pixels.", 448, section="load"),
+    Option("same-images", switch_kind(), "All requests have the same pictures.", False, section="load"),
     Option("seed", integer_kind(0), "The same seed gives the same prompts.", 0, section="load"),
     Option("timeout", duration_kind(), "Time limit of one request.", 600.0, section="load"),
     Option("json", switch_kind(), "Print JSON, one line per concurrency.", False, section="output"),
@@ -78,6 +82,8 @@ def run(config: ResolvedOptions) -> int:
     """Measure the server at each concurrency and print a row for each. Return 1 if any request failed."""
     if config["shared-prefix"] > config["prompt-len"]:
         raise ConfigError(f"--shared-prefix must be at most --prompt-len, which is {config['prompt-len']}.")
+    if config["images"] and config["api"] != "chat":
+        raise ConfigError("--images needs --api chat.")
     client = client_from_options(config)
     try:
         names = client.list_models()
@@ -196,12 +202,22 @@ def bench_api(config: ResolvedOptions) -> BenchApi:
     return BENCHED_APIS[config["api"]]
 
 
-def random_prompts(pool: TokenPool, config: ResolvedOptions, count: int, seed: str) -> list[list[int] | str]:
-    """Return random prompts of exactly ``prompt-len`` tokens. All share the first ``shared-prefix`` tokens."""
+def random_prompts(pool: TokenPool, config: ResolvedOptions, count: int, seed: str) -> list[Any]:
+    """Return random prompts of exactly ``prompt-len`` tokens. All share the first ``shared-prefix`` tokens.
+
+    Pictures come before the text and in addition to its length.
+    """
     random_, api, ids = random.Random(seed), bench_api(config), list(pool.pieces)
     shared = random_.choices(ids, k=config["shared-prefix"])
     own = config["prompt-len"] - len(shared) - pool.added_tokens
-    return [pool.make_prompt(shared + random_.choices(ids, k=own), api) for _ in range(count)]
+    prompts = [pool.make_prompt(shared + random_.choices(ids, k=own), api) for _ in range(count)]
+    if not config["images"]:
+        return prompts
+    picture_seeds = [seed if config["same-images"] else f"{seed} {number}" for number in range(count)]
+    return [
+        add_random_images(str(prompt), config["images"], config["image-size"], random.Random(picture_seed))
+        for prompt, picture_seed in zip(prompts, picture_seeds, strict=True)
+    ]
 
 
 COLUMNS = (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("ITL ms", "itl_ms"))
@@ -236,6 +252,6 @@ def result_warnings(result: dict[str, Any], config: ResolvedOptions) -> list[str
     good = result["requests"] - result["errors"]
     if result["short"]:
         lines.append(f"{result['short']} answers had fewer than {config['output-len']} tokens.")
-    if good and result["prompt_tokens"] != good * config["prompt-len"]:
+    if good and not config["images"] and result["prompt_tokens"] != good * config["prompt-len"]:
         lines.append(f"The server counted {result['prompt_tokens']} prompt tokens, not {good * config['prompt-len']}.")
     return lines

@@ -162,13 +162,13 @@ class LoadGenerator:
             f"Authorization: Bearer {key}\r\n" if key else ""
         )
 
-    def encode_request(self, prompt: Sequence[int] | str) -> bytes:
+    def encode_request(self, prompt: Any) -> bytes:
         """Return the bytes of one request. They are encoded before the measurement starts."""
         body = json.dumps(self.api.build_body(self.shape, prompt)).encode()
         return f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def run_load(
-        self, prompts: Sequence[Sequence[int] | str], concurrency: int, samples: list[RequestSample] | None = None
+        self, prompts: Sequence[Any], concurrency: int, samples: list[RequestSample] | None = None
     ) -> tuple[list[RequestSample], float]:
         """Send every prompt, ``concurrency`` at a time. Return the sample of each, and the seconds that all took.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from random import Random
 from socket import SHUT_RDWR
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from support.cli_process import send_answer, send_events
 
 from parley.cli.apis import BENCHED_APIS
+from parley.cli.bench_images import random_png
 from parley.cli.load import RequestSample, percentile, summarize_load
 from parley.dialects.bench import LoadShape, sse_events
 
@@ -167,3 +169,27 @@ def test_bench_times_follow_their_definitions():
     assert (result["output_tokens_per_second"], result["requests_per_second"]) == (1.0, 0.25)
     assert result["each_tokens_per_second"] == {"p50": 1.33, "p99": 1.33}
     assert result["reasons"] == {"no": 1}
+
+
+def test_random_pictures_are_png_files_of_their_size():
+    from io import BytesIO
+
+    from PIL import Image
+
+    data = random_png(5, 3, Random(1))
+    image = Image.open(BytesIO(data))
+    assert (image.size, image.mode, image.format) == ((5, 3), "RGB", "PNG")
+    image.load()
+    assert data != random_png(5, 3, Random(2))
+
+
+def test_bench_sends_pictures_before_the_text(parley, url):
+    done = parley("bench", "--url", url, "--images", "1", *SMALL)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "parley: --images needs --api chat.\nTry `parley bench --help`.\n",
+    )
+    size = ("--image-size", "8", "--prompt-len", "40")
+    done = parley("bench", "--url", url, "--images", "2", "--api", "chat", *SMALL, *size, "--json")
+    assert done.returncode == 1  # the model of this server reads text only, and names the first part
+    assert "6 requests failed: status 400: 'messages[0].content[0].type' is 'image_url'" in done.stderr

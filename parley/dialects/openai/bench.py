@@ -43,9 +43,9 @@ def completion(shape: LoadShape, ids: Any) -> dict[str, Any]:
     return common_members(shape) | {"prompt": ids}
 
 
-def conversation(shape: LoadShape, text: str) -> dict[str, Any]:
-    """Return the body for a conversation of one user turn."""
-    return common_members(shape) | {"messages": [{"role": "user", "content": text}]}
+def conversation(shape: LoadShape, content: Any) -> dict[str, Any]:
+    """Return the body for a conversation of one user turn, whose content is a text or a list of parts."""
+    return common_members(shape) | {"messages": [{"role": "user", "content": content}]}
 
 
 BENCH_APIS = {
