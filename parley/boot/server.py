@@ -66,8 +66,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 RELOADED_OPTIONS = frozenset(
     {
         "api_keys", "admin_keys", "priority_keys", "header_limit", "header_count", "header_timeout", "body_limit",
-        "body_rate", "body_timeout", "write_timeout", "keep_alive", "ping_interval", "max_queue", "max_prompt",
-        "max_output", "timeout", "token_timeout", "drain", "access_log",
+        "media_body_limit", "body_rate", "body_timeout", "write_timeout", "keep_alive", "ping_interval", "max_queue",
+        "max_prompt", "max_output", "timeout", "token_timeout", "drain", "access_log",
     }
 )  # fmt: skip
 LOAD_FAILURES = (EngineFailed, BadTokenizer)

@@ -33,6 +33,7 @@ from parley.dialects import mindie
 from parley.dialects.mindie.rules import MindieProfile, MindieRules
 from parley.serving.options import ListenAddress, ServerOptions
 from parley.settings.kinds import NamedModel
+from parley.settings.media_hosts import MediaHost, parse_media_host
 from parley.settings.options import ConfigError
 from parley.web.options import TlsFiles
 
@@ -42,6 +43,9 @@ MAX_BATCH = 4096  # limit of parley
 STEP_TOKENS = (16, 1 << 20)  # limits of parley
 PLANES = (mindie.service_dialect, mindie.management_dialect, mindie.metrics_dialect)
 PORT = integer_between(1024, 65_535)
+MEDIA_HOSTS_VARIABLE = "ALLOWED_MEDIA_DOMAINS_ENV"
+MAX_MEDIA_ITEMS = 20  # of each message, and here of each kind in a request
+MAX_VIDEO_SIZE, MAX_MEDIA_SIZE = 512 << 20, 1000 << 20  # bytes of a video, and of all media of a request
 
 
 @dataclass
@@ -116,6 +120,14 @@ def read_mindie_config(file: str, environment: Mapping[str, str]) -> MindIEPlan:
     return replace(plan, file=file)
 
 
+def _read_media_host(entry: str) -> MediaHost:
+    """Read a host of MindIE's list, which names hosts only. Raises ConfigError."""
+    try:
+        return parse_media_host(entry)
+    except ValueError as form:
+        raise ConfigError(f"{MEDIA_HOSTS_VARIABLE}: {entry[:60]!r} is not {form}.") from None
+
+
 def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) -> MindIEPlan:
     top.read_members.update(("Version", "LogConfig"))
     unlimited = top.get_member("EnableDynamicAdjustTimeoutConfig", check_flag, False)
@@ -147,6 +159,10 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
         "max-queue": max(0, 3 * links - batch),  # ``links`` requests run, and twice as many wait
         "step-tokens": min(max(schedule_limits["max_prefill_tokens"], STEP_TOKENS[0]), STEP_TOKENS[1]),
         "body-limit": limit << 20,
+        "media-body-limit": limit << 20,
+        "media-size": [("image", limit << 20), ("video", MAX_VIDEO_SIZE), ("audio", limit << 20)],
+        "media-request-size": MAX_MEDIA_SIZE,
+        "media-limit": [("image", MAX_MEDIA_ITEMS), ("video", MAX_MEDIA_ITEMS), ("audio", MAX_MEDIA_ITEMS)],
         "drain": float(timeout),
         "fake-engine": instance == "StandardMock",
     }
@@ -162,6 +178,8 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
         options["model"] = [NamedModel((), str(root / weights), {})]
     if kv_gigabytes > 0:
         options["kv-memory"] = max(1 << 20, round(kv_gigabytes * 2**30))
+    if allowed_hosts := environment.get(MEDIA_HOSTS_VARIABLE):
+        options["media-hosts"] = [_read_media_host(entry.strip()) for entry in allowed_hosts.split(",")]
     missing_lists: list[Path] = []
     rules = schedule_limits | {
         "vllm": server.get_member("openAiSupport", check_string, "vllm") == "vllm",

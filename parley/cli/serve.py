@@ -16,7 +16,7 @@ from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean, 
 
 if TYPE_CHECKING:
     from parley.cli.mindie import MindIEPlan
-    from parley.serving.options import EngineKind, ListenAddress, OfferedModel, ServerOptions
+    from parley.serving.options import EngineKind, ListenAddress, MediaOptions, OfferedModel, ServerOptions
     from parley.web.options import TlsFiles
 
 OPTIONS = SERVE_OPTIONS
@@ -105,6 +105,27 @@ def engine_of(config: ResolvedOptions) -> EngineKind:
     return "thread" if config["in-process"] else "process"
 
 
+def media_options(config: ResolvedOptions) -> MediaOptions:
+    """Return the options for pictures, videos and sound. Raises ConfigError."""
+    from parley.serving.options import MEDIA_COUNTS, MEDIA_SIZES, MediaOptions
+
+    folder = config["media-path"]
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"media-path: there is no folder {folder}.")
+    for name in ("media-limit", "media-size"):
+        kinds = Counter(kind for kind, _ in config[name])
+        if twice := [kind for kind, count in kinds.items() if count > 1]:
+            raise ConfigError(f"{name}: {twice[0]} has more than one limit.")
+    return MediaOptions(
+        hosts=tuple(config["media-hosts"]),
+        folder=folder,
+        counts=MEDIA_COUNTS | dict(config["media-limit"]),
+        sizes=MEDIA_SIZES | dict(config["media-size"]),
+        request_size=config["media-request-size"],
+        memory=config["media-memory"],
+    )
+
+
 def server_options(config: ResolvedOptions) -> ServerOptions:
     """Return the server's part of the options. Raises ConfigError for errors that only the server detects."""
     from parley.dialects.dialect import ApiOptions
@@ -133,6 +154,8 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         keep_alive=config["idle-timeout"],
         body_limit=config["body-limit"],
         body_budget=BodyBudget(config["body-memory"]),
+        media_body_limit=min(config["media-body-limit"], config["body-memory"]),
+        media=media_options(config),
         body_rate=config["body-rate"],
         cors=tuple(config["cors-origin"]),
         hosts=tuple(config["allow-host"]),

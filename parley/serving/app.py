@@ -203,6 +203,7 @@ class App:
         """Wrap an ASGI request to this port in an Exchange."""
         exchange = Exchange(scope, receive, send, self.registry.options, self._error_dialect(scope["path"]))
         exchange.preface_size = read_preface_size(exchange.headers)
+        exchange.body_limit = self.registry.body_limit
         return exchange
 
     async def answer_request(self, exchange: Exchange, *, admitted: bool = False) -> None:

@@ -17,8 +17,8 @@ RoleName = Literal["none", "prefill", "decode", "flex", "mixed"]
 
 
 # Limits of a request by kind, unless options say otherwise.
-MEDIA_COUNTS: Mapping[MediaKind, int] = {"image": 16, "video": 2, "audio": 4}
-MEDIA_SIZES: Mapping[MediaKind, int] = {"image": 20 << 20, "video": 256 << 20, "audio": 25 << 20}
+MEDIA_COUNTS: dict[MediaKind, int] = {"image": 16, "video": 2, "audio": 4}
+MEDIA_SIZES: dict[MediaKind, int] = {"image": 20 << 20, "video": 256 << 20, "audio": 25 << 20}
 
 
 class ListenAddress(NamedTuple):
@@ -91,6 +91,7 @@ class ServerOptions(HttpOptions):
     api_options: ApiOptions = DEFAULT_API_OPTIONS  # for OpenAI's and vLLM's APIs
 
     media: MediaOptions = MediaOptions()
+    media_body_limit: int = 64 << 20  # of bodies if a model reads media; ``body_limit`` holds for their text
 
     # for an instance of a cluster
     role: RoleName = "mixed"

@@ -13,7 +13,16 @@ from itertools import count
 
 import msgspec
 
-from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, UnknownTokenIds, excerpt
+from parley.errors import (
+    ContextLength,
+    Invalid,
+    NoTokens,
+    TooLarge,
+    UnknownModel,
+    UnknownToken,
+    UnknownTokenIds,
+    excerpt,
+)
 from parley.serving import beam_limits
 from parley.serving.engine_features import check_engine_bounds, check_engine_features
 from parley.serving.grammar_workers import GRAMMAR_WORKERS
@@ -41,6 +50,7 @@ async def prepare_engine_requests(
     check_engine_features(request, model.model_info)
     beam_limits.check_beam_search(request, model.settings.max_batch)
     _check_token_ids(request, model.model_info)
+    _check_text_size(request, model.options.body_limit)
     size = sum(map(_prompt_characters, request.prompts)) + 64 * len(request.banned_words) + len(request.prediction)
     grammars = await _compile_grammars(model, request, tenant)
     prompts = await off_loop(size, partial(_prepare_prompts, model, request))
@@ -307,9 +317,21 @@ def _logprob_output_limit(request: Request) -> int | None:
 
 
 def _prompt_characters(prompt: Prompt) -> int:
-    """Return roughly how many characters of text a prompt has; 0 for token ids."""
+    """Return roughly how many characters the text of a rendered prompt has; 0 for token ids."""
+    return _text_characters(prompt) + (64 * len(prompt.messages) if isinstance(prompt, Chat) else 0)
+
+
+def _text_characters(prompt: Prompt) -> int:
+    """Return how many characters of text a prompt has; 0 for token ids."""
     if isinstance(prompt, Text):
         return len(prompt.text)
     if isinstance(prompt, Chat):
-        return sum(len(message.content or "") for message in prompt.messages) + 64 * len(prompt.messages)
+        return sum(len(message.content or "") for message in prompt.messages)
     return 0
+
+
+def _check_text_size(request: Request, limit: int) -> None:
+    """Raise TooLarge if a body that may be larger for its media has more text than other bodies may have."""
+    size = sum(map(_text_characters, request.prompts))
+    if size > limit:
+        raise TooLarge(f"The text of the request has {size} characters; {limit} are allowed.", size=size, limit=limit)

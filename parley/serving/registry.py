@@ -80,6 +80,13 @@ class ModelRegistry:
         return self.models[0]
 
     @property
+    def body_limit(self) -> int:
+        """The largest body in bytes: more if a model reads pictures, videos or sound, which bodies may contain."""
+        if any(model.engine.info is not None and model.engine.info.media_kinds for model in self.models):
+            return max(self.options.body_limit, self.options.media_body_limit)
+        return self.options.body_limit
+
+    @property
     def open_requests(self) -> list[OpenRequest]:
         """The open requests of all models."""
         return [request for model in self.models for request in model.open_requests]

@@ -295,7 +295,7 @@ class ServedModel:
             self.names,
             tuple(self.adapters),
             info is None or info.generates,
-            {},  # media: no dialect reads them yet
+            {kind: self.options.media.counts[kind] for kind in info.media_kinds} if info is not None else {},
             self.options.api_options,
         )
 

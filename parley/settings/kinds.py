@@ -14,6 +14,7 @@ from math import inf
 from typing import Any, Literal, NamedTuple
 
 from parley.settings.families import family_names, find_family
+from parley.settings.media_hosts import MediaHost, parse_media_host
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,34 @@ def network_kind() -> OptionKind:
             raise ValueError("a network such as 10.0.0.0/24, or an address") from None
 
     return OptionKind("NETWORK", parse_network)
+
+
+def media_host_kind() -> OptionKind:
+    """A host that media may be fetched from, as a ``MediaHost``."""
+
+    def parse_entry(raw: Any) -> MediaHost:
+        return parse_media_host(raw if isinstance(raw, str) else "")
+
+    return OptionKind("HOST", parse_entry)
+
+
+MEDIA_KIND_NAMES = ("image", "video", "audio")
+
+
+def media_limit_kind(limit: OptionKind) -> OptionKind:
+    """A limit for one kind of media: KIND=LIMIT as a pair."""
+
+    def parse_limit(raw: Any) -> tuple[str, Any]:
+        name, _, text = raw.partition("=") if isinstance(raw, str) else ("", "", "")
+        try:
+            value = limit.parse_raw(text)
+        except ValueError as problem:
+            raise ValueError(f"of the form KIND={limit.metavar}: {text!r} is not {problem}") from None
+        if name not in MEDIA_KIND_NAMES:
+            raise ValueError(f"of the form KIND={limit.metavar}, for a kind of image, video or audio")
+        return name, value
+
+    return OptionKind(f"KIND={limit.metavar}", parse_limit, lambda value: f"{value[0]}={limit.format_value(value[1])}")
 
 
 def endpoint_kind() -> OptionKind:

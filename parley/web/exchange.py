@@ -54,7 +54,7 @@ class Exchange:
     does (``adopt_reply``). ``extra_headers``: further headers of a stream. ``tenant``: the client, by its API
     key. ``stage``: set if this server runs only one stage of the request. ``created_at``: creation time that the
     response shows, in seconds since the epoch; None: now. ``preface_size``: number of bytes before the client's body;
-    they are stored in ``preface_bytes``.
+    they are stored in ``preface_bytes``. ``body_limit``: in bytes; None: as in the options.
     """
 
     scope: Scope
@@ -70,6 +70,7 @@ class Exchange:
     created_at: int | None = None
     preface_size: int = 0
     preface_bytes: bytes = b""
+    body_limit: int | None = None
     status: int = 0  # 0: nothing was sent yet
     response_sent: bool = False
 
@@ -153,7 +154,8 @@ class Exchange:
 
     async def _read_whole_body(self) -> bytes:
         options = self.options
-        limit = min(options.body_limit, self.dialect.body_limit or options.body_limit)
+        limit = self.body_limit or options.body_limit
+        limit = min(limit, self.dialect.body_limit or limit)
         if self.preface_size:
             limit += min(limit, self.preface_size)  # bounded, because any sender may announce a preface
         content_length = self.headers.get(b"content-length", b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -14,8 +15,9 @@ from support.cli_process import clean_environment
 
 from parley.cli.serve import PEER_PORT_ATTEMPTS, offered_models, read_key_file, server_options
 from parley.dialects.dialect import ApiOptions
-from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
+from parley.serving.options import ListenAddress, MediaOptions, OfferedModel, ServerOptions
 from parley.settings.config import SERVE_OPTIONS
+from parley.settings.media_hosts import MediaHost
 from parley.settings.options import ConfigError, resolve_options
 
 
@@ -73,6 +75,43 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
     assert [offer.engine for offer in models(*flags.split(), *more.split())] == ["thread"]
     assert [offer.engine for offer in models("--fake-engine")] == ["scripted"]
     assert [offer.engine for offer in models()] == ["process"]
+
+
+def test_media_options_reach_the_server(tmp_path):
+    flags = f"--media-hosts a.example,internal:b:9000 --media-path {tmp_path} --media-limit image=3,audio=0"
+    flags += " --media-size video=1GiB --media-request-size 2GiB --media-memory 3GiB --media-body-limit 100MiB"
+    parsed = options(*flags.split())
+    assert parsed.media == MediaOptions(
+        hosts=(MediaHost("a.example"), MediaHost("b", 9000, internal=True)),
+        folder=str(tmp_path),
+        counts={"image": 3, "video": 2, "audio": 0},
+        sizes={"image": 20 << 20, "video": 1 << 30, "audio": 25 << 20},
+        request_size=2 << 30,
+        memory=3 << 30,
+    )
+    assert parsed.media_body_limit == 100 << 20
+    assert options("--body-memory", "50MiB").media_body_limit == 50 << 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--media-path", "missing"), "media-path: there is no folder missing."),
+        (("--media-limit", "image=1,image=2"), "media-limit: image has more than one limit."),
+        (
+            ("--media-limit", "text=1"),
+            "--media-limit: 'text=1' is not of the form KIND=N, for a kind of image, video or audio.",
+        ),
+        (("--media-size", "image=0"), "--media-size: 'image=0' is not of the form KIND=SIZE: '0' is not a size of"),
+        (
+            ("--media-hosts", "http://a.example/"),
+            "--media-hosts: 'http://a.example/' is not a host such as example.com",
+        ),
+    ],
+)
+def test_refuses_media_options_that_make_no_sense(flags, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        options(*flags)
 
 
 def test_serve_refuses_a_grpc_port_without_its_packages(monkeypatch):

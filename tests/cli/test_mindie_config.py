@@ -14,6 +14,7 @@ from parley.dialects.mindie.rules import MindieRules
 from parley.serving.options import ListenAddress
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.kinds import NamedModel
+from parley.settings.media_hosts import MediaHost
 from parley.settings.options import ConfigError, resolve_options
 from parley.web.options import TlsFiles
 
@@ -156,6 +157,19 @@ def test_mindie_config_members_take_effect(tmp_path):
     assert options.listen == tuple(plan.listen)
     assert "SomethingNew, ServerConfig.interCommTLSEnabled, BackendConfig.npuDeviceIds" in options.notes[0]
     assert "ServerConfig.port" not in options.notes[0]
+
+
+def test_media_limits_of_a_mindie_config(tmp_path):
+    plan = read_config(tmp_path, FULL_CONFIG, ALLOWED_MEDIA_DOMAINS_ENV="a.example, b.example")
+    config = resolve_options(SERVE_OPTIONS, [], {}).with_unset_from(plan.options, "there")
+    options = plan.apply_to_options(server_options(config), "strict")
+    assert options.media.hosts == (MediaHost("a.example"), MediaHost("b.example"))
+    assert options.media.sizes == {"image": 40 << 20, "video": 512 << 20, "audio": 40 << 20}
+    assert options.media.counts == {"image": 20, "video": 20, "audio": 20}
+    assert (options.media_body_limit, options.media.request_size) == (40 << 20, 1000 << 20)
+    assert "media-hosts" not in read_config(tmp_path, FULL_CONFIG).options
+    message = config_error(tmp_path, FULL_CONFIG, ALLOWED_MEDIA_DOMAINS_ENV="a.example,*")
+    assert message.startswith("ALLOWED_MEDIA_DOMAINS_ENV: '*' is not a host such as example.com")
 
 
 def test_mindie_config_of_a_cluster_instance(tmp_path):

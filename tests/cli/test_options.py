@@ -19,11 +19,14 @@ from parley.settings.kinds import (
     duration_kind,
     format_size,
     integer_kind,
+    media_host_kind,
+    media_limit_kind,
     number_kind,
     size_kind,
     switch_kind,
     text_kind,
 )
+from parley.settings.media_hosts import MediaHost
 from parley.settings.options import (
     ConfigError,
     Option,
@@ -206,6 +209,15 @@ def test_rejects_an_invalid_variable_and_warns_about_unknown_ones():
         (switch_kind(), "On", True),
         (switch_kind(), "0", False),
         (choice_kind("a", "b"), "b", "b"),
+        (media_host_kind(), "Example.COM.", MediaHost("example.com")),
+        (media_host_kind(), "*.example.com:8443", MediaHost("*.example.com", 8443)),
+        (media_host_kind(), "b\u00fccher.example", MediaHost("xn--bcher-kva.example")),
+        (media_host_kind(), "internal:minio:9000", MediaHost("minio", 9000, internal=True)),
+        (media_host_kind(), "10.0.0.5", MediaHost("10.0.0.5", internal=True)),
+        (media_host_kind(), "internal:[fd00::1]:80", MediaHost("fd00::1", 80, internal=True)),
+        (media_host_kind(), "any-public", MediaHost("any-public")),
+        (media_limit_kind(integer_kind(0, 9)), "image=4", ("image", 4)),
+        (media_limit_kind(size_kind(1)), "video=1GiB", ("video", 1 << 30)),
     ],
 )
 def test_option_kinds_read_common_spellings(kind: OptionKind, raw, value):
@@ -225,6 +237,12 @@ def test_option_kinds_read_common_spellings(kind: OptionKind, raw, value):
         (switch_kind(), ["", "maybe", 1, 0, None]),
         (choice_kind("a"), ["", "A", 1, [], None]),
         (text_kind(), ["", 1, None, [], {}]),
+        (media_host_kind(), ["", "*", "*.", "*.10.0.0.5", "internal:", "internal:any-public", "http://a.example", 1]),
+        (
+            media_host_kind(),
+            ["a.example/path", "a b", "a.example:0", "a.example:65536", "127.1", "0x7f.1", "a..b", None],
+        ),
+        (media_limit_kind(integer_kind(0, 9)), ["", "image", "image=", "image=10", "picture=1", "=1", "image=1=2", 4]),
     ],
 )
 def test_option_kinds_reject_invalid_values(kind: OptionKind, raws):

@@ -6,8 +6,9 @@ import json
 import resource
 import zlib
 
+import msgspec
 import pytest
-from support.http_client import HELLO_CHAT, Connection, build_request
+from support.http_client import HELLO_CHAT, MODEL_INFO, Connection, build_request
 
 from parley.web.connection_limit import ConnectionLimit, divide_descriptors
 
@@ -92,6 +93,19 @@ async def test_rejects_a_large_chunked_body_while_reading_it(serve):
     assert await answer_status(connection) == 413
     connection.close()
     assert await server.control()
+
+
+async def test_bodies_may_be_larger_for_a_model_that_reads_images(serve):
+    seeing = msgspec.structs.replace(MODEL_INFO, media_kinds=frozenset({"image"}))
+    server = await serve(info=seeing, body_limit=1000, media_body_limit=5000)
+    body = {"prompt": "a b", "max_tokens": 2}
+    assert (await server.post("/v1/completions", body | {"user": "u" * 3000})).status == 200
+    answer = await server.post("/v1/completions", body | {"prompt": "a " * 600})
+    assert answer.status == 413
+    assert answer.error["message"] == "The text of the request has 1200 characters; 1000 are allowed."
+    assert (await server.post("/v1/completions", body | {"user": "u" * 6000})).status == 413
+    reading = await serve(body_limit=1000, media_body_limit=5000)
+    assert (await reading.post("/v1/completions", body | {"user": "u" * 3000})).status == 413
 
 
 async def test_cuts_off_a_client_that_keeps_sending_a_rejected_body(serve, monkeypatch):
