@@ -47,7 +47,7 @@ class MediaOptions:
 
     ``hosts``: what may be fetched over HTTP; ``folder``: below which files may be read; without them, neither. Per
     request: ``counts`` by kind, and ``request_size`` for all items as they come, encoded. ``sizes``: of one item, by
-    kind. ``memory``: for what all requests have fetched and not decoded yet.
+    kind. ``memory``: for what is being fetched for all requests.
     """
 
     hosts: tuple[MediaHost, ...] = ()

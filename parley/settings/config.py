@@ -429,7 +429,7 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "media-memory",
         size_kind(1 << 20),
-        "Memory for what has been fetched or read and is not decoded yet; above it requests get 429.",
+        "Memory for what is being fetched; above it requests get 429.",
         1 << 30,
         section="media",
         configurable=True,

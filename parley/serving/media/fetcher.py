@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import NamedTuple, NoReturn
 from urllib.parse import urljoin
@@ -31,7 +30,7 @@ from parley.serving.media.pinned_connection import CONNECT_SECONDS, FetchedAnswe
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import MediaHost, is_address
 from parley.types.media import KIND_NAMES, MediaKind
-from parley.web.request_body import BodyBudget
+from parley.web.request_body import BodyBudget, HeldBody
 
 MAX_REDIRECTS = 3
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
@@ -44,6 +43,17 @@ class Redirect(NamedTuple):
     """An answer that only says where to look instead."""
 
     location: str
+
+
+class HostConnections:
+    """Limits the connections of one request to each host."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(HOST_CONNECTIONS))
+
+    def place_at(self, host: str) -> asyncio.Semaphore:
+        """Return what a connection to a host holds while it is open."""
+        return self._places[host]
 
 
 class MediaFetcher:
@@ -61,19 +71,19 @@ class MediaFetcher:
         self.connections = asyncio.Semaphore(MAX_CONNECTIONS)
         self._ssl_context = ssl_context
 
-    @contextmanager
-    def open_request(self) -> Iterator[RequestFetches]:
-        """Begin the fetches of one request; the memory of what they return is counted until the end of the context."""
-        fetches = RequestFetches(self)
-        try:
-            yield fetches
-        finally:
-            fetches.close()
+    async def fetch(
+        self, url: str, kind: MediaKind, field: str, host_connections: HostConnections | None = None
+    ) -> bytes:
+        """Return what is at a URL. ``host_connections``: shared by the fetches of a request.
 
-    async def fetch(self, url: str, kind: MediaKind, field: str) -> bytes:
-        """Return what is at a URL. Raises BadMedia; Overloaded if there is no memory left for it."""
-        with self.open_request() as fetches:
-            return await fetches.fetch(url, kind, field)
+        Raises BadMedia; Overloaded if what is being fetched takes all memory.
+        """
+        held_body = self.budget.hold_body()
+        self.budget.end_arrival(held_body)  # it never makes room for others by being slow
+        try:
+            return await ItemFetch(self, kind, field, held_body, host_connections or HostConnections()).fetch(url)
+        finally:
+            held_body.release()
 
     def ssl_context(self, address: FetchAddress) -> ssl.SSLContext | None:
         """Return the settings of TLS for a URL: the system's authorities, those of ``SSL_CERT_FILE`` if it is set."""
@@ -84,40 +94,20 @@ class MediaFetcher:
         return self._ssl_context
 
 
-class RequestFetches:
-    """The fetches of one request: few connections to each host, and a limit for the bytes of all items together."""
-
-    def __init__(self, fetcher: MediaFetcher):
-        self.fetcher = fetcher
-        self.host_slots: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(HOST_CONNECTIONS))
-        self._size = 0
-        self._held_body = fetcher.budget.hold_body()
-        fetcher.budget.end_arrival(self._held_body)  # it does not make room for others by its slowness
-
-    async def fetch(self, url: str, kind: MediaKind, field: str) -> bytes:
-        """Return what is at a URL. Raises BadMedia, Overloaded."""
-        return await ItemFetch(self, kind, field).fetch(url)
-
-    def count_bytes(self, size: int, kind: MediaKind, field: str) -> None:
-        """Count ``size`` more bytes of an item, wherever they come from. Raises BadMedia, Overloaded."""
-        self._size += size
-        limit = self.fetcher.options.request_size
-        if self._size > limit:
-            message = f"The images, videos and audio clips of a request may have {limit} bytes together."
-            raise BadMedia(message, reason="too_large", kind=kind, field=field, limit=limit)
-        self._held_body.grow(size)
-
-    def close(self) -> None:
-        """Stop counting the memory of what was fetched."""
-        self._held_body.release()
-
-
 class ItemFetch:
     """The fetch of one item, with all its redirects."""
 
-    def __init__(self, request: RequestFetches, kind: MediaKind, field: str):
-        self._request, self._fetcher, self._kind, self._field = request, request.fetcher, kind, field
-        self._size_limit = self._fetcher.options.sizes[kind]
+    def __init__(
+        self,
+        fetcher: MediaFetcher,
+        kind: MediaKind,
+        field: str,
+        held_body: HeldBody,
+        host_connections: HostConnections,
+    ):
+        self._fetcher, self._kind, self._field = fetcher, kind, field
+        self._held_body, self._host_connections = held_body, host_connections
+        self._size_limit = fetcher.options.sizes[kind]
         self._size = 0
         self._seconds_left = FETCH_SECONDS
         self._named_host = ""  # in the client's URL; errors never name a host that is known from a redirect
@@ -140,7 +130,7 @@ class ItemFetch:
         """Send one request, while there is a connection free for it."""
         rules = self._matching_rules(address)
         loop = asyncio.get_running_loop()
-        async with self._request.host_slots[address.host], self._fetcher.connections:
+        async with self._host_connections.place_at(address.host), self._fetcher.connections:
             began_at = loop.time()
             try:
                 async with asyncio.timeout(self._seconds_left):
@@ -195,7 +185,7 @@ class ItemFetch:
         self._size += size
         if self._size > self._size_limit:
             self._refuse_size()
-        self._request.count_bytes(size, self._kind, self._field)
+        self._held_body.grow(size)
 
     def _refuse_size(self, **detail: int) -> NoReturn:
         limit = self._size_limit

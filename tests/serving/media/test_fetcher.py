@@ -14,7 +14,7 @@ from support.media_host import MediaHost, http_answer, redirect_to, run_media_ho
 from parley.errors import BadMedia, Overloaded
 from parley.serving.media import fetcher as fetcher_module
 from parley.serving.media import pinned_connection
-from parley.serving.media.fetcher import MediaFetcher
+from parley.serving.media.fetcher import HostConnections, MediaFetcher
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 
@@ -428,30 +428,37 @@ async def test_a_request_has_two_connections_to_a_host(host: MediaHost):
 
     host.answers["/"] = answer_late
     fetcher = make_fetcher(f"127.0.0.1:{host.port}")
-    with fetcher.open_request() as fetches:
-        url = f"http://127.0.0.1:{host.port}/"
-        assert await asyncio.gather(*(fetches.fetch(url, "image", FIELD) for _ in range(8))) == [b"late"] * 8
-        assert fetcher.budget.held_bytes == 32
-    assert fetcher.budget.held_bytes == 0
+    url = f"http://127.0.0.1:{host.port}/"
+    shared = HostConnections()
+    answers = await asyncio.gather(*(fetcher.fetch(url, "image", FIELD, shared) for _ in range(8)))
+    assert answers == [b"late"] * 8
     assert host.most_connections == 2
-    await asyncio.gather(*(fetcher.fetch(url, "image", FIELD) for _ in range(20)))
+    await asyncio.gather(*(fetcher.fetch(url, "image", FIELD) for _ in range(40)))
     assert 2 < host.most_connections <= 16
 
 
-async def test_limits_the_bytes_of_a_request_and_of_all_requests(host: MediaHost):
-    host.answers["/"] = http_answer(b"a" * 600)
+async def test_limits_the_memory_of_what_is_being_fetched(host: MediaHost):
+    half_sent, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer_in_halves(writer: asyncio.StreamWriter) -> None:
+        writer.write(http_answer(b"a" * 1000)[:-400])
+        half_sent.set()
+        await go_on.wait()
+        writer.write(b"a" * 400)
+
+    host.answers = {"/halves": answer_in_halves, "/": http_answer(b"a" * 600)}
     url = f"http://127.0.0.1:{host.port}/"
-    fetcher = make_fetcher(f"127.0.0.1:{host.port}", request_size=1000, memory=1500)
-    with fetcher.open_request() as fetches:
-        await fetches.fetch(url, "image", FIELD)
-        with pytest.raises(BadMedia, match="may have 1000 bytes together") as raised:
-            await fetches.fetch(url, "image", FIELD)
-        assert raised.value.reason == "too_large"
+    fetcher = make_fetcher(f"127.0.0.1:{host.port}", memory=1100)
+    first = asyncio.create_task(fetcher.fetch(f"{url}halves", "image", FIELD))
+    await half_sent.wait()
+    while fetcher.budget.held_bytes < 600:
+        await asyncio.sleep(0.01)
+    with pytest.raises(Overloaded):
         await fetcher.fetch(url, "image", FIELD)
-        with fetcher.open_request() as other, pytest.raises(Overloaded):
-            await other.fetch(url, "image", FIELD)
-            other.count_bytes(400, "image", FIELD)
+    go_on.set()
+    assert await first == b"a" * 1000
     assert fetcher.budget.held_bytes == 0
+    assert await fetcher.fetch(url, "image", FIELD) == b"a" * 600
 
 
 @pytest.fixture(scope="module")
