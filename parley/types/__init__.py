@@ -71,6 +71,7 @@ from parley.types.media import (
     MediaSource,
     PlacedMedia,
     ProcessedMedia,
+    UploadedMedia,
 )
 from parley.types.request import (
     BeamOptions,
@@ -159,5 +160,6 @@ __all__ = [
     "ToolCallDelta",
     "TriggeredTags",
     "TruncationSide",
+    "UploadedMedia",
     "Usage",
 ]

@@ -45,6 +45,7 @@ class Usage(msgspec.Struct):
     accepted_tokens: int = 0  # tokens of the request's prediction that occur in the answer
     rejected_tokens: int = 0  # tokens of the request's prediction that do not
     media_tokens: dict[MediaKind, int] = {}  # prompt tokens whose embeddings encoders compute, by kind of media
+    media_seconds: dict[MediaKind, float] = {}  # how long the prompts' clips and videos are together, by kind of media
 
 
 class PromptAccepted(msgspec.Struct):

@@ -26,6 +26,12 @@ class EncodedMedia(msgspec.Struct, frozen=True, tag=True):
     media_type: str = ""
 
 
+class UploadedMedia(msgspec.Struct, frozen=True, tag=True):
+    """A file as the client uploaded it, in bytes."""
+
+    content: bytes
+
+
 class MediaAddress(msgspec.Struct, frozen=True, tag=True):
     """An http or https URL, as the client sent it."""
 
@@ -48,7 +54,7 @@ class MediaEmbeddings(msgspec.Struct, frozen=True, tag=True):
     base64: str
 
 
-MediaSource = EncodedMedia | MediaAddress | MediaPath | CachedMedia | MediaEmbeddings
+MediaSource = EncodedMedia | UploadedMedia | MediaAddress | MediaPath | CachedMedia | MediaEmbeddings
 
 
 class Media(msgspec.Struct, frozen=True):
