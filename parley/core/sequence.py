@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Literal, Protocol
 
+from parley.core.rope_positions import RopePositions
 from parley.types import EngineRequest, MediaItem, TokenScore
 
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
@@ -111,6 +113,11 @@ class Sequence:
         """Its position among sequences that run or have run; the one with the highest rank is preempted first."""
         return self.priority, self.admission_number
 
+    @cached_property
+    def rope_positions(self) -> RopePositions | None:
+        """Its rotary positions on three axes; None if each token's is its index on all of them."""
+        return RopePositions.of_prompt(self.request.media, self.prompt_len)
+
     @property
     def output_length(self) -> int:
         """Number of output tokens so far."""
@@ -127,7 +134,7 @@ class StepRow:
 
     ``score_from``: if not None, also return the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
     prompt_len - 1): position p predicts token p + 1, so the first of them is predicted by position score_from - 1,
-    which is in this row.
+    which is in this row. Tokens that only stand for embeddings of media have none.
     """
 
     sequence: Sequence
@@ -189,7 +196,7 @@ class RowResult:
     tokens: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
     vector: bytes | None = None
-    prompt_scores: list[TokenScore] | tuple[()] = ()
+    prompt_scores: list[TokenScore | None] | tuple[()] = ()
     error: str | None = None
     end: Literal["form", "mark"] | None = None
     candidates: list[BeamCandidate] | tuple[()] = ()

@@ -15,6 +15,7 @@ import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, DraftProposer, MediaEncoder, RowResult, Sequence, Step, StepRow
+from parley.model.media_batch import add_media, has_media, placeholder_positions
 from parley.model.networks import lora
 from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork, PackedBatch
@@ -137,6 +138,8 @@ class DecoderRunner:
             self.device,
         )
         batch.mark_long_rope([row.sequence.uses_long_rope for row in rows])
+        if has_media(rows):
+            add_media(batch, rows)
         adapted: dict[lora.LoraAdapter, list[int]] = {}
         for row, span in zip(rows, batch.spans, strict=True):
             if (adapter := row.sequence.adapter) is not None:
@@ -243,18 +246,22 @@ class DecoderRunner:
                 results[i].error = BROKEN_VECTOR
 
     def _score_prompt(self, row: StepRow, hidden: torch.Tensor, result: RowResult) -> None:
-        """Compute logprobs of the prompt tokens that this row predicts, from number ``score_from``."""
+        """Compute logprobs of the prompt tokens that this row predicts, from number ``score_from``; None for media."""
         assert row.score_from is not None
         sequence = row.sequence
         first = row.score_from - 1  # position p predicts token p + 1
         end = min(row.start + row.count, sequence.prompt_len - 1)  # the last prompt token predicts an output token
         tops = max(0, sequence.request.prompt_logprobs)
-        scores: list[TokenScore] = []
+        placeholders = placeholder_positions(sequence, first + 1, end + 1)
+        scores: list[TokenScore | None] = []
         for at in range(first, end, SCORE_ROWS):
             upto = min(at + SCORE_ROWS, end)
             logits = self.network.compute_logits(hidden[at - row.start : upto - row.start])
             if not torch.isfinite(logits.amax(-1)).all():
                 result.error = BROKEN_LOGITS
                 return
-            scores += score_tokens(logits, sequence.tokens[at + 1 : upto + 1], tops)
+            predicted = range(at + 1, upto + 1)
+            token_ids = [0 if position in placeholders else sequence.tokens[position] for position in predicted]
+            row_scores = score_tokens(logits, token_ids, tops)
+            scores += [None if p in placeholders else score for p, score in zip(predicted, row_scores, strict=True)]
         result.prompt_scores = scores

@@ -135,9 +135,29 @@ class TransformersNetwork:
             _context_value(_current_adapted, batch.adapted),
             _context_value(_current_long_rope, batch.long_rope),
         ):
-            output = self._body(input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False)
+            output = self._body(**self._body_inputs(batch), use_cache=False)
         result: torch.Tensor = output.last_hidden_state[0]
         return result
+
+    def _body_inputs(self, batch: PackedBatch) -> dict[str, Any]:
+        """Return what the body reads of a batch, by the names of its arguments."""
+        axes = batch.rope_positions  # [3, T], and [3, 1, T] for Transformers
+        inputs: dict[str, Any] = {"position_ids": batch.positions[None] if axes is None else axes[:, None]}
+        media = batch.media
+        if media is None:
+            return inputs | {"input_ids": batch.token_ids[None]}
+        token_ids = batch.token_ids.index_fill(0, media.tokens, 0)  # placeholders may lie beyond the table
+        embeddings = self._body.get_input_embeddings()(token_ids)
+        inputs["inputs_embeds"] = embeddings.index_copy(0, media.tokens, media.embeddings)[None]
+        if media.deep:
+            is_media = torch.zeros_like(token_ids, dtype=torch.bool)
+            is_media[media.tokens] = True
+            order = media.tokens.argsort()
+            inputs |= {
+                "visual_pos_masks": is_media[None],
+                "deepstack_visual_embeds": [row[order] for row in media.deep],
+            }
+        return inputs
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]. The head is all code after the body."""

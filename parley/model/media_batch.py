@@ -1,0 +1,114 @@
+"""Puts into a packed batch what the tokens of media need: embeddings, rotary positions, and how far they see.
+
+A chunk may cut an item anywhere. Nothing here is called for steps without media.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from parley.core.sequence import Sequence, StepRow
+from parley.model.media_embeddings import EncodedItem
+from parley.model.networks.network import MediaRows, PackedBatch
+
+
+class _RunInRow(NamedTuple):
+    """Embeddings ``first .. first + length`` of an item, which belong to tokens ``token ..`` of the batch.
+
+    ``sees_until``: how far its tokens see, as a position of the sequence; None: each up to itself.
+    """
+
+    item: EncodedItem
+    first: int
+    token: int
+    length: int
+    sees_until: int | None
+
+
+def has_media(rows: list[StepRow]) -> bool:
+    """Whether any row belongs to a request with media. Then ``add_media`` must see the batch."""
+    return any(row.sequence.request.media for row in rows)
+
+
+def add_media(batch: PackedBatch, rows: list[StepRow]) -> None:
+    """Set the fields of a batch that only media need."""
+    runs = list(_runs_in_batch(batch, rows))
+    batch.media = _gather_rows(runs, batch.positions.device) if runs else None
+    batch.visible_ends = _visible_ends(batch, runs)
+    batch.rope_positions = _rope_positions(batch, rows)
+
+
+def placeholder_positions(sequence: Sequence, start: int, end: int) -> set[int]:
+    """Return the positions among ``start .. end`` whose tokens only stand for embeddings."""
+    return {
+        position
+        for item in sequence.request.media
+        for run in item.runs
+        for position in range(max(start, item.start + run.offset), min(end, item.start + run.offset + run.count))
+    }
+
+
+def _runs_in_batch(batch: PackedBatch, rows: list[StepRow]) -> Iterator[_RunInRow]:
+    """Yield the parts of all runs of embeddings that the rows compute."""
+    for row, span in zip(rows, batch.spans, strict=True):
+        end = row.start + row.count
+        for item in row.sequence.request.media:
+            if item.end <= row.start or item.start >= end:
+                continue
+            earlier = 0  # embeddings of earlier runs
+            for run in item.runs:
+                begin = item.start + run.offset
+                low, high = max(begin, row.start), min(begin + run.count, end)
+                if low < high:
+                    encoded = row.sequence.item_embeddings[item.digest]
+                    assert isinstance(encoded, EncodedItem)
+                    sees_until = begin + run.count if item.sees_both_ways else None
+                    token = span.first + low - row.start
+                    yield _RunInRow(encoded, earlier + low - begin, token, high - low, sees_until)
+                earlier += run.count
+
+
+def _gather_rows(runs: list[_RunInRow], device: torch.device) -> MediaRows:
+    """Return the embeddings of all runs."""
+    tokens = np.concatenate([np.arange(run.token, run.token + run.length) for run in runs])
+    depth = max(len(run.item.deep) for run in runs)
+
+    def layer_rows(run: _RunInRow, layer: int) -> torch.Tensor:
+        if layer < len(run.item.deep):
+            return run.item.deep[layer][run.first : run.first + run.length]
+        return run.item.rows.new_zeros(run.length, run.item.rows.shape[1])  # an item of another kind has none
+
+    return MediaRows(
+        torch.from_numpy(tokens).to(device),
+        torch.cat([run.item.rows[run.first : run.first + run.length] for run in runs]),
+        [torch.cat([layer_rows(run, layer) for run in runs]) for layer in range(depth)],
+    )
+
+
+def _visible_ends(batch: PackedBatch, runs: list[_RunInRow]) -> torch.Tensor | None:
+    """Return ``PackedBatch.visible_ends``; None if no token sees later ones."""
+    if all(run.sees_until is None for run in runs):
+        return None
+    ends = batch.positions + 1
+    for run in runs:
+        if run.sees_until is not None:
+            ends[run.token : run.token + run.length] = run.sees_until
+    return ends
+
+
+def _rope_positions(batch: PackedBatch, rows: list[StepRow]) -> torch.Tensor | None:
+    """Return ``PackedBatch.rope_positions``; None if no row has positions on three axes."""
+    if all(row.sequence.rope_positions is None for row in rows):
+        return None
+    axes: tuple[list[int], list[int], list[int]] = ([], [], [])
+    for row in rows:
+        end = row.start + row.token_count
+        positions = row.sequence.rope_positions
+        row_axes = [range(row.start, end)] * 3 if positions is None else positions.axes(row.start, end)
+        for axis, part in zip(axes, row_axes, strict=True):
+            axis += part
+    return torch.from_numpy(np.array(axes, np.int64)).to(batch.positions.device)

@@ -1,0 +1,212 @@
+"""Pictures and videos over KV pages: the tokens of Transformers, and the same bits in any chunks and company."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.media_requests import MediaPrompt, build_media_prompt, random_picture, random_video, whole_model
+from support.multimodal_models import multimodal_folder
+from support.run_model import load_test_runner
+
+from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
+from parley.model.media_embeddings import EncodedItem
+from parley.model.networks.paged_kv import PagedKV
+from parley.model.runner import DecoderRunner
+from parley.types import EngineRequest, MediaItem, Sampling, TokenScore
+
+NEW_TOKENS = 8
+PICTURE_FAMILIES = [
+    "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe",
+    "idefics3", "smolvlm", "internvl", "mistral3", "gemma3",
+]  # fmt: skip
+VIDEO_FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+# One without axes, two with M-RoPE, of which one has embeddings for several layers, and one that sees both ways.
+EXACT_FAMILIES = ["llava", "qwen2_5_vl", "qwen3_vl", "gemma3"]
+GREEDY = Sampling(temperature=0.0)
+
+
+@functools.cache
+def two_pictures(family: str, number: int = 0) -> MediaPrompt:
+    first, second = random_picture(number, 60, 40), random_picture(number + 1, 33, 90)
+    return build_media_prompt(family, [first, f"what is this {number}, and ", second, " compare them"])
+
+
+@functools.cache
+def one_picture(family: str) -> MediaPrompt:
+    return build_media_prompt(family, ["a ", random_picture(4, 90, 60), " bc"])
+
+
+@functools.cache
+def loaded_runner(family: str, dtype: str = "float32") -> DecoderRunner:
+    return load_test_runner(multimodal_folder(family, dtype), dtype=dtype)[0]
+
+
+class PagedRun:
+    """Sequences over one set of pages, whose rows are computed step by step."""
+
+    def __init__(self, runner: DecoderRunner, prompts: list[MediaPrompt], **request: Any):
+        counts = [-(-len(prompt.token_ids) // BLOCK_SIZE) + 1 for prompt in prompts]
+        runner.pages = PagedKV(runner.pages.layers, sum(counts), runner.pages.dtype)
+        runner.pages.clear_pages(list(range(sum(counts))))
+        self.runner = runner
+        self.sequences: list[Sequence] = []
+        for number, prompt in enumerate(prompts):
+            blocks = list(range(sum(counts[:number]), sum(counts[: number + 1])))
+            options: dict[str, Any] = {"sampling": GREEDY, "max_tokens": 9, "media": prompt.media} | request
+            work = EngineRequest(str(number), prompt.token_ids, **options)
+            length = len(prompt.token_ids)
+            sequence = Sequence(str(number), 0, work, list(prompt.token_ids), length, 0, number, blocks=blocks)
+            sequence.item_embeddings = dict(prompt.encoded)
+            sequence.slot = number
+            runner.admit_sequence(sequence)
+            self.sequences.append(sequence)
+
+    @torch.inference_mode()
+    def compute_hidden(self, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """Compute tokens (sequence, start, end) in one step; return the hidden states of each part."""
+        rows = [StepRow(self.sequences[number], start, end - start, False) for number, start, end in parts]
+        hidden = self.runner.network.compute_hidden(self.runner._pack_rows(rows), self.runner.pages)
+        return list(hidden.split([end - start for _, start, end in parts]))
+
+
+def end_of_chunk(media: list[MediaItem], end: int) -> int:
+    """Where a chunk that wants to end at ``end`` must end, so that it has all that its last token sees."""
+    return next((item.end for item in media if item.sees_both_ways and item.start < end < item.end), end)
+
+
+@torch.inference_mode()
+def paged_logits(family: str, prompt: MediaPrompt, answer: list[int], chunk: int) -> torch.Tensor:
+    """Logits that predict each token of the answer, from steps of ``chunk`` tokens."""
+    run = PagedRun(loaded_runner(family), [prompt])
+    run.sequences[0].tokens += answer[:-1]
+    hidden, start, length = [], 0, len(run.sequences[0].tokens)
+    while start < length:
+        end = end_of_chunk(prompt.media, min(length, start + chunk))
+        hidden += run.compute_hidden([(0, start, end)])
+        start = end
+    return run.runner.network.compute_logits(torch.cat(hidden)[len(prompt.token_ids) - 1 :])
+
+
+def check_against_transformers(family: str, prompt: MediaPrompt, chunk: int) -> None:
+    with torch.inference_mode():
+        output = whole_model(family).generate(
+            **prompt.inputs,
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    answer, expected = output.sequences[0, len(prompt.token_ids) :].tolist(), torch.cat(output.logits).float()
+    logits = paged_logits(family, prompt, answer, chunk)
+    assert logits.argmax(-1).tolist() == answer
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max().clamp_min(1)
+
+
+@pytest.mark.parametrize("family", PICTURE_FAMILIES)
+def test_pictures_give_the_tokens_of_transformers(family):
+    check_against_transformers(family, two_pictures(family), chunk=7)
+
+
+@pytest.mark.parametrize("family", VIDEO_FAMILIES)
+def test_videos_give_the_tokens_of_transformers(family):
+    parts = ["watch ", random_video(3, 6, 64, 48), "then ", random_picture(2, 33, 90), " say"]
+    check_against_transformers(family, build_media_prompt(family, parts), chunk=5)
+
+
+@pytest.mark.parametrize("family", EXACT_FAMILIES)
+def test_another_picture_gives_other_logits(family):
+    """Guards against tests that pass because pictures change nothing."""
+    prompt, other = two_pictures(family), two_pictures(family, 5)
+    swapped = replace(prompt, encoded=dict(zip(prompt.encoded, other.encoded.values(), strict=True)))
+    expected, actual = (paged_logits(family, each, [1], 100) for each in (prompt, swapped))
+    assert (expected - actual).abs().max() > 0.01
+
+
+def in_bf16(prompt: MediaPrompt) -> MediaPrompt:
+    encoded = {
+        digest: EncodedItem(item.rows.bfloat16(), [rows.bfloat16() for rows in item.deep])
+        for digest, item in prompt.encoded.items()
+    }
+    return replace(prompt, encoded=encoded)
+
+
+def hidden_alone(family: str, prompt: MediaPrompt) -> torch.Tensor:
+    """The hidden states of a prompt that is computed alone and at once, in bfloat16."""
+    return PagedRun(loaded_runner(family, "bfloat16"), [prompt]).compute_hidden([(0, 0, len(prompt.token_ids))])[0]
+
+
+@pytest.mark.parametrize("family", EXACT_FAMILIES)
+@pytest.mark.parametrize("seed", range(2))
+def test_any_chunks_and_neighbours_give_the_same_bits(family, seed):
+    chance = random.Random(seed)
+    prompts = [in_bf16(two_pictures(family, number)) for number in (0, 5, 0)]
+    expected = [hidden_alone(family, prompt) for prompt in prompts]
+    run = PagedRun(loaded_runner(family, "bfloat16"), prompts)
+    states: list[list[torch.Tensor]] = [[] for _ in prompts]
+    computed = [0] * len(prompts)
+    while unfinished := [i for i, prompt in enumerate(prompts) if computed[i] < len(prompt.token_ids)]:
+        parts = []
+        for i in chance.sample(unfinished, chance.randint(1, len(unfinished))):
+            end = min(computed[i] + chance.choice([1, 2, 5, 16, 40]), len(prompts[i].token_ids))
+            parts.append((i, computed[i], end_of_chunk(prompts[i].media, end)))
+        for (i, _, end), hidden in zip(parts, run.compute_hidden(parts), strict=True):
+            states[i].append(hidden)
+            computed[i] = end
+    assert all(torch.equal(torch.cat(parts), alone) for parts, alone in zip(states, expected, strict=True))
+
+
+@pytest.mark.parametrize("family", EXACT_FAMILIES)
+def test_every_boundary_gives_the_same_bits(family):
+    """A chunk may end after any token of a picture, and a prefix hit after any page."""
+    prompt = in_bf16(one_picture(family))
+    length, expected = len(prompt.token_ids), hidden_alone(family, prompt)
+    for end in sorted({end_of_chunk(prompt.media, boundary) for boundary in range(1, length)} - {length}):
+        run = PagedRun(loaded_runner(family, "bfloat16"), [prompt])
+        assert torch.equal(
+            torch.cat([run.compute_hidden([(0, *part)])[0] for part in ((0, end), (end, length))]), expected
+        )
+    run = PagedRun(loaded_runner(family, "bfloat16"), [prompt, prompt])
+    run.compute_hidden([(0, 0, length)])
+    first, second = run.sequences
+    for page in range(1, length // BLOCK_SIZE + 1):
+        second.blocks = first.blocks[:page] + second.blocks[page:]
+        start = min(page * BLOCK_SIZE, length - 1)
+        assert torch.equal(run.compute_hidden([(1, start, length)])[0], expected[start:])
+
+
+def beyond_the_table(prompt: MediaPrompt) -> tuple[MediaPrompt, set[int]]:
+    """The prompt with placeholders that no embedding table has, and their positions."""
+    places = {
+        item.start + run.offset + number for item in prompt.media for run in item.runs for number in range(run.count)
+    }
+    token_ids = [1 << 20 if place in places else token for place, token in enumerate(prompt.token_ids)]
+    return replace(prompt, token_ids=token_ids), places
+
+
+@pytest.mark.parametrize("family", ["llava", "gemma3"])
+def test_placeholders_beyond_the_embedding_table_change_nothing(family):
+    """Published checkpoints of both have such ids."""
+    prompt = one_picture(family)
+    beyond, _ = beyond_the_table(prompt)
+    assert torch.equal(paged_logits(family, beyond, [1], 100), paged_logits(family, prompt, [1], 100))
+
+
+def test_prompt_logprobs_of_placeholders_are_none():
+    prompt, places = beyond_the_table(one_picture("llava"))
+    length = len(prompt.token_ids)
+    sampling = Sampling(temperature=0.0, repetition_penalty=1.3, no_repeat_ngram=2)
+    run = PagedRun(loaded_runner("llava"), [prompt], prompt_logprobs=1, sampling=sampling)
+    scores: list[TokenScore | None] = [None]
+    for start in range(0, length, 9):
+        count = min(9, length - start)
+        row = StepRow(run.sequences[0], start, count, start + count == length, score_from=start + 1)
+        (result,) = run.runner.run_step(Step([row]))
+        scores += result.prompt_scores
+    assert result.error is None and len(result.tokens) == 1
+    assert [place for place, score in enumerate(scores) if score is None] == [0, *sorted(places)]
+    assert len(scores) == length

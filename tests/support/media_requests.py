@@ -1,0 +1,153 @@
+"""Requests with pictures and videos for the engine, with the features of Transformers' own encoder."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from support.multimodal_models import FAMILIES, multimodal_folder
+
+import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
+from parley.model.media_embeddings import EncodedItem
+from parley.text.media_family import read_media_family
+from parley.types import EmbeddingRun, MediaItem
+
+MERGE = 2  # patches per embedding in rows and columns, in models with M-RoPE
+
+
+@functools.cache
+def whole_model(family: str) -> Any:
+    """The whole model in Transformers, in float32."""
+    from transformers import AutoModelForMultimodalLM
+
+    folder = multimodal_folder(family)
+    return AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@functools.cache
+def family_processor(family: str) -> Any:
+    from transformers import AutoProcessor
+
+    return AutoProcessor.from_pretrained(multimodal_folder(family))
+
+
+def random_picture(number: int, width: int, height: int) -> Any:
+    from PIL import Image
+
+    pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def random_video(number: int, frames: int, width: int, height: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
+
+
+@dataclass
+class MediaPrompt:
+    """A prompt as the engine gets it, and the same as ``inputs`` of the whole model."""
+
+    token_ids: list[int]
+    media: list[MediaItem]
+    encoded: dict[bytes, EncodedItem]
+    inputs: dict[str, Any]
+
+
+def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
+    """Build a prompt of texts, pictures (PIL) and videos (arrays of frames), with its embeddings."""
+    folder_config = whole_model(family).config.to_dict()
+    facts = read_media_family(folder_config)
+    assert facts is not None
+    inputs = dict(_process(family, parts))
+    token_ids = inputs["input_ids"][0].tolist()
+    runs = [
+        (kind, [place for place, _ in group])
+        for kind, group in itertools.groupby(
+            enumerate(token_ids), lambda each: next((k for k, i in facts.placeholder_ids.items() if i == each[1]), None)
+        )
+        if kind
+    ]
+    media, encoded = [], {}
+    for part in (part for part in parts if not isinstance(part, str)):
+        features = dict(_process(family, [part]))
+        kind = "video" if isinstance(part, np.ndarray) else "image"
+        item = encode_features(family, features, kind)
+        digest = sha256(part.tobytes()).digest()
+        encoded[digest] = item
+        own_runs: list[list[int]] = []
+        while sum(map(len, own_runs)) < len(item.rows):
+            own_runs.append(runs.pop(0)[1])
+        start = own_runs[0][0]
+        grids, step = _grids(family, features, kind, len(own_runs)) if facts.has_rope_grids else ([], 1.0)
+        media.append(
+            MediaItem(
+                kind,
+                digest,
+                start,
+                own_runs[-1][-1] + 1 - start,
+                [
+                    EmbeddingRun(run[0] - start, len(run), grids[number] if grids else None, step)
+                    for number, run in enumerate(own_runs)
+                ],
+                facts.sees_both_ways,
+            )
+        )
+    assert not runs
+    return MediaPrompt(token_ids, media, encoded, inputs)
+
+
+def _process(family: str, parts: list[Any]) -> Any:
+    """Run the processor on texts with media between them."""
+    marks = FAMILIES[family].parts
+    text = "".join(
+        part if isinstance(part, str) else marks["video" if isinstance(part, np.ndarray) else "image"] for part in parts
+    )
+    pictures = [part for part in parts if not isinstance(part, str | np.ndarray)]
+    videos = [part for part in parts if isinstance(part, np.ndarray)]
+    nested = family in ("gemma3", "idefics3", "smolvlm")
+    options: dict[str, Any] = {}
+    if pictures:
+        options["images"] = [pictures] if nested else pictures
+    if videos:
+        options["videos"] = videos
+        options["video_metadata"] = [
+            {"fps": 2.0, "total_num_frames": len(video), "frames_indices": list(range(len(video)))} for video in videos
+        ]
+        options["do_sample_frames"] = False
+    if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
+        options["return_mm_token_type_ids"] = True
+    return family_processor(family)(text=[text], return_tensors="pt", **options)
+
+
+@torch.inference_mode()
+def encode_features(family: str, features: dict[str, Any], kind: str) -> EncodedItem:
+    """Compute the embeddings of one item with the whole model's own method."""
+    model = whole_model(family).model
+    method = getattr(model, f"get_{kind}_features")
+    names = set(inspect.signature(method).parameters)
+    output = method(**{name: value for name, value in features.items() if name in names}, return_dict=True)
+    deep = getattr(output, "deepstack_features", None) or ()
+    return EncodedItem(_join_rows(output.pooler_output), [_join_rows(rows) for rows in deep])
+
+
+def _join_rows(rows: Any) -> torch.Tensor:
+    """Return the rows of all tiles or frames as one tensor."""
+    return (rows if isinstance(rows, torch.Tensor) else torch.cat(list(rows))).flatten(0, -2)
+
+
+def _grids(
+    family: str, features: dict[str, Any], kind: str, run_count: int
+) -> tuple[list[tuple[int, int, int]], float]:
+    """Return the grid of each run, and the step between frames."""
+    frames, rows, columns = features[f"{kind}_grid_thw"][0].tolist()
+    grid = (frames, rows // MERGE, columns // MERGE)
+    if run_count == 1:
+        seconds = float(features["second_per_grid_ts"][0]) if "second_per_grid_ts" in features else 1.0
+        rate = whole_model(family).config.vision_config.tokens_per_second if family == "qwen2_5_vl" else None
+        return [grid], rate * seconds if rate and kind == "video" else 1.0
+    return [(1, *grid[1:])] * run_count, 1.0
