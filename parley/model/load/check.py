@@ -1,6 +1,7 @@
 """Checks whether a model would load, without reading its weights: config, settings, names and shapes in the headers.
 
-It runs the code that ``load/loader.py`` runs before it reads weights, so its errors are the same sentences.
+It runs the code that ``load/loader.py`` runs before it reads weights, so its errors are the same sentences. Encoders of
+pictures and sound are checked more closely: a server leaves that to the first item.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.load import bert, fuse, plan
+from parley.model.load import bert, fuse, plan, towers
 from parley.model.load.memory import kv_page_count
 from parley.model.networks.lora import read_adapter
 from parley.model.networks.network import DecoderNetwork, LinearSite
@@ -39,6 +40,10 @@ def check_model(settings: Settings) -> str:
         _check_encoder(settings, folder, config)
         return ""
     parts = [_check_decoder(settings, folder, config)]
+    decoder_plan = plan.plan_decoder(settings, config)
+    media_towers = towers.plan_towers(folder, config, decoder_plan.dtype, decoder_plan.device)
+    if media_towers is not None:
+        towers.check_towers(media_towers)
     if settings.draft_model is not None:
         draft_folder = Path(settings.draft_model)
         plan.check_draft_tokenizer(folder, draft_folder)
@@ -46,8 +51,10 @@ def check_model(settings: Settings) -> str:
         parts.append(_check_decoder(draft_settings, draft_folder, read_config(draft_folder)))
     if any(part.page_bytes is None for part in parts):
         return LAYERS_UNKNOWN
-    decoder_plan = plan.plan_decoder(settings, config)
-    loaded = msgspec.structs.replace(settings, set_aside=settings.set_aside + sum(part.weight_bytes for part in parts))
+    loaded_bytes = sum(part.weight_bytes for part in parts)
+    if media_towers is not None and parts[0].fused:  # else they are among the weights
+        loaded_bytes += media_towers.nbytes
+    loaded = msgspec.structs.replace(settings, set_aside=settings.set_aside + loaded_bytes)
     page_bytes = sum(part.page_bytes or 0 for part in parts)
     kv_page_count(page_bytes, decoder_plan.device, decoder_plan.length, loaded)
     return "" if all(part.fused for part in parts) else LOGITS_UNKNOWN

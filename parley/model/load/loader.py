@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ from parley.model.load.plan import (
     plan_encoder,
 )
 from parley.model.load.reference import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
+from parley.model.load.towers import MediaTowers, load_towers, plan_towers
+from parley.model.media.encoder import TransformersEncoder, optimize_encoders
 from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork
 from parley.model.networks.paged_kv import PagedKV
@@ -101,6 +104,7 @@ def _load_decoder(
     """Load a decoder with its KV cache."""
     plan = plan_decoder(settings, config)
     quantization, dtype, device, int8, length = plan.quantization, plan.dtype, plan.device, plan.int8_kv, plan.length
+    towers = plan_towers(folder, config, dtype, device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
 
@@ -115,6 +119,8 @@ def _load_decoder(
     total_page_bytes = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
     if draft_network is not None:  # the draft model needs as many pages
         total_page_bytes += PagedKV.page_bytes(draft_network.network.layers, draft_network.dtype, device, int8=int8)
+    if towers is not None and lowered:  # they are loaded later; Transformers has loaded them with the language model
+        settings = msgspec.structs.replace(settings, set_aside=settings.set_aside + towers.nbytes)
     blocks = kv_page_count(total_page_bytes, device, length, settings)
     if blocks * BLOCK_SIZE < length:
         length = blocks * BLOCK_SIZE
@@ -143,6 +149,7 @@ def _load_decoder(
             grammars=grammars,
             proposer=draft,
             staging=staging,
+            media_encoder=None if towers is None else _media_encoder(towers, network, lowered),
         )
         progress("warming up", 0.96)
         runner.warm_up()
@@ -165,7 +172,14 @@ def _load_decoder(
         kv_dtype=settings.kv_dtype,
         dimensions=runner.dimensions,
         arena=arena,
+        media_kinds=frozenset() if towers is None else towers.family.kinds,
     )
+
+
+def _media_encoder(towers: MediaTowers, network: Any, lowered: bool) -> TransformersEncoder:
+    """Return the encoder of media. ``network``: has a whole model of Transformers, unless it is the fused decoder."""
+    load_model = partial(load_towers, towers) if lowered else partial(optimize_encoders, network.model)
+    return TransformersEncoder(load_model, towers.dtype, towers.device)
 
 
 def _describe_arena(

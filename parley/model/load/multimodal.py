@@ -1,8 +1,8 @@
 """The language model inside a checkpoint that also holds encoders of pictures, video or sound.
 
 Such a checkpoint keeps the language model's config in ``text_config``, and its tensors below a prefix. Both are turned
-into those of a plain decoder here, and the encoders are left out: only text is read. The layouts are those that
-Transformers writes, and has written in earlier versions.
+into those of a plain decoder here; ``towers.py`` loads the encoders. The layouts are those that Transformers writes,
+and has written in earlier versions.
 """
 
 from __future__ import annotations
@@ -39,10 +39,23 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
     Its layers are next to its embedding, below ``model.language_model.``, ``language_model.model.``,
     ``model.text_model.`` or ``model.``.
     """
-    embeddings = [name for name in checkpoint.tensor_names if name.endswith(EMBEDDING_SUFFIX)]
-    if len(embeddings) == 1:
-        body_prefix = embeddings[0].removesuffix(EMBEDDING_SUFFIX)
+    body_prefix = _find_body_prefix(checkpoint)
+    if body_prefix is not None:
         checkpoint.select_tensors({body_prefix: "model.", **dict.fromkeys(HEAD_PREFIXES, "lm_head.")})
+
+
+def keep_encoders(checkpoint: Checkpoint) -> None:
+    """Leave out the tensors that ``keep_language_model`` keeps."""
+    body_prefix = _find_body_prefix(checkpoint)
+    language_model = HEAD_PREFIXES if body_prefix is None else (body_prefix, *HEAD_PREFIXES)
+    names = [name for name in checkpoint.tensor_names if not name.startswith(language_model)]
+    checkpoint.select_tensors({name: name for name in names})
+
+
+def _find_body_prefix(checkpoint: Checkpoint) -> str | None:
+    """Return what the names of the language model's layers and embedding begin with."""
+    embeddings = [name for name in checkpoint.tensor_names if name.endswith(EMBEDDING_SUFFIX)]
+    return embeddings[0].removesuffix(EMBEDDING_SUFFIX) if len(embeddings) == 1 else None
 
 
 def has_own_head(checkpoint: Checkpoint) -> bool:

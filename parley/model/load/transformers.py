@@ -39,6 +39,7 @@ from parley.heartbeat import beat
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load.proof import transformers_deviation
 from parley.model.load.reference import DECODER_TOLERANCE
+from parley.model.media.encoder import encoder_parts
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.native.layout import LayerKV
 
@@ -238,7 +239,7 @@ def load_transformers(
     except (LoadError, MemoryError):
         raise
     except Exception as error:
-        raise LoadError(f"A {config.model_type} model does not run on packed batches: {_one_line(error)}") from error
+        raise LoadError(f"A {config.model_type} model does not run on packed batches: {one_line(error)}") from error
     if not relative_error <= DECODER_TOLERANCE[dtype]:
         raise LoadError(
             f"A {config.model_type} model gives different results over pages (off by {relative_error:.2g}); "
@@ -255,7 +256,7 @@ def read_model(
 
     Raises LoadError if Transformers cannot load it, or if tensors are missing.
     """
-    with _silence_transformers():
+    with silence_transformers():
         try:
             model, info = load(
                 _model_class(config),
@@ -265,7 +266,7 @@ def read_model(
         except MemoryError:
             raise
         except Exception as error:
-            raise LoadError(f"Transformers cannot load this {config.model_type} model: {_one_line(error)}") from error
+            raise LoadError(f"Transformers cannot load this {config.model_type} model: {one_line(error)}") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise LoadError(f"The checkpoint has no tensor {missing[0]} ({len(missing)} missing in all).")
@@ -291,12 +292,12 @@ def _model_class(config: PreTrainedConfig) -> Any:
 def read_supported_config(folder: Path) -> PreTrainedConfig:
     """Return the config if it describes a decoder that KV pages support. Raises LoadError."""
     try:
-        with _silence_transformers():
+        with silence_transformers():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # config classes raise all kinds of exceptions
         if "auto_map" in read_config(folder):
             raise LoadError("The model needs code of its own, but code from model folders is never run.") from error
-        raise LoadError(f"Transformers does not understand the model's config.json: {_one_line(error)}") from error
+        raise LoadError(f"Transformers does not understand the model's config.json: {one_line(error)}") from error
     kind = config.model_type
     if config.is_encoder_decoder:
         raise LoadError(f"A {kind} model is an encoder-decoder; only decoders can be served.")
@@ -353,11 +354,15 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
     """Move the linear layers to the native kernels; afterwards the modules hold no weights of their own.
 
     Returns the layers that LoRA adapters may change: those that every token of a batch passes in place. Experts are
-    left out, as they see only some tokens, and so is the head, which runs for few.
+    left out, as they see only some tokens, and so is the head, which runs for few. Encoders of pictures and sound stay
+    as they are (``media/encoder.py``).
     """
     sites: dict[str, LinearSite] = {}
+    encoders = {id(module) for part in encoder_parts(model) for module in part.modules()}
     body = {id(module) for module in model.get_decoder().modules()}
     for name, module in model.named_modules():
+        if id(module) in encoders:
+            continue
         if type(module) is nn.Linear:
             weight = module.weight
         elif type(module) is Conv1D:
@@ -398,7 +403,7 @@ def _context_value(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _silence_transformers() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Silence Transformers' progress bars and advice."""
     level, bars = noise.get_verbosity(), noise.is_progress_bar_enabled()
     noise.set_verbosity_error()
@@ -411,6 +416,6 @@ def _silence_transformers() -> Iterator[None]:
             noise.enable_progress_bar()
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return an error's message as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__

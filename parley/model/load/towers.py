@@ -1,0 +1,139 @@
+"""The encoders ("towers") in the checkpoint of a multimodal model: checked by file headers, and loaded by Transformers.
+
+The language model of such a checkpoint is loaded elsewhere (``multimodal.py``). Here Transformers builds the model with
+an empty one, and gets the tensors of the towers and their projectors alone. Its import takes seconds, so it happens
+with the first item, or in ``parley doctor``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.load.multimodal import keep_encoders
+from parley.model.media.encoder import optimize_encoders
+from parley.text.media_family import MediaFamily, read_media_family
+
+log = logging.getLogger("parley.engine")
+
+# Names of tensors in the numbered blocks of encoders: (list of blocks, number, tensor within the block).
+BLOCK_TENSOR = re.compile(r"(.*?\b(?:layers?|blocks)\.)(\d+)\.(.+)")
+QUANTIZED_SUFFIXES = (".qweight", ".weight_packed", ".weight_scale", ".absmax", ".SCB")
+
+
+class MediaTowers(NamedTuple):
+    """The encoders of a checkpoint. ``nbytes``: their weights in memory."""
+
+    folder: Path
+    config: dict[str, Any]
+    family: MediaFamily
+    dtype: torch.dtype
+    device: torch.device
+    nbytes: int
+
+
+def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> MediaTowers | None:
+    """Return the encoders of a model with this config.json, None if it reads text only.
+
+    Raises LoadError if the file headers lack a tensor of a block.
+    """
+    family = read_media_family(config)
+    if family is None:
+        return None
+    towers = _open_towers(folder)
+    if not towers.tensor_names or any(name.endswith(QUANTIZED_SUFFIXES) for name in towers.tensor_names):
+        log.info("The model reads text only: its checkpoint has no encoders, or quantised ones.")
+        return None
+    _check_blocks(towers.tensor_names)
+    return MediaTowers(folder, config, family, dtype, device, towers.parameter_count * dtype.itemsize)
+
+
+def check_towers(towers: MediaTowers) -> None:
+    """Check by the file headers that no tensor is missing or has a wrong shape. Raises LoadError."""
+    checkpoint = _open_towers(towers.folder)
+    stand_in = torch.zeros((), dtype=towers.dtype)  # for all numbers, so that no memory is needed
+    _build_model(towers, {name: stand_in.expand(checkpoint.tensor_shape(name)) for name in checkpoint.tensor_names})
+
+
+def load_towers(towers: MediaTowers) -> Any:
+    """Return a model of Transformers with an empty language model, whose encoders are loaded. Raises LoadError."""
+    checkpoint = _open_towers(towers.folder)
+    model = _build_model(
+        towers,
+        {name: checkpoint.view_tensor(name, *checkpoint.tensor_shape(name)) for name in checkpoint.tensor_names},
+    )
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(towers.device, copy=True)  # not a view of the file, which may change
+    return optimize_encoders(model.to(towers.device).eval().requires_grad_(False))
+
+
+def _open_towers(folder: Path) -> Checkpoint:
+    """Open a checkpoint without the tensors of the language model."""
+    checkpoint = Checkpoint(folder)
+    keep_encoders(checkpoint)
+    return checkpoint
+
+
+def _check_blocks(names: list[str]) -> None:
+    """Raise LoadError if a block lacks a tensor that other blocks of the same list have."""
+    blocks: dict[str, dict[int, set[str]]] = {}
+    for name in names:
+        if match := BLOCK_TENSOR.fullmatch(name):
+            blocks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(match[3])
+    for prefix, tensors in blocks.items():
+        expected = set().union(*tensors.values())
+        for number in range(max(tensors) + 1):
+            for tensor in sorted(expected - tensors.get(number, set())):
+                raise LoadError(f"The checkpoint has no tensor {prefix}{number}.{tensor}.")
+
+
+def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
+    """Build the model of Transformers from the tensors of its encoders. Raises LoadError."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
+
+    from parley.model.load.transformers import one_line, silence_transformers
+
+    model_type = towers.family.model_type
+    with silence_transformers():
+        try:
+            config = CONFIG_MAPPING[model_type].from_dict(towers.config)
+            _empty_language_model(config)
+            model_class: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)]
+            model, report = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=tensors,
+                dtype=towers.dtype,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+            )
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise LoadError(
+                f"Transformers cannot load the encoder of this {model_type} model: {one_line(error)}"
+            ) from error
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    language_model = {id(parameter) for part in parts for parameter in part.parameters()}
+    needed = {name for name, parameter in model.named_parameters() if id(parameter) not in language_model}
+    missing = sorted(needed & set(report["missing_keys"]))
+    if missing:
+        raise LoadError(f"The checkpoint has no tensor {missing[0]} ({len(missing)} missing in all).")
+    return model
+
+
+def _empty_language_model(config: Any) -> None:
+    """Change the config to a language model of no layers and one token."""
+    text_config = config.get_text_config()
+    text_config.num_hidden_layers = 0
+    text_config.vocab_size = 1
+    text_config.pad_token_id = None
+    if getattr(text_config, "layer_types", None):
+        text_config.layer_types = []
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config

@@ -1,0 +1,213 @@
+"""Computes the embeddings of media items with the encoders of a multimodal model of Transformers.
+
+Each call computes one item alone, so that an item's bits depend on nothing but its features. The model may be loaded
+when the first item comes: until then it takes neither time nor memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from functools import partial
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import nn
+
+from parley import native
+from parley.model.media.feature_file import EncoderError, read_features
+from parley.model.media_embeddings import EncodedItem
+from parley.types import MediaItem, MediaKind
+
+log = logging.getLogger("parley.engine")
+
+LOADING_POLL = 0.02  # seconds between looks whether the model is loaded
+
+Features = dict[str, torch.Tensor]
+FeatureFunction = Callable[..., Any]
+
+
+class TransformersEncoder:
+    """``core.sequence.MediaEncoder`` with a model of Transformers, which ``load_model`` loads when it is first needed.
+
+    Only its encoders are used. Items come one at a time, in any thread.
+    """
+
+    def __init__(self, load_model: Callable[[], Any], dtype: torch.dtype, device: torch.device):
+        self.dtype = dtype
+        self.device = device
+        self._load_model = load_model
+        self._loading: Future[Any] | None = None
+        self._between_blocks: Callable[[], None] = _do_nothing
+        self._interruption: BaseException | None = None  # raised by ``between_blocks``
+
+    @torch.inference_mode()
+    def encode_item(self, item: MediaItem, between_blocks: Callable[[], None]) -> EncodedItem:
+        """Return the embeddings of an item. Raises EncoderError, or what ``between_blocks`` raises."""
+        model = self._await_model(between_blocks)
+        if item.features is None:
+            raise EncoderError(f"The {item.kind} has no processed features.")
+        features = read_features(item.features, self.dtype, self.device)
+        self._between_blocks, self._interruption = between_blocks, None
+        try:
+            encoded = self._compute_embeddings(model, item.kind, features)
+        except Exception as error:
+            if isinstance(error, EncoderError) or self._interruption is not None:
+                raise
+            raise _explain_failure(error, item.kind) from error
+        finally:
+            self._between_blocks = _do_nothing
+        if len(encoded.rows) != item.embedding_count:
+            raise EncoderError(
+                f"The encoder gave {len(encoded.rows)} embeddings for the {item.kind}, "
+                f"but its text has {item.embedding_count} placeholders."
+            )
+        return encoded
+
+    def _compute_embeddings(self, model: Any, kind: MediaKind, features: Features) -> EncodedItem:
+        function = find_feature_function(model, kind)
+        output = function(**_select_arguments(function, features, kind))
+        deep = getattr(output, "deepstack_features", None) or ()
+        return EncodedItem(self._join_rows(output.pooler_output), [self._join_rows(rows) for rows in deep])
+
+    def _join_rows(self, parts: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
+        """Return [n, hidden] of a tensor of any rank, or of one tensor for each tile or frame."""
+        tensors = [parts] if isinstance(parts, torch.Tensor) else list(parts)
+        return torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in tensors]).to(self.dtype)
+
+    def _await_model(self, between_blocks: Callable[[], None]) -> Any:
+        """Return the model. It is loaded in another thread, so that the engine's steps can run meanwhile."""
+        if self._loading is None:
+            self._loading = _run_in_thread(self._prepare_model)
+        while not self._loading.done():
+            between_blocks()
+            wait([self._loading], LOADING_POLL)
+        try:
+            return self._loading.result()
+        except Exception as error:
+            self._loading = None  # the next item tries again
+            log.error("The model's encoder cannot be loaded: %s", error)
+            raise EncoderError("The model's encoder cannot be loaded.") from error
+
+    def _prepare_model(self) -> Any:
+        model = self._load_model()
+        for block in encoder_blocks(model):
+            block.register_forward_pre_hook(self._before_block)
+        return model
+
+    def _before_block(self, *_: Any) -> None:
+        try:
+            self._between_blocks()
+        except BaseException as error:
+            self._interruption = error
+            raise
+
+
+def encoder_parts(model: Any) -> list[nn.Module]:
+    """Return the encoders of a model and what projects their output: all parts of its body beside the decoder."""
+    decoder = model.get_decoder()
+    if model.base_model is decoder:
+        return []
+    return [part for part in model.base_model.children() if all(module is not decoder for module in part.modules())]
+
+
+def encoder_blocks(model: Any) -> list[nn.Module]:
+    """Return the blocks of each encoder of a model: the elements of its longest list of modules."""
+    blocks: list[nn.Module] = []
+    for part in encoder_parts(model):
+        lists = [list(module) for module in part.modules() if isinstance(module, nn.ModuleList)]
+        if lists:
+            longest = max(lists, key=len)
+            blocks += longest
+    return blocks
+
+
+def optimize_encoders(model: Any) -> Any:
+    """Choose kernels for the encoders of a model, and return it.
+
+    Attention gets a kernel that does not hold a score for each pair of patches. Linear layers in bfloat16 move to the
+    native kernels; those in float32 keep the bits of torch.
+    """
+    for part in encoder_parts(model):
+        if hasattr(part, "set_attn_implementation"):
+            part.set_attn_implementation("sdpa")  # type: ignore[operator]
+        for module in part.modules():
+            if type(module) is nn.Linear and module.weight.dtype == torch.bfloat16:
+                packed = native.pack_weight(module.weight, module.bias)
+                module.forward = partial(native.linear, packed=packed)  # type: ignore[method-assign]
+                module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+    return model
+
+
+def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
+    """Return the model's function from features to embeddings. Raises EncoderError.
+
+    Models without one for video take its frames as images.
+    """
+    if model.config.model_type == "qwen2_audio":
+        return lambda input_features, feature_attention_mask: _encode_qwen2_audio(
+            model.base_model, input_features, feature_attention_mask
+        )
+    names = [f"get_{kind}_features", *(["get_image_features"] if kind == "video" else [])]
+    function: FeatureFunction | None = next((getattr(model, name) for name in names if hasattr(model, name)), None)
+    if function is None:
+        raise EncoderError(f"The model has no encoder for this {kind}.")
+    return function
+
+
+def _encode_qwen2_audio(body: Any, input_features: torch.Tensor, feature_attention_mask: torch.Tensor) -> Any:
+    """Return what ``get_audio_features`` of other models returns. Transformers has these lines within a forward pass.
+
+    ``input_features``: [1, mel bins, frames]; ``feature_attention_mask``: [1, frames].
+    """
+    from transformers.masking_utils import create_bidirectional_mask
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    tower = body.audio_tower
+    lengths, output_lengths = tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
+    positions = torch.arange((input_features.shape[-1] - 2) // 2 + 1, device=input_features.device)
+    mask = create_bidirectional_mask(
+        config=tower.config,
+        inputs_embeds=input_features.new_zeros(1, len(positions), 1),
+        attention_mask=(positions < lengths[:, None]).long(),
+    )
+    rows = body.multi_modal_projector(tower(input_features, attention_mask=mask).last_hidden_state)
+    return BaseModelOutputWithPooling(pooler_output=rows[0, : int(output_lengths[0])])
+
+
+def _select_arguments(function: FeatureFunction, features: Features, kind: MediaKind) -> Features:
+    """Return the features that are arguments of the function; processors also return others."""
+    parameters = {name: each for name, each in inspect.signature(function).parameters.items() if name != "kwargs"}
+    missing = [name for name, each in parameters.items() if each.default is each.empty and name not in features]
+    if missing:
+        raise EncoderError(f"The processed features of the {kind} have no {missing[0]}.")
+    return {name: tensor for name, tensor in features.items() if name in parameters}
+
+
+def _explain_failure(error: Exception, kind: MediaKind) -> EncoderError:
+    """Return the sentence for an error of the model's code, whose own words go to the log."""
+    log.warning("The model's encoder failed: %s: %s", type(error).__name__, " ".join(str(error).split())[:200])
+    if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
+        return EncoderError(f"There is not enough memory to encode the {kind}.")
+    return EncoderError(f"The model's encoder cannot process the {kind}.")
+
+
+def _run_in_thread(function: Callable[[], Any]) -> Future[Any]:
+    """Run a function in a thread that does not keep the process alive."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="load encoder", daemon=True).start()
+    return future
+
+
+def _do_nothing() -> None:
+    pass

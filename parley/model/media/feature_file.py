@@ -1,0 +1,51 @@
+"""Reads the tensors that the model's processor made of one item, from the file in memory that the API process keeps."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from parley.types import FeatureFile
+
+INTEGER_DTYPES = {torch.int64, torch.int32, torch.bool}  # grids, sizes and masks
+FLOAT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
+
+
+class EncoderError(Exception):
+    """An item cannot be encoded. The message is a sentence for users, without paths."""
+
+
+def read_features(features: FeatureFile, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the tensors of a feature file by name, the floating ones rounded to ``dtype``. Raises EncoderError."""
+    try:
+        tensors = load(_read_file(features))
+    except SafetensorError as error:
+        raise EncoderError("The processed features are damaged.") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype not in INTEGER_DTYPES | FLOAT_DTYPES:
+            raise EncoderError(f"The processed features hold {name} as {str(tensor.dtype).removeprefix('torch.')}.")
+    return {
+        name: tensor.to(device, dtype if tensor.dtype in FLOAT_DTYPES else tensor.dtype)
+        for name, tensor in tensors.items()
+    }
+
+
+def _read_file(features: FeatureFile) -> bytes:
+    """Return the content of a feature file. It is copied, because its owner may truncate it meanwhile."""
+    try:
+        # Non-blocking: if the number was reused for a pipe, opening it must not wait for a writer.
+        descriptor = os.open(f"/proc/{features.pid}/fd/{features.fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise EncoderError("The processed features no longer exist.") from error
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != features.size:
+            raise EncoderError("The processed features are not those of the request.")
+        content = file.read(features.size)
+    if len(content) != features.size:
+        raise EncoderError("The processed features were cut off while they were read.")
+    return content

@@ -1,0 +1,278 @@
+"""Encoders of pictures, video and sound give the embeddings of Transformers, from the tensors of one item."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save, save_file
+from support.media_items import encoder_features, make_media, media_item, process_media
+from support.multimodal_models import FAMILIES, multimodal_folder
+from support.run_model import load_test_runner
+from transformers import AutoModelForMultimodalLM
+
+from parley.model.checkpoint.files import read_config
+from parley.model.load.check import check_model
+from parley.model.load.loader import LoadError
+from parley.model.load.towers import load_towers, plan_towers
+from parley.model.media.encoder import TransformersEncoder, encoder_parts
+from parley.model.media.feature_file import EncoderError
+from parley.model.media_embeddings import EncodedItem
+from parley.text.media_family import read_media_family
+from parley.types import MediaKind, Settings
+
+CPU = torch.device("cpu")
+KINDS = [(family, kind) for family, shape in FAMILIES.items() for kind in shape.parts]
+
+
+class ProcessedItem(NamedTuple):
+    """An item's features, and the embeddings that Transformers puts in place of its placeholders."""
+
+    features: dict[str, torch.Tensor]
+    expected: EncodedItem
+
+
+def make_encoder(folder: Path, dtype: torch.dtype) -> TransformersEncoder:
+    towers = plan_towers(folder, read_config(folder), dtype, CPU)
+    assert towers is not None
+    return TransformersEncoder(lambda: load_towers(towers), dtype, CPU)
+
+
+@cache
+def shared_encoder(family: str, dtype: torch.dtype = torch.float32) -> TransformersEncoder:
+    return make_encoder(multimodal_folder(family), dtype)
+
+
+@cache
+def reference_model(family: str) -> Any:
+    folder = multimodal_folder(family)
+    return AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+@cache
+def process_item(family: str, kind: MediaKind) -> ProcessedItem:
+    """Process a noisy item, and see what the whole model gives its decoder."""
+    inputs = process_media(multimodal_folder(family), kind, make_media(kind))
+    model, seen = reference_model(family), {}
+    hook = model.get_decoder().register_forward_pre_hook(lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    with torch.inference_mode():
+        model(**inputs)
+    hook.remove()
+    media_family = read_media_family(read_config(multimodal_folder(family)))
+    places = inputs["input_ids"][0] == media_family.placeholder_ids[kind]
+    expected = EncodedItem(seen["inputs_embeds"][0, places], seen.get("deepstack_visual_embeds") or ())
+    return ProcessedItem(encoder_features(inputs), expected)
+
+
+def encode_processed(encoder: TransformersEncoder, item: ProcessedItem, kind: MediaKind, **changes: Any) -> EncodedItem:
+    count = changes.get("count", len(item.expected.rows))
+    with media_item(kind, changes.get("features", item.features), count) as media:
+        return encoder.encode_item(media, changes.get("between_blocks", lambda: None))
+
+
+def are_equal(one: EncodedItem, other: EncodedItem) -> bool:
+    return len(one.deep) == len(other.deep) and all(
+        torch.equal(mine, theirs) for mine, theirs in zip((one.rows, *one.deep), (other.rows, *other.deep), strict=True)
+    )
+
+
+@pytest.mark.parametrize(("family", "kind"), KINDS)
+def test_embeddings_are_those_of_transformers(family: str, kind: MediaKind):
+    item = process_item(family, kind)
+    encoded = encode_processed(shared_encoder(family), item, kind)
+    assert are_equal(encoded, item.expected)
+    assert bool(encoded.deep) == family.startswith("qwen3_vl")
+    assert encoded.nbytes == 4 * 64 * len(encoded.rows) * (1 + len(encoded.deep))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl_moe"])
+def test_a_model_that_runs_through_transformers_uses_its_own_encoders(family: str):
+    runner, info = load_test_runner(multimodal_folder(family), dtype="float32")
+    assert not info.fused
+    assert info.media_kinds == set(FAMILIES[family].parts)
+    item = process_item(family, "image")
+    assert are_equal(encode_processed(runner.media_encoder, item, "image"), item.expected)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "qwen3_asr"])
+def test_bfloat16_gives_the_same_bits_at_each_call_and_for_any_number_of_threads(family: str):
+    kind = next(iter(FAMILIES[family].parts))
+    item = process_item(family, kind)
+    encoder = shared_encoder(family, torch.bfloat16)
+    threads = torch.get_num_threads()
+    encoded = []
+    try:
+        for count in (1, 2, 2, 1):
+            torch.set_num_threads(count)
+            encoded.append(encode_processed(encoder, item, kind))
+    finally:
+        torch.set_num_threads(threads)
+    assert encoded[0].rows.dtype == torch.bfloat16
+    assert all(are_equal(each, encoded[0]) for each in encoded[1:])
+    error = (encoded[0].rows.float() - item.expected.rows).norm() / item.expected.rows.norm()
+    assert error < 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_back_before_each_block(family: str):
+    kind = next(iter(FAMILIES[family].parts))
+    shape = FAMILIES[family].config
+    config = shape.get("vision_config", shape.get("audio_config"))
+    blocks = next(config[name] for name in ("num_hidden_layers", "depth", "encoder_layers") if name in config)
+    calls = []
+    encoder = shared_encoder(family)
+    encode_processed(encoder, process_item(family, kind), kind)  # loads the model, which calls back as well
+    encode_processed(encoder, process_item(family, kind), kind, between_blocks=lambda: calls.append(1))
+    assert len(calls) == blocks
+
+
+def test_stops_between_blocks_and_encodes_the_next_item():
+    def stop() -> None:
+        raise KeyError("stop")
+
+    item, encoder = process_item("qwen2_vl", "image"), shared_encoder("qwen2_vl")
+    encode_processed(encoder, item, "image")
+    with pytest.raises(KeyError, match="stop"):
+        encode_processed(encoder, item, "image", between_blocks=stop)
+    assert are_equal(encode_processed(encoder, item, "image"), item.expected)
+
+
+def test_calls_back_while_the_model_is_loaded():
+    released = Event()
+    calls = []
+
+    def load_model() -> Any:
+        assert released.wait(60)
+        return reference_model("llava")
+
+    def between_blocks() -> None:
+        calls.append(1)
+        released.set()
+
+    item = process_item("llava", "image")
+    encoder = TransformersEncoder(load_model, torch.float32, CPU)
+    assert are_equal(encode_processed(encoder, item, "image", between_blocks=between_blocks), item.expected)
+    assert calls
+
+
+def test_tries_to_load_again_after_a_failure():
+    models = [lambda: reference_model("llava"), lambda: 1 // 0]
+    encoder = TransformersEncoder(lambda: models.pop()(), torch.float32, CPU)
+    item = process_item("llava", "image")
+    with pytest.raises(EncoderError, match=r"^The model's encoder cannot be loaded\.$"):
+        encode_processed(encoder, item, "image")
+    assert are_equal(encode_processed(encoder, item, "image"), item.expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda features: b"no safetensors", "The processed features are damaged."),
+        (lambda features: save(features)[:-1], "The processed features are damaged."),
+        (
+            lambda features: {"image_grid_thw": features["image_grid_thw"]},
+            "The processed features of the image have no pixel_values.",
+        ),
+        (
+            lambda features: features | {"image_grid_thw": torch.tensor([[1, 2, 2]])},
+            "The model's encoder cannot process the image.",
+        ),
+        (
+            lambda features: features | {"pixel_values": torch.zeros(8, 4, dtype=torch.uint8)},
+            "The processed features hold pixel_values as uint8.",
+        ),
+    ],
+)
+def test_refuses_damaged_features_with_a_sentence(change: Callable[[Any], Any], message: str):
+    item = process_item("qwen2_vl", "image")
+    with pytest.raises(EncoderError) as refused:
+        encode_processed(shared_encoder("qwen2_vl"), item, "image", features=change(item.features))
+    assert str(refused.value) == message
+
+
+def test_refuses_another_number_of_placeholders():
+    item = process_item("qwen2_vl", "image")
+    with pytest.raises(EncoderError) as refused:
+        encode_processed(shared_encoder("qwen2_vl"), item, "image", count=len(item.expected.rows) + 1)
+    assert str(refused.value) == ("The encoder gave 2 embeddings for the image, but its text has 3 placeholders.")
+
+
+def test_refuses_a_file_of_another_size_and_one_that_is_closed():
+    encoder, processed = shared_encoder("qwen2_vl"), process_item("qwen2_vl", "image")
+    with media_item("image", processed.features, 2) as item:
+        other_size = msgspec.structs.replace(item.features, size=item.features.size - 1)
+        with pytest.raises(EncoderError, match="not those of the request"):
+            encoder.encode_item(msgspec.structs.replace(item, features=other_size), lambda: None)
+    with pytest.raises(EncoderError, match="no longer exist"):
+        encoder.encode_item(item, lambda: None)
+
+
+def copy_model(folder: Path, target: Path, rename: Callable[[str], str | None]) -> Path:
+    """Copy a model with other names for its tensors; those without a name are left out."""
+    shutil.copytree(folder, target)
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {new_name: tensor for name, tensor in tensors.items() if (new_name := rename(name)) is not None}
+    save_file(renamed, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize(
+    ("family", "prefixes"),
+    [
+        ("llava", {"vision_tower.": "vision_tower.vision_model."}),
+        ("gemma3", {"vision_tower.": "vision_tower.vision_model."}),
+        ("qwen3_vl", {"model.visual.": "visual.", "model.language_model.": "model."}),
+        ("internvl", {"vision_tower.": "model.vision_tower.", "multi_modal_": "model.multi_modal_"}),
+    ],
+)
+def test_other_names_of_the_same_tensors_give_the_same_embeddings(tmp_path, family: str, prefixes: dict[str, str]):
+    def rename(name: str) -> str:
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+        return prefixes.get(prefix, "") + name.removeprefix(prefix)
+
+    item = process_item(family, "image")
+    folder = copy_model(multimodal_folder(family), tmp_path / "copy", rename)
+    assert are_equal(encode_processed(make_encoder(folder, torch.float32), item, "image"), item.expected)
+
+
+def test_a_checkpoint_without_a_tensor_of_a_block_is_refused_at_the_start(tmp_path):
+    name = "vision_tower.encoder.layers.1.mlp.fc1.weight"
+    folder = copy_model(multimodal_folder("llava"), tmp_path / "copy", lambda each: None if each == name else each)
+    for load in (load_test_runner, lambda folder: check_model(Settings(model=str(folder)))):
+        with pytest.raises(LoadError, match=rf"^The checkpoint has no tensor {name}\.$"):
+            load(folder)
+
+
+def test_the_check_finds_any_missing_tensor(tmp_path):
+    check_model(Settings(model=str(multimodal_folder("llava"))))
+    name = "multi_modal_projector.linear_1.weight"
+    folder = copy_model(multimodal_folder("llava"), tmp_path / "copy", lambda each: None if each == name else each)
+    with pytest.raises(LoadError, match=rf"^The checkpoint has no tensor model\.{name} \(1 missing in all\)\.$"):
+        check_model(Settings(model=str(folder)))
+
+
+def test_a_checkpoint_without_encoders_reads_text_only(tmp_path):
+    folder = copy_model(
+        multimodal_folder("llava"), tmp_path / "copy", lambda name: name if name.startswith("language_model.") else None
+    )
+    runner, info = load_test_runner(folder)
+    assert runner.media_encoder is None
+    assert info.media_kinds == frozenset()
+
+
+def test_the_kv_cache_leaves_memory_for_encoders(monkeypatch):
+    """The encoders are read with the first item, so their memory still looks free when the KV cache gets its share."""
+    monkeypatch.setattr("parley.model.load.memory.free_memory", lambda device: 1_000_000)
+    towers = plan_towers(multimodal_folder("llava"), read_config(multimodal_folder("llava")), torch.float32, CPU)
+    _, info = load_test_runner(multimodal_folder("llava"), dtype="float32", kv_memory=None)
+    assert info.kv_bytes <= 0.4 * (1_000_000 - towers.nbytes)
+    assert towers.nbytes == 4 * sum(
+        each.numel() for part in encoder_parts(reference_model("llava")) for each in part.parameters()
+    )
