@@ -25,6 +25,6 @@ def protect_children() -> None:
     os.environ[SAFE_PATH_VARIABLE] = "1"
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to terminate this process when its parent is gone, for any reason."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(signal_number: int = signal.SIGTERM) -> None:
+    """Ask the kernel to send this process a signal when its parent is gone, for any reason."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal_number))

@@ -1,0 +1,67 @@
+"""The messages between the API process and a media process (``worker/media_process.py``), which decodes media."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from parley.errors import MediaFault
+from parley.types import FeatureFile, MediaKind, ProcessedMedia
+
+# How the client's data is written: a file, a file in base64, JPEG files in base64 with commas between them (a video),
+# or embeddings as a safetensors file in base64.
+MediaForm = Literal["file", "base64", "base64_frames", "base64_embeddings"]
+
+
+class DecodingLimits(msgspec.Struct, frozen=True):
+    """What a decoded item may have. ``pixels``: of a picture or of one frame; ``seconds``: of a clip; ``frames``: that
+    are kept of a video; ``frame_bytes``: of these frames together, which are made smaller if they take more."""
+
+    pixels: int = 50_000_000
+    seconds: float = 600.0
+    frames: int = 1024
+    frame_bytes: int = 512 << 20
+
+
+class ProcessMedia(msgspec.Struct, tag=True):
+    """To a media process: decode ``source``, run the model's processor, and write its tensors to ``target``.
+
+    Both are files in the sender's memory, opened at ``/proc/{pid}/fd/{fd}``; ``target`` is empty.
+    """
+
+    kind: MediaKind
+    form: MediaForm
+    source: FeatureFile
+    target: FeatureFile
+    is_small: bool  # shrink a picture to 512 x 512 pixels
+    loading_options: dict[str, Any]
+    processor_options: dict[str, Any]
+    limits: DecodingLimits
+
+
+class MediaProcessReady(msgspec.Struct, tag=True):
+    """From a media process: it has loaded the model's processor."""
+
+
+class MediaProcessFailed(msgspec.Struct, tag=True):
+    """From a media process: it ends, because the model's processor cannot be loaded."""
+
+
+class MediaProcessed(msgspec.Struct, tag=True):
+    """From a media process: the target holds ``size`` bytes, and ``item`` describes them."""
+
+    item: ProcessedMedia
+    size: int
+
+
+class MediaRefused(msgspec.Struct, tag=True):
+    """From a media process: the item cannot be used. ``predicate``: the end of a sentence that begins with the item;
+    ``reason`` and ``detail`` as in ``BadMedia``."""
+
+    predicate: str
+    reason: MediaFault
+    detail: dict[str, int | float | str] = {}
+
+
+FromMediaProcess = MediaProcessReady | MediaProcessFailed | MediaProcessed | MediaRefused

@@ -1,0 +1,93 @@
+"""Decodes pictures with Pillow: JPEG, PNG, WebP, GIF and BMP, recognised by their first bytes.
+
+Only the decoder of that format runs, and only after the header's size has been checked: a file of one kilobyte may
+stand for gigabytes of pixels. Of an animation the first frame counts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from parley.model.media_input.unusable import UnusableMedia, damaged
+
+FORMATS = "JPEG, PNG, WebP, GIF or BMP"
+SMALL_SIZE = (512, 512)  # of a picture with little detail, at most
+
+# The limit is checked here, so that the client gets its numbers; a warning of Pillow would go to the log.
+Image.MAX_IMAGE_PIXELS = None
+warnings.filterwarnings("ignore", module="PIL")
+
+
+def image_format(data: bytes) -> str | None:
+    """Return Pillow's name of the format that a file begins like; None if it is not accepted."""
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    return "BMP" if data.startswith(b"BM") else None
+
+
+def decode_image(data: bytes, max_pixels: int) -> Image.Image:
+    """Return a picture as people see it: turned as its EXIF data says, on white where it is transparent, in RGB.
+
+    Raises UnusableMedia, MemoryError.
+    """
+    name = image_format(data)
+    if name is None:
+        raise UnusableMedia(f"is in no format that is read here: {FORMATS}", "unknown_format")
+    try:
+        with Image.open(BytesIO(data), formats=[name]) as image:
+            _check_pixels(image.size, max_pixels)
+            image.load()
+            _check_pixels(image.size, max_pixels)  # a frame of a GIF may be larger than its header says
+            return _convert_to_rgb(_turn_upright(image))
+    except (UnusableMedia, MemoryError):
+        raise
+    except Exception:
+        raise damaged() from None
+
+
+def shrink_image(image: Image.Image) -> Image.Image:
+    """Return a picture of at most 512 x 512 pixels."""
+    image.thumbnail(SMALL_SIZE, Image.Resampling.BICUBIC)
+    return image
+
+
+def _check_pixels(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise UnusableMedia(
+            f"has {width} x {height} pixels, and at most {max_pixels} are allowed",
+            "too_many_pixels",
+            limit=max_pixels,
+            size=width * height,
+            width=width,
+            height=height,
+        )
+
+
+def _turn_upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except MemoryError:
+        raise
+    except Exception:  # broken EXIF data does not make a picture unusable
+        return image
+
+
+def _convert_to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits; Pillow would cut the values off at 255
+        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    elif image.has_transparency_data:
+        picture = image.convert("RGBA")
+        image = Image.new("RGBA", picture.size, "white")
+        image.alpha_composite(picture)
+    return image.convert("RGB")

@@ -1,0 +1,240 @@
+"""Runs the model's processor (Transformers) for one item alone, and describes what it returns.
+
+Each item is processed without others, because a batch would be padded, and its tensors would depend on its neighbours.
+The processor also writes the text that stands for the item in a prompt.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+import parley.model.load  # noqa: F401  (lets Transformers import torchvision)
+from parley.model.media_input.unusable import UnusableMedia
+from parley.model.media_input.video import DecodedVideo, VideoClock
+from parley.text.media_family import read_media_family
+from parley.text.tokens.tokenizer import read_json_object
+from parley.types import MediaKind, ProcessedMedia
+
+DEFAULT_FRAMES = 32  # of a video, if neither the processor nor the request says how many
+DEFAULT_RATE = 16_000  # samples per second, for a processor that does not say
+# Options of processors that clients may set; others could name files, or replace what is processed.
+# fmt: off
+SAMPLING_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
+CLIENT_OPTIONS = SAMPLING_OPTIONS | {
+    "min_pixels", "max_pixels", "size", "max_image_size", "do_resize", "do_image_splitting", "do_pan_and_scan",
+    "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops", "pan_and_scan_min_ratio_to_activate",
+    "crop_to_patches", "min_patches", "max_patches",
+}
+# fmt: on
+
+
+@dataclass
+class ProcessedTensors:
+    """What the processor returns for an item: the encoder's arguments, and the text that stands for the item."""
+
+    tensors: dict[str, torch.Tensor]
+    replacement: str
+    seconds: float = 0.0
+
+
+class ItemProcessor:
+    """The processor of the model in a folder. Raises OSError, ValueError or ImportError if it cannot be loaded."""
+
+    def __init__(self, folder: Path):
+        from transformers import AutoConfig, AutoProcessor
+        from transformers.utils.logging import set_verbosity_error
+
+        set_verbosity_error()  # its warnings are about clients' options and sizes
+
+        family = read_media_family(read_json_object(folder / "config.json"))
+        if family is None:
+            raise ValueError("the model's family is not one of those whose media can be read")
+        self._family = family
+        self._processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self._vision_config: Any = getattr(config, "vision_config", None)
+
+    @property
+    def audio_rate(self) -> int:
+        """Samples per second of the sound that the processor reads."""
+        extractor = getattr(self._processor, "feature_extractor", None)
+        return int(getattr(extractor, "sampling_rate", DEFAULT_RATE))
+
+    def process_image(self, image: Image.Image, options: dict[str, Any]) -> ProcessedTensors:
+        """Process a picture. Raises UnusableMedia."""
+        return self._process("image", {"images": [image], **check_options("image", options)})
+
+    def process_audio(self, samples: NDArray[np.float32], options: dict[str, Any]) -> ProcessedTensors:
+        """Process a clip, with ``audio_rate`` samples per second. Raises UnusableMedia."""
+        arguments = {"audio": [samples], "sampling_rate": self.audio_rate, **check_options("audio", options)}
+        processed = self._process("audio", arguments, len(samples) / self.audio_rate)
+        self._check_complete(processed)
+        return processed
+
+    def process_video(self, video: DecodedVideo, options: dict[str, Any]) -> ProcessedTensors:
+        """Process the frames of a video. Raises UnusableMedia."""
+        from transformers.video_utils import VideoMetadata
+
+        _, height, width, _ = video.frames.shape
+        metadata = VideoMetadata(
+            total_num_frames=len(video.clock.times),
+            fps=video.clock.rate,
+            width=width,
+            height=height,
+            duration=video.clock.seconds,
+            frames_indices=list(video.indices),
+        )
+        arguments = {
+            "videos": [torch.from_numpy(video.frames).permute(0, 3, 1, 2).contiguous()],
+            "video_metadata": [metadata],
+            "do_sample_frames": False,
+        }
+        options = {
+            name: value for name, value in check_options("video", options).items() if name not in SAMPLING_OPTIONS
+        }
+        return self._process("video", arguments | options, video.clock.seconds)
+
+    def choose_frames(self, clock: VideoClock, width: int, height: int, options: dict[str, Any]) -> list[int]:
+        """Return the numbers of the frames to read: as the request says, else as the processor samples, else
+        DEFAULT_FRAMES of them at equal distances. Raises UnusableMedia."""
+        from transformers.video_utils import VideoMetadata
+
+        total = len(clock.times)
+        sampling = {name: value for name, value in options.items() if name in SAMPLING_OPTIONS}
+        if (count := sampling.get("num_frames")) is not None and (count == -1 or count >= total):
+            return list(range(total))
+        video_processor = self._processor.video_processor
+        if not sampling and not video_processor.do_sample_frames:
+            return _equal_distances(total, DEFAULT_FRAMES)
+        defaults = {name: getattr(video_processor, name, None) for name in SAMPLING_OPTIONS}
+        if "num_frames" in sampling or "fps" in sampling:
+            defaults |= {"num_frames": None, "fps": None}  # the request's choice replaces the processor's
+        names = video_processor.valid_kwargs.__annotations__.keys()
+        arguments = {name: value for name, value in (defaults | sampling).items() if name in names}
+        metadata = VideoMetadata(total, clock.rate, width, height, clock.seconds)
+        try:
+            indices = video_processor.sample_frames(metadata=metadata, **arguments)
+        except (NotImplementedError, TypeError, ValueError):
+            if sampling:
+                raise refused() from None
+            return _equal_distances(total, DEFAULT_FRAMES)
+        return [int(index) for index in indices]
+
+    def describe_item(self, kind: MediaKind, digest: bytes, processed: ProcessedTensors) -> ProcessedMedia:
+        """Return the item as the API process knows it. Raises UnusableMedia if its parts do not fit each other."""
+        placeholder = self._processor.tokenizer.convert_ids_to_tokens(self._family.placeholder_ids[kind])
+        runs = [len(run) // len(placeholder) for run in _find_runs(processed.replacement, placeholder)]
+        if not runs:
+            raise refused()
+        grids, steps = self._read_grids(kind, processed.tensors, runs) if self._family.has_rope_grids else ([], [])
+        return ProcessedMedia(
+            kind=kind,
+            digest=digest,
+            replacement=processed.replacement,
+            placeholder=placeholder,
+            embedding_count=sum(runs),
+            grids=grids,
+            frame_steps=steps,
+            sees_both_ways=self._family.sees_both_ways,
+            seconds=processed.seconds,
+        )
+
+    def _check_complete(self, processed: ProcessedTensors) -> None:
+        """Raise UnusableMedia for a clip of which the processor reads the beginning only."""
+        hop = getattr(self._processor.feature_extractor, "hop_length", 0)  # samples per frame of features
+        frames = max(
+            (tensor.shape[-1] for tensor in processed.tensors.values() if tensor.is_floating_point()), default=0
+        )
+        seconds = frames * hop / self.audio_rate
+        if hop and processed.seconds > seconds + hop / self.audio_rate:
+            predicate = f"has {processed.seconds:.1f} seconds, and this model reads at most {seconds:g}"
+            raise UnusableMedia(predicate, "too_long", limit=seconds, size=processed.seconds)
+
+    def _mark_of(self, kind: MediaKind) -> str | None:
+        """The mark that a template writes for an item."""
+        return getattr(self._processor, f"{kind}_token", None)
+
+    def _process(self, kind: MediaKind, arguments: dict[str, Any], seconds: float = 0.0) -> ProcessedTensors:
+        mark = self._mark_of(kind)
+        if kind not in self._family.kinds or mark is None:
+            raise UnusableMedia("cannot be read by this model", "refused_by_model")
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of clients' options
+                output = self._processor(
+                    text=[mark], return_text_replacement_offsets=True, return_tensors="pt", **arguments
+                )
+            (replaced,) = output["text_replacement_offsets"][0]
+        except MemoryError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise MemoryError from None
+            raise refused() from None
+        text_names = {*self._processor.tokenizer.model_input_names, "token_type_ids", "mm_token_type_ids"}
+        tensors = {
+            name: torch.as_tensor(value).contiguous()
+            for name, value in output.items()
+            if name not in text_names and _is_numeric(value)
+        }
+        return ProcessedTensors(tensors, replaced["replacement"], seconds)
+
+    def _read_grids(
+        self, kind: MediaKind, tensors: dict[str, torch.Tensor], runs: list[int]
+    ) -> tuple[list[tuple[int, int, int]], list[float]]:
+        """Return the grid of each run of embeddings, and the steps between their frames."""
+        frames, rows, columns = tensors[f"{kind}_grid_thw"][0].tolist()
+        merge_size = self._vision_config.spatial_merge_size  # patches per embedding, on both axes
+        rows, columns = rows // merge_size, columns // merge_size
+        grids = [(frames, rows, columns)] if len(runs) == 1 else [(1, rows, columns)] * frames
+        if [f * r * c for f, r, c in grids] != runs:
+            raise refused()
+        per_second = getattr(self._vision_config, "tokens_per_second", None)
+        step = 1.0
+        if kind == "video" and per_second is not None and "second_per_grid_ts" in tensors:
+            step = float(per_second * tensors["second_per_grid_ts"][0])
+        return grids, [step] * len(grids)
+
+
+def check_options(kind: MediaKind, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the processor's options of a request. Raises UnusableMedia for options that clients may not set."""
+    for name in options:
+        if name not in CLIENT_OPTIONS:
+            raise UnusableMedia(f"cannot be processed with the option '{name[:40]}'", "refused_by_model")
+    return options
+
+
+def refused() -> UnusableMedia:
+    """Return the error of an item that the processor does not accept, for example because it is too narrow."""
+    return UnusableMedia(
+        "cannot be processed by this model: its size or one of its options is out of range", "refused_by_model"
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch could not allocate memory."""
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+
+
+def _equal_distances(total: int, count: int) -> list[int]:
+    """Return ``count`` numbers below ``total``, from the first to the last."""
+    return [int(index) for index in np.linspace(0, total - 1, min(count, total)).round()]
+
+
+def _find_runs(text: str, mark: str) -> list[str]:
+    return re.findall(f"(?:{re.escape(mark)})+", text)
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return True
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(each, int | float) for each in value)

@@ -1,0 +1,111 @@
+"""A media process: decodes media and runs the model's processor (``python -m parley.worker.media_process FD FOLDER``).
+
+It does one job after the other from a stream socket, inherited as file descriptor FD, with the processor of the model
+in FOLDER. Data and results do not pass through the socket, but are files in the parent's memory. The data comes from
+clients, and decoders have had errors that let a file run code or take all memory. So this process holds no secrets, and
+has limits of memory, of the size of files, and of processor time for each job. The kernel ends it if a job takes more;
+the parent then refuses the item and starts another process. End of file means that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from parley import wire
+from parley.child_process import die_with_parent
+from parley.engine.media_messages import (
+    FromMediaProcess,
+    MediaProcessFailed,
+    MediaProcessReady,
+    MediaRefused,
+    ProcessMedia,
+)
+
+log = logging.getLogger("parley.engine")
+
+JOB_SECONDS = 60  # seconds of processor time of a job
+JOB_MEMORY = 4 << 30  # bytes of address space, besides what the libraries take
+LARGEST_FILE = 1 << 30  # bytes of a result
+NICENESS = 10  # the engine's steps come first
+
+_decoder = msgspec.msgpack.Decoder(ProcessMedia)
+
+
+class MediaProcess:
+    """Does the jobs that arrive over a socket. Raises ImportError, OSError or ValueError if the processor of the model
+    in ``folder`` cannot be loaded."""
+
+    def __init__(self, sock: socket.socket, folder: Path):
+        from parley.model.media_input.jobs import MediaJobs  # here, so that a missing package is reported to the parent
+
+        self._socket = sock
+        self._jobs = MediaJobs(folder)
+
+    def serve_jobs(self) -> None:
+        """Do jobs until the end of file."""
+        limit_resource(resource.RLIMIT_AS, address_space() + JOB_MEMORY)
+        limit_resource(resource.RLIMIT_FSIZE, LARGEST_FILE)
+        send_message(self._socket, MediaProcessReady())
+        while (job := wire.receive_frame(self._socket, _decoder)) is not None:
+            limit_resource(resource.RLIMIT_CPU, int(time.process_time()) + 1 + JOB_SECONDS)
+            send_message(self._socket, self._do_job(job))
+
+    def _do_job(self, job: ProcessMedia) -> FromMediaProcess:
+        try:
+            return self._jobs.process_media(job)
+        except Exception:
+            log.exception("a job of a media process failed")
+            return MediaRefused("cannot be processed", "refused_by_model")
+
+
+def send_message(sock: socket.socket, message: FromMediaProcess) -> None:
+    """Send a message to the parent."""
+    sock.sendall(wire.encode_frame(message))
+
+
+def limit_resource(name: int, value: int) -> None:
+    """Set a soft limit of this process, at most to its hard limit."""
+    _, most = resource.getrlimit(name)
+    resource.setrlimit(name, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+
+
+def address_space() -> int:
+    """Return the size of this process's address space in bytes."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    return pages * resource.getpagesize()
+
+
+def serve_socket(fd: int, folder: Path) -> None:
+    """Serve over an inherited socket until it is closed. ``fd``: its file descriptor."""
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but the parent decides when
+    # to end. This process follows it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(signal.SIGKILL)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    limit_resource(resource.RLIMIT_CORE, 0)
+    os.nice(NICENESS)
+    sock = socket.socket(fileno=fd)
+    try:
+        try:
+            process = MediaProcess(sock, folder)
+        except Exception as error:  # Transformers raises errors of many kinds
+            log.error("The processor of the model's media cannot be loaded: %s", error)
+            send_message(sock, MediaProcessFailed())
+            return
+        process.serve_jobs()
+    except (OSError, wire.BrokenFrame):
+        sys.exit(0)  # the parent is gone
+
+
+if __name__ == "__main__":
+    serve_socket(int(sys.argv[1]), Path(sys.argv[2]))
