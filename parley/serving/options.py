@@ -47,7 +47,11 @@ class MediaOptions:
 
     ``hosts``: what may be fetched over HTTP; ``folder``: below which files may be read; without them, neither. Per
     request: ``counts`` by kind, and ``request_size`` for all items as they come, encoded. ``sizes``: of one item, by
-    kind. ``memory``: for what is being fetched for all requests.
+    kind. ``memory``: for what is being fetched for all requests, and as much again for what has been processed for
+    them; ``cache``: for what is kept for later requests.
+
+    ``pixels``: the most that a picture or a frame of a video may have. ``workers``: processes that decode, for each
+    model; ``eager``: start one with the server. ``accepts_embeddings``: clients may send embeddings instead of media.
     """
 
     hosts: tuple[MediaHost, ...] = ()
@@ -56,6 +60,11 @@ class MediaOptions:
     sizes: Mapping[MediaKind, int] = field(default_factory=lambda: MEDIA_SIZES)
     request_size: int = 512 << 20
     memory: int = 1 << 30
+    cache: int = 256 << 20
+    pixels: int = 50_000_000
+    workers: int = 1
+    eager: bool = False
+    accepts_embeddings: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,262 @@
+"""An item's features are those of Transformers' processor, bit for bit, and its description fits them."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load
+from support.media_files import image_file, picture_array, sine, video_file, wav_file
+from support.multimodal_models import FAMILIES, multimodal_folder
+
+from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia
+from parley.model.media_input.jobs import MediaJobs
+from parley.serving.media.memory_files import MemoryBudget, MemoryFile
+from parley.text.media_family import read_media_family
+from parley.text.tokens.tokenizer import read_json_object
+
+BUDGET = MemoryBudget(1 << 30)
+PICTURE = image_file(picture_array(90, 60))
+RATE = 16_000
+_jobs: dict[str, MediaJobs] = {}
+
+
+def jobs_of(family: str) -> MediaJobs:
+    if family not in _jobs:
+        _jobs[family] = MediaJobs(multimodal_folder(family))
+    return _jobs[family]
+
+
+def process(
+    jobs: MediaJobs, kind: Any, data: bytes, **fields: Any
+) -> tuple[MediaProcessed | MediaRefused, dict[str, torch.Tensor]]:
+    """Do a job; return its result and its tensors."""
+    source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
+    source.write_bytes(data)
+    defaults = {"form": "file", "is_small": False, "loading_options": {}, "processor_options": {}}
+    job = ProcessMedia(
+        kind=kind, source=source.place, target=target.place, limits=DecodingLimits(), **(defaults | fields)
+    )
+    result = jobs.process_media(job)
+    written = Path(f"/proc/self/fd/{target.place.fd}").read_bytes()
+    if isinstance(result, MediaRefused):
+        assert written == b""
+        return result, {}
+    assert len(written) == result.size
+    return result, load(written)
+
+
+def expected_tensors(family: str, arguments: dict[str, Any], text: str) -> tuple[dict[str, torch.Tensor], str]:
+    """Return what the processor itself returns, and the text in which it has put the item."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(multimodal_folder(family))
+    output = processor(text=[text], return_tensors="pt", return_text_replacement_offsets=True, **arguments)
+    (replaced,) = output["text_replacement_offsets"][0]
+    text_names = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
+    return {name: torch.as_tensor(value) for name, value in output.items() if name not in text_names}, replaced[
+        "replacement"
+    ]
+
+
+def prompt_mark(family: str, kind: Any) -> str:
+    folder = multimodal_folder(family)
+    from parley.text.tokens.tokenizer import Tokenizer
+
+    model_family = read_media_family(read_json_object(folder / "config.json"))
+    assert model_family is not None
+    return model_family.read_marks(Tokenizer.from_folder(folder))[kind].prompt_mark
+
+
+def families_with(kind: str) -> list[str]:
+    return [name for name, family in FAMILIES.items() if kind in family.parts]
+
+
+def check_same(result: MediaProcessed | MediaRefused, tensors: dict[str, torch.Tensor], expected: Any) -> None:
+    assert isinstance(result, MediaProcessed), result
+    expected_features, replacement = expected
+    assert tensors.keys() == expected_features.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, expected_features[name]), name
+    item = result.item
+    assert item.replacement == replacement
+    assert item.replacement.count(item.placeholder) == item.embedding_count > 0
+    assert len(item.digest) == 32
+
+
+@pytest.mark.parametrize("family", families_with("image"))
+def test_has_the_processors_features_of_a_picture(family: str):
+    result, tensors = process(jobs_of(family), "image", PICTURE)
+    picture = Image.fromarray(picture_array(90, 60))
+    nested = family in ("gemma3", "idefics3", "smolvlm")
+    arguments = {"images": [[picture]] if nested else [picture]}
+    check_same(result, tensors, expected_tensors(family, arguments, prompt_mark(family, "image")))
+
+
+@pytest.mark.parametrize("family", families_with("video"))
+def test_has_the_processors_features_of_a_video(family: str):
+    data = video_file(frames=24, rate=4)
+    loading = {"num_frames": 6}
+    result, tensors = process(jobs_of(family), "video", data, loading_options=loading)
+    from transformers import AutoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    frames = torch.from_numpy(read_all_frames(data))
+    metadata = VideoMetadata(total_num_frames=24, fps=4.0, width=64, height=48, duration=6.0)
+    sampler = AutoProcessor.from_pretrained(multimodal_folder(family)).video_processor
+    indices = sampler.sample_frames(metadata=metadata, num_frames=6, fps=None)
+    metadata.frames_indices = [int(index) for index in indices]
+    arguments = {
+        "videos": [frames[metadata.frames_indices].permute(0, 3, 1, 2)],
+        "video_metadata": [metadata],
+        "do_sample_frames": False,
+    }
+    check_same(result, tensors, expected_tensors(family, arguments, prompt_mark(family, "video")))
+    assert isinstance(result, MediaProcessed)
+    assert result.item.seconds == 6
+
+
+def read_all_frames(data: bytes) -> np.ndarray:
+    from io import BytesIO
+
+    import av
+
+    with av.open(BytesIO(data)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+@pytest.mark.parametrize("family", families_with("audio"))
+def test_has_the_processors_features_of_a_clip(family: str):
+    data = wav_file(sine(1.5, RATE)[None], RATE)
+    result, tensors = process(jobs_of(family), "audio", data)
+    samples = (sine(1.5, RATE) * 32767).round().astype(np.float32) / 32768
+    expected = expected_tensors(family, {"audio": [samples], "sampling_rate": RATE}, prompt_mark(family, "audio"))
+    check_same(result, tensors, expected)
+    assert isinstance(result, MediaProcessed)
+    assert result.item.seconds == 1.5
+
+
+def test_describes_grids_and_steps_of_rope():
+    result, _ = process(jobs_of("qwen2_vl"), "image", PICTURE)
+    assert isinstance(result, MediaProcessed)
+    assert (result.item.grids, result.item.frame_steps) == ([(1, 2, 3)], [1.0])
+    video = video_file(frames=8, rate=2)
+    result, tensors = process(jobs_of("qwen2_5_vl"), "video", video)
+    assert isinstance(result, MediaProcessed)
+    assert result.item.grids == [(4, 2, 2)]
+    assert result.item.frame_steps == [2 * float(tensors["second_per_grid_ts"][0])] == [2.0]
+    result, _ = process(jobs_of("qwen3_vl"), "video", video)
+    assert isinstance(result, MediaProcessed)
+    assert result.item.grids == [(1, 2, 2)] * 4  # text with the time stands between the frames
+    result, _ = process(jobs_of("llava"), "image", PICTURE)
+    assert isinstance(result, MediaProcessed)
+    assert (result.item.grids, result.item.sees_both_ways) == ([], False)
+    result, _ = process(jobs_of("gemma3"), "image", PICTURE)
+    assert isinstance(result, MediaProcessed)
+    assert result.item.sees_both_ways
+
+
+def test_samples_videos_as_the_processor_does_or_as_the_request_says():
+    video = video_file(frames=60, rate=10)
+
+    def frame_count(family: str, **loading: float) -> int:
+        result, _ = process(jobs_of(family), "video", video, loading_options=loading)
+        assert isinstance(result, MediaProcessed), result
+        return sum(grid[0] for grid in result.item.grids)
+
+    assert frame_count("qwen2_vl") == 16  # 32 frames, two of them in each row of the grid
+    assert frame_count("qwen3_vl") == 6  # its processor takes 2 frames a second
+    assert frame_count("qwen3_vl", fps=1) == 3
+    assert frame_count("qwen3_vl", num_frames=10) == 5
+    assert frame_count("qwen2_vl", num_frames=-1) == 30
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 3), (300, 1)])
+@pytest.mark.parametrize("family", families_with("image"))
+def test_accepts_or_refuses_pictures_of_odd_sizes(family: str, size: tuple[int, int]):
+    result, _ = process(jobs_of(family), "image", image_file(picture_array(*size)))
+    if isinstance(result, MediaRefused):
+        assert family.startswith("qwen") or family == "mistral3"
+        assert size == (300, 1)
+        assert result.reason == "refused_by_model"
+
+
+def digest(data: bytes = PICTURE, family: str = "qwen2_vl", kind: str = "image", **fields: Any) -> bytes:
+    result, _ = process(jobs_of(family), kind, data, **fields)
+    assert isinstance(result, MediaProcessed), result
+    return result.item.digest
+
+
+def test_digests_are_equal_for_equal_files_and_options():
+    encoded = base64.b64encode(PICTURE)
+    assert digest() == digest() == digest(encoded, form="base64")
+    assert MediaJobs(multimodal_folder("qwen2_vl"))._fingerprint == jobs_of("qwen2_vl")._fingerprint
+
+
+def test_digests_differ_by_everything_that_changes_a_result():
+    video, frames = video_file(), base64.b64encode(image_file(picture_array(), "JPEG"))
+    one, two = {"form": "base64_frames"}, {"form": "base64_frames", "loading_options": {"fps": 2}}
+    digests = [
+        digest(),
+        digest(image_file(picture_array(60, 90))),
+        digest(is_small=True),
+        digest(processor_options={"max_pixels": 28 * 28 * 4}),
+        digest(family="qwen2_5_vl"),
+        digest(video, kind="video"),
+        digest(video, kind="video", loading_options={"num_frames": 4}),
+        digest(video, kind="video", loading_options={"fps": 4}),
+        digest(frames + b"," + frames, kind="video", **one),
+        digest(frames + b"," + frames, kind="video", **two),
+    ]
+    assert len(set(digests)) == len(digests)
+
+
+def test_forgets_the_options_of_earlier_items():
+    jobs = jobs_of("qwen2_vl")
+    before, tensors = process(jobs, "image", PICTURE)
+    smaller, _ = process(jobs, "image", PICTURE, processor_options={"min_pixels": 784, "max_pixels": 1568})
+    assert isinstance(before, MediaProcessed)
+    assert isinstance(smaller, MediaProcessed)
+    assert smaller.item.embedding_count < before.item.embedding_count
+    after, tensors_after = process(jobs, "image", PICTURE)
+    assert after == before
+    assert all(torch.equal(tensors[name], tensors_after[name]) for name in tensors)
+
+
+def test_shrinks_a_picture_for_low_detail():
+    result, tensors = process(jobs_of("llava_next"), "image", image_file(picture_array(1024, 512)), is_small=True)
+    assert isinstance(result, MediaProcessed)
+    assert tensors["image_sizes"].tolist() == [[256, 512]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        ("image", {"processor_options": {"tokenizer": "/etc/passwd"}}, "refused_by_model"),
+        ("image", {"processor_options": {"text": "x"}}, "refused_by_model"),
+        ("image", {"processor_options": {"max_pixels": "many"}}, "refused_by_model"),
+        ("image", {"loading_options": {"fps": 1}}, "refused_by_model"),
+        ("video", {"loading_options": {"fps": 0}}, "refused_by_model"),
+        ("video", {"loading_options": {"num_frames": True}}, "refused_by_model"),
+        ("video", {"loading_options": {"num_frames": 0}}, "refused_by_model"),
+        ("video", {"loading_options": {"seek": 1}}, "refused_by_model"),
+        ("image", {"form": "base64"}, "bad_base64"),
+        ("audio", {}, "refused_by_model"),
+    ],
+)
+def test_refuses_options_that_it_does_not_know(kind: str, fields: dict[str, Any], reason: str):
+    data = {"image": PICTURE, "video": video_file(), "audio": wav_file(sine(1, RATE)[None], RATE)}[kind]
+    result, _ = process(jobs_of("qwen2_vl"), kind, data, **fields)
+    assert isinstance(result, MediaRefused)
+    assert result.reason == reason
+
+
+def test_refuses_clips_of_which_the_model_would_read_a_part():
+    result, _ = process(jobs_of("qwen2_audio"), "audio", wav_file(sine(31, 8_000)[None], 8_000))
+    assert isinstance(result, MediaRefused)
+    assert (result.reason, result.predicate) == ("too_long", "has 31.0 seconds, and this model reads at most 30")

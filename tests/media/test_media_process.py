@@ -1,0 +1,208 @@
+"""Media processes end with jobs that are too slow or kill them, are started again, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.media_files import image_file, picture_array, png_header
+from support.multimodal_models import multimodal_folder
+
+from parley.child_process import python_command
+from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia
+from parley.errors import NotReady, Unsupported
+from parley.serving.media import workers as workers_module
+from parley.serving.media.memory_files import MemoryBudget, MemoryFile
+from parley.serving.media.workers import MediaWorkers
+
+PICTURE = image_file(picture_array())
+# A process that obeys certain words in the data; the others have a model's processor.
+OBEDIENT_PROCESS = """
+import os, sys, time, types
+from parley.engine.media_messages import MediaProcessed, MediaRefused
+from parley.types import ProcessedMedia
+from parley.worker import media_process
+
+class Jobs:
+    def __init__(self, folder):
+        if folder.name == "broken":
+            raise ValueError("/secret/path")
+    def process_media(self, job):
+        from pathlib import Path
+        word = Path(f"/proc/{job.source.pid}/fd/{job.source.fd}").read_bytes()
+        if word == b"spin":
+            while True:
+                pass
+        if word == b"abort":
+            os.abort()
+        if word == b"sleep":
+            time.sleep(3600)
+        if word == b"raise":
+            raise RuntimeError("at 0x7f0000")
+        if word == b"allocate":
+            return MediaRefused(str(len(bytearray(64 << 30))), "undecodable")
+        if word == b"fill":
+            with open(f"/proc/{job.target.pid}/fd/{job.target.fd}", "wb") as file:
+                while True:
+                    file.write(bytes(1 << 20))
+        Path(f"/proc/{job.target.pid}/fd/{job.target.fd}").write_bytes(word)
+        return MediaProcessed(ProcessedMedia("image", bytes(32), str(os.nice(0)), "<x>", 1), len(word))
+
+sys.modules["parley.model.media_input.jobs"] = types.SimpleNamespace(MediaJobs=Jobs)
+media_process.JOB_SECONDS = 0
+media_process.LARGEST_FILE = 1 << 22
+from pathlib import Path
+media_process.serve_socket(int(sys.argv[1]), Path(sys.argv[2]))
+"""
+OBEDIENT_COMMAND = python_command("-c", OBEDIENT_PROCESS)
+BUDGET = MemoryBudget(1 << 30)
+
+
+@pytest.fixture
+def workers() -> Iterator[MediaWorkers]:
+    media_workers = MediaWorkers("/model", command=OBEDIENT_COMMAND)
+    yield media_workers
+    media_workers.close()
+    assert media_workers.idle_process_ids == []
+
+
+async def send(workers: MediaWorkers, data: bytes, tenant: str = "") -> MediaProcessed | MediaRefused:
+    source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
+    source.write_bytes(data)
+    job = ProcessMedia("image", "file", source.place, target.place, False, {}, {}, DecodingLimits())
+    return await workers.process_media(source, target, job, tenant)
+
+
+async def test_does_one_job_after_the_other_in_one_process_with_a_low_priority(workers: MediaWorkers):
+    first = await send(workers, b"one")
+    assert isinstance(first, MediaProcessed)
+    assert int(first.item.replacement) == os.nice(0) + 10
+    process_ids = workers.idle_process_ids
+    assert await send(workers, b"two") == first
+    assert workers.idle_process_ids == process_ids
+
+
+@pytest.mark.parametrize(("word", "reason"), [(b"spin", "too_slow"), (b"abort", "undecodable")], ids=["spin", "abort"])
+async def test_refuses_an_item_that_ends_its_process(workers: MediaWorkers, word: bytes, reason: str):
+    refused = await send(workers, word)
+    assert isinstance(refused, MediaRefused)
+    assert refused.reason == reason
+    assert isinstance(await send(workers, b"next"), MediaProcessed)
+
+
+@pytest.mark.parametrize("word", [b"raise", b"allocate", b"fill"])
+async def test_survives_errors_and_jobs_that_want_too_much(workers: MediaWorkers, word: bytes):
+    assert isinstance(await send(workers, b"first"), MediaProcessed)
+    process_ids = workers.idle_process_ids
+    assert await send(workers, word) == MediaRefused("cannot be processed", "refused_by_model")
+    assert workers.idle_process_ids == process_ids
+
+
+async def test_refuses_the_job_of_a_killed_process(workers: MediaWorkers):
+    assert isinstance(await send(workers, b"first"), MediaProcessed)
+    (process_id,) = workers.idle_process_ids
+    job = asyncio.ensure_future(send(workers, b"sleep"))
+    while workers.idle_process_ids:
+        await asyncio.sleep(0.01)
+    os.kill(process_id, signal.SIGKILL)
+    refused = await job
+    assert isinstance(refused, MediaRefused)
+    assert refused.reason == "too_slow"
+    assert isinstance(await send(workers, b"next"), MediaProcessed)
+
+
+async def test_starts_another_process_for_one_that_was_killed_while_idle(workers: MediaWorkers):
+    assert isinstance(await send(workers, b"first"), MediaProcessed)
+    (process_id,) = workers.idle_process_ids
+    os.kill(process_id, signal.SIGKILL)
+    while Path(f"/proc/{process_id}/stat").read_text().split(") ")[1][0] != "Z":
+        await asyncio.sleep(0.01)
+    assert isinstance(await send(workers, b"next"), MediaProcessed)
+
+
+async def test_kills_the_process_of_a_job_that_nobody_wants_any_more(workers: MediaWorkers):
+    assert isinstance(await send(workers, b"first"), MediaProcessed)
+    (process_id,) = workers.idle_process_ids
+    job = asyncio.ensure_future(send(workers, b"sleep"))
+    while workers.idle_process_ids:
+        await asyncio.sleep(0.01)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert isinstance(await send(workers, b"next"), MediaProcessed)
+    assert workers.idle_process_ids != [process_id]
+    del job
+    async with asyncio.timeout(20):
+        while BUDGET.used:
+            await asyncio.sleep(0.01)
+
+
+async def test_cancels_a_job_that_waits_without_ending_the_process(workers: MediaWorkers):
+    assert isinstance(await send(workers, b"first"), MediaProcessed)
+    process_ids = workers.idle_process_ids
+    running, waiting = asyncio.ensure_future(send(workers, b"a")), asyncio.ensure_future(send(workers, b"abort"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert isinstance(await running, MediaProcessed)
+    assert isinstance(await send(workers, b"b"), MediaProcessed)
+    assert workers.idle_process_ids == process_ids
+
+
+async def test_says_that_a_processor_cannot_be_loaded_without_its_error():
+    workers = MediaWorkers("/broken", command=OBEDIENT_COMMAND)
+    with pytest.raises(Unsupported, match=r"^This model's media cannot be read: its processor cannot be loaded\.$"):
+        await send(workers, b"x")
+    workers.close()
+
+
+async def test_says_that_a_process_does_not_start():
+    workers = MediaWorkers("/model", command=[sys.executable, "-c", "raise SystemExit(1)"])
+    with pytest.raises(NotReady):
+        await send(workers, b"x")
+    workers.close()
+
+
+async def test_names_the_extra_that_is_not_installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(workers_module.PACKAGES, "parley_no_such_package", "PyNone")
+    with pytest.raises(Unsupported, match=r"PyNone is not installed \(pip install 'parley\[media\]'\)"):
+        await send(MediaWorkers("/model"), b"x")
+
+
+async def test_the_process_dies_with_its_parent():
+    program = (
+        "import asyncio, os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from media.test_media_process import *\n"
+        "workers = MediaWorkers('/model', command=OBEDIENT_COMMAND)\n"
+        "asyncio.run(send(workers, b'x'))\n"
+        "print(workers.idle_process_ids[0], flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, str(Path(__file__).parents[1]), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await parent.communicate()
+    async with asyncio.timeout(20):
+        while Path(f"/proc/{int(output)}").exists():
+            await asyncio.sleep(0.02)
+
+
+async def test_decodes_pictures_in_a_real_process():
+    workers = MediaWorkers(str(multimodal_folder("qwen2_vl")))
+    await workers.start()
+    process_ids = workers.idle_process_ids
+    processed: Any = await send(workers, PICTURE)
+    assert processed.item.embedding_count == 1
+    bomb: Any = await send(workers, png_header(60_000, 60_000))
+    assert bomb.reason == "too_many_pixels"
+    huge: Any = await send(workers, image_file(picture_array()) + bytes(1 << 24))  # data after the picture
+    assert huge.item.embedding_count == 1
+    assert workers.idle_process_ids == process_ids
+    workers.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process_ids[0], 0)
