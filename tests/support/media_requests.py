@@ -1,9 +1,8 @@
-"""Requests with pictures and videos for the engine, with the features of Transformers' own encoder."""
+"""Requests with pictures, videos and clips for the engine, with embeddings of its own encoder."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 from dataclasses import dataclass
 from hashlib import sha256
@@ -11,12 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.media_items import SAMPLING_RATE, encoder_features, media_item
 from support.multimodal_models import FAMILIES, multimodal_folder
 
 import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
+from parley.model.checkpoint.files import read_config
+from parley.model.load.towers import load_towers, plan_towers
+from parley.model.media.encoder import TransformersEncoder
 from parley.model.media_embeddings import EncodedItem
 from parley.text.media_family import read_media_family
-from parley.types import EmbeddingRun, MediaItem
+from parley.types import MEDIA_KINDS, EmbeddingRun, MediaItem, MediaKind
 
 MERGE = 2  # patches per embedding in rows and columns, in models with M-RoPE
 
@@ -48,6 +51,11 @@ def random_video(number: int, frames: int, width: int, height: int) -> np.ndarra
     return np.random.default_rng(number).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
 
 
+def random_sound(number: int) -> np.ndarray:
+    """Half a second of noise."""
+    return np.random.default_rng(number).standard_normal(SAMPLING_RATE // 2).astype(np.float32)
+
+
 @dataclass
 class MediaPrompt:
     """A prompt as the engine gets it, and the same as ``inputs`` of the whole model."""
@@ -59,7 +67,7 @@ class MediaPrompt:
 
 
 def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
-    """Build a prompt of texts, pictures (PIL) and videos (arrays of frames), with its embeddings."""
+    """Build a prompt of texts, pictures (PIL), videos (arrays of frames) and clips, with its embeddings."""
     folder_config = whole_model(family).config.to_dict()
     facts = read_media_family(folder_config)
     assert facts is not None
@@ -75,7 +83,7 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
     media, encoded = [], {}
     for part in (part for part in parts if not isinstance(part, str)):
         features = dict(_process(family, [part]))
-        kind = "video" if isinstance(part, np.ndarray) else "image"
+        kind = _kind_of(part)
         item = encode_features(family, features, kind)
         digest = sha256(part.tobytes()).digest()
         encoded[digest] = item
@@ -101,14 +109,18 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
     return MediaPrompt(token_ids, media, encoded, inputs)
 
 
+def _kind_of(part: Any) -> MediaKind:
+    if isinstance(part, np.ndarray):
+        return "audio" if part.ndim == 1 else "video"
+    return "image"
+
+
 def _process(family: str, parts: list[Any]) -> Any:
     """Run the processor on texts with media between them."""
     marks = FAMILIES[family].parts
-    text = "".join(
-        part if isinstance(part, str) else marks["video" if isinstance(part, np.ndarray) else "image"] for part in parts
-    )
-    pictures = [part for part in parts if not isinstance(part, str | np.ndarray)]
-    videos = [part for part in parts if isinstance(part, np.ndarray)]
+    text = "".join(part if isinstance(part, str) else marks[_kind_of(part)] for part in parts)
+    media = [part for part in parts if not isinstance(part, str)]
+    pictures, videos, clips = ([part for part in media if _kind_of(part) == kind] for kind in MEDIA_KINDS)
     nested = family in ("gemma3", "idefics3", "smolvlm")
     options: dict[str, Any] = {}
     if pictures:
@@ -116,28 +128,37 @@ def _process(family: str, parts: list[Any]) -> Any:
     if videos:
         options["videos"] = videos
         options["video_metadata"] = [
-            {"fps": 2.0, "total_num_frames": len(video), "frames_indices": list(range(len(video)))} for video in videos
+            {
+                "fps": 2.0,
+                "total_num_frames": len(video),
+                "duration": len(video) / 2,
+                "frames_indices": list(range(len(video))),
+            }
+            for video in videos
         ]
         options["do_sample_frames"] = False
+    if clips:
+        options |= {"audio": clips, "sampling_rate": SAMPLING_RATE}
     if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
         options["return_mm_token_type_ids"] = True
     return family_processor(family)(text=[text], return_tensors="pt", **options)
 
 
-@torch.inference_mode()
-def encode_features(family: str, features: dict[str, Any], kind: str) -> EncodedItem:
-    """Compute the embeddings of one item with the whole model's own method."""
-    model = whole_model(family).model
-    method = getattr(model, f"get_{kind}_features")
-    names = set(inspect.signature(method).parameters)
-    output = method(**{name: value for name, value in features.items() if name in names}, return_dict=True)
-    deep = getattr(output, "deepstack_features", None) or ()
-    return EncodedItem(_join_rows(output.pooler_output), [_join_rows(rows) for rows in deep])
+@functools.cache
+def family_encoder(family: str) -> TransformersEncoder:
+    """The engine's encoder, in float32."""
+    folder, device = multimodal_folder(family), torch.device("cpu")
+    towers = plan_towers(folder, read_config(folder), torch.float32, device)
+    assert towers is not None
+    return TransformersEncoder(lambda: load_towers(towers), torch.float32, device)
 
 
-def _join_rows(rows: Any) -> torch.Tensor:
-    """Return the rows of all tiles or frames as one tensor."""
-    return (rows if isinstance(rows, torch.Tensor) else torch.cat(list(rows))).flatten(0, -2)
+def encode_features(family: str, features: dict[str, Any], kind: MediaKind) -> EncodedItem:
+    """Compute the embeddings of one item as the engine does."""
+    placeholder_id = read_media_family(read_config(multimodal_folder(family))).placeholder_ids[kind]
+    count = int((features["input_ids"] == placeholder_id).sum())
+    with media_item(kind, encoder_features(features), count) as item:
+        return family_encoder(family).encode_item(item, lambda: None)
 
 
 def _grids(
