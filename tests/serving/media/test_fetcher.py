@@ -211,10 +211,11 @@ async def test_reads_digits_of_other_scripts_as_the_address_that_they_mean(host_
         "//media.test/",
         "http:media.test",
         "",
+        "http://media.test/a\\b",
         "\ud800",
     ],
 )
-async def test_refuses_other_schemes(url: str):
+async def test_refuses_what_is_no_http_url(url: str):
     assert (await refusal(make_fetcher("any-public"), url)).reason == "bad_address"
 
 
@@ -382,6 +383,17 @@ async def test_ends_the_fetch_from_a_silent_host(host: MediaHost, monkeypatch):
     host.answers["/"] = say_nothing
     error = await refusal(make_fetcher(f"127.0.0.1:{host.port}"), f"http://127.0.0.1:{host.port}/")
     assert error.reason == "unreachable" and error.detail["limit"] == 0.2
+
+
+async def test_redirects_share_the_time_of_a_fetch(host: MediaHost, monkeypatch):
+    async def redirect_late(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        writer.write(redirect_to("/next"))
+
+    host.answers = {"/": redirect_late, "/next": redirect_late}
+    monkeypatch.setattr(fetcher_module, "FETCH_SECONDS", 0.5)
+    error = await refusal(make_fetcher(f"127.0.0.1:{host.port}"), f"http://127.0.0.1:{host.port}/")
+    assert error.reason == "unreachable" and "too slow" in error.message
 
 
 async def test_ends_the_fetch_of_a_slow_body(host: MediaHost, monkeypatch):
