@@ -12,6 +12,7 @@ from functools import partial
 from time import perf_counter
 
 from parley.core.adapter_cache import AdapterCache, AdapterEntry, FetchAdapter, FetchedAdapter
+from parley.core.media.placeholders import are_known_tokens, placement_fault
 from parley.core.search.beam import beam_capacity
 from parley.core.sequence import LoadedAdapter, ModelRunner
 from parley.types import EngineRequest
@@ -37,8 +38,14 @@ def rejection_reason(
             return f"{beams} beams do not fit. At most {max_slots} beams of {beam_tokens} tokens each do."
     if request.pooling is not None and (request.pooling.dimensions or 1) > runner.dimensions:
         return f"The model returns vectors of {runner.dimensions} dimensions."
+    if request.media and (runner.media_encoder is None or not page_count):
+        return "The model reads text only."
+    if (fault := placement_fault(request.media, len(request.token_ids))) is not None:
+        return fault
     vocab_size = runner.vocab_size
-    if not all(_are_vocabulary_ids(ids, vocab_size) for ids in (request.token_ids, *request.prior_tokens)):
+    if not are_known_tokens(request.token_ids, request.media, vocab_size) or not all(
+        are_known_tokens(ids, [], vocab_size) for ids in request.prior_tokens
+    ):
         return f"A token id of the prompt is outside the vocabulary (0 to {vocab_size - 1})."
     if request.prior_tokens and (
         len(request.prior_tokens) != request.n
@@ -49,11 +56,6 @@ def rejection_reason(
     if any(len(request.token_ids) + len(ids) > max_context for ids in request.prior_tokens):
         return f"The prompt and the prior output tokens do not fit into {max_context} tokens."
     return None
-
-
-def _are_vocabulary_ids(token_ids: list[int], vocab_size: int) -> bool:
-    """Whether all ids are tokens of a vocabulary of this size."""
-    return not token_ids or (set(map(type, token_ids)) == {int} and 0 <= min(token_ids) <= max(token_ids) < vocab_size)
 
 
 def blocking_fetch(runner: ModelRunner) -> FetchAdapter:

@@ -5,14 +5,16 @@ Knows the numbers of steps and rows; nothing of scheduling decisions.
 
 from __future__ import annotations
 
+from collections import Counter
 from time import perf_counter
 
 from parley.core.sequence import Sequence, Step
-from parley.types import TokenCost
+from parley.types import EngineRequest, MediaKind, TokenCost
 
 
 class StepCounters:
-    """Counters of steps and tokens. ``steps``, ``prompt_tokens`` and ``generated_tokens`` count from the start.
+    """Counters of steps and tokens. ``steps``, ``prompt_tokens``, ``generated_tokens`` and ``media_items`` (items of
+    prompts by kind) count from the start.
     ``step_tokens`` and ``step_rows`` are those of the last step, ``step_prompt_tokens`` its tokens in rows of several
     tokens, ``step_seconds`` its duration."""
 
@@ -20,8 +22,14 @@ class StepCounters:
         self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.media_items: Counter[MediaKind] = Counter()
         self._step_ended_at = 0.0  # end of the last step, time.perf_counter
         self.reset_step()
+
+    def record_prompt(self, request: EngineRequest) -> None:
+        """Count the prompt of a request that starts."""
+        self.prompt_tokens += len(request.token_ids)
+        self.media_items.update(item.kind for item in request.media)
 
     def reset_step(self) -> None:
         """Reset the numbers of the last step, because a new step begins."""

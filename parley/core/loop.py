@@ -5,6 +5,7 @@
     run              the model runner computes them
     finish           append tokens, end choices, free pages
     emit             one list of outputs for the whole step, with the engine's statistics
+    lend             the encoder of media items gets the rest of the step's time
 
 Every choice that is added gets exactly one output with ``finish``, unless it is cancelled; then no further output
 follows. No exception of a model runner leaves the loop: a failed step fails the choices that had a row in it, a failed
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from math import inf
 from time import perf_counter
 
 from parley.core.adapter_cache import AdapterCache, FetchAdapter
@@ -26,6 +28,8 @@ from parley.core.encoder_scheduler import EncoderScheduler
 from parley.core.finish import finish_reason, output_limit
 from parley.core.guess.ngram import NgramProposer, PredictionProposer
 from parley.core.guess.speculation import DraftCounts, Speculation
+from parley.core.media.encode_queue import EncodeQueue
+from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
 from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
 from parley.core.prefill_share import PrefillShare
 from parley.core.scheduler import Scheduler
@@ -57,7 +61,8 @@ class EngineLoop:
     the prefill share of the compute time; it can be changed between steps. ``fetch_adapter`` reads adapters outside the
     steps; without it a step waits for an adapter to be read. ``prepare_request`` prepares a request and then calls its
     callback in the loop's thread. ``on_pages_leased(request_id, pages)`` is called with the pages added to the lease of
-    a request, before the outputs of their step are emitted.
+    a request, before the outputs of their step are emitted. ``post`` lets the loop's thread call a function between
+    steps; without it a step waits until media are encoded.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class EngineLoop:
         prepare_request: PrepareRequest | None = None,
         on_pages_leased: Callable[[str, list[int]], None] | None = None,
         prefill_share: PrefillShare | None = None,
+        post: PostCall | None = None,
     ):
         if step_budget is None:
             on_cpu = settings.device.startswith("cpu")
@@ -121,20 +127,23 @@ class EngineLoop:
             self._beam_searches.attach_scheduler(self.scheduler)
         else:
             self.scheduler = EncoderScheduler(step_budget, settings.max_batch, self._admit_sequence)
+        self.encode_queue = self._make_encode_queue(post)
         self.admission = Admission(self.adapter_cache, prepare_request, self._start_request, self._reject_request)
         self._emit = emit
         self._step_budget = step_budget
         self._open_requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
         self._outputs: list[EngineOutput] = []
         self._has_changes = False  # something changed since the last emit
-        self.is_blocked = False  # the next sequence waits for pages that are pinned for other instances
+        # All sequences wait for pages that are pinned for other instances, or for embeddings of media items.
+        self.is_blocked = False
         self._arrival_count = 0
 
     @property
     def is_idle(self) -> bool:
         """Whether ``step`` has nothing to do until something else is called."""
         busy = (self._open_requests or self._beam_searches) and not self.is_blocked
-        return not (busy or self._has_changes or self.pinned_pages.has_changes)
+        has_encoded = self.encode_queue is not None and self.encode_queue.has_changes
+        return not (busy or self._has_changes or self.pinned_pages.has_changes or has_encoded)
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue all choices of a request. If it is invalid, outputs of the next step report the error."""
@@ -180,7 +189,7 @@ class EngineLoop:
         self.scheduler.check_invariants([*self.pinned_pages.held_tables()])
 
     def step(self) -> bool:
-        """Schedule, run, finish, emit. Returns whether there is more work."""
+        """Schedule, run, finish, emit, lend. Returns whether there is more work."""
         if self.is_idle:
             return False
         step = self._schedule_step()
@@ -196,21 +205,38 @@ class EngineLoop:
             else:
                 for row, result in zip(step.rows, results, strict=True):
                     self._process_result(row, result)
+                    if self.encode_queue is not None and row.sequence.item_embeddings:
+                        self.encode_queue.release_computed(row.sequence, row.start + row.count)
                 if self._beam_searches:
                     self._beam_searches.advance_searches((row.sequence for row in step.rows), STEP_FAILED)
         self._beam_searches.fail_pending(STEP_FAILED)
-        outputs, self._outputs = self._outputs, []
         self._has_changes = self.pinned_pages.has_changes = False
+        if self.encode_queue is not None:
+            self.encode_queue.has_changes = False
+            self.encode_queue.start_next()
+        outputs, self._outputs = self._outputs, []
         self._emit(outputs, self.collect_stats())
+        if self.encode_queue is not None:
+            self._lend_processor(self.encode_queue)
         return not self.is_idle
+
+    def encoder_has_progress(self) -> bool:
+        """Whether the encoder of media items got on since the last call, or has nothing to do."""
+        return self.encode_queue is None or self.encode_queue.encoder.has_progress()
+
+    def close(self) -> None:
+        """End the thread of the encoder."""
+        if self.encode_queue is not None:
+            self.encode_queue.encoder.close()
 
     def collect_stats(self) -> EngineStats:
         """Return the current statistics: gauges now, counters since the start."""
         counters = self._counters
+        encode_queue = self.encode_queue
         draft_counts = self.speculation.draft_counts if self.speculation is not None else DraftCounts()
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + len(self.admission),
+            waiting=len(self.scheduler.waiting) + len(self.encode_queue or ()) + len(self.admission),
             blocks_used=self.pool.used_count,
             blocks_total=self.pool.page_count,
             preemptions=self.scheduler.preemptions,
@@ -228,7 +254,29 @@ class EngineLoop:
             draft_accepted=list(draft_counts.accepted_per_position),
             pinned_pages=self.pinned_pages.pinned_count,
             reserved_pages=self.pinned_pages.reserved_count,
+            media_cache_queries=encode_queue.queries if encode_queue is not None else 0,
+            media_cache_hits=encode_queue.hits if encode_queue is not None else 0,
+            media_items=dict(counters.media_items),
+            encode_seconds=encode_queue.encoder.encode_seconds if encode_queue is not None else 0.0,
         )
+
+    def _make_encode_queue(self, post: PostCall | None) -> EncodeQueue | None:
+        """Return the queue of sequences that wait for embeddings; None for a model that reads text only."""
+        if not isinstance(self.scheduler, Scheduler) or (encoder := self.runner.media_encoder) is None:
+            return None
+        encode_queue = EncodeQueue(
+            BlockingEncoder(encoder) if post is None else EncoderThread(encoder, post),
+            self.settings.media_cache,
+            self.scheduler.resume_sequence,
+            self._fail_sequence,
+        )
+        self.scheduler.attach_encode_queue(encode_queue)
+        return encode_queue
+
+    def _lend_processor(self, encode_queue: EncodeQueue) -> None:
+        """Let the encoder compute: for what the step has left of its time, or until the next step if none is due."""
+        seconds = inf if self.is_idle else self.settings.step_ms / 1000 - self._counters.step_seconds
+        encode_queue.encoder.lend_processor(seconds)
 
     def _reject_request(self, request: EngineRequest, choices: set[int], error: str) -> None:
         """End the wanted choices of a request with an error before it starts."""
@@ -256,7 +304,8 @@ class EngineLoop:
                 self.speculation.add_prediction(request.id)
             if request.lease and self._prefix_caching:
                 self._open_lease(sequences, wanted_choices)
-        self._counters.prompt_tokens += 0 if request.resumed else len(request.token_ids)
+        if not request.resumed:
+            self._counters.record_prompt(request)
         self._has_changes = True
         for index in set(range(request.n)) - wanted_choices:
             self.cancel_request(request.id, index)
@@ -334,7 +383,7 @@ class EngineLoop:
             preemptions = self.scheduler.preemptions
             step = self.scheduler.schedule()
             if step.rows or self._beam_searches.has_failing or not (self.scheduler.running or self.scheduler.waiting):
-                self.is_blocked = False
+                self.is_blocked = not (step.rows or self._beam_searches.has_failing)
                 return step
             if self.scheduler.preemptions == preemptions and not self.pinned_pages.revoke_reservation():
                 self.is_blocked = True
@@ -342,6 +391,8 @@ class EngineLoop:
 
     def _run_model(self, step: Step) -> list[RowResult] | None:
         """Run the step. Returns the model runner's results, or None if it failed."""
+        if self.encode_queue is not None:
+            self.encode_queue.encoder.reclaim_processor()
         started_at = perf_counter()
         try:
             results = self.runner.run_step(step)

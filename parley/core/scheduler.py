@@ -45,6 +45,12 @@ that they fill is published when its tokens are certain: ``commit_drafts``.
 than ``long_rope_after`` tokens. A sequence that grows beyond that loses its pages, because their keys have the short
 factors, and is recomputed like a preempted one, but keeps its slot. The two sets never share a cached page.
 
+**Media.** A sequence gets a chunk only if it holds the embeddings of all media items that it will compute. Otherwise it
+waits in the encode queue (``core.media.encode_queue``) without slot and pages, does not hold back others, and returns
+to its position when it has them. Some models let the tokens of an item see later ones of the same item, so no chunk
+ends within such an item: it is shortened to the item's start, or takes the whole item, whatever the budget. A chunk may
+begin within one, after cached pages, because those were computed together with the whole item.
+
 This module knows neither outputs nor why a sequence ends.
 """
 
@@ -56,6 +62,7 @@ from math import inf
 from operator import attrgetter
 
 from parley.core.guess.speculation import Speculation
+from parley.core.media.encode_queue import EncodeQueue
 from parley.core.pages.block_pool import BlockPool, count_pages
 from parley.core.pages.block_tables import BlockTables
 from parley.core.prefill_share import PrefillShare
@@ -74,8 +81,10 @@ class Scheduler:
     ``speculation``. ``fits_in_pool`` says whether all tokens of a waiting sequence fit next to the pinned pages, given
     the pages that it would find in the prefix cache. ``revoke_reservation`` frees some revocable pages at a time; False
     if there are none. ``prefill_share``: the prefill share; without it prefill is never held back. ``long_rope_after``:
-    as in ``ModelRunner``.
+    as in ``ModelRunner``. ``attach_encode_queue`` must be called before sequences with media are added.
     """
+
+    _encode_queue: EncodeQueue | None = None
 
     def __init__(
         self,
@@ -109,23 +118,34 @@ class Scheduler:
         self._revoke_reservation = revoke_reservation
         self.speculation = speculation
 
+    def attach_encode_queue(self, encode_queue: EncodeQueue) -> None:
+        """Set the queue of sequences that wait for embeddings; it is made later, because it resumes sequences here."""
+        self._encode_queue = encode_queue
+
     def add_sequence(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ValueError if its tokens do not fit into the whole pool."""
         if count_pages(len(sequence)) > self.pool.page_count:
             raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.page_count} pages")
+        if self._claim_embeddings(sequence, self._block_tables.find_prefix(sequence)):
+            self.waiting.enqueue(sequence)
+
+    def resume_sequence(self, sequence: Sequence) -> None:
+        """Return a sequence that has its embeddings now to its position in the queue."""
         self.waiting.enqueue(sequence)
 
     def remove_sequence(self, sequence: Sequence) -> None:
         """Remove a sequence in any state. Its pages are freed at once and stay in the prefix cache."""
         if sequence.status is SequenceStatus.RUNNING:
             self._vacate_slot(sequence)
-        elif sequence.status is SequenceStatus.WAITING:
+        elif sequence.status is SequenceStatus.WAITING and not self._awaits_embeddings(sequence):
             self.waiting.remove_waiting(sequence)
+        if sequence.request.media and self._encode_queue is not None:
+            self._encode_queue.remove_sequence(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def schedule(self) -> Step:
         """Return the next step; ``computed`` is advanced as if it had been run. It has rows whenever there are
-        sequences, unless all of them wait for other instances to release pages."""
+        sequences, unless all of them wait for other instances to release pages, or for embeddings."""
         step = Step([])
         if self._long_rope_after < inf:
             for sequence in self.running:
@@ -154,6 +174,9 @@ class Scheduler:
             if not distance:
                 continue  # a beam that waits for others of its search
             cached_blocks = self._block_tables.find_prefix(sequence)
+            if not self._claim_embeddings(sequence, cached_blocks):
+                self._preempt_sequence(sequence)  # it has lost pages that it had computed
+                continue
             count = self._chunk_size(sequence, cached_blocks)
             if count:
                 self._block_tables.attach_pages(sequence, cached_blocks)
@@ -188,10 +211,7 @@ class Scheduler:
     def preempt_last(self) -> Sequence:
         """Return the last running sequence to its position in the queue, without slot and pages."""
         sequence = self.running[-1]
-        self._vacate_slot(sequence)
-        sequence.status = SequenceStatus.WAITING
-        sequence.preemptions += 1
-        self.preemptions += 1
+        self._preempt_sequence(sequence)
         self.waiting.enqueue(sequence)
         return sequence
 
@@ -209,12 +229,15 @@ class Scheduler:
             sequence.priority = priority
             insort(self.running, sequence, key=_by_rank)
             return
+        queue = self.waiting
+        if self._encode_queue is not None and self._awaits_embeddings(sequence):
+            queue = self._encode_queue.waiting
         is_waiting = sequence.status is SequenceStatus.WAITING
         if is_waiting:
-            self.waiting.remove_waiting(sequence)
+            queue.remove_waiting(sequence)
         sequence.priority = priority
         if is_waiting:
-            self.waiting.enqueue(sequence)
+            queue.enqueue(sequence)
 
     def spare_pages(self) -> int:
         """Return how many pages may be reserved: all free ones but one for each running sequence, and none while a
@@ -243,7 +266,12 @@ class Scheduler:
         assert sorted(used_slots + self._free_slots) == list(range(self.max_slots)), "slots in use + free slots != all"
         waiting = list(self.waiting)
         assert len(waiting) == len(self.waiting)
-        assert all(sequence.slot == -1 and not sequence.blocks for sequence in waiting)
+        all_waiting = [*waiting, *(self._encode_queue.waiting if self._encode_queue is not None else ())]
+        assert len(set(all_waiting)) == len(all_waiting), "a sequence waits twice"
+        assert all(sequence.slot == -1 and not sequence.blocks for sequence in all_waiting)
+        assert all(sequence.status is SequenceStatus.WAITING for sequence in all_waiting)
+        if self._encode_queue is not None:
+            self._encode_queue.check_invariants([*self.running, *all_waiting])
         for line in (self.running, waiting):
             ranks = [sequence.rank for sequence in line if sequence.admission_number >= 0]
             assert ranks == sorted(ranks), "sequences are not in order"
@@ -256,6 +284,9 @@ class Scheduler:
                 return False
             self._update_rope(sequence)
             cached_blocks = self._block_tables.find_prefix(sequence)
+            if not self._claim_embeddings(sequence, cached_blocks):
+                self.waiting.remove_waiting(sequence)
+                continue
             count = self._chunk_size(sequence, cached_blocks)
             if (
                 not count
@@ -268,6 +299,18 @@ class Scheduler:
                 self._allocate_blocks(step, sequence, count)
                 self._add_chunk(step, sequence, count)
         return True
+
+    def _claim_embeddings(self, sequence: Sequence, cached_blocks: Sized) -> bool:
+        """Whether the sequence holds the embeddings of all items after the found pages. If not, it waits in the encode
+        queue from now on."""
+        if not sequence.request.media:
+            return True
+        assert self._encode_queue is not None
+        start = sequence.computed + len(cached_blocks) * BLOCK_SIZE
+        return self._encode_queue.claim_embeddings(sequence, start)
+
+    def _awaits_embeddings(self, sequence: Sequence) -> bool:
+        return self._encode_queue is not None and sequence in self._encode_queue
 
     def _update_rope(self, sequence: Sequence) -> None:
         """Recompute a sequence that has grown beyond the short rotary factors."""
@@ -312,7 +355,8 @@ class Scheduler:
             return 0
         end = min(total, start + budget)
         boundary = end // BLOCK_SIZE * BLOCK_SIZE
-        return (boundary if start < boundary and end < total else end) - start
+        end = _end_outside_items(sequence, start, boundary if start < boundary and end < total else end)
+        return 0 if self._has_chunk and end - start > budget else end - start
 
     def _may_compute(self, sequence: Sequence) -> bool:
         """Whether the prefill share lets the sequence have a row in this step."""
@@ -349,6 +393,13 @@ class Scheduler:
             self._next_admission_number += sequence.admission_span
         insort(self.running, sequence, key=_by_rank)
         return True
+
+    def _preempt_sequence(self, sequence: Sequence) -> None:
+        """Take slot and pages from a running sequence that will run again."""
+        self._vacate_slot(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.preemptions += 1
+        self.preemptions += 1
 
     def _vacate_slot(self, sequence: Sequence) -> None:
         """Take slot and pages from a running sequence."""
@@ -400,3 +451,11 @@ class Scheduler:
         self.waiting.record_service(sequence, service)
         if end // BLOCK_SIZE > start // BLOCK_SIZE:
             step.published_pages += self._block_tables.publish_pages(sequence, start)
+
+
+def _end_outside_items(sequence: Sequence, start: int, end: int) -> int:
+    """Return the end of a chunk from ``start`` on, moved out of items whose tokens see later ones of the same item."""
+    for item in sequence.request.media:
+        if item.sees_both_ways and item.start < end < item.end:
+            return item.start if start < item.start else item.end
+    return end

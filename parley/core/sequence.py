@@ -98,8 +98,7 @@ class Sequence:
     hash_root: bytes = b""
     uses_long_rope: bool = False  # all its keys have the long rotary factors: it exceeds ``long_rope_after``
     adapter: LoadedAdapter | None = None  # its request's adapter, as it was at the start
-    # The embeddings of its request's media by digest, shared by its choices. An item whose tokens are all in the KV
-    # cache may be missing; the runner needs those that overlap the row that it computes.
+    # The embeddings of its request's media by digest: at least those of all items that overlap a row that it computes.
     item_embeddings: dict[bytes, ItemEmbeddings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

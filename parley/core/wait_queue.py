@@ -106,10 +106,14 @@ class WaitQueue:
     def pop_head(self) -> Sequence:
         """Remove and return the head."""
         sequence = self.head_sequence
-        if sequence.admission_number < 0:
-            self._virtual_time = max(self._virtual_time, self.tenant_service[sequence.request.tenant])
+        self.begin_turn(sequence)
         self.remove_waiting(sequence)
         return sequence
+
+    def begin_turn(self, sequence: Sequence) -> None:
+        """Record that a waiting sequence was chosen: no tenant has credit for the time before."""
+        if sequence.admission_number < 0:
+            self._virtual_time = max(self._virtual_time, self.tenant_service[sequence.request.tenant])
 
     def remove_waiting(self, sequence: Sequence) -> None:
         """Remove a waiting sequence from any position."""
@@ -129,4 +133,5 @@ class WaitQueue:
 
     def record_service(self, sequence: Sequence, tokens: int) -> None:
         """Count ``tokens`` computed or sampled for the sequence as service of its tenant."""
-        self.tenant_service[sequence.request.tenant] += tokens
+        tenant = sequence.request.tenant
+        self.tenant_service[tenant] = self.tenant_service.get(tenant, 0) + tokens

@@ -13,6 +13,7 @@ METRICS_CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 PARLEY_SERIES: tuple[tuple[str, str, str, Callable[[ModelSnapshot], float]], ...] = (
     ("counter", "engine_steps_total", "Engine steps.", lambda view: view.stats.steps),
+    ("counter", "media_encode_seconds_total", "Time spent on encoding media.", lambda view: view.stats.encode_seconds),
     ("gauge", "ready", "1 while requests are accepted.", lambda view: view.ready),
     ("gauge", "start_progress", "Loading progress, 0 to 1.", lambda view: view.progress),
     ("gauge", "requests_open", "Requests being served.", lambda view: view.open_requests),
@@ -69,4 +70,14 @@ def _parley_metrics(views: Sequence[ModelSnapshot]) -> str:
             kind, f"parley:{name}", description, [(common, [("", read_value(view))]) for common, view in labelled_views]
         )
         for kind, name, description, read_value in PARLEY_SERIES
+    ) + scalar_lines(
+        "counter",
+        "parley:media_items_total",
+        "Media items in prompts, by kind.",
+        [(common, _counts_by_kind(view)) for common, view in labelled_views],
     )
+
+
+def _counts_by_kind(view: ModelSnapshot) -> Iterable[tuple[str, float]]:
+    kinds = view.info.media_kinds if view.info is not None else frozenset()
+    return [(format_labels({"kind": kind}), view.stats.media_items.get(kind, 0)) for kind in sorted(kinds)]

@@ -38,7 +38,7 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 PER_MODEL_OPTIONS = (
     "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-staging", "kv-dtype", "max-batch", "step-ms",
     "step-tokens", "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora",
-    "max-loras", "max-lora-rank", "tool-parser", "reasoning-parser", "trust-marks",
+    "max-loras", "max-lora-rank", "media-cache", "tool-parser", "reasoning-parser", "trust-marks",
 )  # fmt: skip
 
 SERVE_OPTIONS: list[Option] = [
@@ -435,6 +435,15 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "media-cache",
+        size_kind(),
+        "Memory for the embeddings of pictures, videos and sound that a model has encoded, to use them again. Requests "
+        "that are being computed may need more.",
+        256 << 20,
+        section="media",
+        configurable=True,
+    ),
+    Option(
         "media-body-limit",
         size_kind(1024),
         "Largest request body if a model reads pictures, videos or sound, which are in the body in base64; at most "
@@ -697,6 +706,7 @@ def engine_settings(config: Mapping[str, Any], folder: str) -> Settings:
         adapters=dict(config["lora"]),
         max_adapters=config["max-loras"],
         max_rank=config["max-lora-rank"],
+        media_cache=config["media-cache"],
         speculate=config["speculate"],
         speculate_tokens=config["speculate-tokens"],
         shared=config["role"] != "mixed",

@@ -166,6 +166,11 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False):
     pinned_pages: int = 0  # that others read
     reserved_pages: int = 0  # that others will fill
     unstaged_pages: int = 0  # counter: pages not handed over because the staging memory was full
+    # media
+    media_cache_queries: int = 0  # items whose embeddings were looked up
+    media_cache_hits: int = 0  # items of those whose embeddings were cached, or on their way for another request
+    media_items: dict[MediaKind, int] = {}  # items in prompts
+    encode_seconds: float = 0.0  # time spent on encoding
 
 
 class LayerRegion(msgspec.Struct, array_like=True, frozen=True):
@@ -311,6 +316,7 @@ class Settings(EngineSettings, kw_only=True):
     speculate_tokens: int = 7  # most draft tokens at a time
     shared: bool = False  # place the KV cache pages where other processes can open them
     staging: int | None = None  # bytes of host memory for staged pages, if not shared in place; None: see model.memory
+    media_cache: int = 256 << 20  # bytes of embeddings of media items that are kept
     costs: str = ""  # file of a cost model: the engine computes nothing, and steps take the time that it predicts
 
     @property

@@ -49,7 +49,7 @@ def serve_messages(
         # Requests and cancels are handled before scheduling; only an idle loop waits for messages.
         idle = loop.is_idle
         while idle or not inbox.empty():
-            message = _wait_for_message(inbox)
+            message = _wait_for_message(inbox, loop)
             if isinstance(message, SubmitRequest):
                 loop.add_request(message.request)
             elif isinstance(message, CancelRequest):
@@ -92,10 +92,11 @@ def serve_messages(
         loop.step()
 
 
-def _wait_for_message(inbox: EngineInbox) -> ToEngine | Callable[[], None]:
-    """Return the next message. Beats while there is none."""
+def _wait_for_message(inbox: EngineInbox, loop: EngineLoop) -> ToEngine | Callable[[], None]:
+    """Return the next message. Beats while there is none, unless the loop's encoder is stuck."""
     while True:
-        beat()
+        if loop.encoder_has_progress():
+            beat()
         try:
             return inbox.get(timeout=BEAT_SECONDS)
         except queue.Empty:

@@ -106,6 +106,7 @@ def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage
         fetch_adapter=fetch_adapter,
         prepare_request=prepare_request,
         on_pages_leased=send_computed_pages if page_staging is None else page_staging.add_leased_pages,
+        post=inbox.put,
     )
     if page_staging is not None:
         page_staging.attach_pinned_pages(loop.pinned_pages)
@@ -116,6 +117,7 @@ def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage
         log.exception("the engine loop failed")
         send_message(EngineFatal(f"The engine stopped on an internal error: {type(error).__name__}."))
     finally:
+        loop.close()
         adapter_thread.shutdown(wait=False, cancel_futures=True)
         grammar_thread.shutdown()
 

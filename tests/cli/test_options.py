@@ -301,7 +301,7 @@ def test_shown_defaults_read_back_from_a_config_file(tmp_path):
 
 def test_settings_carry_the_engine_options():
     flags = ["--dtype", "fp32", "--kv-memory", "64MiB", "--max-model-len", "99", "--no-prefix-cache", "--threads", "1"]
-    flags += ["--quantization", "int8", "--kv-dtype", "int8"]
+    flags += ["--quantization", "int8", "--kv-dtype", "int8", "--media-cache", "5MiB"]
     parsed = engine_settings(
         resolve_options(SERVE_OPTIONS, [*flags, "--max-batch", "3", "--step-ms", "7", "--no-lowering"], {}), "/folder"
     )
@@ -313,7 +313,7 @@ def test_settings_carry_the_engine_options():
         7.0,
         False,
     )
-    assert (parsed.quantization, parsed.kv_dtype) == ("int8", "int8")
+    assert (parsed.quantization, parsed.kv_dtype, parsed.media_cache) == ("int8", "int8", 5 << 20)
 
 
 def test_parser_options_accept_aliases_of_model_families():

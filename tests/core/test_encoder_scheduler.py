@@ -19,6 +19,7 @@ class SumRunner:
 
     blocks, max_model_len, vocab_size, generates, dimensions, proposer = 0, 400, 500, False, 4, None
     long_rope_after = inf
+    media_encoder = None
 
     def __init__(self) -> None:
         self.steps: list[list[str]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Literal
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support.invariant_ledger import VOCAB, LedgerViolation, LoopHarness, run_alone
+from support.placed_items import place_items
 
 from parley.core.search.beam import beam_capacity
 from parley.types import BeamOptions, EngineOutput, EngineRequest, PoolingOptions
@@ -19,13 +21,16 @@ COMMON = [(7 * i + 3) % VOCAB for i in range(200)]  # the beginning of prompts w
 
 
 @st.composite
-def draw_work(draw: st.DrawFn, number: int, longest: int) -> EngineRequest:
+def draw_work(draw: st.DrawFn, number: int, longest: int, sees_both_ways: bool) -> EngineRequest:
     shared = draw(st.sampled_from([0, 0, 15, 16, 17, 32, 40, 48, 64, 80]))
     own = draw(st.integers(0 if shared else 1, 40))
-    tokens = COMMON[:shared] + [(number * 11 + i) % VOCAB for i in range(own)]
+    tokens = (COMMON[:shared] + [(number * 11 + i) % VOCAB for i in range(own)])[:longest]
+    has_media = draw(st.booleans())
+    choose = partial(_choose, draw)
     return EngineRequest(
         id=f"w{number}",
-        token_ids=tokens[:longest],
+        token_ids=tokens,
+        media=place_items(len(tokens), choose, sees_both_ways=sees_both_ways) if has_media else [],
         max_tokens=draw(st.sampled_from([0, 1, 5, 20, 45, 60, 90])),
         seed=draw(st.sampled_from([0, 1, 2**64 - 1])),
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
@@ -40,6 +45,10 @@ def draw_work(draw: st.DrawFn, number: int, longest: int) -> EngineRequest:
         tenant_priority=draw(st.sampled_from([0, 0, 1, -(2**40)])),
         tenant=draw(st.sampled_from(["", "", "", "a", "b"])),
     )
+
+
+def _choose(draw: st.DrawFn, numbers: list[int]) -> int:
+    return draw(st.sampled_from(numbers))
 
 
 @st.composite
@@ -65,8 +74,11 @@ class SchedulePlan:
     draft_seed: int | None
     prefill_share: float
     long_rope_after: float
+    step_ms: float
+    media_cache: int
     # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
     # ("reset", odd: even while some run) ("divide", quarters of the time for prompts, modulo 5)
+    # ("encoder", odd: the encoder fails from now on)
     actions: list[tuple[str, int]]
 
 
@@ -74,9 +86,10 @@ class SchedulePlan:
 def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePlan:
     blocks = draw(st.sampled_from([6, 7, 8, 9, 12, 30]))
     slots = draw(st.sampled_from([1, 2, 4, 8, 8]))
-    requests = [draw(draw_work(number, blocks * 16)) for number in range(draw(st.integers(2, 6)))]
+    sees_both_ways = draw(st.booleans())
+    requests = [draw(draw_work(number, blocks * 16, sees_both_ways)) for number in range(draw(st.integers(2, 6)))]
     requests = [draw(maybe_beam_search(work, blocks, slots)) for work in requests]
-    kinds = ["step", "step", "preempt", "reset", "divide"] + ["cancel"] * cancels + ["fail"] * failures
+    kinds = ["step", "step", "preempt", "reset", "divide"] + ["cancel"] * cancels + ["fail", "encoder"] * failures
     actions: list[tuple[str, int]] = []
     for number in range(len(requests)):
         actions.append(("add", number))
@@ -94,6 +107,8 @@ def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePl
         draft_seed=draw(st.sampled_from([None, None, 1, 2, 3])),
         prefill_share=draw(st.sampled_from([1.0, 1.0, 0.5, 0.05, 0.0])),
         long_rope_after=draw(st.sampled_from([inf, inf, 16, 37, 70])),
+        step_ms=draw(st.sampled_from([0, 250])),
+        media_cache=draw(st.sampled_from([0, 200, 1000, 1000])),
         actions=actions,
     )
 
@@ -108,6 +123,8 @@ def run_plan(plan: SchedulePlan) -> tuple[LoopHarness, set[tuple[str, int]]]:
         guesses=plan.draft_seed,
         prefill_share=plan.prefill_share,
         long_rope_after=plan.long_rope_after,
+        step_ms=plan.step_ms,
+        media_cache=plan.media_cache,
     )
     cancelled: set[tuple[str, int]] = set()
     added: list[tuple[str, int]] = []
@@ -130,6 +147,9 @@ def run_plan(plan: SchedulePlan) -> tuple[LoopHarness, set[tuple[str, int]]]:
             bench.check()
         elif kind == "divide":
             bench.prefill_share.set_share(value % 5 / 4)
+        elif kind == "encoder":
+            digests = {item.digest for work in plan.works for item in work.media}
+            bench.encoder.failing = digests if value % 2 else set()
         elif kind == "fail":
             bench.runner.fail_next = "midway" if value % 2 else "before"
             bench.step()
@@ -206,6 +226,7 @@ def compare_with_alone(plan: SchedulePlan, bench: LoopHarness, cancelled: set[tu
             else:
                 assert actual.cached_tokens < max(1, len(work.token_ids))
                 assert_same_output(actual, expected)
+    event(f"encoded: {len(bench.encoder.encoded_digests)}")
     event(f"preempted: {bench.stats.preemptions > 0}")
     event(f"held back: {bench.prefill_share.closed_steps > 0}")
     event(f"searched: {any(work.beam is not None for work in plan.works)}")

@@ -3,17 +3,18 @@
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from support.http_client import HELLO_CHAT
 from support.metrics_page import metric_value
 
 from parley.errors import EngineError
-from parley.metrics.recorded import ModelMetrics
+from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import BucketHistogram, LabelledCounter, scalar_lines
 from parley.serving import request_metrics
-from parley.serving.metrics_page import fit_buckets
+from parley.serving.metrics_page import fit_buckets, render_metrics_page
 from parley.serving.request_metrics import RequestMetrics
-from parley.types import Request, Text, Usage
+from parley.types import EngineStats, Request, Text, Usage
 from parley.web.logs import AccessLogEntry
 
 VLLM_LABELS = 'model_name="tiny",engine="0"'
@@ -64,6 +65,23 @@ async def test_metrics_page_answers_the_queries_of_vllm_dashboards(serve):
         assert metric_value(page, f"vllm:{line}") == number, line
     assert 'request_prompt_tokens_bucket{model_name="tiny",engine="0",le="5000"}' not in page  # beyond the context
     assert "# TYPE vllm:iteration_tokens_total histogram" in page
+
+
+async def test_metrics_page_counts_media(serve):
+    server = await serve()
+    page = (await server.get("/metrics")).body.decode()
+    assert metric_value(page, f"vllm:mm_cache_hits_total{{{VLLM_LABELS}}}") == 0
+    stats = EngineStats(media_cache_queries=5, media_cache_hits=2, media_items={"image": 7}, encode_seconds=1.5)
+    info = msgspec.structs.replace(server.engine.info, media_kinds=frozenset({"image", "video"}))
+    page = render_metrics_page([ModelSnapshot("tiny", ModelMetrics(), stats, info, True, True, 1.0, 0)], {})
+    for line, number in (
+        (f"vllm:mm_cache_queries_total{{{VLLM_LABELS}}}", 5),
+        (f"vllm:mm_cache_hits_total{{{VLLM_LABELS}}}", 2),
+        ('parley:media_items_total{model_name="tiny",kind="image"}', 7),
+        ('parley:media_items_total{model_name="tiny",kind="video"}', 0),
+        ('parley:media_encode_seconds_total{model_name="tiny"}', 1.5),
+    ):
+        assert metric_value(page, line) == number, line
 
 
 def test_preemption_metric_sums_over_all_choices():

@@ -8,7 +8,11 @@ model do, so tests can compare outputs between schedules.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
+from queue import SimpleQueue
 from random import Random
 
 import msgspec
@@ -18,7 +22,7 @@ from parley.core.loop import EngineLoop
 from parley.core.prefill_share import PrefillShare
 from parley.core.sequence import BLOCK_SIZE, BeamCandidate, RowResult, Sequence, Step, StepRow
 from parley.core.step_budget import FixedBudget
-from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, Settings, TokenScore
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, MediaItem, Settings, TokenScore
 
 VOCAB = 50
 
@@ -36,14 +40,58 @@ def require(condition: bool, rule: str) -> None:
         raise LedgerViolation(rule)
 
 
-def kv_history(salt: str, tokens: list[int], is_long: bool = False) -> list[int]:
-    """Return a state per position that stands for its keys and values: it depends on the salt, all tokens so far, and
-    on whether the sequence uses the long rotary factors."""
+def kv_history(salt: str, tokens: list[int], is_long: bool = False, media: list[MediaItem] | None = None) -> list[int]:
+    """Return a state per position that stands for its keys and values: it depends on the salt, all tokens so far, the
+    media items among them, and on whether the sequence uses the long rotary factors."""
     state, result = int.from_bytes(sha256(salt.encode() + b" long" * is_long).digest()[:7], "little"), []
-    for token in tokens:
-        state = hash((state, token))  # a hash of integers is the same in every process, and quick
+    contents = {position: content for item in media or [] for position, content in item_contents(item)}
+    for position, token in enumerate(tokens):
+        # a hash of integers is the same in every process, and quick
+        state = hash((state, contents.get(position, token)))
         result.append(state)
     return result
+
+
+def item_contents(item: MediaItem) -> Iterator[tuple[int, int]]:
+    """Yield position and content of each embedding of an item."""
+    numbers = count()
+    for run in item.runs:
+        for position in range(item.start + run.offset, item.start + run.offset + run.count):
+            yield position, hash((int.from_bytes(item.digest[:7], "little"), next(numbers)))
+
+
+@dataclass
+class LedgerEmbeddings:
+    """Embeddings of the item with this digest."""
+
+    digest: bytes
+    nbytes: int
+
+
+class LedgerEncoder:
+    """An encoder of ``blocks`` blocks. An embedding has ``embedding_bytes``; items in ``failing`` raise."""
+
+    def __init__(self) -> None:
+        self.blocks, self.embedding_bytes = 3, 10
+        self.failing: set[bytes] = set()
+        self.encoded_digests: list[bytes] = []  # of all items that were started
+        self.block_count = 0
+        self.before_block: Callable[[], None] = lambda: None
+        self.is_computing = False
+
+    def encode_item(self, item: MediaItem, between_blocks: Callable[[], None]) -> LedgerEmbeddings:
+        self.encoded_digests.append(item.digest)
+        require(item.features is not None, "an item without features was encoded")
+        for _ in range(self.blocks):
+            self.is_computing = False
+            between_blocks()
+            self.is_computing = True
+            self.before_block()
+            self.block_count += 1
+        self.is_computing = False
+        if item.digest in self.failing:
+            raise InjectedFailure(f"The {item.kind} cannot be encoded.")
+        return LedgerEmbeddings(item.digest, item.embedding_count * self.embedding_bytes)
 
 
 class LedgerRunner:
@@ -54,6 +102,7 @@ class LedgerRunner:
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
         self.generates, self.dimensions = True, 2
         self.proposer: SeededProposer | None = None
+        self.media_encoder: LedgerEncoder | None = None
         self.pages: list[list[int | None]] = [[-1] * BLOCK_SIZE for _ in range(blocks)]  # dirty from the start
         self.slots: list[Sequence | None] = [None] * slots
         self.computed_tokens = 0  # tokens that the model computed
@@ -86,6 +135,7 @@ class LedgerRunner:
         )
 
     def run_step(self, step: Step) -> list[RowResult]:
+        require(not self.media_encoder or not self.media_encoder.is_computing, "a step while the encoder computes")
         failure, self.fail_next = self.fail_next, None
         if failure == "before":
             raise InjectedFailure("step")
@@ -111,7 +161,7 @@ class LedgerRunner:
         require(is_long == (len(sequence) > self.long_rope_after), "the rotary factors do not follow the length")
         tokens = [*sequence.tokens, *row.drafts]
         require(is_long or len(tokens) <= self.long_rope_after, "drafts beyond the short rotary factors")
-        return kv_history(sequence.request.cache_salt, tokens, is_long)
+        return kv_history(sequence.request.cache_salt, tokens, is_long, sequence.request.media)
 
     def _write_kv(self, row: StepRow, kv_states: list[int]) -> None:
         sequence, end = row.sequence, row.start + row.token_count
@@ -120,6 +170,12 @@ class LedgerRunner:
         require(row.sample or not row.drafts, "a row that samples nothing has drafts")
         require(all(0 <= token < VOCAB for token in row.drafts), "a draft that is no token")
         require(len(sequence.blocks) == -(-end // BLOCK_SIZE), "more or fewer pages than tokens need")
+        for item in sequence.request.media:
+            if item.start < end and item.end > row.start:
+                embeddings = sequence.item_embeddings.get(item.digest)
+                require(isinstance(embeddings, LedgerEmbeddings), "a row lacks embeddings")
+                require(embeddings.digest == item.digest, "a row has the embeddings of another item")
+                require(end >= item.end or not item.sees_both_ways, "a row ends within an item that sees both ways")
         for position in range(row.start, end):
             page = self.pages[sequence.blocks[position // BLOCK_SIZE]]
             require(page[position % BLOCK_SIZE] is None, "wrote over a page, or into one that was not cleared")
@@ -190,7 +246,8 @@ class SeededProposer:
     def _draft_tokens(self, sequence: Sequence, length: int) -> list[int]:
         drafts: list[int] = []
         for ahead in range(self.random.choice([0, length, length, length + 3])):
-            states = kv_history(sequence.request.cache_salt, sequence.tokens + drafts, sequence.uses_long_rope)
+            tokens = sequence.tokens + drafts
+            states = kv_history(sequence.request.cache_salt, tokens, sequence.uses_long_rope, sequence.request.media)
             correct_token = draw_token(sequence, states[-1], ahead)
             drafts.append(
                 correct_token if self.random.random() < 0.8 else self.random.choice([0, 1, 5, VOCAB, -1, 2**70])
@@ -228,7 +285,7 @@ def reference_beam_search(
         options = []
         for rank, (total, tokens, scores) in enumerate(running):
             history = work.token_ids + tokens
-            state = kv_history(work.cache_salt, history, len(history) > long_rope_after)[-1]
+            state = kv_history(work.cache_salt, history, len(history) > long_rope_after, work.media)[-1]
             for candidate in beam_candidates(work, len(tokens), state):
                 key = (-(total + candidate.logprob), rank, candidate.token)
                 options.append((key, [*tokens, candidate.token], [*scores, candidate.score]))
@@ -305,8 +362,12 @@ class LoopHarness:
         prefill_share: float = 1.0,
         prepare_request: PrepareRequest | None = None,
         long_rope_after: float = math.inf,
+        step_ms: float = 250,
+        media_cache: int = 1000,
     ):
         self.runner = LedgerRunner(blocks, slots, max_model_len, long_rope_after)
+        self.encoder = LedgerEncoder()
+        self.runner.media_encoder = self.encoder
         if guesses is not None:
             self.runner.proposer = SeededProposer(guesses)
         self.prefill_share = SimulatedShare(self.runner, prefill_share)
@@ -315,7 +376,10 @@ class LoopHarness:
             tuple[list[tuple[str, int]], EngineStats, list[EngineOutput]]
         ] = []  # of each step, with the choices it ran
         self.stats = EngineStats()
-        settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
+        settings = Settings(
+            model="ledger", max_batch=slots, prefix_cache=prefix_cache, step_ms=step_ms, media_cache=media_cache
+        )
+        self.posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.loop = EngineLoop(
             self.runner,
             settings,
@@ -324,6 +388,7 @@ class LoopHarness:
             prepare_request=prepare_request,
             on_pages_leased=self.on_pages_leased,
             prefill_share=self.prefill_share,
+            post=self.posted.put,
         )
         self.speculates = self.loop.speculation is not None and self.loop.speculation.is_active
         if self.loop.speculation is not None:  # always draft, even where it does not pay
@@ -341,6 +406,7 @@ class LoopHarness:
         """Receive the pages of a lease; subclasses record them."""
 
     def step(self) -> bool:
+        self._run_posted()
         due = self._next_due()
         more = self.loop.step()
         self.check()
@@ -350,20 +416,36 @@ class LoopHarness:
             and self.stats.step_rows
             and not is_held_back
             and due.request_id not in self.runner.failing_admissions
+            and due not in (self.loop.encode_queue or ())
         ):
             assert (due.request_id, due.index) in self.step_log[-1][0], "the first in order had no row"
         assert more == (not self.loop.is_idle)
-        return more
+        return more or self.awaits_encoder()
+
+    def awaits_encoder(self) -> bool:
+        """Whether an item is being encoded while the loop has nothing else to do."""
+        return self.loop.is_idle and self.loop.encode_queue is not None and self.loop.encode_queue.is_encoding
+
+    def _run_posted(self) -> None:
+        """Run posted calls; wait for one if the loop has nothing else to do."""
+        while self.awaits_encoder() or not self.posted.empty():
+            self.posted.get(timeout=60)()
 
     def check(self) -> None:
         """Check that no page leaks, and that sequences run and wait in order. Harnesses with pinned pages relax it."""
         self.loop.check_invariants()
         scheduler = self.loop.scheduler
+        for sequence in scheduler.running:
+            needed = {item.digest for item in sequence.request.media if item.end > sequence.computed}
+            assert sequence.item_embeddings.keys() <= needed, "embeddings that are no longer needed are still held"
         all_sequences = (*scheduler.running, *scheduler.waiting)
-        ranks = [sequence.rank for sequence in all_sequences if sequence.admission_number >= 0]
+        # One that waited for embeddings has let others pass.
+        ranks = [each.rank for each in all_sequences if each.admission_number >= 0 and not each.request.media]
         assert ranks == sorted(ranks), "one that ran waits before another that runs, or they are not in order"
         arrivals_by_tenant: dict[tuple[float, str, int], list[int]] = {}
         for sequence in all_sequences:
+            if sequence.request.media:
+                continue
             line = sequence.priority, sequence.request.tenant, sequence.request.tenant_priority
             arrivals_by_tenant.setdefault(line, []).append(sequence.arrival_number)
         assert all(arrivals == sorted(arrivals) for arrivals in arrivals_by_tenant.values()), (
@@ -382,6 +464,7 @@ class LoopHarness:
             if not self.step():
                 break
         assert self.loop.is_idle, "the loop does not come to an end"
+        self.loop.close()
         assert self.stats.blocks_used == self.stats.running == self.stats.waiting == 0
         assert self.runner.slots == [None] * len(self.runner.slots)
 
@@ -445,6 +528,7 @@ def run_alone(
         prompt_logprobs=work.prompt_logprobs if index == 0 else -1,
         cache_salt=work.cache_salt,
         pooling=work.pooling,
+        media=work.media,
     )
     bench = LoopHarness(
         blocks=64,

@@ -20,6 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from parley.core.adapter_cache import AdapterCache, AdapterEntry
+from parley.core.media.placeholders import are_known_tokens, placement_fault
 from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
 from parley.core.sequence import BLOCK_SIZE
 from parley.types import MediaItem
@@ -117,7 +118,9 @@ class Reservations:
             answer(ReserveResult(error=NO_PREFIX_CACHE))
         elif key in self._reservations or key in self._awaiting_adapter:
             answer(ReserveResult(error=DUPLICATE_KEY))
-        elif token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+        elif (fault := placement_fault(media, len(token_ids))) is not None:
+            answer(ReserveResult(error=fault))
+        elif not are_known_tokens(token_ids, media, self._vocab_size):
             answer(ReserveResult(error=BAD_TOKEN_ID))
         elif adapter:
             self._awaiting_adapter[key] = answer

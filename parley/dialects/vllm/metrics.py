@@ -146,8 +146,18 @@ SCALARS: tuple[tuple[str, str, str, LabeledValues], ...] = (
         "Of those, tokens transferred or found here.",
         _single_value(lambda v: v.metrics.external_tokens.total_count),
     ),
-    ("counter", "mm_cache_queries_total", "Always 0: there are no media.", _always_zero),
-    ("counter", "mm_cache_hits_total", "Always 0: there are no media.", _always_zero),
+    (
+        "counter",
+        "mm_cache_queries_total",
+        "Media items whose embeddings were looked up.",
+        _single_value(lambda v: v.stats.media_cache_queries),
+    ),
+    (
+        "counter",
+        "mm_cache_hits_total",
+        "Media items found, or encoded for another request at the time.",
+        _single_value(lambda v: v.stats.media_cache_hits),
+    ),
     ("counter", "num_preemptions_total", "Sequences preempted.", _single_value(lambda v: v.stats.preemptions)),
     (
         "counter",

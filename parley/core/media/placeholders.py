@@ -1,0 +1,51 @@
+"""Checks of the places of media items in a prompt, which has a placeholder token for each embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from parley.types import MediaItem
+
+MAX_PLACEHOLDER_ID = 2**32 - 1  # may be outside of the vocabulary: the token itself is never read
+
+
+def placement_fault(media: Sequence[MediaItem], prompt_length: int) -> str | None:
+    """Return what is wrong with the places of items in a prompt of so many tokens, or None."""
+    end = 0
+    for item in media:
+        if not end <= item.start < item.end <= prompt_length:
+            return f"The {item.kind} at token {item.start} overlaps another item, or is not within the prompt."
+        if not _are_runs_within(item):
+            return f"The embeddings of the {item.kind} at token {item.start} overlap, or are not within it."
+        end = item.end
+    return None
+
+
+def are_known_tokens(token_ids: Sequence[int], media: Sequence[MediaItem], vocab_size: int) -> bool:
+    """Whether all tokens that no embedding replaces are in the vocabulary. The items are well placed."""
+    if not token_ids:
+        return True
+    if set(map(type, token_ids)) != {int} or not 0 <= min(token_ids) <= max(token_ids) <= MAX_PLACEHOLDER_ID:
+        return False
+    return max(token_ids) < vocab_size or all(
+        max(part, default=0) < vocab_size for part in _text_parts(token_ids, media)
+    )
+
+
+def _are_runs_within(item: MediaItem) -> bool:
+    end = 0
+    for run in item.runs:
+        if not end <= run.offset < run.offset + run.count <= item.count:
+            return False
+        end = run.offset + run.count
+    return end > 0
+
+
+def _text_parts(token_ids: Sequence[int], media: Sequence[MediaItem]) -> Iterator[Sequence[int]]:
+    """Yield the tokens between the runs of embeddings."""
+    end = 0
+    for item in media:
+        for run in item.runs:
+            yield token_ids[end : item.start + run.offset]
+            end = item.start + run.offset + run.count
+    yield token_ids[end:]

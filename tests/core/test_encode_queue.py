@@ -1,0 +1,404 @@
+"""Media items in prompts: encoded once, in slices beside the steps, and only for tokens that must be computed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+
+import msgspec
+import pytest
+from support.invariant_ledger import VOCAB, LedgerEmbeddings, LoopHarness, run_alone
+from support.placed_items import make_item
+
+from parley import heartbeat
+from parley.core.loop import EngineLoop
+from parley.core.media.embedding_cache import EmbeddingCache
+from parley.core.media.encoder_thread import EncoderThread
+from parley.engine.messages import Shutdown, SubmitRequest
+from parley.types import EmbeddingRun, EngineOutput, EngineRequest, EngineStats, MediaItem, Settings
+from parley.worker.messages_loop import EngineInbox, serve_messages
+
+PROMPT = [(5 * i + 1) % VOCAB for i in range(200)]
+
+
+def request_with(request_id: str, *items: MediaItem, length: int = 60, max_tokens: int = 3, **options) -> EngineRequest:
+    return EngineRequest(request_id, PROMPT[:length], max_tokens, media=list(items), **options)
+
+
+def step_until_encoding(bench: LoopHarness) -> None:
+    while not bench.encoder.encoded_digests:
+        bench.loop.step()
+        time.sleep(0.001)
+
+
+def test_sequences_behind_one_that_waits_for_the_encoder_go_on() -> None:
+    """Each step encodes one block, and computes what else there is."""
+    bench = LoopHarness(step_ms=0)
+    bench.encoder.blocks = 30
+    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20)))
+    bench.loop.add_request(EngineRequest("text", [1, 2, 3], max_tokens=20))
+    bench.drain()
+    assert [rows[0][0] for rows in bench.runner.steps] == ["text"] * 20 + ["picture"] * 3
+    assert bench.merged_output("picture") == run_alone(request_with("picture", make_item("cat", 3, 20)))
+
+
+def test_decodes_have_a_row_in_every_step_while_items_are_encoded() -> None:
+    bench = LoopHarness(step_ms=0)
+    bench.encoder.blocks = 10
+    bench.loop.add_request(EngineRequest("text", [1, 2, 3], max_tokens=60))
+    bench.step()
+    for number in range(3):
+        bench.loop.add_request(request_with(f"picture {number}", make_item(f"{number}", 3, 20)))
+    blocks_by_step = []
+    while not bench.outputs.get(("text", 0), [])[-1].finish_reason:
+        before = bench.encoder.block_count
+        bench.step()
+        blocks_by_step.append(bench.encoder.block_count - before)
+        assert ("text", 0) in bench.step_log[-1][0]
+    assert bench.encoder.block_count == 30 and max(blocks_by_step) == 1
+
+
+def test_requests_with_the_same_picture_share_one_encoding() -> None:
+    bench = LoopHarness(slots=8, media_cache=0)
+    for number in range(8):  # the tokens before it differ, so they share no page
+        tokens = [number, *PROMPT[:40]]
+        bench.loop.add_request(EngineRequest(f"{number}", tokens, 1, media=[make_item("cat", 10, 20)]))
+    bench.drain()
+    assert len(bench.encoder.encoded_digests) == 1
+    assert (bench.stats.media_cache_queries, bench.stats.media_cache_hits) == (8, 7)
+
+
+def test_items_in_cached_pages_are_not_encoded() -> None:
+    bench = LoopHarness(media_cache=0)
+    for request_id in ("first", "second"):
+        bench.loop.add_request(request_with(request_id, make_item("cat", 3, 40)))
+        bench.drain()
+    assert bench.merged_output("second").cached_tokens == 48
+    assert len(bench.encoder.encoded_digests) == 1 and bench.stats.media_cache_queries == 1
+
+
+def test_item_that_ends_after_the_cached_pages_is_encoded_again() -> None:
+    bench = LoopHarness(media_cache=0)
+    for request_id in ("first", "second"):
+        bench.loop.add_request(request_with(request_id, make_item("cat", 3, 50)))
+        bench.drain()
+    assert bench.merged_output("second").cached_tokens == 48 and len(bench.encoder.encoded_digests) == 2
+    assert bench.merged_output("second").token_ids == bench.merged_output("first").token_ids
+
+
+def test_pages_of_another_picture_are_not_found() -> None:
+    bench = LoopHarness()
+    for number, (name, start) in enumerate([("cat", 20), ("dog", 20), ("cat", 21), ("cat", 20)]):
+        bench.loop.add_request(request_with(f"{number}", make_item(name, start, 20)))
+        bench.drain()
+    assert [bench.merged_output(f"{number}").cached_tokens for number in range(4)] == [0, 16, 16, 48]
+
+
+def test_next_turn_finds_answer_pages_only_after_the_same_picture() -> None:
+    """The page that the answer completes begins with the picture."""
+    bench = LoopHarness()
+    bench.loop.add_request(request_with("turn 1", make_item("cat", 18, 10), length=30, max_tokens=30))
+    bench.drain()
+    history = PROMPT[:30] + bench.merged_output("turn 1").token_ids
+    for name, cached_tokens in (("dog", 16), ("cat", 48)):
+        bench.loop.add_request(EngineRequest(name, [*history, 1], 1, media=[make_item(name, 18, 10)]))
+        bench.drain()
+        assert bench.merged_output(name).cached_tokens == cached_tokens
+
+
+def test_embeddings_are_kept_until_room_is_needed() -> None:
+    bench = LoopHarness(media_cache=400, prefix_cache=False)  # two items of 20 embeddings
+    for number, name in enumerate(["cat", "dog", "cat", "cow", "cat", "dog"]):
+        bench.loop.add_request(request_with(f"{number}", make_item(name, 5, 20)))
+        bench.drain()
+    names = Counter(bench.encoder.encoded_digests)
+    assert [names[make_item(name, 0, 1).digest] for name in ("cat", "dog", "cow")] == [1, 2, 1]
+    assert (bench.stats.media_cache_queries, bench.stats.media_cache_hits) == (6, 2)
+
+
+@pytest.mark.parametrize("media_cache", [0, 100, 1 << 20])
+def test_one_request_may_need_more_embeddings_than_the_cache_holds(media_cache: int) -> None:
+    bench = LoopHarness(media_cache=media_cache, budgets=(16,))
+    items = [make_item(f"{number}", 20 * number, 20) for number in range(4)]
+    bench.loop.add_request(request_with("many", *items, length=100))
+    bench.loop.add_request(request_with("other", make_item("other", 5, 20)))
+    bench.drain()
+    assert bench.merged_output("many").finish_reason == bench.merged_output("other").finish_reason == "length"
+    assert len(bench.encoder.encoded_digests) == 5
+
+
+def test_new_requests_wait_for_room_in_the_cache() -> None:
+    bench = LoopHarness(slots=1, media_cache=250, prefix_cache=False)
+    bench.loop.add_request(EngineRequest("text", [1, 2, 3], max_tokens=100))
+    bench.step()
+    for number in range(6):
+        bench.loop.add_request(request_with(f"{number}", make_item(f"{number}", 5, 20)))
+    while bench.step():
+        assert bench.loop.encode_queue is not None and bench.loop.encode_queue.cache.held_bytes <= 400
+    bench.drain()
+    assert len(bench.encoder.encoded_digests) == 6
+
+
+def test_same_picture_twice_in_a_prompt_is_held_until_its_second_place() -> None:
+    bench = LoopHarness(budgets=(16,), media_cache=0)
+    work = request_with("twice", make_item("cat", 3, 20), make_item("cat", 60, 20), length=100)
+    bench.loop.add_request(work)
+    bench.drain()
+    assert len(bench.encoder.encoded_digests) == 1
+    assert bench.merged_output("twice") == run_alone(work)
+
+
+def test_preempted_sequence_uses_pages_then_cache_then_encodes_again() -> None:
+    for media_cache, forgets_pages, encodings in ((0, False, 1), (1000, True, 1), (0, True, 2)):
+        bench = LoopHarness(media_cache=media_cache)
+        work = request_with("work", make_item("cat", 3, 20), max_tokens=20)
+        bench.loop.add_request(work)
+        while bench.stats.generated_tokens < 5:
+            bench.step()
+        bench.loop.scheduler.preempt_last()
+        if forgets_pages:
+            assert bench.loop.reset_prefix_cache()
+        bench.drain()
+        assert len(bench.encoder.encoded_digests) == encodings
+        assert bench.merged_output("work").token_ids == run_alone(work).token_ids
+
+
+def test_sequence_returns_from_the_encoder_to_its_position() -> None:
+    bench = LoopHarness(slots=1, step_ms=0)
+    bench.loop.add_request(EngineRequest("running", [1, 2, 3], max_tokens=10))
+    bench.step()
+    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20), max_tokens=1))
+    bench.loop.add_request(EngineRequest("later", [1, 2, 3], max_tokens=1))
+    bench.drain()
+    assert list(dict.fromkeys(rows[0][0] for rows in bench.runner.steps)) == ["running", "picture", "later"]
+
+
+def test_items_are_encoded_in_order_of_priority_and_arrival() -> None:
+    bench = LoopHarness(step_ms=0)
+    for name, priority in (("a", 0), ("b", 0), ("c", -1), ("d", 0)):
+        bench.loop.add_request(request_with(name, make_item(name, 3, 20), priority=priority))
+    bench.drain()
+    names = {make_item(name, 0, 1).digest: name for name in "abcd"}
+    assert [names[digest] for digest in bench.encoder.encoded_digests] == ["c", "a", "b", "d"]
+
+
+def test_tenants_get_equal_shares_of_the_encoder() -> None:
+    bench = LoopHarness(step_ms=0)
+    for tenant, numbers in (("one", "1234"), ("two", "567")):
+        for number in numbers:
+            bench.loop.add_request(request_with(number, make_item(number, 3, 20), tenant=tenant))
+    bench.drain()
+    names = {make_item(name, 0, 1).digest: name for name in "1234567"}
+    assert "".join(names[digest] for digest in bench.encoder.encoded_digests) == "1526374"
+
+
+def test_cancel_stops_the_encoder() -> None:
+    bench = LoopHarness()
+    bench.encoder.blocks, bench.encoder.before_block = 1 << 30, lambda: time.sleep(0.001)
+    bench.loop.add_request(request_with("endless", make_item("cat", 3, 20), n=2))
+    step_until_encoding(bench)
+    bench.loop.cancel_request("endless", 0)
+    bench.check()
+    bench.loop.cancel_request("endless")
+    bench.check()
+    bench.encoder.before_block = lambda: None
+    bench.drain()
+    assert not bench.outputs
+
+
+def test_cancel_of_one_request_keeps_its_picture_for_another() -> None:
+    bench = LoopHarness()
+    bench.encoder.before_block = lambda: time.sleep(0.001)
+    for request_id in ("first", "second"):
+        bench.loop.add_request(request_with(request_id, make_item("cat", 3, 20)))
+    step_until_encoding(bench)
+    bench.loop.cancel_request("first")
+    bench.drain()
+    assert bench.merged_output("second").finish_reason == "length"
+    assert len(bench.encoder.encoded_digests) == 1
+
+
+def test_picture_is_encoded_again_if_its_features_went_with_the_first_request() -> None:
+    bench = LoopHarness()
+    bench.encoder.before_block = lambda: time.sleep(0.001)
+    bench.encoder.failing = {make_item("cat", 0, 1).digest}
+    for request_id in ("first", "second"):
+        bench.loop.add_request(request_with(request_id, make_item("cat", 3, 20)))
+    step_until_encoding(bench)
+    bench.loop.cancel_request("first")
+    bench.posted.get(timeout=60)()
+    bench.encoder.failing = set()
+    bench.drain()
+    assert bench.merged_output("second").finish_reason == "length"
+    assert len(bench.encoder.encoded_digests) == 2
+
+
+def test_failing_item_ends_only_the_requests_that_need_it() -> None:
+    bench = LoopHarness()
+    bench.encoder.failing = {make_item("broken", 0, 1).digest}
+    bench.loop.add_request(request_with("bad", make_item("cat", 3, 20), make_item("broken", 30, 9), n=2))
+    bench.loop.add_request(request_with("also bad", make_item("broken", 30, 9)))
+    bench.loop.add_request(request_with("good", make_item("cat", 3, 20)))
+    bench.drain()
+    for choice in (("bad", 0), ("bad", 1), ("also bad", 0)):
+        assert bench.merged_output(*choice).error == "The image cannot be encoded."
+    assert bench.merged_output("good").finish_reason == "length"
+
+
+def test_request_whose_features_are_elsewhere_fails_only_without_its_pages() -> None:
+    bench = LoopHarness(media_cache=0)
+    handed_over = request_with("handed over", make_item("cat", 3, 40, features=None))
+    for before in ((request_with("computed", make_item("cat", 3, 40)),), ()):
+        for work in (*before, handed_over):
+            bench.loop.add_request(work)
+            bench.drain()
+        output = bench.merged_output("handed over")
+        if before:
+            assert output.finish_reason == "length"
+        else:
+            assert output.error is not None and "KV pages of the request's image were lost" in output.error
+        bench.outputs.clear()
+        assert bench.loop.reset_prefix_cache()
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [
+        (1, [*((start, 1) for start in range(10)), (10, 30), *((start, 1) for start in range(40, 50))]),
+        (16, [(0, 10), (10, 30), (40, 10)]),
+        (48, [(0, 48), (48, 2)]),
+        (1000, [(0, 50)]),
+    ],
+)
+def test_chunks_do_not_end_within_an_item_that_sees_both_ways(budget: int, steps: list[tuple[int, int]]) -> None:
+    bench = LoopHarness(budgets=(budget,), prefix_cache=False)
+    item = make_item("cat", 10, 30, sees_both_ways=True)
+    bench.loop.add_request(request_with("work", item, length=50, max_tokens=1))
+    bench.drain()
+    assert [(start, count) for rows in bench.runner.steps for _, _, start, count in rows] == steps
+
+
+def test_chunk_begins_within_an_item_that_sees_both_ways_after_cached_pages() -> None:
+    bench = LoopHarness(budgets=(16,))
+    item = make_item("cat", 10, 30, sees_both_ways=True)
+    for request_id, length in (("first", 40), ("second", 70)):
+        bench.loop.add_request(request_with(request_id, item, length=length, max_tokens=1))
+        bench.drain()
+    chunks = [(start, count) for rows in bench.runner.steps for _, _, start, count in rows]
+    assert chunks == [(0, 10), (10, 30), (32, 16), (48, 16), (64, 6)]
+
+
+@pytest.mark.parametrize(
+    ("media", "sentence"),
+    [
+        ([make_item("a", 50, 11)], "not within the prompt"),
+        ([make_item("a", -1, 5)], "not within the prompt"),
+        ([make_item("a", 5, 0)], "not within the prompt"),
+        ([make_item("a", 5, 5), make_item("b", 9, 5)], "overlaps another item"),
+        ([make_item("a", 20, 5), make_item("b", 5, 5)], "overlaps another item"),
+        ([msgspec.structs.replace(make_item("a", 5, 4), runs=[EmbeddingRun(0, 5)])], "not within it"),
+        ([msgspec.structs.replace(make_item("a", 5, 4), runs=[])], "not within it"),
+        ([msgspec.structs.replace(make_item("a", 5, 4), runs=[EmbeddingRun(1, 0)])], "not within it"),
+        ([msgspec.structs.replace(make_item("a", 5, 4), runs=[EmbeddingRun(0, 2), EmbeddingRun(1, 2)])], "overlap"),
+    ],
+)
+def test_misplaced_items_fail_every_choice_with_reason(media: list[MediaItem], sentence: str) -> None:
+    bench = LoopHarness()
+    bench.loop.add_request(request_with("wrong", *media, n=2))
+    bench.loop.add_request(request_with("right", make_item("a", 50, 10)))
+    bench.drain()
+    for index in range(2):
+        assert sentence in (bench.merged_output("wrong", index).error or "")
+    assert bench.merged_output("right").finish_reason == "length"
+
+
+def test_model_without_an_encoder_rejects_media() -> None:
+    bench = LoopHarness()
+    bench.runner.media_encoder = None
+    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20)))
+    bench.drain()
+    assert bench.merged_output("picture").error == "The model reads text only."
+
+
+def test_placeholders_may_lie_outside_of_the_vocabulary_where_embeddings_replace_them() -> None:
+    bench = LoopHarness()
+    item = make_item("cat", 3, 4)
+    tokens = [1, 2, 3, *[VOCAB] * 4, 5]
+    bench.loop.add_request(EngineRequest("good", tokens, 3, media=[item]))
+    bench.loop.add_request(EngineRequest("bad", [*tokens, VOCAB], 3, media=[item]))
+    bench.drain()
+    assert bench.merged_output("good").finish_reason == "length"
+    assert "outside the vocabulary" in (bench.merged_output("bad").error or "")
+
+
+def test_cache_refuses_nothing_and_drops_only_what_nobody_holds() -> None:
+    cache = EmbeddingCache(100)
+    for name in (b"a", b"b"):
+        cache.add_item(name, LedgerEmbeddings(name, 60))
+        assert cache.hold_item(name) is not None
+    assert (cache.used_bytes, cache.held_bytes) == (120, 120)
+    cache.release_item(b"a")
+    assert b"a" not in cache and cache.hold_item(b"a") is None
+    cache.release_item(b"b")
+    assert b"b" in cache and (cache.used_bytes, cache.held_bytes) == (60, 0)
+    cache.check_invariants(Counter())
+
+
+class StuckEncoder:
+    """An encoder whose first block never ends."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def encode_item(self, item: MediaItem, between_blocks) -> LedgerEmbeddings:
+        between_blocks()
+        self.end.wait()
+        return LedgerEmbeddings(item.digest, 1)
+
+
+def test_encoder_thread_has_progress_unless_a_block_never_ends() -> None:
+    encoder, posted = StuckEncoder(), queue.SimpleQueue()
+    thread = EncoderThread(encoder, posted.put)
+    assert thread.has_progress()
+    thread.start_item(make_item("cat", 0, 1), lambda result: None)
+    thread.lend_processor(float("inf"))
+    while thread.has_progress():
+        time.sleep(0.001)
+    assert not thread.has_progress()
+    encoder.end.set()
+    posted.get(timeout=60)
+    assert thread.has_progress() and thread.encode_seconds > 0
+    thread.close()
+
+
+def test_served_request_waits_for_its_picture_and_idle_loop_beats() -> None:
+    """The messages loop has nothing else to do than to wait for the encoder's result."""
+    bench = LoopHarness()
+    inbox: EngineInbox = queue.SimpleQueue()
+    outputs: list[EngineOutput] = []
+
+    def emit(new_outputs: list[EngineOutput], stats: EngineStats) -> None:
+        outputs.extend(new_outputs)
+        if outputs and outputs[-1].finish_reason:
+            inbox.put(Shutdown())
+
+    loop = EngineLoop(bench.runner, Settings(model="m", max_batch=4), emit, post=inbox.put)
+    beats = []
+    heartbeat.send_beats(lambda: beats.append(1))
+    inbox.put(SubmitRequest(request_with("work", make_item("cat", 3, 20))))
+    serve_messages(loop, loop.pinned_pages, inbox, lambda message: None)
+    loop.close()
+    assert [output.finish_reason for output in outputs] == [None, None, "length"] and beats
+
+
+def test_loop_without_inbox_encodes_within_its_step() -> None:
+    bench = LoopHarness()
+    outputs: list[EngineOutput] = []
+    settings = Settings(model="m", max_batch=4)
+    loop = EngineLoop(bench.runner, settings, lambda new_outputs, stats: outputs.extend(new_outputs))
+    loop.add_request(request_with("work", make_item("cat", 3, 20)))
+    while loop.step():
+        pass
+    assert len(outputs) == 3 and outputs[-1].finish_reason == "length"
