@@ -73,7 +73,9 @@ async def test_metrics_page_counts_media(serve):
     assert metric_value(page, f"vllm:mm_cache_hits_total{{{VLLM_LABELS}}}") == 0
     stats = EngineStats(media_cache_queries=5, media_cache_hits=2, media_items={"image": 7}, encode_seconds=1.5)
     info = msgspec.structs.replace(server.engine.info, media_kinds=frozenset({"image", "video"}))
-    page = render_metrics_page([ModelSnapshot("tiny", ModelMetrics(), stats, info, True, True, 1.0, 0)], {})
+    metrics = ModelMetrics()
+    fit_buckets(metrics, 100)
+    page = render_metrics_page([ModelSnapshot("tiny", metrics, stats, info, True, True, 1.0, 0)], {})
     for line, number in (
         (f"vllm:mm_cache_queries_total{{{VLLM_LABELS}}}", 5),
         (f"vllm:mm_cache_hits_total{{{VLLM_LABELS}}}", 2),
