@@ -39,10 +39,17 @@ repr of an object, or more than a short excerpt of the input.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 Limit = Literal["client", "server", "token"]
+DATA_URL = re.compile(r"(data:[^,]{0,100},)[^\s\"'`]{16,}", re.IGNORECASE)
+
+
+def hide_data(text: str) -> str:
+    """Return a text without the contents of data: URLs, which are a client's pictures and files."""
+    return DATA_URL.sub(r"\1…", text)
 
 
 def excerpt(value: Any, limit: int = 60) -> str:
@@ -64,8 +71,8 @@ class ParleyError(Exception):
     documented = ""
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None):
-        super().__init__(message)
-        self.message = message
+        self.message = hide_data(message)
+        super().__init__(self.message)
         self.field = field
         if code is not None:
             self.code = code
