@@ -17,14 +17,21 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from parley.dialects.dialect import Answer, Dialect, RequestContext, Route
+from parley.dialects.dialect import Answer, ApiOptions, Dialect, RequestContext, Route
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields
 from parley.errors import ParleyError, Unsupported
 
 PATH = {"model": "m", "version": "1", "repo": "r", "region": "x", "endpoint": "e", "served": "m", "id": "i"}
-CONTEXT = RequestContext(
-    "0f", 1, "fp", context_length=4096, path_parts=PATH, headers={b"content-type": b"application/json"}
+CONTEXT = RequestContext(  # a model that reads every kind of media, and an operator who allows everything
+    "0f",
+    1,
+    "fp",
+    context_length=4096,
+    path_parts=PATH,
+    headers={b"content-type": b"application/json"},
+    media_limits={"image": 9, "video": 9, "audio": 9},
+    api_options=ApiOptions(enable_mm_embeds=True, trust_request_mm_kwargs=True),
 )
 FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True)
 ENDPOINTS = {"e": Endpoint("e", [EndpointShare("m", "m", 100)])}
@@ -52,12 +59,23 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 TURN = {"role": "user", "content": "a", "name": "b"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+DATA_URL = "data:image/png;base64,aGk="
+MEDIA_PARTS = [
+    {"type": "text", "text": "a"},
+    *({"type": name, name: {"url": DATA_URL}} for name in ("image_url", "video_url", "audio_url")),
+    {"type": "input_image", "image_url": DATA_URL},
+    {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+    {"type": "file", "file": {"file_data": DATA_URL, "filename": "f.png"}},
+    *({"type": f"{kind}_embeds", f"{kind}_embeds": "aGk="} for kind in ("image", "video", "audio")),
+]
 SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "messages": [
         [TURN, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
         [{"role": "tool", "content": "a", "tool_call_id": "c"}],
         [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
         [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}],
+        [{"role": "user", "content": MEDIA_PARTS}],
+        *([{"role": "user", "content": [part]}] for part in MEDIA_PARTS),
         [[TURN]],
     ],
     "tools": [[{"type": "function", "function": FUNCTION}]],
@@ -101,6 +119,9 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         [{"served_entity_name": "m-1", "traffic_percentage": 100}],
     ],
     "embedding_types": [["float"]],
+    "image": [["aGk="]],
+    "image_url": [[DATA_URL]],
+    "media_io_kwargs": [{"video": {"fps": 1}}],
     "tags": [[{"key": "k", "value": "v"}]],
     "add_tags": [[{"key": "k", "value": "v"}]],
 }  # fmt: skip

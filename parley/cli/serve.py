@@ -167,6 +167,8 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
             force_include_usage=config["enable-force-include-usage"],
             return_tokens_as_token_ids=config["return-tokens-as-token-ids"],
             per_request_metrics=config["enable-per-request-metrics"],
+            enable_mm_embeds=config["enable-mm-embeds"],
+            trust_request_mm_kwargs=config["trust-request-mm-kwargs"],
         ),
         role=config["role"],
         peer_port=config["peer-port"] if config["role"] != "mixed" else None,

@@ -27,13 +27,17 @@ class ApiOptions:
     ``max_logprobs``: the largest number of alternatives per token; -1: no limit, also for requests that ask for the
     whole vocabulary; None: as each API has it. ``force_include_usage``: every chunk of every stream has its usage.
     ``return_tokens_as_token_ids``: log-probabilities name tokens by their ids unless a request says otherwise.
-    ``per_request_metrics``: answers with one choice say where their time went.
+    ``per_request_metrics``: answers with one choice say where their time went. ``enable_mm_embeds``: requests may have
+    embeddings of media that the client computed. ``trust_request_mm_kwargs``: requests may set options for loading and
+    processing media, which decide how much work they are.
     """
 
     max_logprobs: int | None = None
     force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     per_request_metrics: bool = False
+    enable_mm_embeds: bool = False
+    trust_request_mm_kwargs: bool = False
 
 
 DEFAULT_API_OPTIONS = ApiOptions()
@@ -247,13 +251,14 @@ class PromptMembers:
     """The members of a JSON body that determine which cached prefixes its request can use.
 
     ``conversations`` hold messages, ``prompts`` hold any other prompt, and ``preceding`` members come before either in
-    the model's input. ``salts`` separate equal prompts, in addition to ``model``. ``read_non_json`` reads the model and
-    the prompt of a body that is not JSON.
+    the model's input, and so do those with ``media``, such as pictures in base64. ``salts`` separate equal prompts, in
+    addition to ``model``. ``read_non_json`` reads the model and the prompt of a body that is not JSON.
     """
 
     conversations: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
     preceding: tuple[str, ...] = ()
+    media: tuple[str, ...] = ()
     salts: tuple[str, ...] = ()
     read_non_json: Callable[[bytes], tuple[str, bytes]] | None = None
 

@@ -444,6 +444,23 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "enable-mm-embeds",
+        switch_kind(),
+        "OpenAI's and vLLM's APIs: take embeddings of pictures, videos and sound that clients computed.",
+        False,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "trust-request-mm-kwargs",
+        switch_kind(),
+        "OpenAI's and vLLM's APIs: take media_io_kwargs and mm_processor_kwargs, with which a request decides how much "
+        "work its media are.",
+        False,
+        section="media",
+        configurable=True,
+    ),
+    Option(
         "media-body-limit",
         size_kind(1024),
         "Largest request body if a model reads pictures, videos or sound, which are in the body in base64; at most "

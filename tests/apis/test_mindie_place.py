@@ -21,8 +21,11 @@ from test_examples import member_paths
 
 from parley import hub
 from parley.dialects import mindie
+from parley.dialects.dialect import RequestContext
+from parley.dialects.mindie.chat import read_mindie_chat
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import SERVER_MOUNT, ApiMount
+from parley.types import Chat, Media, MediaPath, Message, PlacedMedia
 
 STRICT, STRICT_OLD = MindieRules("strict", vllm=False), MindieRules("strict-old", vllm=False)
 LAST_MEMBERS = '"best_of": 1, "n": 1, "logprobs": false, "top_logprobs":null }'
@@ -95,6 +98,18 @@ async def test_mindie_documented_chats_get_the_documented_members(serve):
             assert len(answer.json["decode_time_arr"]) == count - 1
         answer = await post_chat(running_server, IMAGE_CHAT)
         assert (answer.status, list(answer.json)) == (422, ["error", "error_type"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_mindie_documented_chat_with_an_image_is_read_by_models_that_see(stream):
+    context = RequestContext("0f", 1, "fp", media_limits={"image": 1})
+    body = IMAGE_CHAT.replace('"stream": false', f'"stream": {"true" if stream else "false"}')
+    request = read_mindie_chat(STRICT, body.encode(), context).request
+    item = Media("image", MediaPath("/xxxx/test.png"), "messages[0].content[1].image_url")
+    assert request.stream is stream
+    (prompt,) = request.prompts
+    assert isinstance(prompt, Chat)
+    assert prompt.messages == [Message("user", "My name is Olivier and I", media=[PlacedMedia(24, item)])]
 
 
 async def test_mindie_documented_stream_has_the_documented_frames(serve):

@@ -51,6 +51,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
     (tmp_path / "chiefs").write_text("chief\n")
     more += f" --api-key-file {keys} --admin-key-file {tmp_path / 'chiefs'} --share-prefixes"
     more += " --max-logprobs -1 --enable-force-include-usage --return-tokens-as-token-ids --enable-per-request-metrics"
+    more += " --enable-mm-embeds --trust-request-mm-kwargs"
     parsed = options(*flags.split(), *more.split())
     assert parsed == ServerOptions(
         peer_port_attempts=PEER_PORT_ATTEMPTS,
@@ -68,7 +69,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
         hosts=("h",),
         ping_interval=10.0,
         tokenizer_info=True,
-        api_options=ApiOptions(-1, True, True, True),
+        api_options=ApiOptions(-1, True, True, True, True, True),
         access_log=False,
         log_format="json",
     )

@@ -22,7 +22,7 @@ member_names = st.sampled_from(
 chat_messages = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
     optional={
-        "content": client_texts | json_values,
+        "content": client_texts | json_values | st.deferred(lambda: st.lists(content_parts | scalars, max_size=3)),
         "name": client_texts | scalars,
         "tool_calls": json_values,
         "tool_call_id": scalars,
@@ -70,7 +70,36 @@ tgi_bodies = st.fixed_dictionaries(
 )
 
 odd_stop_ids = st.fixed_dictionaries({}, optional={"stop_token_ids": st.lists(st.integers(0, 9) | scalars, max_size=3)})
-content_parts = st.fixed_dictionaries(
+data_urls = st.sampled_from(
+    ["data:image/png;base64," + "A" * 64, "data:,x", "data:image/png;base64", "data:audio/wav;base64,UklGRg==",
+     "data:application/pdf;base64,aGk=", "DATA:IMAGE/PNG;BASE64,aGk=", "data:" + "a" * 200 + ";base64,aGk="]
+)  # fmt: skip
+media_urls = data_urls | st.sampled_from(
+    ["http://a.b/c.png", "https://[::1]/a.mp4", "http://", "file:///a.jpg", "file:", "/x.png", "/a b.wav", "ftp://a",
+     "http://a/" + "b" * 4100, "/9j/4AAQ", "", "x" * 5000, "http://a.b/c.mp4?Signature=1"]
+)  # fmt: skip
+media_values = media_urls | scalars | st.fixed_dictionaries(
+    {},
+    optional={
+        "url": media_urls | scalars,
+        "detail": st.sampled_from(["low", "original", "x"]) | scalars,
+        "data": media_urls | scalars,
+        "format": st.sampled_from(["wav", "mp3", "flac", "ogg"]) | scalars,
+        "file_data": data_urls | scalars,
+        "file_id": scalars,
+    },
+)  # fmt: skip
+media_part_types = ["image_url", "video_url", "audio_url", "input_audio", "input_image", "file", "image_embeds"]
+media_parts = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from([*media_part_types, "text"]) | scalars,
+        "text": client_texts | scalars,
+        "uuid": st.just("u") | scalars,
+        **dict.fromkeys(media_part_types, media_values),
+    },
+)
+content_parts = media_parts | st.fixed_dictionaries(
     {},
     optional={
         "type": st.sampled_from(["text", "image_url", "video_url", "audio_url"]) | scalars,

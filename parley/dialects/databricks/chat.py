@@ -38,7 +38,7 @@ class DatabricksChatReply(chat.ChatReply):
 
     def __init__(self, rules: DatabricksRules, body: Fields, context: RequestContext):
         if rules.strict:
-            members.check_strict_chat(body, rules)
+            members.check_strict_chat(body, rules, context)
         members.check_client_information(body)
         body, budget = members.read_thinking(body)
         super().__init__(body, context)

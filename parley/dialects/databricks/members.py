@@ -6,8 +6,10 @@ Lenient rules allow all of it: other members, turns in any order, more functions
 from __future__ import annotations
 
 from parley.dialects.databricks.shared import DatabricksRules, MemberTree, refuse_unknown_members
+from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared as openai
+from parley.dialects.openai.messages import MAX_CONTENT_PARTS
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_TOKEN_ID
 
 ANY_VALUE: MemberTree = {}
@@ -60,6 +62,7 @@ EMBEDDING_TREE: MemberTree = {
     **CONTEXT_TREE,
 }
 
+PART_TYPES = ("text", "image_url", "audio_url", "video_url")  # of a content
 REASONING_EFFORTS = ("low", "medium", "high")
 ALLOWED_PREDECESSORS = {  # roles, and the roles that may precede them; "" is the beginning
     "system": ("",),
@@ -112,12 +115,12 @@ def read_thinking(body: Fields) -> tuple[Fields, int | None]:
     return body.with_defaults({"enable_thinking": True}), budget
 
 
-def check_strict_chat(body: Fields, rules: DatabricksRules) -> None:
+def check_strict_chat(body: Fields, rules: DatabricksRules, context: RequestContext) -> None:
     """Check a conversation by strict rules. Raises BadRequest."""
     check_member_names(body, CHAT_TREE)
     check_sampling_ranges(body)
     body.string("reasoning_effort", None, allowed=REASONING_EFFORTS)
-    _check_turns(body)
+    _check_turns(body, takes_parts=bool(context.media_limits))
     tools = list(body.objects("tools", cap=rules.max_functions))
     for tool in tools:
         _check_tool(tool, rules)
@@ -125,8 +128,11 @@ def check_strict_chat(body: Fields, rules: DatabricksRules) -> None:
         raise body.member_error("tool_choice", 'can only be used together with "tools"')
 
 
-def _check_turns(body: Fields) -> None:
-    """Check that turns alternate and end with a user's turn or a tool's result. Raises BadRequest."""
+def _check_turns(body: Fields, *, takes_parts: bool) -> None:
+    """Check that turns alternate and end with a user's turn or a tool's result. Raises BadRequest.
+
+    ``takes_parts``: a content may be an array of parts, for models that read more than text.
+    """
     previous_role = ""
     for item in body.objects("messages", cap=MAX_MESSAGES):
         role = item.string("role", None, allowed=tuple(ALLOWED_PREDECESSORS))
@@ -134,7 +140,11 @@ def _check_turns(body: Fields) -> None:
             raise item.missing_member("role")
         if previous_role not in ALLOWED_PREDECESSORS[role]:
             raise item.member_error("role", f'must not be "{role}" {_position_after(previous_role)}')
-        content = item.string("content", None)
+        content = item.raw_value("content")
+        if takes_parts and isinstance(content, list):
+            _check_parts(item)
+        else:
+            content = item.string("content", None)
         if role == "assistant" and item.has_value("tool_calls"):
             if content:
                 raise item.member_error("content", 'must not be used together with "tool_calls"')
@@ -147,6 +157,12 @@ def _check_turns(body: Fields) -> None:
         previous_role = role
     if previous_role not in ("user", "tool", ""):
         raise body.member_error("messages", 'must end with a message of role "user"')
+
+
+def _check_parts(item: Fields) -> None:
+    for part in item.objects("content", cap=MAX_CONTENT_PARTS):
+        if part.string("type", None, allowed=PART_TYPES) is None:
+            raise part.missing_member("type")
 
 
 def _position_after(role: str) -> str:

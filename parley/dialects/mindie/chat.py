@@ -38,7 +38,7 @@ class MindieChatReply(MindieOpenAIReply):
 
     def __init__(self, rules: MindieRules, body: Fields, context: RequestContext):
         self.model_name = openai.read_model_name(body, rules)
-        chat, budget = messages.read_mindie_conversation(body, rules)
+        chat, budget = messages.read_mindie_conversation(body, rules, context)
         interface = (parameters.CHAT_TABLE if rules.vllm else parameters.NATIVE_CHAT_TABLE).under_rules(rules)
         values = parameters.read_mindie_parameters(body, interface)
         counts = choices.count_choices(body, values, interface, rules)

@@ -5,17 +5,21 @@ Each interface has its own name for the input and its own sentences for faults.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.media import check_media_counts, interleave_parts
+from parley.dialects.mindie.media import URL_KINDS, MediaPartReader
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import utf16_length
-from parley.errors import Unsupported
+from parley.errors import BadRequest
+from parley.types import Media, MediaKind, Text
 
-MEDIA_TYPES = ("image_url", "video_url", "audio_url")
-PART_TYPES = ("text", *MEDIA_TYPES)
-MAX_MEDIA = 20
+PART_TYPES = ("text", *URL_KINDS)
+MAX_MEDIA = 20  # pictures, videos and clips of a prompt or message, those in ``input_audio`` not counted
 MAX_INPUT_IDS = 1_048_576  # tokens of an input, independent of the model
 LENGTH_TEMPLATE = (
     "{} must be necessary and data type must be string and length in (0, {{1}}], but the length of inputs is {{0}}"
@@ -71,36 +75,55 @@ TRITON_INPUT = PromptInput(
 )
 
 
-def read_prompt_text(body: Fields, prompt_input: PromptInput, rules: MindieRules, request_id: str = "") -> str:
-    """Return the text, or the joined texts of a list of parts. Raises BadRequest; Unsupported for media."""
-    return "".join(read_prompt_texts(body, prompt_input, rules, request_id))
+def read_prompt_text(
+    body: Fields, prompt_input: PromptInput, rules: MindieRules, context: RequestContext, request_id: str = ""
+) -> Text:
+    """Return the text, or the joined texts of a list of parts with the items among them. Raises BadRequest.
+
+    A list with media is a user turn, as in a conversation.
+    """
+    return join_prompt_parts(read_prompt_parts(body, prompt_input, rules, context, request_id))
 
 
-def read_prompt_texts(body: Fields, prompt_input: PromptInput, rules: MindieRules, request_id: str = "") -> list[str]:
-    """Return the text by itself, or the texts of a list of parts. Raises BadRequest; Unsupported for media."""
+def join_prompt_parts(parts: list[str | Media]) -> Text:
+    """Return the prompt of a list of parts."""
+    text, placed = interleave_parts(parts)
+    return Text(text, turn=bool(placed), media=placed)
+
+
+def read_prompt_parts(
+    body: Fields, prompt_input: PromptInput, rules: MindieRules, context: RequestContext, request_id: str = ""
+) -> list[str | Media]:
+    """Return the text by itself, or the texts and items of a list of parts. Raises BadRequest."""
     value, limit = body.raw_value(prompt_input.name), rules.limit << 20
     if value is None:
         raise body.member_error(prompt_input.name, prompt_input.missing)
+    parts: list[str | Media]
     if isinstance(value, list):
-        value = read_text_parts(body, prompt_input, value, request_id)
+        parts = read_content_parts(body, prompt_input, value, context.media_limits, request_id)
     elif isinstance(value, str):
-        value = [value]
+        parts = [value]
     else:
         raise body.member_error(prompt_input.name, prompt_input.wrong_type.format(request_id))
-    length = sum(map(utf16_length, value))
-    if not 0 < length <= limit:
+    items = [part for part in parts if isinstance(part, Media)]
+    check_media_counts(items, context.media_limits)
+    length = sum(utf16_length(part) for part in parts if isinstance(part, str))
+    if length > limit or (not length and not items):
         raise body.member_error(prompt_input.name, prompt_input.wrong_length.format(length, limit))
-    result: list[str] = value
-    return result
+    return parts
 
 
-def read_text_parts(body: Fields, prompt_input: PromptInput, value: list[Any], request_id: str = "") -> list[str]:
-    """Return the texts of a list of parts. Raises BadRequest; Unsupported for media."""
+def read_content_parts(
+    body: Fields, prompt_input: PromptInput, value: list[Any], limits: Mapping[MediaKind, int], request_id: str = ""
+) -> list[str | Media]:
+    """Return the texts and items of a list of parts; ``limits``: as in RequestContext. Raises BadRequest."""
     if not value:
         raise body.member_error(prompt_input.name, prompt_input.empty)
-    if sum(_part_kind(part) in MEDIA_TYPES for part in value) > MAX_MEDIA:
+    if sum(_part_kind(part) in URL_KINDS for part in value) > MAX_MEDIA:
         raise body.member_error(prompt_input.name, f"The number of multimodal url should be no more than {MAX_MEDIA}")
-    return [_read_text_part(body, prompt_input, part, request_id) for part in value]
+    reader = MediaPartReader(body, prompt_input.name, limits)
+    wrong_type = body.member_error(prompt_input.name, prompt_input.wrong_type.format(request_id))
+    return [_read_part(reader, number, part, wrong_type) for number, part in enumerate(value)]
 
 
 def _part_kind(part: Any) -> Any:
@@ -111,16 +134,13 @@ def _part_kind(part: Any) -> Any:
     return kind if kind is not None else next((name for name in PART_TYPES if name in part), None)
 
 
-def _read_text_part(body: Fields, prompt_input: PromptInput, part: Any, request_id: str) -> str:
+def _read_part(reader: MediaPartReader, number: int, part: Any, wrong_type: BadRequest) -> str | Media:
     kind = _part_kind(part)
-    if kind in MEDIA_TYPES:
-        url = part.get(kind)
-        if url is None or (isinstance(url, dict) and url.get("url") is None):
-            raise body.member_error(prompt_input.name, f"Request param {kind} null")
-        raise Unsupported(f"Request param {kind} is not available on this server", field=prompt_input.name)
+    if kind in URL_KINDS or (kind == "input_audio" and reader.limits):
+        return reader.read_item(number, part, kind)
     if kind != "text":
-        raise body.member_error(prompt_input.name, prompt_input.wrong_type.format(request_id))
+        raise wrong_type
     if not isinstance(part.get("text"), str):
-        raise body.member_error(prompt_input.name, "Request param text must be string")
+        raise reader.body.member_error(reader.member, "Request param text must be string")
     result: str = part["text"]
     return result

@@ -6,16 +6,19 @@ Requests with tools are checked more strictly: roles must be known, and no conte
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
+from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import MAX_DEPTH, Fields, is_shallow
+from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.mindie import inputs
 from parley.dialects.mindie.inputs import PromptInput
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import I32, MINDIE_WORDING, utf16_length, value_error
 from parley.dialects.openai.messages import RESERVED_OPTIONS
 from parley.errors import Unsupported
-from parley.types import Chat, Message, ToolCall
+from parley.types import Chat, MediaKind, Message, PlacedMedia, ToolCall
 
 ROLES = ("system", "assistant", "user", "tool")
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_\-\u4e00-\u9fa5]{1,64}")
@@ -30,16 +33,17 @@ CONTENT_INPUT = PromptInput(
     "input format or "
     "empty content.",
 )
+MediaLimits = Mapping[MediaKind, int]
 JSON_KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 
 
-def read_mindie_conversation(body: Fields, rules: MindieRules) -> tuple[Chat, int | None]:
+def read_mindie_conversation(body: Fields, rules: MindieRules, context: RequestContext) -> tuple[Chat, int | None]:
     """Return the conversation and its budget of reasoning tokens. Raises BadRequest, in the original's order."""
     choice, only_tool = _read_mindie_tool_choice(body)
     tools = _read_mindie_tools(body)
     options, budget = _read_mindie_options(body)
     _refuse_template(body)
-    messages = _read_mindie_messages(body, bool(tools), rules)
+    messages = _read_mindie_messages(body, bool(tools), rules, context.media_limits)
     if not tools or choice == "none":
         return Chat(messages, options=options), budget
     if only_tool is not None and all(tool["function"]["name"] != only_tool for tool in tools):
@@ -51,7 +55,7 @@ def read_mindie_conversation(body: Fields, rules: MindieRules) -> tuple[Chat, in
 # -- messages
 
 
-def _read_mindie_messages(body: Fields, strict: bool, rules: MindieRules) -> list[Message]:
+def _read_mindie_messages(body: Fields, strict: bool, rules: MindieRules, limits: MediaLimits) -> list[Message]:
     value = body.raw_value("messages")
     if value is None:
         error_text = (
@@ -61,14 +65,15 @@ def _read_mindie_messages(body: Fields, strict: bool, rules: MindieRules) -> lis
     if not isinstance(value, list) or not value:
         error_text = f"Request param messages {'is not arr' if strict else 'not arr'} or arr is empty"
         raise body.member_error("messages", error_text)
-    messages = [_read_mindie_message(item, f"messages[{i}]", strict, rules) for i, item in enumerate(value)]
+    messages = [_read_mindie_message(item, f"messages[{i}]", strict, rules, limits) for i, item in enumerate(value)]
+    check_media_counts((placed.media for message in messages for placed in message.media), limits)
     length, most = sum(utf16_length(message.content or "") for message in messages), rules.limit << 20
     if length > most:
         raise body.member_error("messages", CONTENT_INPUT.wrong_length.format(length, most))
     return messages
 
 
-def _read_mindie_message(item: Any, path: str, strict: bool, rules: MindieRules) -> Message:
+def _read_mindie_message(item: Any, path: str, strict: bool, rules: MindieRules, limits: MediaLimits) -> Message:
     turn = Fields(item if isinstance(item, dict) else {}, path, MINDIE_WORDING)
     role = turn.raw_value("role")
     if not isinstance(role, str):
@@ -81,30 +86,36 @@ def _read_mindie_message(item: Any, path: str, strict: bool, rules: MindieRules)
         if tool_calls
         else []
     )
-    content = _read_mindie_content(turn, role, strict, bool(calls), rules)
+    text, media = _read_mindie_content(turn, role, strict, bool(calls), rules, limits)
     name = item.get("name") if isinstance(item.get("name"), str) else None
     if role != "tool":
         reasoning = item.get("reasoning_content")
-        return Message(role, content, name, reasoning if isinstance(reasoning, str) else None, calls)
-    return Message(role, content, name, tool_call_id=_answered_call_id(turn))
+        return Message(role, text, name, reasoning if isinstance(reasoning, str) else None, calls, media=media)
+    return Message(role, text, name, tool_call_id=_answered_call_id(turn), media=media)
 
 
-def _read_mindie_content(turn: Fields, role: str, strict: bool, calls: bool, rules: MindieRules) -> str | None:
+def _read_mindie_content(
+    turn: Fields, role: str, strict: bool, calls: bool, rules: MindieRules, limits: MediaLimits
+) -> tuple[str | None, list[PlacedMedia]]:
+    """Return the text of a message, and the items in it. Raises BadRequest."""
     value = turn.raw_value("content")
     if value is None:
         if calls:
-            return None
+            return None, []
         raise turn.member_error("content", CONTENT_INPUT.missing)
+    media: list[PlacedMedia] = []
     if isinstance(value, list):
-        value = "".join(inputs.read_text_parts(turn, CONTENT_INPUT, value))
+        value, media = interleave_parts(inputs.read_content_parts(turn, CONTENT_INPUT, value, limits))
     elif not isinstance(value, str):
         assistant = 'Request param "content" arguments expected to be a string'
         raise turn.member_error("content", assistant if role == "assistant" else CONTENT_INPUT.wrong_type)
+    if media:
+        return value, media
     if not value and role == "assistant" and not calls and rules.strict:
         raise turn.member_error("content", 'Request param "content" should not be empty')
     if not value and strict and role not in ("assistant", "tool"):
         raise turn.member_error("content", "Request param content len should not be 0")
-    return value
+    return value, []
 
 
 def _answered_call_id(turn: Fields) -> str:

@@ -14,7 +14,7 @@ from parley.dialects.mindie import constraints, inputs, parameters
 from parley.dialects.mindie.answers import SingleChoiceReply, StreamPiece, shared_request_members
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import MINDIE_WORDING
-from parley.types import OutputOptions, Prompt, Request, StopConditions, Text, Tokens, Usage
+from parley.types import OutputOptions, Prompt, Request, StopConditions, Tokens, Usage
 
 DEFAULT_TOKENS = 20  # default of max_new_tokens
 
@@ -28,7 +28,7 @@ class NativeReply(SingleChoiceReply):
     """A reply of MindIE's own interface."""
 
     def __init__(self, rules: MindieRules, body: Fields, context: RequestContext):
-        prompt = _read_native_prompt(body, rules)
+        prompt = _read_native_prompt(body, rules, context)
         parameters_object = body.object("parameters") or Fields({}, "parameters", MINDIE_WORDING)
         values = parameters.read_mindie_parameters(parameters_object, parameters.NATIVE_TABLE.under_rules(rules))
         stream = body.boolean("stream", False)
@@ -84,7 +84,7 @@ class NativeReply(SingleChoiceReply):
         }
 
 
-def _read_native_prompt(body: Fields, rules: MindieRules) -> Prompt:
+def _read_native_prompt(body: Fields, rules: MindieRules, context: RequestContext) -> Prompt:
     """Read the text or the token ids; the member's name alone decides, even if its value is null. Raises BadRequest."""
     names = [name for name in ("inputs", "input_id") if body.has_value(name) or body.is_null(name)]
     if len(names) == 2:
@@ -94,7 +94,7 @@ def _read_native_prompt(body: Fields, rules: MindieRules) -> Prompt:
     if "inputs" in names:
         if body.is_null("inputs"):
             raise body.member_error("inputs", "Inputs must not be null")
-        return Text(inputs.read_prompt_text(body, inputs.NATIVE_INPUT, rules))
+        return inputs.read_prompt_text(body, inputs.NATIVE_INPUT, rules, context)
     return Tokens(_read_input_ids(body))
 
 

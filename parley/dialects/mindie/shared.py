@@ -12,8 +12,10 @@ from typing import Any
 from parley.dialects import words
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.json_answer import encode_json
+from parley.dialects.mindie.media import media_sentence
 from parley.dialects.mindie.rules import MindieRules
 from parley.errors import (
+    BadMedia,
     BadRequest,
     ContextLength,
     Expired,
@@ -157,7 +159,7 @@ def mindie_error_answer(error: ParleyError, rules: MindieRules = DEFAULT_RULES) 
         case UnknownToken():
             return mindie_error_json(424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
         case BadRequest():
-            return refuse_body(error.message)
+            return refuse_body(_refusal_sentence(error))
         case Stopping():
             return mindie_error_json(503, "The service has been stopped", "Service Unavailable")
         case NotReady() if rules.strict:
@@ -189,7 +191,11 @@ def refuse_body(text: str) -> Answer:
 
 def mindie_failure_text(error: ParleyError) -> bytes:
     """Return the end of a stream after an error."""
-    return TIMEOUT_MESSAGES[error.limit].encode() if isinstance(error, Expired) else error.message.encode()
+    return TIMEOUT_MESSAGES[error.limit].encode() if isinstance(error, Expired) else _refusal_sentence(error).encode()
+
+
+def _refusal_sentence(error: ParleyError) -> str:
+    return media_sentence(error) if isinstance(error, BadMedia) else error.message
 
 
 def _context_length_message(error: ContextLength) -> str:

@@ -15,7 +15,7 @@ from parley.dialects.mindie import constraints, inputs, parameters
 from parley.dialects.mindie.answers import SingleChoiceReply, StreamPiece, shared_request_members
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import NO_PROMPT_TEXT, MindieErrorWording
-from parley.types import OutputOptions, Request, StopConditions, Text, TokenInfo, Usage
+from parley.types import OutputOptions, Request, StopConditions, TokenInfo, Usage
 
 ROOT_WORDING = MindieErrorWording("Failed to parse context to json body")
 GENERATE_WORDING = MindieErrorWording(NO_PROMPT_TEXT)
@@ -51,7 +51,7 @@ class MindieTgiReply(SingleChoiceReply):
     def __init__(
         self, rules: MindieRules, body: Fields, context: RequestContext, *, stream: bool, as_list: bool = False
     ):
-        text = inputs.read_prompt_text(body, inputs.TGI_INPUT, rules)
+        prompt = inputs.read_prompt_text(body, inputs.TGI_INPUT, rules, context)
         parameters_object = body.object("parameters") or Fields({}, "parameters", ROOT_WORDING)
         values = parameters.read_mindie_parameters(parameters_object, parameters.TGI_TABLE.under_rules(rules))
         with_prefill = bool(values["decoder_input_details"])
@@ -64,12 +64,12 @@ class MindieTgiReply(SingleChoiceReply):
         self._details = bool(values["details"] or with_prefill)
         self._with_prefill = with_prefill
         self._as_list = as_list
-        self._text_start = text + " " if values["return_full_text"] else ""
+        self._text_start = prompt.text + " " if values["return_full_text"] else ""
         logprobs = 0 if self._details and not rules.strict else None
         self.request = Request(
             **shared_request_members(rules, context),
             model="",
-            prompts=[Text(text)],
+            prompts=[prompt],
             sampling=parameters.mindie_sampling(values, rules),
             grammar=None if rules.strict else constraints.read_mindie_format(parameters_object),
             stop_conditions=StopConditions(strings=values["stop"], max_tokens=limit, reserved_tokens=1),

@@ -24,7 +24,7 @@ from parley.dialects.mindie.answers import (
 )
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import MINDIE_WORDING, MindieErrorWording, mindie_error_json, request_name
-from parley.types import OutputOptions, Request, StopConditions, Text, Usage
+from parley.types import OutputOptions, Request, StopConditions, Usage
 
 LABEL_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,256}")
 STOP_WORDING = MindieErrorWording("Failed to parse context to json body.")
@@ -68,7 +68,7 @@ class MindieTritonReply(SingleChoiceReply):
 
     def __init__(self, rules: MindieRules, body: Fields, context: RequestContext, *, stream: bool):
         self._answer_id = read_label(body) or request_name(context)
-        text = inputs.read_prompt_text(body, inputs.TRITON_INPUT, rules, self._answer_id)
+        prompt = inputs.read_prompt_text(body, inputs.TRITON_INPUT, rules, context, self._answer_id)
         parameters_object = body.object("parameters") or Fields({}, "parameters", MINDIE_WORDING)
         values = parameters.read_mindie_parameters(parameters_object, parameters.TRITON_TEXT_TABLE.under_rules(rules))
         limit = values["max_new_tokens"] or DEFAULT_TOKENS
@@ -79,7 +79,7 @@ class MindieTritonReply(SingleChoiceReply):
         self.request = Request(
             **shared_request_members(rules, context, self._answer_id),
             model=context.path_parts["model"],
-            prompts=[Text(text)],
+            prompts=[prompt],
             sampling=parameters.mindie_sampling(values, rules),
             grammar=None if rules.strict else constraints.read_mindie_format(parameters_object),
             stop_conditions=StopConditions(max_tokens=limit, reserved_tokens=1),

@@ -15,7 +15,7 @@ from parley.dialects.mindie import choices, constraints, inputs, parameters
 from parley.dialects.mindie.answers import MindieReply, shared_request_members
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import NO_PROMPT_TEXT, MindieErrorWording
-from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, StopConditions, Text, Usage
+from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, StopConditions, Usage
 
 VLLM_WORDING = MindieErrorWording(NO_PROMPT_TEXT)
 OLD_DEFAULT_TOKENS = 16  # default of max_tokens, by the manual
@@ -31,12 +31,12 @@ class RecordReply(MindieReply):
     """A reply in vLLM's format, as a stream of records or in one piece."""
 
     def __init__(self, rules: MindieRules, body: Fields, context: RequestContext):
-        parts = inputs.read_prompt_texts(body, inputs.VLLM_INPUT, rules)
+        parts = inputs.read_prompt_parts(body, inputs.VLLM_INPUT, rules, context)
         interface = parameters.VLLM_TABLE.under_rules(rules)
         values = parameters.read_mindie_parameters(body, interface)
         counts = choices.count_choices(body, values, interface, rules)
         super().__init__(rules, inputs.VLLM_INPUT)
-        self._text_start = parts[0] + " "
+        self._text_start = next((part for part in parts if isinstance(part, str)), "") + " "
         self._text_parts: list[list[str]] = [[] for _ in range(counts.n)]
         stream = bool(values["stream"])
         if counts.n > 1 and not stream:
@@ -44,7 +44,7 @@ class RecordReply(MindieReply):
         self.request = Request(
             **shared_request_members(rules, context),
             model="",
-            prompts=[Text("".join(parts))],
+            prompts=[inputs.join_prompt_parts(parts)],
             sampling=parameters.mindie_sampling(values, rules),
             grammar=None if rules.strict else constraints.read_mindie_format(body),
             stop_conditions=StopConditions(

@@ -62,9 +62,9 @@ class ChatReply(Reply):
 
     def __init__(self, body: Fields, context: RequestContext):
         self._options = options = shared.applied_options(context, self.reading_rules)
-        chat_prompt, self._legacy = read_conversation(body, self.reading_rules)
+        chat_prompt, self._legacy = read_conversation(body, self.reading_rules, context)
         max_tokens = _read_max_tokens(body)
-        extra_members = extras.read_extras(body, context, max_tokens=max_tokens)
+        extra_members = extras.read_extras(body, context, max_tokens=max_tokens, options=options)
         _refuse_media(body)
         stream = body.boolean("stream", False)
         usage, self._usage_per_chunk = shared.read_usage_options(body, stream, options)

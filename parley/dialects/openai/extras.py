@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.fields import INT64, Fields
 from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS
@@ -69,9 +69,11 @@ UNSUPPORTED_MEMBERS: dict[str, tuple[str, MemberReader]] = {
     "web_search_options": ("Web search is", _read_raw),
     "kv_transfer_params": ("Transfer of KV blocks is", _read_free),
     "ec_transfer_params": ("Transfer of embeddings is", _read_free),
-    "mm_processor_kwargs": ("Media are", _read_free),
+    "mm_processor_kwargs": ("Media are", _read_free),  # this and the next are those of ``MEDIA_MEMBERS``
     "media_io_kwargs": ("Media are", _read_free),
 }
+MEDIA_MEMBERS = ("mm_processor_kwargs", "media_io_kwargs")
+UNTRUSTED_OPTIONS = "Without --trust-request-mm-kwargs, options of media are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,14 @@ class ExtraMembers:
         }
 
 
-def read_extras(body: Fields, context: RequestContext, *, max_tokens: int | None) -> ExtraMembers:
-    """Read the extra members of a request that generates. Raises BadRequest."""
-    _check_other_members(body)
+def read_extras(
+    body: Fields, context: RequestContext, *, max_tokens: int | None, options: ApiOptions | None = None
+) -> ExtraMembers:
+    """Read the extra members of a request that generates. Raises BadRequest.
+
+    ``options``: those of the operator for a request that may have media; None: it has none.
+    """
+    _check_other_members(body, options if context.media_limits else None)
     grammar = constraints.read_grammar(body)
     truncate, keep = (
         read_truncation(body, context.context_length - max(1, max_tokens or 1)),
@@ -152,12 +159,16 @@ def read_logprob_ids(body: Fields, logprobs: int | None, max_tokens: int | None)
     return list(dict.fromkeys(ids))
 
 
-def _check_other_members(body: Fields) -> None:
+def _check_other_members(body: Fields, options: ApiOptions | None) -> None:
     """Check the members that have no effect or are not supported. Only present ones are read: most have none."""
     for name in body.present_names(IGNORED_MEMBERS):
         IGNORED_MEMBERS[name](body, name)
     for name in body.present_names(UNSUPPORTED_MEMBERS):
         subject, read_member = UNSUPPORTED_MEMBERS[name]
+        if name in MEDIA_MEMBERS and options is not None:
+            if options.trust_request_mm_kwargs:
+                continue
+            subject = UNTRUSTED_OPTIONS
         if read_member(body, name):
             raise shared.unsupported_member(body, name, subject)
 

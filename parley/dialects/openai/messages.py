@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared, tools
+from parley.dialects.media import InterleavedText, check_media_counts, interleave_parts
+from parley.dialects.openai import media_parts, shared, tools
+from parley.dialects.openai.media_parts import TEXT_ONLY, MediaReader
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.errors import Unsupported
-from parley.types import Chat, Message, ToolCall
+from parley.types import Chat, Media, Message, ToolCall
 
 MAX_MESSAGES = 10_000
 MAX_CONTENT_PARTS = 1024
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 THINKING_PARTS = {"thinking": "thinking"}
-MEDIA_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds")
+MEDIA_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds")  # known to text models
+
+NO_CONTENT = InterleavedText("", [])
 
 # The server itself passes these to the template; a client must not replace them.
 RESERVED_OPTIONS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
             "documents", "conversation", "tokenizer", "self"}  # fmt: skip
 
 
-def read_conversation(body: Fields, rules: ReadingRules = OPENAI_RULES) -> tuple[Chat, bool]:
-    """Return the conversation, and whether its tools came as the deprecated ``functions``. Raises BadRequest."""
-    messages = read_messages(body, "\n", rules.roles, loose=rules.lenient_messages, bare=rules.lenient_messages)
+@dataclass(frozen=True, slots=True)
+class MessageRules:
+    """How an API's messages are read.
+
+    ``joint`` separates two parts with text in one content; ``roles`` are the valid ones, all if empty. ``loose``: a
+    call's arguments may be an object, also as ``parameters``, and its result may omit the call's id. ``bare``: a
+    message may have no content, and a plain string is valid as a content part.
+    """
+
+    joint: str
+    roles: tuple[str, ...] = ()
+    loose: bool = False
+    bare: bool = False
+    media: MediaReader = TEXT_ONLY
+
+
+def read_conversation(
+    body: Fields, rules: ReadingRules = OPENAI_RULES, context: RequestContext | None = None
+) -> tuple[Chat, bool]:
+    """Return the conversation, and whether its tools came as the deprecated ``functions``. Raises BadRequest.
+
+    Without ``context``, only text is accepted.
+    """
+    lenient = rules.lenient_messages
+    reader = TEXT_ONLY if context is None else media_parts.media_reader(body, rules, context)
+    messages = read_messages(body, MessageRules("\n", rules.roles, loose=lenient, bare=lenient, media=reader))
     tool_members = tools.read_tools(body, rules)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
@@ -52,18 +81,12 @@ def read_conversation(body: Fields, rules: ReadingRules = OPENAI_RULES) -> tuple
     return chat, tool_members.legacy
 
 
-def read_messages(
-    body: Fields, joint: str, roles: tuple[str, ...], *, loose: bool = False, bare: bool = False
-) -> list[Message]:
-    """Return the messages, at least one. Raises BadRequest.
-
-    ``joint`` separates the parts of a content that has several; ``roles`` are the valid ones, all if empty.
-    ``loose``: a call's arguments may be an object, also as ``parameters``, and its result may omit the call's id.
-    ``bare``: a message may have no content, and a plain string is valid as a content part.
-    """
-    messages = [_read_message(item, joint, roles, loose, bare) for item in body.objects("messages", cap=MAX_MESSAGES)]
+def read_messages(body: Fields, rules: MessageRules) -> list[Message]:
+    """Return the messages, at least one. Raises BadRequest."""
+    messages = [_read_message(item, rules) for item in body.objects("messages", cap=MAX_MESSAGES)]
     if not messages:
         raise body.empty_member("messages", "array") if body.has_value("messages") else body.missing_member("messages")
+    check_media_counts((placed.media for message in messages for placed in message.media), rules.media.limits)
     return messages
 
 
@@ -88,44 +111,45 @@ def _read_document(item: Fields) -> dict[str, str]:
     return {name: item.string(name, "") for name in item.member_names}
 
 
-def _read_message(item: Fields, joint: str, roles: tuple[str, ...], loose: bool, bare: bool) -> Message:
-    role = item.string("role", None, allowed=roles, cap=256)
+def _read_message(item: Fields, rules: MessageRules) -> Message:
+    role = item.string("role", None, allowed=rules.roles, cap=256)
     if role is None:
         raise item.missing_member("role")
     name = item.string("name", None, cap=256)
-    content = _read_content(item, joint, bare)
+    content = _read_content(item, role, rules)
     if role == "assistant":
-        return _read_assistant_message(item, name, content, loose, bare)
-    if content is None and not bare:
+        return _read_assistant_message(item, name, content, rules)
+    if content is None and not rules.bare:
         raise item.missing_member("content")
-    content = content or ""
+    text, media = content or NO_CONTENT
     if role == "tool":
         call = item.string("tool_call_id", None, cap=256)
-        if call is None and not loose:
+        if call is None and not rules.loose:
             raise item.missing_member("tool_call_id")
-        return Message("tool", content, name, tool_call_id=call)
+        return Message("tool", text, name, tool_call_id=call, media=media)
     if role == "function":
-        if name is None and not loose:
+        if name is None and not rules.loose:
             raise item.missing_member("name")
-        return Message("tool", content, name)
-    return Message("system" if role == "developer" else role, content, name)
+        return Message("tool", text, name, media=media)
+    return Message("system" if role == "developer" else role, text, name, media=media)
 
 
-def _read_assistant_message(item: Fields, name: str | None, content: str | None, loose: bool, bare: bool) -> Message:
-    calls = [_read_tool_call(call, loose) for call in item.objects("tool_calls", cap=MAX_TOOLS)]
+def _read_assistant_message(
+    item: Fields, name: str | None, content: InterleavedText | None, rules: MessageRules
+) -> Message:
+    calls = [_read_tool_call(call, rules.loose) for call in item.objects("tool_calls", cap=MAX_TOOLS)]
     legacy = item.object("function_call")
     if legacy is not None:
-        calls.append(_read_function_call(legacy, "", loose))
+        calls.append(_read_function_call(legacy, "", rules.loose))
     reasoning = item.string("reasoning", None)
     if reasoning is None:
         reasoning = item.string("reasoning_content", None)
-    if content is None:
-        content = item.string("refusal", None)
-    if content is None and not calls and reasoning is None:
-        if not bare:
+    text = item.string("refusal", None) if content is None else content.text
+    if text is None and not calls and reasoning is None:
+        if not rules.bare:
             raise item.missing_member("content")
-        content = ""
-    return Message("assistant", content, name, reasoning, calls)
+        text = ""
+    return Message("assistant", text, name, reasoning, calls, media=[] if content is None else content.media)
 
 
 def _read_tool_call(call: Fields, loose: bool) -> ToolCall:
@@ -149,22 +173,25 @@ def _read_function_call(function: Fields, call_id: str, loose: bool) -> ToolCall
     return ToolCall(call_id, name, function.string(member, "{}"))
 
 
-def _read_content(item: Fields, joint: str, bare: bool = False) -> str | None:
-    """Return the content as one text; an array's parts are joined."""
+def _read_content(item: Fields, role: str, rules: MessageRules) -> InterleavedText | None:
+    """Return the content as one text with the items in it; an array's parts are joined."""
     value = item.raw_value("content")
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return InterleavedText(value, [])
     if not isinstance(value, list):
         raise item.mistyped_member("content", "a string or an array of content parts")
-    if not bare:
-        return joint.join(
-            _read_content_part(part, TEXT_PARTS) for part in item.objects("content", cap=MAX_CONTENT_PARTS)
-        )
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
-    item = item.without_members({"content"}).with_defaults({"content": parts})
-    return joint.join(
-        _read_content_part(part, TEXT_PARTS | THINKING_PARTS) for part in item.objects("content", cap=MAX_CONTENT_PARTS)
+    text_members = TEXT_PARTS
+    if rules.bare:
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
+        item = item.without_members({"content"}).with_defaults({"content": parts})
+        text_members = TEXT_PARTS | THINKING_PARTS
+    parts_read = (
+        _read_content_part(part, role, text_members, rules.media)
+        for part in item.objects("content", cap=MAX_CONTENT_PARTS)
     )
+    return interleave_parts(parts_read, rules.joint)
 
 
 def read_prediction(body: Fields) -> str:
@@ -173,14 +200,16 @@ def read_prediction(body: Fields) -> str:
     if prediction_object is None:
         return ""
     prediction_object.string("type", "content", allowed=("content",))
-    content = _read_content(prediction_object, "")
+    content = _read_content(prediction_object, "", MessageRules(""))
     if content is None:
         raise prediction_object.missing_member("content")
-    return content
+    return content.text
 
 
-def _read_content_part(part: Fields, members: dict[str, str]) -> str:
-    """Return the text of a part. ``members``: the member that holds the text, by type of part."""
+def _read_content_part(part: Fields, role: str, members: dict[str, str], reader: MediaReader) -> str | Media:
+    """Return the text or the item of a part. ``members``: the member that holds the text, by type of part."""
+    if reader.limits and (item := reader.read_part(part, role, tuple(members))) is not None:
+        return item
     kind = part.string("type", None)
     if kind is None:
         raise part.missing_member("type")

@@ -10,7 +10,7 @@ from parley.dialects.dialect import DEFAULT_API_OPTIONS, Answer, ApiOptions, Req
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.parameters import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID, ChoiceCounts
-from parley.errors import NotFound, Overloaded, ParleyError, Unsupported
+from parley.errors import BadMedia, MediaFault, NotFound, Overloaded, ParleyError, Unsupported
 from parley.types import FinishReason, RepetitionPattern, Sampling, StopConditions, TokenInfo, Usage
 
 MAX_TOTAL_CHOICES = 2048  # n times the number of prompts
@@ -32,6 +32,23 @@ FINISH_REASONS: dict[FinishReason, str] = {
     "error": "error",
 }
 
+# Codes of errors about media; {} is the kind. OpenAI documents those of images.
+MEDIA_CODES: dict[MediaFault, str] = {
+    "bad_address": "invalid_{}_url",
+    "bad_data_url": "invalid_{}_url",
+    "forbidden_address": "invalid_{}_url",
+    "not_found": "invalid_{}_url",
+    "unreachable": "invalid_{}_url",
+    "bad_base64": "invalid_base64",
+    "unknown_format": "invalid_{}_format",
+    "undecodable": "{}_parse_error",
+    "refused_by_model": "{}_parse_error",
+    "too_slow": "{}_parse_error",
+    "too_large": "{}_too_large",
+    "too_long": "{}_too_large",
+    "too_many_pixels": "{}_too_large",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
@@ -41,8 +58,10 @@ class ReadingRules:
     the prompt; None: all that may be generated. ``best_of``: whether it is a member. ``min_alternatives``: the smallest
     valid number of alternatives; -1 asks for the whole vocabulary. ``shows_unused_tools``: the model sees its tools
     even if ``tool_choice`` is none. ``strict_schemas``: a ``strict`` tool must have a schema that OpenAI's strict mode
-    accepts. ``lenient_messages``: messages are read ``loose`` and ``lenient_messages`` (see ``messages.turns``), and
-    the last may be continued regardless of its role. ``follows_options``: the operator's ``ApiOptions`` apply.
+    accepts. ``lenient_messages``: messages are read ``loose`` and ``bare`` (see ``MessageRules``), parts with media
+    need no type, and the last message may be continued regardless of its role. ``media_roles``: those whose messages
+    may have media; empty: any. ``plain_urls``: the URL of a part may stand where its object is due.
+    ``follows_options``: the operator's ``ApiOptions`` apply.
     """
 
     roles: tuple[str, ...] = OPENAI_ROLES
@@ -52,6 +71,8 @@ class ReadingRules:
     shows_unused_tools: bool = False
     strict_schemas: bool = True
     lenient_messages: bool = False
+    media_roles: tuple[str, ...] = ("user",)
+    plain_urls: bool = True
     follows_options: bool = True
 
 
@@ -177,7 +198,7 @@ def usage_object(total: Usage) -> dict[str, Any]:
         "prompt_tokens": total.prompt_tokens,
         "completion_tokens": total.completion_tokens,
         "total_tokens": total.prompt_tokens + total.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": total.cached_tokens, "audio_tokens": 0},
+        "prompt_tokens_details": _prompt_details(total),
         "completion_tokens_details": {
             "reasoning_tokens": total.reasoning_tokens,
             "audio_tokens": 0,
@@ -185,6 +206,16 @@ def usage_object(total: Usage) -> dict[str, Any]:
             "rejected_prediction_tokens": total.rejected_tokens,
         },
     }
+
+
+def _prompt_details(total: Usage) -> dict[str, int]:
+    """Return the prompt tokens by kind, where there are media. Those of a video count as those of images."""
+    audio = total.media_tokens.get("audio", 0)
+    details = {"cached_tokens": total.cached_tokens, "audio_tokens": audio}
+    if not total.media_tokens:
+        return details
+    images = total.media_tokens.get("image", 0) + total.media_tokens.get("video", 0)
+    return details | {"image_tokens": images, "text_tokens": total.prompt_tokens - audio - images}
 
 
 def finite_logprob(logprob: float | None) -> float:
@@ -225,6 +256,8 @@ def openai_error_object(error: ParleyError) -> dict[str, Any]:
         case _:
             error_type = "invalid_request_error"
     code = error.code or ("unknown_url" if type(error) is NotFound else None)
+    if isinstance(error, BadMedia):
+        code = MEDIA_CODES.get(error.reason, "invalid_value").format(error.kind)
     return {"error": {"message": error.message, "type": error_type, "param": error.field, "code": code}}
 
 

@@ -70,7 +70,7 @@ class TgiChatReply(openai.TgiOpenAIReply):
         include_usage = options.boolean("include_usage", False) if options is not None else False
         if params.grammar is not None and body.has_value("tools"):
             raise Invalid("Grammar and tools are mutually exclusive", field="tools", code="tool_error")
-        chat = messages.read_tgi_conversation(body)
+        chat = messages.read_tgi_conversation(body, context)
         parameters.check_tgi_parameters(params, rules, empty=False, stream=stream, context=context.context_length)
         super().__init__(body, rules, context, params, sum(len(message.content or "") for message in chat.messages))
         self.request = Request(

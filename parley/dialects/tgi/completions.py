@@ -8,11 +8,11 @@ from typing import Any
 from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import openai, parameters, shared
+from parley.dialects.tgi import images, openai, parameters, shared
 from parley.dialects.tgi.parameters import TgiParameters
 from parley.dialects.tgi.shared import F32, TGI_WORDING, U32, TgiRules
 from parley.errors import Invalid, WrongType
-from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Text, Usage
+from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Usage
 
 FINISH_REASONS = {"eos_token": "stop"}  # for answers in one piece; streams end with native reasons
 
@@ -60,7 +60,7 @@ class TgiCompletionReply(openai.TgiOpenAIReply):
         self.request = Request(
             id=context.unique_id,
             model=self._requested_model(),
-            prompts=[Text(text) for text in texts],
+            prompts=[images.read_text_with_images(text, "prompt", context) for text in texts],
             sampling=params.neutral_sampling,
             stop_conditions=params.stop_conditions,
             output_options=OutputOptions(ids=stream),

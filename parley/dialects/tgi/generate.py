@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import chat, completions, features, parameters, shared
+from parley.dialects.tgi import chat, completions, features, images, parameters, shared
 from parley.dialects.tgi.shared import TGI_WORDING, TgiRules
 from parley.errors import Invalid, ParleyError, Unsupported, WrongType
 from parley.types import (
@@ -147,7 +147,7 @@ class TgiGenerateReply(Reply):
         self.request = Request(
             id=context.unique_id,
             model="",
-            prompts=[Text(inputs)],
+            prompts=[Text(inputs) if rules.old else images.read_text_with_images(inputs, "inputs", context)],
             sampling=params.neutral_sampling,
             grammar=params.build_grammar("grammar"),
             stop_conditions=params.stop_conditions,

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
+from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.openai.messages import read_messages
+from parley.dialects.openai.media_parts import TEXT_ONLY
+from parley.dialects.openai.messages import MessageRules, read_messages
 from parley.dialects.openai.tools import MAX_TOOLS
+from parley.dialects.tgi.images import TgiMediaReader
 from parley.errors import Invalid
 from parley.types import Chat, Message
 
 
-def read_tgi_conversation(body: Fields) -> Chat:
-    """Read a conversation with its tools. Raises BadRequest."""
-    messages = read_messages(body, joint="", roles=(), loose=True)
+def read_tgi_conversation(body: Fields, context: RequestContext | None = None) -> Chat:
+    """Read a conversation with its tools; without ``context``, only text is accepted. Raises BadRequest."""
+    reader = TEXT_ONLY if context is None else TgiMediaReader(context)
+    messages = read_messages(body, MessageRules("", loose=True, media=reader))
     tools, choice, only_tool = _read_tgi_tools(body)
     prompt = body.string("tool_prompt", None)
     guideline = body.string("guideline", None)
@@ -26,7 +32,9 @@ def read_tgi_conversation(body: Fields) -> Chat:
     last = messages[-1]
     continues = last.role == "assistant" and bool(last.content)
     if continues:
-        messages[-1] = Message(**{**_message_members(last), "content": (last.content or "").rstrip()})
+        text = (last.content or "").rstrip()
+        media = [msgspec.structs.replace(item, position=min(item.position, len(text))) for item in last.media]
+        messages[-1] = msgspec.structs.replace(last, content=text, media=media)
     return Chat(
         messages=messages,
         tools=tools,
@@ -48,11 +56,7 @@ def next_call_id(chat: Chat) -> str:
 
 
 def _append_text(message: Message, text: str) -> Message:
-    return Message(**{**_message_members(message), "content": (message.content or "") + text})
-
-
-def _message_members(message: Message) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in message.__struct_fields__}
+    return msgspec.structs.replace(message, content=(message.content or "") + text)
 
 
 def _read_tgi_tools(body: Fields) -> tuple[list[dict[str, Any]], Literal["auto", "required"], str | None]:

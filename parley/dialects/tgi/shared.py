@@ -14,7 +14,9 @@ from typing import Any
 from parley.dialects import words
 from parley.dialects.dialect import Answer, HeaderList, RequestTimings
 from parley.dialects.json_answer import encode_json
+from parley.dialects.tgi.images import media_sentence
 from parley.errors import (
+    BadMedia,
     BadRequest,
     ContextLength,
     EngineError,
@@ -238,6 +240,8 @@ def tgi_error_object(error: ParleyError, rules: TgiRules) -> dict[str, str]:
 def _error_sentence(error: BadRequest) -> str:
     if isinstance(error, NoTokens):
         return "`inputs` cannot be empty"
+    if isinstance(error, BadMedia):
+        return media_sentence(error)
     if not isinstance(error, ContextLength) or error.prompt is None or error.limit is None:
         return error.message
     if error.requested is None or error.prompt >= error.limit:

@@ -12,11 +12,11 @@ from typing import ClassVar
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import messages, parameters, shared
+from parley.dialects.tgi import images, messages, parameters, shared
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
 from parley.dialects.tgi.shared import TGI_WORDING, U32, U64, TgiRules
 from parley.errors import BadRequest, Invalid, Malformed, Missing, ParleyError, WrongType
-from parley.types import ChoiceDelta, Event, OutputOptions, Prompt, Request, Sampling, StopConditions, Text, Usage
+from parley.types import ChoiceDelta, Event, OutputOptions, Prompt, Request, Sampling, StopConditions, Usage
 
 MAX_INSTANCES = 1024
 NO_INSTANCES = "Input validation error"  # both message and type
@@ -96,7 +96,7 @@ class VertexReply(Reply):
 def _read_instance(item: Fields, rules: TgiRules, context: RequestContext) -> tuple[Prompt, int | None, int | None]:
     """Return the prompt, length and seed of a generation or a conversation."""
     if item.has_value("messages"):
-        chat = messages.read_tgi_conversation(item)
+        chat = messages.read_tgi_conversation(item, context)
         length, seed = item.integer("max_tokens", None, 0, U32), item.integer("seed", None, 0, U64)
         parameters.check_tgi_parameters(
             TgiParameters(max_new_tokens=length), rules, empty=False, stream=False, context=context.context_length
@@ -110,4 +110,5 @@ def _read_instance(item: Fields, rules: TgiRules, context: RequestContext) -> tu
     parameters.check_tgi_parameters(
         counted_params, rules, empty=not inputs, stream=False, context=context.context_length
     )
-    return Text(inputs), params.max_new_tokens, params.seed
+    prompt = images.read_text_with_images(inputs, item.member_path("inputs"), context)
+    return prompt, params.max_new_tokens, params.seed

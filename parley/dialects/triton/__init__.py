@@ -11,10 +11,11 @@ from functools import partial
 
 from parley.dialects.dialect import Answer, Dialect, PromptMembers, Route
 from parley.dialects.triton import bench, control, errors, generate, infer, metrics
+from parley.dialects.triton.images import IMAGE_INPUTS
 
 MODEL_PATH = "/v2/models/{model}"
 MODEL_PATHS = (MODEL_PATH, MODEL_PATH + "/versions/{version}")
-TRITON_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "text_input"))
+TRITON_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "text_input"), media=IMAGE_INPUTS)
 SHARED_MEMORY_PATHS = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
 
 

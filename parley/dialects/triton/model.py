@@ -72,9 +72,10 @@ _INPUTS = (
     InputTensor("random_seed", "UINT64", loose=True),
     InputTensor("beam_width", "INT32", loose=True),
     InputTensor("return_log_probs", "BOOL"),
-    # declared only so that a request which uses one is refused by name
+    # for models that read images; others refuse them by name
     InputTensor("image", "BYTES", many=True),
     InputTensor("image_url", "BYTES", many=True),
+    # declared only so that a request which uses one is refused by name
     InputTensor("decoder_text_input", "BYTES"),
     InputTensor("return_context_logits", "BOOL"),
     InputTensor("return_generation_logits", "BOOL"),

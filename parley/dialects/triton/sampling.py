@@ -28,6 +28,7 @@ from parley.dialects.parameters import (
 from parley.dialects.triton import embedding
 from parley.dialects.triton.document import parse_document
 from parley.dialects.triton.errors import inputs_error
+from parley.dialects.triton.images import IMAGE_INPUTS, read_triton_images
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import BadRequest, Invalid, Unsupported, excerpt
 from parley.types import Grammar, OutputOptions, Request, Sampling, StopConditions, Text
@@ -109,8 +110,6 @@ UNAVAILABLE = {
     "lora_config": "LoRA feature is not enabled.",
     "logits_processors": "Custom logits processors are not available on this server.",
     "prompt_logprobs": "Log-probabilities of the prompt are not available through this API.",
-    "image": "The model does not read images.",
-    "image_url": "The model does not read images.",
     "decoder_text_input": "The model has no encoder.",
     "return_context_logits": "Raw logits are not available on this server.",
     "return_generation_logits": "Raw logits are not available on this server.",
@@ -146,6 +145,7 @@ KNOWN_PARAMETERS = (
     | STRUCTURED_NAMES
     | set(ALIASES)
     | set(UNAVAILABLE)
+    | set(IMAGE_INPUTS)
     | set(VLLM_GUIDES)
     | set(CONSTRAINT_OBJECTS)
     | {"lora_name"}
@@ -172,12 +172,16 @@ def read_triton_request(
     require_inputs(values, request_id, context.path_parts["model"])
     body = Fields(_gather_values(values))
     _refuse_unavailable(body)
+    images = read_triton_images(body, context)
     text = body.string("text_input", "")
     stream = body.boolean("stream", False)
     outputs = {o.name for o in OUTPUTS.values() if not o.asked_by or body.boolean(o.asked_by, False)}
     if output_names is not None:
         outputs = output_names
     if (embedding_request := embedding.read_embedding_request(body, context)) is not None:
+        if images:
+            field = images[0].media.field
+            raise Unsupported(f"'{field}': Embeddings of images are not available on this server.", field=field)
         embedding_request.priority, embedding_request.timeout = _relative_priority(body), _timeout_seconds(body)
         return TritonRequest(request_id, embedding_request, "", False, False, outputs)
     top_logprobs = body.integer("logprobs", None, -1, MAX_ALTERNATIVES)
@@ -186,7 +190,7 @@ def read_triton_request(
     request = Request(
         id=context.unique_id,
         model=context.path_parts["model"],
-        prompts=[Text(text)],
+        prompts=[Text(text, media=images)],
         sampling=_read_triton_sampling(body),
         stop_conditions=stop,
         output_options=OutputOptions(

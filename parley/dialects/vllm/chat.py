@@ -16,7 +16,8 @@ from parley.dialects.openai import chat
 from parley.dialects.openai.shared import ReadingRules
 from parley.dialects.openai.timings import metrics_member
 from parley.dialects.vllm import requests, shared
-from parley.types import ChoiceDelta, ChoiceDone, Event, PromptAccepted, TokenInfo, ToolCallDelta, Usage
+from parley.errors import BadMedia, ParleyError
+from parley.types import Chat, ChoiceDelta, ChoiceDone, Event, PromptAccepted, TokenInfo, ToolCallDelta, Usage
 
 PLAIN_CHUNK = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,"token_ids":null}'
 
@@ -39,11 +40,22 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)
         self.request.sampling = requests.search_sampling(self.request)
         self._answer_id = requests.choose_answer_id(context, self._answer_id)
+        self._messages = [
+            message for prompt in self.request.prompts if isinstance(prompt, Chat) for message in prompt.messages
+        ]
         self._legacy = False  # calls are always written in the newer form
         self._echoes = body.boolean("echo", False)
         self._wants_tokens = self._wants_ids or self.request.output_options.logprobs is not None
         if self._echoes and self.request.output_options.prompt_logprobs is None and not self.request.stream:
             self.request.output_options = shared.with_prompt_logprobs(self.request.output_options)
+
+    def render_refusal(self, error: ParleyError) -> Answer | None:
+        """Add to an error about an unknown item the item's number, which its sentence names."""
+        if isinstance(error, BadMedia) and error.reason == "unknown_uuid":
+            items = [placed.media for message in self._messages for placed in message.media]
+            paths = [item.field for item in items if item.kind == error.kind]
+            error.detail["index"] = paths.index(error.field) if error.field in paths else 0
+        return None
 
     # -- a stream
 

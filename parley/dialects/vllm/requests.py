@@ -14,7 +14,7 @@ import msgspec
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.forms import CONSTRAINT_KINDS
-from parley.dialects.openai import constraints
+from parley.dialects.openai import constraints, extras
 from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT
 from parley.dialects.vllm import shared
@@ -40,6 +40,8 @@ VLLM_RULES = ReadingRules(
     shows_unused_tools=True,
     strict_schemas=False,
     lenient_messages=True,
+    media_roles=(),
+    plain_urls=False,
 )
 FORMAT_KINDS = {"json_object": "json_object", "json_schema": "json", "structural_tag": "structural_tag"}  # by type
 UNTRUSTED_TEMPLATE = (
@@ -131,8 +133,8 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
         yield parameter_error("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if body.boolean("stream", False) and body.boolean("use_beam_search", False):
         yield Invalid("Streaming is not currently supported with beam search")
-    for name in ("mm_processor_kwargs", "media_io_kwargs"):
-        if body.has_value(name):
+    for name in extras.MEDIA_MEMBERS:
+        if body.has_value(name) and not context.api_options.trust_request_mm_kwargs:
             yield parameter_error(UNTRUSTED_MEDIA.format(name=name), name)
     yield from _constraint_faults(body)
 

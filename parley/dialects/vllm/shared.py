@@ -12,8 +12,10 @@ from parley.dialects import orca
 from parley.dialects.dialect import Answer, ApiOptions, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.timings import metrics_member
+from parley.dialects.vllm.media_words import media_error_members
 from parley.dialects.vllm.words import unknown_ids_sentence, unknown_token_sentence
 from parley.errors import (
+    BadMedia,
     ContextLength,
     EngineError,
     Incapable,
@@ -87,7 +89,7 @@ def vllm_usage(total: Usage) -> dict[str, Any]:
         "prompt_tokens_details": {
             "cached_tokens": total.cached_tokens,
             "created_cache_tokens": None,
-            "multimodal_tokens": None,
+            "multimodal_tokens": total.media_tokens or None,
         },
         "completion_tokens_details": {"reasoning_tokens": total.reasoning_tokens} if total.reasoning_tokens else None,
     }
@@ -96,7 +98,8 @@ def vllm_usage(total: Usage) -> dict[str, Any]:
 def final_usage(total: Usage) -> dict[str, Any]:
     """Return the usage at the end of a stream, without nulls."""
     members = vllm_usage(total)
-    members["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens}
+    media_member = {"multimodal_tokens": total.media_tokens} if total.media_tokens else {}
+    members["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens, **media_member}
     return {name: value for name, value in members.items() if value is not None}
 
 
@@ -194,6 +197,8 @@ def vllm_error_object(error: ParleyError) -> dict[str, Any]:
     """Return the error object of an answer, with the original's types and sentences."""
     message, field, status = error.message, error.field, error.status
     match error:
+        case BadMedia():
+            status, error_type, message = media_error_members(error)
         case Malformed() | Missing() | WrongType():
             error_type = "Bad Request"
         case UnknownModel():

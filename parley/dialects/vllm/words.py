@@ -102,6 +102,7 @@ TEXT_MEMBERS = {
     "text_1",
     "text_2",
 }
+PART_TYPE = re.compile(r"\.content\[\d+\]\.type$")
 ARRAY_INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -208,7 +209,10 @@ class VllmWording(words.ErrorWording):
         return WrongType(_error_list(entry), field=f"body.{place}")
 
     def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
-        """Return pydantic's error for a value that is not one of those allowed."""
+        """Return pydantic's error for a value that is not one of those allowed; for a type of part, vLLM's sentence."""
+        if PART_TYPE.search(path):
+            known = ", ".join(allowed)
+            return Invalid(f"Unsupported chat content part type: {excerpt(value)}. Supported types: {known}")
         *others, last = [repr(name) for name in allowed]
         expected = f"{', '.join(others)} or {last}" if others else last
         entry = _pydantic_error(
