@@ -1,11 +1,21 @@
 """Prompt hashes: equal prefixes have equal hashes, different ones differ, and no input raises an exception."""
 
+import base64
 import json
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from parley.disagg.wire.prompt_hash import MARK_POSITIONS, PrefixMark, RecentPrefixes, hash_prompt
+from parley.disagg.wire.prompt_hash import (
+    CHARACTERS_PER_TOKEN,
+    MARK_POSITIONS,
+    MEDIA_SIZE,
+    PrefixMark,
+    RecentPrefixes,
+    hash_prompt,
+    shrink_media,
+)
 
 WORDS = st.text(max_size=40)
 
@@ -67,6 +77,58 @@ def test_hashes_a_prompt_in_arbitrary_bytes(body):
     hashed.conversation_hashes()
     assert hashed.token_count >= 0
     assert [mark.tokens for mark in hashed.marks] == sorted(mark.tokens for mark in hashed.marks)
+
+
+PICTURE = base64.b64encode(bytes(range(256)) * 40).decode()  # 14 kB
+OTHER_PICTURE = base64.b64encode(bytes(range(255)) * 40).decode()
+MEDIA_BODIES = {
+    "image_url": lambda data: chat_body(
+        [[{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]]
+    ),
+    "input_audio": lambda data: chat_body([[{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}]]),
+    "file": lambda data: chat_body([[{"type": "file", "file": {"file_data": f"data:audio/wav;base64,{data}"}}]]),
+    "link": lambda data: json.dumps({"inputs": f"![](data:image/png;base64,{data})" + "What is it? " * 9}).encode(),
+    "jpg": lambda data: json.dumps({"inputs": [{"type": "image_url", "image_url": data}]}).encode(),
+    "jpg in an object": lambda data: chat_body([[{"type": "image_url", "image_url": {"url": data}}]]),
+    "input": lambda data: json.dumps({"text_input": "What is it?", "image": [data]}).encode(),
+    "tensor": lambda data: json.dumps({"inputs": [{"name": "image", "datatype": "BYTES", "data": [data]}]}).encode(),
+}
+
+
+@pytest.mark.parametrize("form", MEDIA_BODIES)
+def test_media_count_as_a_thousand_characters(form):
+    body = MEDIA_BODIES[form](PICTURE)
+    one, same, other = map(hash_prompt, (body, body, MEDIA_BODIES[form](OTHER_PICTURE)))
+    assert one.token_count < 400 < len(body) / CHARACTERS_PER_TOKEN
+    assert one.marks and one.marks == same.marks
+    assert one.marks[-1].prefix_hash != other.marks[-1].prefix_hash
+    assert one.conversation_hashes() == same.conversation_hashes()
+    if one.messages:
+        assert one.conversation_hashes() != other.conversation_hashes()
+
+
+@pytest.mark.parametrize("form", MEDIA_BODIES)
+def test_media_are_found_behind_escaped_slashes(form):
+    """Some clients, such as PHP's, write a slash in JSON as two characters."""
+    body = MEDIA_BODIES[form](PICTURE).replace(b"/", b"\\/")
+    assert b"\\/" in body and hash_prompt(body).token_count < 400
+
+
+def test_text_after_media_keeps_its_marks():
+    url = f"data:image/png;base64,{PICTURE}"
+    turns = [[{"type": "image_url", "image_url": {"url": url}}], "a" * 600]
+    before, after = hash_prompt(chat_body(turns)), hash_prompt(chat_body([*turns, "b" * 600]))
+    assert len(after.marks) > len(before.marks) and after.marks[: len(before.marks) - 1] == [
+        mark for mark in after.marks if mark.prefix_hash in {each.prefix_hash for each in before.marks[:-1]}
+    ]
+
+
+@given(st.binary(max_size=4000))
+@settings(max_examples=60, deadline=None)
+def test_shrinking_media_changes_nothing_but_long_data(text):
+    assert shrink_media(text) == text
+    marked = text + b";base64," + b"A" * 2000 + b'"' + text
+    assert len(shrink_media(marked)) == len(text) * 2 + len(b';base64,"') + MEDIA_SIZE
 
 
 def test_prompt_length_is_estimated_from_text_or_token_ids():

@@ -4,15 +4,17 @@ The coordinator routes by them, and instances report the hashes of prompts that 
 so both compute the same hashes. Bodies are not parsed beyond the members that hold the prompt, which each dialect
 declares (``PromptMembers``). The hash covers the JSON text of tools and prompt as the client wrote it, or the prompt in
 a gRPC message, salted with the model, the cache salt and, where tenants share no prefixes, the tenant. Hashes are taken
-at marks whose distance grows with the position, so that a megabyte has about sixty.
+at marks whose distance grows with the position, so that a megabyte has about sixty. A picture's base64 counts as a
+thousand characters, which are those of its digest: it is no text, and its size says little about its tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -24,6 +26,11 @@ CHARACTERS_PER_TOKEN = 4.02  # characters per token
 FIRST_MARK, MARK_STEP, MARK_GROWTH = 128, 128, 1.125
 MAX_REPORTED_HASHES = 4096  # most hashes in an instance's status report
 MAX_BODY_SIZE = 64 << 20  # bytes; bodies are never longer
+MEDIA_SIZE = 1024  # characters that stand for a picture, video or clip; shorter ones stay as they are
+DATA_MARK = b";base64,"  # precedes the data in a data: URL
+# The members whose long values are media even without that mark, if they look like base64.
+MEDIA_VALUE_MARKS = (b'"data"', b'"image_url"', b'"url"')
+VALUE_START = re.compile(rb'\s*:\s*(?:\[\s*)?"(?=[A-Za-z0-9+/=_\\-]{%d})' % MEDIA_SIZE)  # a text, or one in an array
 
 
 def _compute_mark_positions() -> tuple[int, ...]:
@@ -104,12 +111,14 @@ class PromptReader:
         self._prefix_members = _unique_names(each.preceding for each in prompt_members)
         salt_members = sorted(_unique_names(each.salts for each in prompt_members))  # in no table's order
         self._salt_members = ("model", *salt_members)
+        self._media_members = _unique_names(each.media for each in prompt_members)
         self._message_readers = list(
             dict.fromkeys(each.read_non_json for each in prompt_members if each.read_non_json is not None)
         )
         names = _unique_names(
-            (self._conversation_members, self._prompt_members, self._prefix_members, self._salt_members)
-        )
+            (self._conversation_members, self._prompt_members, self._prefix_members, self._salt_members,
+             self._media_members)
+        )  # fmt: skip
         self._field_names = {name: f"member_{number}" for number, name in enumerate(names)}
         body = msgspec.defstruct(
             "Body",
@@ -131,9 +140,10 @@ class PromptReader:
         def member_texts(names: Iterable[str]) -> list[bytes]:
             return [bytes(getattr(body_members, self._field_names[name])) for name in names]
 
-        conversation = _first_present(member_texts(self._conversation_members))
-        prompt = conversation or _first_present(member_texts(self._prompt_members))
-        prefix, salts = b"".join(member_texts(self._prefix_members)), member_texts(self._salt_members)
+        conversation = shrink_media(_first_present(member_texts(self._conversation_members)))
+        prompt = conversation or shrink_media(_first_present(member_texts(self._prompt_members)))
+        media = map(_digest_text, member_texts(self._media_members))
+        prefix, salts = b"".join((*member_texts(self._prefix_members), *media)), member_texts(self._salt_members)
         text = prefix + prompt.rstrip(b']}" \t\r\n')  # without its end, a prompt is a prefix of its own continuation
         length = _estimate_tokens(prompt, characters_per_token) + int(len(prefix) / characters_per_token)
         salt = _owner_salt(owner, b"\0".join(salts))
@@ -147,6 +157,53 @@ class PromptReader:
                 salt = _owner_salt(owner, model.encode())
                 return PromptHashes(model, length, _mark_prefixes(prompt, salt, length), owner=owner)
         return PromptHashes()
+
+
+def shrink_media(text: bytes) -> bytes:
+    """Return a JSON text with digests in place of media: the data of data: URLs, and long values of certain members."""
+    if len(text) <= MEDIA_SIZE:
+        return text
+    text = _replace_values(text, DATA_MARK, _end_of_data)
+    for mark in MEDIA_VALUE_MARKS:
+        text = _replace_values(text, mark, _end_of_value)
+    return text
+
+
+def _replace_values(text: bytes, mark: bytes, find_value: Callable[[bytes, int], tuple[int, int]]) -> bytes:
+    """Replace the long values after a mark. ``find_value``: start and end of the value, given the end of the mark."""
+    pieces, done, position = [], 0, text.find(mark)
+    while position >= 0:
+        start, end = find_value(text, position + len(mark))
+        if end - start > MEDIA_SIZE:
+            pieces += [text[done:start], _digest_text(text[start:end])]
+            done = end
+        position = text.find(mark, max(start, end))
+    return b"".join((*pieces, text[done:])) if pieces else text
+
+
+def _end_of_data(text: bytes, start: int) -> tuple[int, int]:
+    """Return start and end of the data of a URL: it ends with its string, or with the Markdown link around it."""
+    end = _find_or_end(text, b'"', start, len(text))
+    return start, _find_or_end(text, b")", start, end)
+
+
+def _end_of_value(text: bytes, position: int) -> tuple[int, int]:
+    """Return start and end of the string that is the value of a member, given the end of the member's name."""
+    match = VALUE_START.match(text, position)
+    return (position, position) if match is None else (match.end(), _find_or_end(text, b'"', match.end(), len(text)))
+
+
+def _find_or_end(text: bytes, mark: bytes, start: int, end: int) -> int:
+    position = text.find(mark, start, end)
+    return end if position < 0 else position
+
+
+def _digest_text(value: bytes) -> bytes:
+    """Return the digest of a long value as MEDIA_SIZE characters, or the value if it is short."""
+    if len(value) <= MEDIA_SIZE:
+        return value
+    digest = hashlib.blake2b(value).hexdigest().encode()
+    return digest * (MEDIA_SIZE // len(digest))
 
 
 def _unique_names(several: Iterable[Iterable[str]]) -> tuple[str, ...]:
