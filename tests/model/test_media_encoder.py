@@ -1,4 +1,4 @@
-"""Encoders of pictures, video and sound give the embeddings of Transformers, from the tensors of one item."""
+"""Encoders of pictures, video and sound give the embeddings of Transformers, from the tensors of a media process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save, save_file
-from support.media_items import encoder_features, make_media, media_item, process_media
+from support.media_items import FRAME_RATE, make_media, media_item, process_media
 from support.multimodal_models import FAMILIES, multimodal_folder
 from support.run_model import load_test_runner
 from transformers import AutoModelForMultimodalLM
@@ -25,6 +26,8 @@ from parley.model.load.towers import load_towers, plan_towers
 from parley.model.media.encoder import TransformersEncoder, encoder_parts
 from parley.model.media.feature_file import EncoderError
 from parley.model.media_embeddings import EncodedItem
+from parley.model.media_input.processor import ItemProcessor
+from parley.model.media_input.video import DecodedVideo, VideoClock
 from parley.text.media_family import read_media_family
 from parley.types import MediaKind, Settings
 
@@ -57,6 +60,23 @@ def reference_model(family: str) -> Any:
 
 
 @cache
+def item_processor(family: str) -> ItemProcessor:
+    return ItemProcessor(multimodal_folder(family))
+
+
+def media_process_features(family: str, kind: MediaKind, media: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors that a media process writes for an item."""
+    processor = item_processor(family)
+    if kind == "image":
+        return processor.process_image(Image.fromarray(media), {}).tensors
+    if kind == "audio":
+        return processor.process_audio(media, {}).tensors
+    frames = list(range(len(media)))
+    clock = VideoClock([number / FRAME_RATE for number in frames], FRAME_RATE)
+    return processor.process_video(DecodedVideo(media, frames, clock), {}).tensors
+
+
+@cache
 def process_item(family: str, kind: MediaKind) -> ProcessedItem:
     """Process a noisy item, and see what the whole model gives its decoder."""
     inputs = process_media(multimodal_folder(family), kind, make_media(kind))
@@ -68,7 +88,7 @@ def process_item(family: str, kind: MediaKind) -> ProcessedItem:
     media_family = read_media_family(read_config(multimodal_folder(family)))
     places = inputs["input_ids"][0] == media_family.placeholder_ids[kind]
     expected = EncodedItem(seen["inputs_embeds"][0, places], seen.get("deepstack_visual_embeds") or ())
-    return ProcessedItem(encoder_features(inputs), expected)
+    return ProcessedItem(media_process_features(family, kind, make_media(kind)), expected)
 
 
 def encode_processed(encoder: TransformersEncoder, item: ProcessedItem, kind: MediaKind, **changes: Any) -> EncodedItem:
@@ -92,9 +112,9 @@ def test_embeddings_are_those_of_transformers(family: str, kind: MediaKind):
     assert encoded.nbytes == 4 * 64 * len(encoded.rows) * (1 + len(encoded.deep))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl_moe"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl_moe", "qwen2_vl"])
 def test_a_model_that_runs_through_transformers_uses_its_own_encoders(family: str):
-    runner, info = load_test_runner(multimodal_folder(family), dtype="float32")
+    runner, info = load_test_runner(multimodal_folder(family), dtype="float32", lowering=False)
     assert not info.fused
     assert info.media_kinds == set(FAMILIES[family].parts)
     item = process_item(family, "image")
@@ -255,6 +275,15 @@ def test_the_check_finds_any_missing_tensor(tmp_path):
     name = "multi_modal_projector.linear_1.weight"
     folder = copy_model(multimodal_folder("llava"), tmp_path / "copy", lambda each: None if each == name else each)
     with pytest.raises(LoadError, match=rf"^The checkpoint has no tensor model\.{name} \(1 missing in all\)\.$"):
+        check_model(Settings(model=str(folder)))
+
+
+def test_the_check_finds_a_tensor_of_another_shape(tmp_path):
+    folder = copy_model(multimodal_folder("llava"), tmp_path / "copy", lambda each: each)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["multi_modal_projector.linear_1.weight"] = torch.zeros(64, 48)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match=r"^Transformers cannot load the encoder of this llava model: "):
         check_model(Settings(model=str(folder)))
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import save
 from parley.types import EmbeddingRun, FeatureFile, MediaItem, MediaKind
 
 FRAMES = 6
+FRAME_RATE = 2.0  # per second
 SAMPLING_RATE = 16000
 
 
@@ -45,7 +46,12 @@ def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What i
     if kind == "image":
         arguments = {"images": [[media]]}
     elif kind == "video":
-        timing = {"fps": 2.0, "total_num_frames": FRAMES, "duration": FRAMES / 2, "frames_indices": list(range(FRAMES))}
+        timing = {
+            "fps": FRAME_RATE,
+            "total_num_frames": FRAMES,
+            "duration": FRAMES / FRAME_RATE,
+            "frames_indices": list(range(FRAMES)),
+        }
         arguments = {"videos": [list(media)], "video_metadata": [timing], "do_sample_frames": False}
     return dict(processor(text=[prompt], return_tensors="pt", **arguments))
 

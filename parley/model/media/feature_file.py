@@ -12,7 +12,7 @@ from safetensors.torch import load
 from parley.types import FeatureFile
 
 INTEGER_DTYPES = {torch.int64, torch.int32, torch.bool}  # grids, sizes and masks
-FLOAT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
+FLOAT_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
 class EncoderError(Exception):
