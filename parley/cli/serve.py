@@ -123,6 +123,10 @@ def media_options(config: ResolvedOptions) -> MediaOptions:
         sizes=MEDIA_SIZES | dict(config["media-size"]),
         request_size=config["media-request-size"],
         memory=config["media-memory"],
+        cache=config["media-feature-cache"],
+        pixels=config["media-pixels"],
+        workers=config["media-workers"],
+        eager=config["media-eager"],
     )
 
 

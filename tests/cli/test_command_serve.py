@@ -81,6 +81,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
 def test_media_options_reach_the_server(tmp_path):
     flags = f"--media-hosts a.example,internal:b:9000 --media-path {tmp_path} --media-limit image=3,audio=0"
     flags += " --media-size video=1GiB --media-request-size 2GiB --media-memory 3GiB --media-body-limit 100MiB"
+    flags += " --media-pixels 1000 --media-workers 2 --media-eager --media-feature-cache 1MiB"
     parsed = options(*flags.split())
     assert parsed.media == MediaOptions(
         hosts=(MediaHost("a.example"), MediaHost("b", 9000, internal=True)),
@@ -89,6 +90,10 @@ def test_media_options_reach_the_server(tmp_path):
         sizes={"image": 20 << 20, "video": 1 << 30, "audio": 25 << 20},
         request_size=2 << 30,
         memory=3 << 30,
+        cache=1 << 20,
+        pixels=1000,
+        workers=2,
+        eager=True,
     )
     assert parsed.media_body_limit == 100 << 20
     assert options("--body-memory", "50MiB").media_body_limit == 50 << 20
