@@ -190,6 +190,21 @@ async def test_documented_requests_of_a_scheduler_get_the_documented_members(clu
     await coordinator.collect_answer(answer)
 
 
+@pytest.mark.parametrize(("path", "body"), [
+    ("/generate", {"prompt": "\u6f22", "max_tokens": 9, "stream": True}),
+    ("/infer", {"inputs": "\u6f22", "parameters": {"max_new_tokens": 9}, "stream": True}),
+    ("/v2/models/tiny/generate_stream", {"text_input": "\u6f22", "parameters": {"max_new_tokens": 9}}),
+])  # fmt: skip
+async def test_output_is_empty_if_the_first_token_has_no_text(cluster, path: str, body: dict[str, Any]) -> None:
+    """It is the first byte of a character. A coordinator refuses the answer to a stream without the member."""
+    mindie_cluster = await cluster()
+    expected = await mindie_cluster.single.call("POST", path, body, {"req-id": "77"})
+    prefill_answer = await mindie_cluster.coordinator.send_prefill(path, body, mindie_cluster.addresses[0])
+    assert prefill_answer == {"reqId": "77", "isStream": True, "isLastResp": False, "output": ""}
+    text, _ = await mindie_cluster.coordinator.collect_answer(prefill_answer)
+    assert same_answer(blank_differences(text), blank_differences(expected.body)), (text, expected.body)
+
+
 async def test_answers_a_single_token_by_prefill_alone(cluster) -> None:
     mindie_cluster = await cluster()
     for stream in (True, False):
