@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support import tiny_models
 from support.lora_adapters import ALL_PROJECTIONS, load_with_peft, write_adapter
+from support.multimodal_models import multimodal_folder
 
 from parley.core.loop import EngineLoop
 from parley.core.step_budget import FixedBudget
@@ -141,14 +142,18 @@ def peft_logprobs(model, tokens: list[int], prompt_len: int) -> list[float]:
 
 
 def check_against_peft(base: str, folder: Path, *, merge: bool = True) -> None:
+    check_answer_against_peft(cached_runner(base), tiny_models.model_folder(base), folder, merge=merge)
+
+
+def check_answer_against_peft(runner: DecoderRunner, model_folder: Path, folder: Path, *, merge: bool = True) -> None:
     """Tokens and log-probabilities in float32 match those of PEFT, with its weights merged or separate."""
-    engine = AdapterLoop(cached_runner(base), {"a": folder})
+    engine = AdapterLoop(runner, {"a": folder})
     engine.loop.add_request(make_request("with", "a"))
     engine.loop.add_request(make_request("without", ""))
     answers = engine.finish()
     assert not engine.errors
     assert answers["with/0"] != answers["without/0"]
-    model = load_with_peft(tiny_models.model_folder(base), folder, merge=merge)
+    model = load_with_peft(model_folder, folder, merge=merge)
     tokens = random_prompt(0) + answers["with/0"][0]
     expected_logprobs = peft_logprobs(model, tokens, 40)
     assert all_logprobs(answers["with/0"]) == pytest.approx(expected_logprobs, abs=1e-4)
@@ -498,6 +503,30 @@ def test_load_accepts_other_adapter_tensor_names(tmp_path):
         tensors = load_file(folder / "adapter_model.safetensors")
         save_file({rename_tensor(name): value for name, value in tensors.items()}, folder / "adapter_model.safetensors")
         check_against_peft("llama", folder, merge=False) if i == 1 else runner.load_adapter(str(folder))
+
+
+@pytest.mark.parametrize("family", ["llava", "gemma3"])  # on the fused decoder, and through Transformers
+def test_adapter_finds_the_layers_of_a_multimodal_models_language_model(family, tmp_path):
+    base = multimodal_folder(family)
+    layers = r"model\.language_model\.layers\.\d+\.(self_attn\.[qo]_proj|mlp\.up_proj)"
+    folder = write_adapter(tmp_path / "adapter", base, 3, target_modules=layers, rank_pattern={
+        "^model.language_model.layers.1.self_attn.q_proj": 3})  # fmt: skip
+    runner = load_runner(Settings(model=str(base), kv_memory=8 << 20, dtype="float32"), lambda stage, fraction: None)[0]
+    check_answer_against_peft(runner, base, folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    assert all("model.language_model.layers" in name for name in tensors)
+    older_names = {
+        name.replace("model.language_model.", "language_model.model."): each for name, each in tensors.items()
+    }
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"rank_pattern": {
+        "^language_model.model.layers.1.self_attn.q_proj": 3}}))  # fmt: skip
+    save_file(older_names, folder / "adapter_model.safetensors")
+    assert runner.load_adapter(str(folder)).rank == 8
+    vision = {"base_model.model.model.vision_tower.layers.0.q_proj.lora_A.weight": torch.zeros(8, 32)}
+    save_file(older_names | vision, folder / "adapter_model.safetensors")
+    with pytest.raises(LoadError, match=r"changes model\.vision_tower\.layers\.0\.q_proj, which is not"):
+        runner.load_adapter(str(folder))
 
 
 def test_load_rejects_adapter_of_another_model_or_too_high_rank():

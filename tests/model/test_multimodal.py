@@ -1,6 +1,7 @@
 """The language models of multimodal checkpoints give the tokens and log-probabilities of Transformers for text."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,15 @@ def test_encoders_take_no_memory():
     language = [name for name in checkpoint.tensor_names if name.startswith("language_model.")]
     assert 0 < len(language) < len(checkpoint.tensor_names)
     assert info.parameters == sum(torch.Size(checkpoint.tensor_shape(name)).numel() for name in language)
+
+
+def test_refuses_two_heads(tmp_path):
+    """Older and newer names for the same tensor: either could be the right one."""
+    folder = tmp_path / "two"
+    shutil.copytree(multimodal_folder("llava"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    names = [name for name in tensors if name.endswith("lm_head.weight")]
+    other = {"lm_head.weight": "language_model.lm_head.weight"}.get(names[0], "lm_head.weight")
+    save_file(tensors | {other: tensors[names[0]] * 2}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match="has both"):
+        load_test_runner(folder)

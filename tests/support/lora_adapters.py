@@ -12,7 +12,7 @@ def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
     """Write an adapter for the model in ``base``; ``fields`` are those of LoraConfig. Its effect equals the model's."""
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     defaults = {
         "r": 8,
@@ -22,7 +22,7 @@ def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
         "fan_in_fan_out": AutoConfig.from_pretrained(base).model_type == "gpt2",  # its projections are Conv1D
     }
     config = LoraConfig(**(defaults | fields))
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    model = get_peft_model(_load_base(base), config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -34,9 +34,16 @@ def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
 
 def load_with_peft(base: Path, adapter: Path, *, merge: bool = True) -> Any:
     """Return the model in float32 with the adapter's weights merged into its own, or kept separate."""
-    import torch
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
+    model = PeftModel.from_pretrained(_load_base(base), adapter)
     return model.merge_and_unload() if merge else model
+
+
+def _load_base(base: Path) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    is_multimodal = hasattr(AutoConfig.from_pretrained(base), "text_config")
+    model_class = AutoModelForMultimodalLM if is_multimodal else AutoModelForCausalLM
+    return model_class.from_pretrained(base, dtype=torch.float32)

@@ -100,13 +100,20 @@ class Checkpoint:
         self._entries = {prefix + name: entry for name, entry in self._entries.items()}
 
     def select_tensors(self, prefixes: dict[str, str]) -> None:
-        """Keep only the tensors whose names begin with one of ``prefixes``, and replace it by its value."""
-        entries: dict[str, TensorEntry] = {}
-        for name, entry in self._entries.items():
+        """Keep only the tensors whose names begin with one of ``prefixes``, and replace it by its value.
+
+        Raises LoadError if two tensors get the same name.
+        """
+        old_names: dict[str, str] = {}
+        for name in self._entries:
             prefix = max((each for each in prefixes if name.startswith(each)), key=len, default=None)
-            if prefix is not None:
-                entries[prefixes[prefix] + name.removeprefix(prefix)] = entry
-        self._entries = entries
+            if prefix is None:
+                continue
+            new_name = prefixes[prefix] + name.removeprefix(prefix)
+            if new_name in old_names:
+                raise LoadError(f"The checkpoint has both {old_names[new_name]} and {name}, so one is superfluous.")
+            old_names[new_name] = name
+        self._entries = {new_name: self._entries[name] for new_name, name in old_names.items()}
 
     def tensor_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor. Raises LoadError if it is missing."""

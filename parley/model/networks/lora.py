@@ -30,6 +30,10 @@ MAX_CONFIG_BYTES = 4 << 20  # bytes
 # adapter's name.
 TENSOR_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
+# Where the layers of a decoder are, in plain models and in the language models of multimodal ones, by version of
+# Transformers. Some adapters are trained on a model without its head ("").
+BODY_PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "model.", "")
+
 # Config members that change the computation, and their meaning. Empty values count as absent.
 UNSUPPORTED_OPTIONS = {
     "use_dora": "DoRA",
@@ -89,7 +93,7 @@ def read_adapter(
     highest_rank = 0
     for name, (a, b) in sorted(pairs.items(), key=lambda pair: linears[pair[0]].first):
         site = linears[name]
-        rank, factor = rank_and_scale(name)
+        rank, factor = rank_and_scale(TENSOR_NAME.sub(r"\1", a))  # the config names layers as the tensors do
         if rank > max_rank:
             raise LoadError(f"The adapter has rank {rank} at {name}; at most {max_rank} is allowed here.")
         highest_rank = max(highest_rank, rank)
@@ -144,7 +148,7 @@ def _checked_alpha(value: Any, field: str) -> float:
 
 
 def _scale_rule(config: dict[str, Any]) -> Callable[[str], tuple[int, float]]:
-    """Return a function from a linear layer's name to its rank and scale, by the config's patterns."""
+    """Return a function from a linear layer's name in the adapter to its rank and scale, by the config's patterns."""
     ranks, alphas = (_compile_patterns(config, name) for name in ("rank_pattern", "alpha_pattern"))
     rank_stabilized = bool(config.get("use_rslora"))
 
@@ -178,13 +182,14 @@ def _match_pattern(patterns: list[tuple[re.Pattern[str], Any]], name: str, defau
 
 def _tensor_pairs(checkpoint: Checkpoint, linears: Mapping[str, LinearSite]) -> dict[str, tuple[str, str]]:
     """Return the names of the two tensors (lora_A, lora_B) of each linear layer that the adapter changes."""
+    names_by_place = {_place_in_body(name): name for name in linears}
     by_layer: dict[str, dict[str, str]] = {}
     for tensor in checkpoint.tensor_names:
         match = TENSOR_NAME.fullmatch(tensor)
         if match is None:
             raise LoadError(f"The adapter has a tensor {tensor[:120]}, which is not supported.")
-        name = match[1] if match[1] in linears else f"model.{match[1]}"  # trained on the model without its head
-        if name not in linears:
+        name = match[1] if match[1] in linears else names_by_place.get(_place_in_body(match[1]))
+        if name is None:
             raise LoadError(
                 f"The adapter changes {match[1][:120]}, which is not a linear layer that adapters may change here."
             )
@@ -197,6 +202,11 @@ def _tensor_pairs(checkpoint: Checkpoint, linears: Mapping[str, LinearSite]) -> 
     if not by_layer:
         raise LoadError("The adapter has no tensors.")
     return {name: (pair["A"], pair["B"]) for name, pair in by_layer.items()}
+
+
+def _place_in_body(name: str) -> str:
+    """Return a layer's name without the path to the decoder that it is in."""
+    return name.removeprefix(next(prefix for prefix in BODY_PREFIXES if name.startswith(prefix)))
 
 
 def _check_complete(config: dict[str, Any], pairs: Mapping[str, object], linears: Mapping[str, LinearSite]) -> None:
