@@ -79,7 +79,7 @@ class Fetcher(MediaFetcher):
         self.calls: list[tuple[str, str, str]] = []
         self.cancelled = 0
 
-    async def fetch(self, url: str, kind: Any, field: str, host_connections: Any = None) -> bytes:
+    async def fetch(self, url: str, kind: Any, field: str, request_connections: Any = None) -> bytes:
         self.calls.append((url, kind, field))
         try:
             await asyncio.sleep(3600 if "slow" in url else 0)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from typing import NamedTuple, NoReturn
 from urllib.parse import urljoin
+from weakref import WeakValueDictionary
 
 import httpcore2
 
@@ -36,6 +38,7 @@ MAX_REDIRECTS = 3
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 FETCH_SECONDS = 30.0  # for an item with all its redirects, without waiting for other fetches
 MAX_CONNECTIONS = 16
+TENANT_CONNECTIONS = 8  # for all requests of an API key, so that slow hosts that one names delay no other
 HOST_CONNECTIONS = 2  # to each host, for one request
 
 
@@ -45,15 +48,18 @@ class Redirect(NamedTuple):
     location: str
 
 
-class HostConnections:
-    """Limits the connections of one request to each host."""
+class RequestConnections:
+    """Limits the connections of one request: to each host, and with those of its tenant's other requests together."""
 
-    def __init__(self) -> None:
-        self._places: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(HOST_CONNECTIONS))
+    def __init__(self, tenant_places: asyncio.Semaphore):
+        self._tenant_places = tenant_places
+        self._host_places: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(HOST_CONNECTIONS))
 
-    def place_at(self, host: str) -> asyncio.Semaphore:
-        """Return what a connection to a host holds while it is open."""
-        return self._places[host]
+    @asynccontextmanager
+    async def hold_place(self, host: str) -> AsyncIterator[None]:
+        """Wait until the request may connect to a host, and count the connection until the end of the context."""
+        async with self._host_places[host], self._tenant_places:
+            yield
 
 
 class MediaFetcher:
@@ -70,18 +76,28 @@ class MediaFetcher:
         self.resolve_host = resolve_host or HostResolver().resolve_host
         self.connections = asyncio.Semaphore(MAX_CONNECTIONS)
         self._ssl_context = ssl_context
+        self._tenant_places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def request_connections(self, tenant: str = "") -> RequestConnections:
+        """Return the limits of a request's connections. "" stands for all clients of a server without API keys."""
+        places = self._tenant_places.get(tenant)
+        if places is None:
+            places = asyncio.Semaphore(TENANT_CONNECTIONS if tenant else MAX_CONNECTIONS)
+            self._tenant_places[tenant] = places
+        return RequestConnections(places)
 
     async def fetch(
-        self, url: str, kind: MediaKind, field: str, host_connections: HostConnections | None = None
+        self, url: str, kind: MediaKind, field: str, request_connections: RequestConnections | None = None
     ) -> bytes:
-        """Return what is at a URL. ``host_connections``: shared by the fetches of a request.
+        """Return what is at a URL. ``request_connections``: shared by the fetches of a request.
 
         Raises BadMedia; Overloaded if what is being fetched takes all memory.
         """
         held_body = self.budget.hold_body()
         self.budget.end_arrival(held_body)  # it never makes room for others by being slow
         try:
-            return await ItemFetch(self, kind, field, held_body, host_connections or HostConnections()).fetch(url)
+            connections = request_connections or self.request_connections()
+            return await ItemFetch(self, kind, field, held_body, connections).fetch(url)
         finally:
             held_body.release()
 
@@ -103,10 +119,10 @@ class ItemFetch:
         kind: MediaKind,
         field: str,
         held_body: HeldBody,
-        host_connections: HostConnections,
+        request_connections: RequestConnections,
     ):
         self._fetcher, self._kind, self._field = fetcher, kind, field
-        self._held_body, self._host_connections = held_body, host_connections
+        self._held_body, self._request_connections = held_body, request_connections
         self._size_limit = fetcher.options.sizes[kind]
         self._size = 0
         self._seconds_left = FETCH_SECONDS
@@ -130,7 +146,7 @@ class ItemFetch:
         """Send one request, while there is a connection free for it."""
         rules = self._matching_rules(address)
         loop = asyncio.get_running_loop()
-        async with self._host_connections.place_at(address.host), self._fetcher.connections:
+        async with self._request_connections.hold_place(address.host), self._fetcher.connections:
             began_at = loop.time()
             try:
                 async with asyncio.timeout(self._seconds_left):

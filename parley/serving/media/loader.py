@@ -16,7 +16,7 @@ import msgspec
 
 from parley.engine.media_messages import DecodingLimits, MediaForm, MediaProcessed, MediaRefused, ProcessMedia
 from parley.errors import BadMedia, MediaFault, Overloaded
-from parley.serving.media.fetcher import HostConnections, MediaFetcher
+from parley.serving.media.fetcher import MediaFetcher, RequestConnections
 from parley.serving.media.item_cache import ItemCache, StoredItem
 from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
@@ -91,12 +91,12 @@ class _Data(msgspec.Struct, frozen=True):
 
 
 class _RequestShare:
-    """What the items of one request share: the limit of their bytes, and the limit of connections to a host."""
+    """What the items of one request share: the limit of their bytes, and the limits of connections."""
 
-    def __init__(self, options: MediaOptions) -> None:
+    def __init__(self, options: MediaOptions, connections: RequestConnections) -> None:
         self._options = options
         self._size = 0
-        self.host_connections = HostConnections()
+        self.connections = connections
 
     def add_bytes(self, media: Media, size: int) -> None:
         """Count an item. Raises BadMedia if it, or the request with it, is too large."""
@@ -132,7 +132,7 @@ class MediaLoader:
 
         Raises BadMedia, naming the field of the item; Overloaded, NotReady, Unsupported.
         """
-        request = _RequestShare(self._options)
+        request = _RequestShare(self._options, self._fetcher.request_connections(owner))
         tasks = [asyncio.ensure_future(self._load_item(media, owner, request)) for media in items]
         try:
             return MediaLease(await asyncio.gather(*tasks))
@@ -190,7 +190,7 @@ class MediaLoader:
 
     async def _fetch(self, media: Media, url: str, request: _RequestShare) -> bytes:
         def start() -> Coroutine[None, None, bytes]:
-            return self._fetcher.fetch(url, media.kind, media.field, request.host_connections)
+            return self._fetcher.fetch(url, media.kind, media.field, request.connections)
 
         try:
             return await self._fetches.join((media.kind, url), start)

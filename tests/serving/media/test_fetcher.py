@@ -14,7 +14,7 @@ from support.media_host import MediaHost, http_answer, redirect_to, run_media_ho
 from parley.errors import BadMedia, Overloaded
 from parley.serving.media import fetcher as fetcher_module
 from parley.serving.media import pinned_connection
-from parley.serving.media.fetcher import HostConnections, MediaFetcher
+from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 
@@ -441,12 +441,29 @@ async def test_a_request_has_two_connections_to_a_host(host: MediaHost):
     host.answers["/"] = answer_late
     fetcher = make_fetcher(f"127.0.0.1:{host.port}")
     url = f"http://127.0.0.1:{host.port}/"
-    shared = HostConnections()
+    shared = fetcher.request_connections()
     answers = await asyncio.gather(*(fetcher.fetch(url, "image", FIELD, shared) for _ in range(8)))
     assert answers == [b"late"] * 8
     assert host.most_connections == 2
     await asyncio.gather(*(fetcher.fetch(url, "image", FIELD) for _ in range(40)))
     assert 2 < host.most_connections <= 16
+
+
+async def test_an_api_key_leaves_connections_for_others(host: MediaHost):
+    host.answers = {"/slow": say_nothing, "/": http_answer(b"quick")}
+    url = f"http://127.0.0.1:{host.port}/"
+    fetcher = make_fetcher(f"127.0.0.1:{host.port}")
+    slow = [
+        asyncio.create_task(fetcher.fetch(f"{url}slow", "image", FIELD, fetcher.request_connections("greedy")))
+        for _ in range(20)
+    ]
+    while host.open_connections < 8:
+        await asyncio.sleep(0.01)
+    assert await fetcher.fetch(url, "image", FIELD, fetcher.request_connections("other")) == b"quick"
+    assert host.most_connections == 9
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
 
 
 async def test_limits_the_memory_of_what_is_being_fetched(host: MediaHost):
