@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from support.media_requests import (
     whole_model,
 )
 from support.multimodal_models import multimodal_folder
-from support.run_model import load_test_runner
+from support.run_model import load_test_runner, serve_requests
 
 from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.media_embeddings import EncodedItem
@@ -100,7 +101,8 @@ def paged_logits(family: str, prompt: MediaPrompt, answer: list[int], chunk: int
     return run.runner.network.compute_logits(torch.cat(hidden)[len(prompt.token_ids) - 1 :])
 
 
-def check_against_transformers(family: str, prompt: MediaPrompt, chunk: int) -> None:
+def whole_answer(family: str, prompt: MediaPrompt) -> tuple[list[int], torch.Tensor]:
+    """The tokens that Transformers generates, and the logits of each."""
     with torch.inference_mode():
         output = whole_model(family).generate(
             **prompt.inputs,
@@ -109,7 +111,11 @@ def check_against_transformers(family: str, prompt: MediaPrompt, chunk: int) -> 
             output_logits=True,
             return_dict_in_generate=True,
         )
-    answer, expected = output.sequences[0, len(prompt.token_ids) :].tolist(), torch.cat(output.logits).float()
+    return output.sequences[0, len(prompt.token_ids) :].tolist(), torch.cat(output.logits).float()
+
+
+def check_against_transformers(family: str, prompt: MediaPrompt, chunk: int) -> None:
+    answer, expected = whole_answer(family, prompt)
     logits = paged_logits(family, prompt, answer, chunk)
     assert logits.argmax(-1).tolist() == answer
     assert (logits - expected).abs().max() < 1e-5 * expected.abs().max().clamp_min(1)
@@ -131,6 +137,23 @@ def test_videos_give_the_tokens_of_transformers(family):
 @pytest.mark.parametrize("family", AUDIO_FAMILIES)
 def test_clips_give_the_tokens_of_transformers(family):
     check_against_transformers(family, build_media_prompt(family, ["hear ", random_sound(6), " say"]), chunk=9)
+
+
+@pytest.mark.parametrize("family", EXACT_FAMILIES)
+def test_the_engine_encodes_and_gives_the_tokens_of_transformers(family):
+    """From files of features, two requests at once, of which the second begins with the first one's pages."""
+    prompts = [two_pictures(family), two_pictures(family), one_picture(family)]
+    with ExitStack() as files:
+        requests = [
+            EngineRequest(
+                str(number), prompt.token_ids, NEW_TOKENS, GREEDY, media=files.enter_context(prompt.open_media())
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        answers, stats = serve_requests(loaded_runner(family), requests, step=50, blocks=60)
+    for number, prompt in enumerate(prompts):
+        assert answers[str(number), 0].token_ids == whole_answer(family, prompt)[0]
+    assert stats.media_cache_queries > 0
 
 
 @pytest.mark.parametrize("family", EXACT_FAMILIES)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from support.media_items import SAMPLING_RATE, encoder_features, media_item
 from support.multimodal_models import FAMILIES, multimodal_folder
 
@@ -58,12 +61,25 @@ def random_sound(number: int) -> np.ndarray:
 
 @dataclass
 class MediaPrompt:
-    """A prompt as the engine gets it, and the same as ``inputs`` of the whole model."""
+    """A prompt as the engine gets it, and the same as ``inputs`` of the whole model. ``features``: of each item."""
 
     token_ids: list[int]
     media: list[MediaItem]
     encoded: dict[bytes, EncodedItem]
     inputs: dict[str, Any]
+    features: list[dict[str, Any]]
+
+    @contextmanager
+    def open_media(self) -> Iterator[list[MediaItem]]:
+        """Return the items with files of their features."""
+        with ExitStack() as files:
+            yield [
+                replace(
+                    item,
+                    features=files.enter_context(media_item(item.kind, encoder_features(each), 0)).features,
+                )
+                for item, each in zip(self.media, self.features, strict=True)
+            ]
 
 
 def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
@@ -80,9 +96,10 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
         )
         if kind
     ]
-    media, encoded = [], {}
+    media, encoded, all_features = [], {}, []
     for part in (part for part in parts if not isinstance(part, str)):
         features = dict(_process(family, [part]))
+        all_features.append(features)
         kind = _kind_of(part)
         item = encode_features(family, features, kind)
         digest = sha256(part.tobytes()).digest()
@@ -106,7 +123,7 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
             )
         )
     assert not runs
-    return MediaPrompt(token_ids, media, encoded, inputs)
+    return MediaPrompt(token_ids, media, encoded, inputs, all_features)
 
 
 def _kind_of(part: Any) -> MediaKind:

@@ -110,6 +110,7 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
                 state_dict=tensors,
                 dtype=towers.dtype,
                 attn_implementation="sdpa",
+                ignore_mismatched_sizes=True,  # refused below, in clearer words
                 output_loading_info=True,
             )
         except MemoryError:
@@ -118,6 +119,8 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
             raise LoadError(
                 f"Transformers cannot load the encoder of this {model_type} model: {one_line(error)}"
             ) from error
+    for name, shape, expected in sorted(report["mismatched_keys"]):
+        raise LoadError(f"Tensor {name} has shape {list(shape)}; the config asks for {list(expected)}.")
     parts = (model.get_decoder(), model.get_output_embeddings())
     language_model = {id(parameter) for part in parts for parameter in part.parameters()}
     needed = {name for name, parameter in model.named_parameters() if id(parameter) not in language_model}

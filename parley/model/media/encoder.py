@@ -7,7 +7,6 @@ when the first item comes: until then it takes neither time nor memory.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from functools import partial
@@ -21,8 +20,6 @@ from parley import native
 from parley.model.media.feature_file import EncoderError, read_features
 from parley.model.media_embeddings import EncodedItem
 from parley.types import MediaItem, MediaKind
-
-log = logging.getLogger("parley.engine")
 
 LOADING_POLL = 0.02  # seconds between looks whether the model is loaded
 
@@ -89,7 +86,6 @@ class TransformersEncoder:
             return self._loading.result()
         except Exception as error:
             self._loading = None  # the next item tries again
-            log.error("The model's encoder cannot be loaded: %s", error)
             raise EncoderError("The model's encoder cannot be loaded.") from error
 
     def _prepare_model(self) -> Any:
@@ -188,8 +184,7 @@ def _select_arguments(function: FeatureFunction, features: Features, kind: Media
 
 
 def _explain_failure(error: Exception, kind: MediaKind) -> EncoderError:
-    """Return the sentence for an error of the model's code, whose own words go to the log."""
-    log.warning("The model's encoder failed: %s: %s", type(error).__name__, " ".join(str(error).split())[:200])
+    """Return the sentence for an error of the model's code, whose own words are for the log only."""
     if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
         return EncoderError(f"There is not enough memory to encode the {kind}.")
     return EncoderError(f"The model's encoder cannot process the {kind}.")
