@@ -115,7 +115,9 @@ class CoordinatorOptions:
     max_requests: int = config_key(integer_kind(1, 90_000), 10_000, "Open requests, and client connections.")
     single_node_max_requests: int = config_key(integer_kind(1, 90_000), 1000, "Open requests of one instance.")
     body_limit: int = config_key(
-        size_kind(1 << 10), 32 << 20, "Largest body; in MindIE a whole number of MB from 1 to 20."
+        size_kind(1 << 10),
+        32 << 20,
+        "Largest body; in MindIE a whole number of MB from 1 to 20. Bodies with pictures may need 64MiB.",
     )
     http_timeout_seconds: float = config_key(
         SECONDS_KIND, 600.0, "Limit for a request to arrive, and between two writes."

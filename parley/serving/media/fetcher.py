@@ -12,11 +12,9 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from urllib.parse import urljoin
 from weakref import WeakValueDictionary
-
-import httpcore2
 
 from parley.errors import BadMedia, MediaFault, excerpt
 from parley.serving.media.addresses import (
@@ -28,12 +26,15 @@ from parley.serving.media.addresses import (
     is_public,
     parse_fetch_url,
 )
-from parley.serving.media.pinned_connection import CONNECT_SECONDS, FetchedAnswer, open_answer
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import MediaHost, is_address
 from parley.types.media import KIND_NAMES, MediaKind
 from parley.web.request_body import BodyBudget, HeldBody
 
+if TYPE_CHECKING:
+    from parley.serving.media.pinned_connection import FetchedAnswer
+
+LOOKUP_SECONDS = 5.0
 MAX_REDIRECTS = 3
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 FETCH_SECONDS = 30.0  # for an item with all its redirects, without waiting for other fetches
@@ -102,11 +103,13 @@ class MediaFetcher:
             held_body.release()
 
     def ssl_context(self, address: FetchAddress) -> ssl.SSLContext | None:
-        """Return the settings of TLS for a URL: the system's authorities, those of ``SSL_CERT_FILE`` if it is set."""
+        """Return the settings of TLS for a URL; None without TLS."""
+        from parley.serving.media.pinned_connection import system_tls_context
+
         if address.scheme != "https":
             return None
         if self._ssl_context is None:
-            self._ssl_context = httpcore2.default_ssl_context()
+            self._ssl_context = system_tls_context()
         return self._ssl_context
 
 
@@ -144,6 +147,8 @@ class ItemFetch:
 
     async def _get(self, address: FetchAddress) -> bytes | Redirect:
         """Send one request, while there is a connection free for it."""
+        from parley.serving.media.pinned_connection import open_answer  # takes time to load, and few servers need it
+
         rules = self._matching_rules(address)
         loop = asyncio.get_running_loop()
         async with self._request_connections.hold_place(address.host), self._fetcher.connections:
@@ -153,9 +158,9 @@ class ItemFetch:
                     ip_addresses = await self._checked_addresses(address, rules)
                     async with open_answer(address, ip_addresses, self._fetcher.ssl_context(address)) as answer:
                         return await self._read_answer(answer)
-            except (TimeoutError, httpcore2.TimeoutException):
+            except TimeoutError:
                 self._fail("unreachable", "could not be fetched: its server is too slow", limit=FETCH_SECONDS)
-            except (OSError, httpcore2.NetworkError, httpcore2.ProtocolError):
+            except OSError:
                 self._fail("unreachable", "could not be fetched: its server cannot be reached, or broke off")
             finally:
                 self._seconds_left -= loop.time() - began_at
@@ -172,7 +177,7 @@ class ItemFetch:
         if is_address(address.host):
             ip_addresses = [ip_address(address.host)]
         else:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(LOOKUP_SECONDS):
                 ip_addresses = await self._fetcher.resolve_host(address.host, address.port)
         if not any(rule.internal for rule in rules) and not all(map(is_public, ip_addresses)):
             self._fail("forbidden_address", "is not allowed: an address of that host is not public")

@@ -31,6 +31,11 @@ HEADERS = (
 )
 
 
+def system_tls_context() -> ssl.SSLContext:
+    """Return settings of TLS with the system's certificate authorities, or those of ``SSL_CERT_FILE`` if it is set."""
+    return httpcore2.default_ssl_context()
+
+
 class TrafficMeter:
     """Compares what a server sent with the body in it, both in bytes.
 
@@ -128,7 +133,7 @@ class FetchedAnswer:
     async def read_body(self, count_bytes: Callable[[int], None]) -> bytes:
         """Return the body; ``count_bytes`` gets the size of each part before it is kept, and may raise.
 
-        Raises TimeoutError if too few bytes come, and the errors of ``httpcore2``.
+        Raises TimeoutError if too few bytes come.
         """
         loop = asyncio.get_running_loop()
         body = BytesIO()  # in the end it gives its memory away, where joining parts would copy them all at once
@@ -151,7 +156,8 @@ async def open_answer(
 ) -> AsyncIterator[FetchedAnswer]:
     """Send a GET request and yield the answer; the connection ends with the context.
 
-    Raises the errors of ``httpcore2``. A certificate is verified for the host's name.
+    A certificate is verified for the host's name. Raises TimeoutError, and ConnectionError if the server cannot be
+    reached, breaks off or does not speak HTTP; in the context as well.
     """
     meter = TrafficMeter()
     host, target = address.host.encode(), address.target.encode()
@@ -162,5 +168,9 @@ async def open_answer(
     connection = httpcore2.AsyncHTTPConnection(url.origin, ssl_context, network_backend=backend)
     try:
         yield FetchedAnswer(await connection.handle_async_request(request), meter)
+    except httpcore2.TimeoutException as error:
+        raise TimeoutError from error
+    except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
+        raise ConnectionError from error
     finally:
         await backend.close_connection()

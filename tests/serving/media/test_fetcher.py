@@ -405,7 +405,7 @@ async def test_ends_the_fetch_of_a_slow_body(host: MediaHost, monkeypatch):
 
 
 async def test_ends_a_slow_lookup(monkeypatch):
-    monkeypatch.setattr(fetcher_module, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(fetcher_module, "LOOKUP_SECONDS", 0.1)
 
     async def resolve(_host: str, _port: int):
         await asyncio.sleep(60)
