@@ -11,6 +11,7 @@ import msgspec
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support.invariant_ledger import VOCAB, LoopHarness, kv_history, require, run_alone
+from support.placed_items import place_items
 
 from parley.core.search.beam import beam_capacity
 from parley.core.sequence import BLOCK_SIZE
@@ -93,7 +94,7 @@ class HandoverHarness(LoopHarness):
         work = self.works[work_id]
         tokens = work.token_ids + (work.prior_tokens[0] if work.prior_tokens else [])
         require(len(self.leased_pages[work_id]) <= len(tokens) // BLOCK_SIZE, "a lease of more than whole pages")
-        kv_states = kv_history(work.cache_salt, tokens, len(tokens) > self.runner.long_rope_after)
+        kv_states = kv_history(work.cache_salt, tokens, len(tokens) > self.runner.long_rope_after, work.media)
         for number, page in enumerate(self.leased_pages[work_id]):
             span = slice(number * BLOCK_SIZE, (number + 1) * BLOCK_SIZE)
             require(self.memory[page] == kv_states[span], "a page that is read does not hold what it is read for")
@@ -103,9 +104,16 @@ class HandoverHarness(LoopHarness):
         del self.leased_pages[work_id]
         self.pinned_pages.release_lease(work_id)
 
-    def reserve_pages(self, key: str, tokens: list[int], salt: str = "") -> ReserveResult:
+    def reserve_pages(self, work: EngineRequest) -> ReserveResult:
+        key, tokens = work.id, work.token_ids
         self.pinned_pages.reserve_pages(
-            key, tokens, [], salt, "", "", lambda reservation: self.reservations.__setitem__(key, reservation)
+            key,
+            tokens,
+            work.media,
+            work.cache_salt,
+            "",
+            "",
+            lambda reservation: self.reservations.__setitem__(key, reservation),
         )
         reservation = self.reservations[key]
         if reservation.error:
@@ -116,10 +124,11 @@ class HandoverHarness(LoopHarness):
         self.received_counts[key] = 0
         return reservation
 
-    def receive_pages(self, key: str, tokens: list[int], salt: str, count: int) -> None:
+    def receive_pages(self, work: EngineRequest, count: int) -> None:
         """Write pages as a transfer does, over their old content."""
+        key, tokens = work.id, work.token_ids
         reservation = self.reservations[key]
-        kv_states = kv_history(salt, tokens, len(tokens) > self.runner.long_rope_after)
+        kv_states = kv_history(work.cache_salt, tokens, len(tokens) > self.runner.long_rope_after, work.media)
         for number in range(self.received_counts[key], min(count, len(reservation.pages))):
             first = (reservation.skip + number) * BLOCK_SIZE
             self.memory[reservation.pages[number]] = list(kv_states[first : first + BLOCK_SIZE])
@@ -145,7 +154,10 @@ class HandoverScenario:
             budgets=tuple(pick([1, 5, 16, 23, 32, 64, 500]) for _ in range(3)),
             guesses=pick([None, None, 1]),
             long_rope_after=pick([inf, inf, 16, 37, 70]),
+            step_ms=pick([0, 250]),
+            media_cache=pick([0, 200, 1000]),
         )
+        self.sees_both_ways = pick([False, True])
         self.failures = failures
         self.works = [self.random_work(number) for number in range(self.random.randint(2, 8))]
         self.expected_outputs = {
@@ -176,9 +188,11 @@ class HandoverScenario:
             (number * 11 + i) % VOCAB for i in range(self.random.randint(0 if shared_length else 1, 40))
         ]
         n = pick([1, 1, 2])
+        tokens = tokens[: self.blocks * BLOCK_SIZE]
         work = EngineRequest(
             id=f"w{number}",
-            token_ids=tokens[: self.blocks * BLOCK_SIZE],
+            token_ids=tokens,
+            media=place_items(len(tokens), pick, sees_both_ways=self.sees_both_ways) if pick([0, 1]) else [],
             max_tokens=pick([0, 1, 5, 20, 45]),
             seed=pick([0, 1, 2**64 - 1]),
             n=n,
@@ -235,7 +249,7 @@ class HandoverScenario:
             return
         work = self.queue.pop(0)
         if work in self.prefilled_elsewhere:
-            reservation = self.harness.reserve_pages(work.id, work.token_ids, work.cache_salt)
+            reservation = self.harness.reserve_pages(work)
             if not reservation.error:
                 self.reserved[work.id] = self.in_transfer[work.id] = work
                 event("reserved")
@@ -256,7 +270,7 @@ class HandoverScenario:
         key = self.random.choice(list(self.in_transfer))
         work = self.in_transfer[key]
         count = self.harness.received_counts[key] + self.random.randint(0, 3) if count is None else count
-        self.harness.receive_pages(key, work.token_ids, work.cache_salt, count)
+        self.harness.receive_pages(work, count)
         if self.harness.received_counts[key] == len(self.harness.reservations[key].pages):
             self.harness.add_work(self.in_transfer.pop(key))
 
