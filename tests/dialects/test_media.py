@@ -1,15 +1,20 @@
 """Random lists of texts and items: their order and places are the same in every API, and no part causes a crash."""
 
 import json
+import random
+import re
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.http_client import fill_path
 from support.odd_bodies import media_parts
+from support.random_requests import generating_routes, random_body, with_image
 
-from parley.dialects.dialect import Answer, ApiOptions, RequestContext
+from parley.dialects.dialect import Answer, ApiOptions, RequestContext, Route
 from parley.dialects.media import InterleavedText, interleave_parts
-from parley.dialects.mounts import API_MOUNTS
+from parley.dialects.mounts import API_MOUNTS, mount_table, non_null_members, universal_mounts
 from parley.errors import ParleyError, hide_data
 from parley.types import Chat, EncodedMedia, Media, PlacedMedia, Text
 
@@ -29,6 +34,13 @@ CHAT_ROUTES = [
     for route in mount.dialect.routes
     if route.kind == "generate" and route.path.endswith("chat/completions")
 ]
+ROUTES_BY_PATH = {
+    fill_path(path): routes for (method, path), routes in mount_table(universal_mounts()).items() if method == "POST"
+}
+IMAGE = "data:image/png;base64,aGk="
+TEXT_ONLY_PATH = re.compile(  # the last are Databricks' strict form, which refuses the members of random requests
+    r"(?<!chat)/completions$|/infer_token$|^/vllm.*/generate$|^/mindie.*/v2/.*/infer$|^/databricks/.*/invocations$"
+)
 MIXED_PARTS = st.lists(st.text(max_size=9) | st.integers(0, 99), max_size=6)  # texts, and numbers of images
 
 
@@ -108,6 +120,39 @@ def test_media_parts_of_any_form_are_read_or_refused(parts, part):
                     continue
                 if not isinstance(reply, Answer):
                     check_places(reply.request.prompts)
+
+
+def find_route(path: str, body: bytes) -> Route:
+    """Return the route that reads a body, as a server chooses it."""
+    routes = [route for route, _ in ROUTES_BY_PATH[path]]
+    unclaimed = next((route for route in routes if not route.yields_unclaimed), routes[0])
+    names = non_null_members(body)
+    return next((route for route in routes if not names.isdisjoint(route.claiming_members)), unclaimed)
+
+
+@pytest.mark.parametrize(("path", "dialect"), generating_routes())
+def test_media_are_read_by_every_route_whose_api_has_them(path, dialect):
+    rng, read = random.Random(path), 0
+    for _ in range(12):
+        body = with_image(random_body(path, rng), dialect, IMAGE)
+        if body is None:
+            continue
+        route = find_route(path, body)
+        assert route.reader is not None
+        try:
+            reply = route.reader(body, HEAD)
+        except ParleyError as error:
+            assert "image" not in error.message.lower()
+            continue
+        if isinstance(reply, Answer):
+            assert b"image" not in reply.body.lower()
+            continue
+        turns = [turn for prompt in reply.request.prompts for turn in getattr(prompt, "messages", [prompt])]
+        links = path.startswith("/tgi-0.9.4")  # which are text there
+        sources = [placed.media.source for turn in turns for placed in getattr(turn, "media", ())]
+        assert sources == ([] if links else [EncodedMedia("aGk=", "image/png")]), (path, body)
+        read += 1
+    assert read or TEXT_ONLY_PATH.search(path)
 
 
 def check_places(prompts: list[Any]) -> None:

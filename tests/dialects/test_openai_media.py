@@ -257,12 +257,8 @@ def test_openai_media_usage_counts_tokens_by_kind():
     reply = chat.read_chat_request(json.dumps(body).encode(), HEAD)
     reply.add_events([ChoiceDelta(0, "a"), ChoiceDone(0, "stop", None, Usage())])
     usage = Usage(prompt_tokens=20, cached_tokens=4, media_tokens={"image": 5, "video": 6, "audio": 2})
-    assert json.loads(reply.render_body(usage))["usage"]["prompt_tokens_details"] == {
-        "cached_tokens": 4,
-        "audio_tokens": 2,
-        "image_tokens": 11,
-        "text_tokens": 7,
-    }
+    details = b'"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":2,"image_tokens":11,"text_tokens":7}'
+    assert details in reply.render_body(usage)
 
 
 def test_openai_media_in_a_text_models_conversation_are_refused_as_before():

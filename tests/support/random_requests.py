@@ -69,6 +69,34 @@ def generating_routes() -> list[tuple[str, str]]:
     return list(dialects.items())
 
 
+def with_image(body: bytes, dialect: str, url: str) -> bytes | None:
+    """Add an image to a request, in the form of its API; None if the request cannot have one."""
+    if not body.startswith(b"{"):
+        request = infer.INFER_REQUEST.FromString(body)
+        request.inputs.add(name="image_url", datatype="BYTES", shape=[1], contents={"bytes_contents": [url.encode()]})
+        return request.SerializeToString()
+    members = json.loads(body)
+    match members, dialect:
+        case {"text_input": text}, "mindie":
+            members["text_input"] = [{"type": "text", "text": text}, {"type": "image_url", "image_url": url}]
+        case {"text_input": _}, _:
+            members["image_url"] = [url]
+        case {"inputs": [*tensors]}, "triton":
+            members["inputs"] = [*tensors, {"name": "image_url", "datatype": "BYTES", "shape": [1], "data": [url]}]
+        case {"instances": [instance]}, _:
+            instance["inputs"] += f"![]({url})"
+        case {"inputs": str(text)}, "mindie":
+            members["inputs"] = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+        case {"inputs": str(text)}, _:
+            members["inputs"] = f"![]({url}){text}"
+        case {"messages": [[turn], *_]} | {"messages": [turn]}, _:
+            part = {"type": "image_url", "image_url": {"url": url}}
+            turn["content"] = [{"type": "text", "text": turn["content"]}, part]
+        case _:
+            return None
+    return json.dumps(members).encode()
+
+
 def random_body(path: str, rng: random.Random) -> bytes:
     """Make a random request to this path."""
     length = rng.choice((1, 2, 5, 12, 30))

@@ -23,6 +23,7 @@ EXTENSIONS: dict[MediaKind, tuple[str, ...]] = {
     "video": (".mp4", ".avi", ".wmv"),
     "audio": (".mp3", ".wav", ".flac"),
 }
+MAX_EXTENSION = 5  # characters of the longest of them
 AUDIO_FORMATS = ["mp3", "wav", "flac"]
 DATA_URL = re.compile(
     r"data:((?:image|video|audio)/(?:jpeg|png|mp4|x-msvideo|x-ms-wmv|mpeg|x-wav|flac));base64,", re.ASCII
@@ -95,7 +96,7 @@ class MediaPartReader:
             if not _names_file(value, extensions):
                 raise wrong_extension
             return address
-        if value.lower().endswith(extensions):
+        if value[-MAX_EXTENSION:].lower().endswith(extensions):
             path = value.removeprefix("file://")
             if not PATH_PATTERN.fullmatch(path):
                 raise self._download_error(DANGEROUS_PATH)
