@@ -168,7 +168,8 @@ class BadMedia(Invalid):
     """A picture, video or clip of the request cannot be used.
 
     ``reason``: what is wrong with it; ``kind``: "image", "video" or "audio". ``detail``: numbers and names that APIs
-    put into their own sentences, such as ``limit``, ``size``, ``status``, ``host``; never a decoder's words.
+    put into their own sentences, such as ``limit``, ``size``, ``status``, ``host``, and ``total`` if the items of a
+    request are too large together; never a decoder's words.
     """
 
     def __init__(

@@ -127,6 +127,7 @@ def media_options(config: ResolvedOptions) -> MediaOptions:
         pixels=config["media-pixels"],
         workers=config["media-workers"],
         eager=config["media-eager"],
+        accepts_embeddings=config["enable-mm-embeds"],
     )
 
 

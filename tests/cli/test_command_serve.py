@@ -51,7 +51,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
     (tmp_path / "chiefs").write_text("chief\n")
     more += f" --api-key-file {keys} --admin-key-file {tmp_path / 'chiefs'} --share-prefixes"
     more += " --max-logprobs -1 --enable-force-include-usage --return-tokens-as-token-ids --enable-per-request-metrics"
-    more += " --enable-mm-embeds --trust-request-mm-kwargs"
+    more += " --trust-request-mm-kwargs"
     parsed = options(*flags.split(), *more.split())
     assert parsed == ServerOptions(
         peer_port_attempts=PEER_PORT_ATTEMPTS,
@@ -69,7 +69,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
         hosts=("h",),
         ping_interval=10.0,
         tokenizer_info=True,
-        api_options=ApiOptions(-1, True, True, True, True, True),
+        api_options=ApiOptions(-1, True, True, True, False, True),
         access_log=False,
         log_format="json",
     )
@@ -81,7 +81,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
 def test_media_options_reach_the_server(tmp_path):
     flags = f"--media-hosts a.example,internal:b:9000 --media-path {tmp_path} --media-limit image=3,audio=0"
     flags += " --media-size video=1GiB --media-request-size 2GiB --media-memory 3GiB --media-body-limit 100MiB"
-    flags += " --media-pixels 1000 --media-workers 2 --media-eager --media-feature-cache 1MiB"
+    flags += " --media-pixels 1000 --media-workers 2 --media-eager --media-feature-cache 1MiB --enable-mm-embeds"
     parsed = options(*flags.split())
     assert parsed.media == MediaOptions(
         hosts=(MediaHost("a.example"), MediaHost("b", 9000, internal=True)),
@@ -94,7 +94,9 @@ def test_media_options_reach_the_server(tmp_path):
         pixels=1000,
         workers=2,
         eager=True,
+        accepts_embeddings=True,
     )
+    assert parsed.api_options == ApiOptions(enable_mm_embeds=True)
     assert parsed.media_body_limit == 100 << 20
     assert options("--body-memory", "50MiB").media_body_limit == 50 << 20
 

@@ -106,7 +106,8 @@ class _RequestShare:
         self._size += size
         if self._size > (limit := self._options.request_size):
             predicate = f"exceeds the {limit} bytes that all media of a request may have"
-            raise bad_media(media, predicate, "too_large", {"limit": limit, "size": self._size})
+            detail = {"limit": limit, "size": self._size, "total": self._size}
+            raise bad_media(media, predicate, "too_large", detail)
 
 
 class MediaLoader:
