@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 from support.media_files import (
     IMAGE_FILES,
@@ -57,6 +58,17 @@ def test_tells_the_chooser_the_clock_and_the_size():
 
     decode_video(video_file(frames=5, rate=25), choose_first, LIMITS)
     assert seen == [(5, 25, 64, 48)]
+
+
+@pytest.mark.parametrize("name", VIDEO_FORMATS)
+def test_skips_to_keyframes_and_finds_the_same_pixels(name: str):
+    data = video_file(**VIDEO_FORMATS[name], frames=90, options={"g": "12"})
+    every_frame = decode_video(data, choose(range(90)), LIMITS)
+    wanted = [0, 5, 40, 41, 66, 89]
+    few_frames = decode_video(data, choose(wanted), LIMITS)
+    assert few_frames.indices == wanted
+    assert len(few_frames.clock.keyframes) >= 7
+    assert np.array_equal(few_frames.frames, every_frame.frames[wanted])
 
 
 def test_repeats_frames_that_are_wanted_twice():

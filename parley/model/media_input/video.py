@@ -1,7 +1,7 @@
 """Decodes videos: the frames that a model wants, chosen by their times.
 
 The number of frames is counted by reading all packets, because the header of many files says nothing or something
-wrong. Then only as much is decoded as the wanted frames need, one frame at a time.
+wrong. Then only as much is decoded as the wanted frames need: from the keyframe before each.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from base64 import b64decode
 from binascii import Error as Base64Error
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import av
 import numpy as np
@@ -28,10 +28,14 @@ STILL_RATE = 1.0  # frames per second of a video that is sent as single pictures
 
 @dataclass
 class VideoClock:
-    """The times of a video's frames, in seconds and in order, and how many frames it has per second."""
+    """The times of a video's frames, in seconds and in order, and how many frames it has per second.
+
+    ``keyframes``: the numbers of frames that can be decoded without those before them.
+    """
 
     times: list[float]
     rate: float
+    keyframes: list[int] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -56,13 +60,11 @@ def decode_video(data: bytes, choose_frames: FrameChooser, limits: DecodingLimit
     with open_container(data, "video") as container:
         clock = _read_clock(container, _first_video(container))
     with open_container(data, "video") as container:
-        stream = _first_video(container)
-        width, height = stream.codec_context.width, stream.codec_context.height
-        _check_frame_size(width, height, limits)
-        chosen = sorted(choose_frames(clock, width, height))  # of a short video, some more than once
+        decoder = _FrameDecoder(container, clock, limits)
+        chosen = sorted(choose_frames(clock, decoder.width, decoder.height))  # of a short video, some more than once
         _check_frame_count(len(chosen), limits)
-        size = _kept_size(width, height, len(chosen), limits)
-        pictures = dict(_decode_wanted(container, stream, clock, set(chosen), size, limits))
+        decoder.fit_memory(len(chosen))
+        pictures = dict(decoder.decode_frames(sorted(set(chosen))))
     indices = [index for index in chosen if index in pictures]
     if not indices:
         raise damaged()
@@ -108,16 +110,18 @@ def _first_video(container: av.container.InputContainer) -> av.VideoStream:
 
 def _read_clock(container: av.container.InputContainer, stream: av.VideoStream) -> VideoClock:
     """Read all packets for the times of the frames."""
-    ticks: list[int] = []
+    packets: list[tuple[int, bool]] = []
     for packet in container.demux(stream):
         if packet.size and (tick := packet.pts if packet.pts is not None else packet.dts) is not None:
-            ticks.append(tick)
-        if len(ticks) > MAX_PACKETS:
+            packets.append((tick, packet.is_keyframe))
+        if len(packets) > MAX_PACKETS:
             raise UnusableMedia(f"has more than {MAX_PACKETS} frames", "too_long", limit=MAX_PACKETS)
-    if not ticks or not stream.time_base:
+    if not packets or not stream.time_base:
         raise damaged()
-    times = sorted(float(tick * stream.time_base) for tick in ticks)
-    return VideoClock(times, _frame_rate(times, float(stream.average_rate or 0)))
+    packets.sort()
+    times = [float(tick * stream.time_base) for tick, _ in packets]
+    keyframes = [index for index, (_, is_keyframe) in enumerate(packets) if is_keyframe]
+    return VideoClock(times, _frame_rate(times, float(stream.average_rate or 0)), keyframes)
 
 
 def _frame_rate(times: list[float], stated_rate: float) -> float:
@@ -153,30 +157,62 @@ def _check_frame_count(count: int, limits: DecodingLimits) -> None:
         )
 
 
-def _kept_size(width: int, height: int, count: int, limits: DecodingLimits) -> tuple[int, int]:
-    """Return width and height of the frames that are kept: smaller ones if all together would take too much memory."""
-    scale = min(1.0, math.sqrt(limits.frame_bytes / (3 * width * height * max(count, 1))))
-    return max(1, int(width * scale)), max(1, int(height * scale))
+class _FrameDecoder:
+    """Decodes single frames of a video. ``width`` and ``height``: as its header says."""
 
+    def __init__(self, container: av.container.InputContainer, clock: VideoClock, limits: DecodingLimits):
+        self._container, self._clock, self._limits = container, clock, limits
+        self._stream = _first_video(container)
+        self.width, self.height = self._stream.codec_context.width, self._stream.codec_context.height
+        _check_frame_size(self.width, self.height, limits)
+        self._size = self.width, self.height
+        self._frames = container.decode(self._stream)
+        self._position = -1  # number of the frame decoded last
+        self._may_seek = True
 
-def _decode_wanted(
-    container: av.container.InputContainer,
-    stream: av.VideoStream,
-    clock: VideoClock,
-    wanted: set[int],
-    size: tuple[int, int],
-    limits: DecodingLimits,
-) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Decode up to the last wanted frame. A frame is found by its time: some packets hold no picture."""
-    for position, frame in enumerate(container.decode(stream)):
-        index = position if frame.time is None else bisect_left(clock.times, frame.time - 1e-6)
-        if index in wanted:
-            wanted = wanted - {index}
-            _check_frame_size(frame.width, frame.height, limits)
-            picture = np.asarray(frame.to_ndarray(format="rgb24", width=size[0], height=size[1]), np.uint8)
-            yield index, _turn_upright(picture, frame.rotation)
-        if not wanted:
-            return
+    def fit_memory(self, count: int) -> None:
+        """Make all frames smaller if ``count`` of them would take too much memory."""
+        scale = min(1.0, math.sqrt(self._limits.frame_bytes / (3 * self.width * self.height * max(count, 1))))
+        self._size = max(1, int(self.width * scale)), max(1, int(self.height * scale))
+
+    def decode_frames(self, indices: Sequence[int]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Return frames by their numbers, which are in order. Those that hold no picture are left out."""
+        for index in indices:
+            keyframe = self._keyframe_before(index)
+            if self._may_seek and keyframe > self._position + 1:
+                self._seek_frame(keyframe)
+            frame = self._find_frame(index)
+            if frame is None and self._position > index and self._may_seek:  # the file's index may be wrong
+                self._may_seek = False
+                self._seek_frame(0)
+                frame = self._find_frame(index)
+            if frame is not None:
+                yield index, self._convert_frame(frame)
+
+    def _keyframe_before(self, index: int) -> int:
+        place = bisect_right(self._clock.keyframes, index)
+        return self._clock.keyframes[place - 1] if place else 0
+
+    def _seek_frame(self, index: int) -> None:
+        assert self._stream.time_base is not None
+        self._container.seek(round(self._clock.times[index] / self._stream.time_base), stream=self._stream)
+        self._frames = self._container.decode(self._stream)
+        self._position = index - 1
+
+    def _find_frame(self, index: int) -> av.VideoFrame | None:
+        """Decode up to a frame; None if there is no picture with that number."""
+        for frame in self._frames:
+            is_timed = frame.time is not None
+            self._position = bisect_left(self._clock.times, frame.time - 1e-6) if is_timed else self._position + 1
+            if self._position >= index:
+                return frame if self._position == index else None
+        return None
+
+    def _convert_frame(self, frame: av.VideoFrame) -> NDArray[np.uint8]:
+        _check_frame_size(frame.width, frame.height, self._limits)
+        width, height = self._size
+        picture = np.asarray(frame.to_ndarray(format="rgb24", width=width, height=height), np.uint8)
+        return _turn_upright(picture, frame.rotation)
 
 
 def _turn_upright(picture: NDArray[np.uint8], degrees: int) -> NDArray[np.uint8]:
