@@ -69,11 +69,12 @@ def encoder_features(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
 @contextmanager
 def media_item(kind: MediaKind, features: dict[str, torch.Tensor] | bytes, count: int) -> Iterator[MediaItem]:
     """Keep features in a file in memory, and return an item of ``count`` embeddings that uses it."""
-    content = features if isinstance(features, bytes) else save(features)
+    digest = b"digest"
+    content = features if isinstance(features, bytes) else save(features, {"digest": digest.hex()})
     descriptor = os.memfd_create("features")
     try:
         os.write(descriptor, content)
         file = FeatureFile(os.getpid(), descriptor, len(content))
-        yield MediaItem(kind, b"digest", 0, count, [EmbeddingRun(0, count)], features=file)
+        yield MediaItem(kind, digest, 0, count, [EmbeddingRun(0, count)], features=file)
     finally:
         os.close(descriptor)

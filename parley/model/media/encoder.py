@@ -44,25 +44,31 @@ class TransformersEncoder:
     @torch.inference_mode()
     def encode_item(self, item: MediaItem, between_blocks: Callable[[], None]) -> EncodedItem:
         """Return the embeddings of an item. Raises EncoderError, or what ``between_blocks`` raises."""
-        model = self._await_model(between_blocks)
         if item.features is None:
             raise EncoderError(f"The {item.kind} has no processed features.")
-        features = read_features(item.features, self.dtype, self.device)
-        self._between_blocks, self._interruption = between_blocks, None
-        try:
-            encoded = self._compute_embeddings(model, item.kind, features)
-        except Exception as error:
-            if isinstance(error, EncoderError) or self._interruption is not None:
-                raise
-            raise _explain_failure(error, item.kind) from error
-        finally:
-            self._between_blocks = _do_nothing
+        features = read_features(item.features, item.digest, self.dtype, self.device)
+        if "embeddings" in features:  # the client has computed them
+            encoded = EncodedItem(features["embeddings"], list(features.get("deep_embeddings", ())))
+        else:
+            encoded = self._run_encoder(item.kind, features, between_blocks)
         if len(encoded.rows) != item.embedding_count:
             raise EncoderError(
                 f"The encoder gave {len(encoded.rows)} embeddings for the {item.kind}, "
                 f"but its text has {item.embedding_count} placeholders."
             )
         return encoded
+
+    def _run_encoder(self, kind: MediaKind, features: Features, between_blocks: Callable[[], None]) -> EncodedItem:
+        model = self._await_model(between_blocks)
+        self._between_blocks, self._interruption = between_blocks, None
+        try:
+            return self._compute_embeddings(model, kind, features)
+        except Exception as error:
+            if isinstance(error, EncoderError) or self._interruption is not None:
+                raise
+            raise _explain_failure(error, kind) from error
+        finally:
+            self._between_blocks = _do_nothing
 
     def _compute_embeddings(self, model: Any, kind: MediaKind, features: Features) -> EncodedItem:
         function = find_feature_function(model, kind)

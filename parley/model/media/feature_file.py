@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,12 +21,20 @@ class EncoderError(Exception):
     """An item cannot be encoded. The message is a sentence for users, without paths."""
 
 
-def read_features(features: FeatureFile, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the tensors of a feature file by name, the floating ones rounded to ``dtype``. Raises EncoderError."""
+def read_features(
+    features: FeatureFile, digest: bytes, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a feature file by name, the floating ones rounded to ``dtype``. Raises EncoderError.
+
+    The file says of which item it is: of a request that has ended, the number of its file may be another file's now.
+    """
+    content = _read_file(features)
     try:
-        tensors = load(_read_file(features))
+        tensors = load(content)
     except SafetensorError as error:
         raise EncoderError("The processed features are damaged.") from error
+    if _stated_digest(content) != digest.hex():
+        raise EncoderError("The processed features are not those of the request.")
     for name, tensor in tensors.items():
         if tensor.dtype not in INTEGER_DTYPES | FLOAT_DTYPES:
             raise EncoderError(f"The processed features hold {name} as {str(tensor.dtype).removeprefix('torch.')}.")
@@ -32,6 +42,12 @@ def read_features(features: FeatureFile, dtype: torch.dtype, device: torch.devic
         name: tensor.to(device, dtype if tensor.dtype in FLOAT_DTYPES else tensor.dtype)
         for name, tensor in tensors.items()
     }
+
+
+def _stated_digest(content: bytes) -> Any:
+    """Return the digest in the header of a safetensors file: a length of 8 bytes, then JSON."""
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return header.get("__metadata__", {}).get("digest")
 
 
 def _read_file(features: FeatureFile) -> bytes:

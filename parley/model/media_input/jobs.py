@@ -40,7 +40,7 @@ class MediaJobs:
 
     def _process_media(self, job: ProcessMedia) -> MediaProcessed:
         data = read_file(job.source)
-        if job.form == "base64":
+        if job.form in ("base64", "base64_embeddings"):
             data = decode_base64(data)
         options = {"small": job.is_small, "loading": job.loading_options, "processor": job.processor_options}
         form = "file" if job.form == "base64" else job.form
@@ -50,6 +50,8 @@ class MediaJobs:
         return MediaProcessed(item, write_tensors(job.target, processed.tensors, digest))
 
     def _process_data(self, job: ProcessMedia, data: bytes) -> ProcessedTensors:
+        if job.form == "base64_embeddings":
+            return self._processor.process_embeddings(job.kind, data)
         if job.kind == "image":
             check_loading_options(job.loading_options, frozenset())
             image = decode_image(data, job.limits.pixels)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import parley.model.load  # noqa: F401  (lets Transformers import torchvision)
+from parley.model.media_input.client_embeddings import read_embeddings
 from parley.model.media_input.unusable import UnusableMedia
 from parley.model.media_input.video import DecodedVideo, VideoClock
 from parley.text.media_family import read_media_family
@@ -63,6 +64,8 @@ class ItemProcessor:
         self._processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self._vision_config: Any = getattr(config, "vision_config", None)
+        self._deep_layers = len(getattr(self._vision_config, "deepstack_visual_indexes", None) or ())
+        self._hidden: int = config.get_text_config().hidden_size
 
     @property
     def audio_rate(self) -> int:
@@ -104,6 +107,26 @@ class ItemProcessor:
         }
         return self._process("video", arguments | options, video.clock.seconds)
 
+    def process_embeddings(self, kind: MediaKind, data: bytes) -> ProcessedTensors:
+        """Return embeddings that the client computed, with the text that stands for them. Raises UnusableMedia."""
+        grid_name = f"{kind}_grid_thw" if self._family.has_rope_grids else None
+        tensors = read_embeddings(data, self._hidden, self._deep_layers, grid_name)
+        sample = self._process_sample(kind).replacement
+        placeholder = self._placeholder(kind)
+        if len(_find_runs(sample, placeholder)) != 1:
+            raise UnusableMedia("cannot be given as embeddings: this model reads text between them", "bad_embeddings")
+        before, after = sample[: sample.index(placeholder)], sample[sample.rindex(placeholder) + len(placeholder) :]
+        return ProcessedTensors(tensors, before + placeholder * len(tensors["embeddings"]) + after)
+
+    def _process_sample(self, kind: MediaKind) -> ProcessedTensors:
+        """Process an item without content, for the marks around its embeddings."""
+        if kind == "image":
+            return self.process_image(Image.new("RGB", (64, 64)), {})
+        if kind == "audio":
+            return self.process_audio(np.zeros(self.audio_rate, np.float32), {})
+        frames = np.zeros((2, 64, 64, 3), np.uint8)
+        return self.process_video(DecodedVideo(frames, [0, 1], VideoClock([0.0, 1.0], 1.0)), {})
+
     def choose_frames(self, clock: VideoClock, width: int, height: int, options: dict[str, Any]) -> list[int]:
         """Return the numbers of the frames to read: as the request says, else as the processor samples, else
         DEFAULT_FRAMES of them at equal distances. Raises UnusableMedia."""
@@ -132,7 +155,7 @@ class ItemProcessor:
 
     def describe_item(self, kind: MediaKind, digest: bytes, processed: ProcessedTensors) -> ProcessedMedia:
         """Return the item as the API process knows it. Raises UnusableMedia if its parts do not fit each other."""
-        placeholder = self._processor.tokenizer.convert_ids_to_tokens(self._family.placeholder_ids[kind])
+        placeholder = self._placeholder(kind)
         runs = [len(run) // len(placeholder) for run in _find_runs(processed.replacement, placeholder)]
         if not runs:
             raise refused()
@@ -159,6 +182,12 @@ class ItemProcessor:
         if hop and processed.seconds > seconds + hop / self.audio_rate:
             predicate = f"has {processed.seconds:.1f} seconds, and this model reads at most {seconds:g}"
             raise UnusableMedia(predicate, "too_long", limit=seconds, size=processed.seconds)
+
+    def _placeholder(self, kind: MediaKind) -> str:
+        """The mark that each embedding replaces. Raises UnusableMedia."""
+        if kind not in self._family.kinds:
+            raise UnusableMedia("cannot be read by this model", "refused_by_model")
+        return str(self._processor.tokenizer.convert_ids_to_tokens(self._family.placeholder_ids[kind]))
 
     def _mark_of(self, kind: MediaKind) -> str | None:
         """The mark that a template writes for an item."""

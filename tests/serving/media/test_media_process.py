@@ -61,6 +61,7 @@ from pathlib import Path
 media_process.serve_socket(int(sys.argv[1]), Path(sys.argv[2]))
 """
 OBEDIENT_COMMAND = python_command("-c", OBEDIENT_PROCESS)
+FOLDERS = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 BUDGET = MemoryBudget(1 << 30)
 
 
@@ -176,15 +177,15 @@ async def test_names_the_extra_that_is_not_installed(monkeypatch: pytest.MonkeyP
 
 async def test_the_process_dies_with_its_parent():
     program = (
-        "import asyncio, os, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from media.test_media_process import *\n"
+        "import asyncio, os, sys; sys.path[:0] = sys.argv[1:]\n"
+        "from test_media_process import *\n"
         "workers = MediaWorkers('/model', command=OBEDIENT_COMMAND)\n"
         "asyncio.run(send(workers, b'x'))\n"
         "print(workers.idle_process_ids[0], flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, str(Path(__file__).parents[1]), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", program, *FOLDERS, stdout=asyncio.subprocess.PIPE
     )
     output, _ = await parent.communicate()
     async with asyncio.timeout(20):

@@ -126,12 +126,12 @@ async def test_returns_the_items_in_their_order():
     runner = Runner()
     loader = make_loader(runner)
     sources = [encoded(b"one"), media(MediaAddress("http://h/two")), media(MediaPath("/three")), encoded(b"one")]
-    sources.append(media(UploadedMedia(b"five")))
+    sources += [media(UploadedMedia(b"five")), media(MediaEmbeddings("c2l4"))]
     lease = await loader.load_items(sources, "tenant")
-    texts = [base64.b64encode(b"one"), b"http://h/two", b"/three", base64.b64encode(b"one"), b"five"]
+    texts = [base64.b64encode(b"one"), b"http://h/two", b"/three", base64.b64encode(b"one"), b"five", b"c2l4"]
     assert [read_features(item) for item in lease.items] == texts
-    assert [job.form for job in runner.jobs] == ["base64", "file", "file", "file"]
-    assert runner.tenants == ["tenant"] * 4
+    assert [job.form for job in runner.jobs] == ["base64", "file", "file", "file", "base64_embeddings"]
+    assert runner.tenants == ["tenant"] * 5
     assert (await loader.load_items([], "")).items == []
 
 
@@ -197,7 +197,6 @@ async def test_passes_errors_of_the_server_on():
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (MediaEmbeddings("aaaa"), "bad_embeddings"),
         (CachedMedia(), "unknown_uuid"),
         (EncodedMedia("a" * (28 << 20)), "too_large"),
     ],
