@@ -169,7 +169,7 @@ class ItemFetch:
         """Return the entries of the operator's list for a URL's host and port. Raises BadMedia if there is none."""
         rules = [rule for rule in self._fetcher.options.hosts if rule.includes(address.host, address.port)]
         if not rules:
-            self._fail("forbidden_address", "is not allowed: this server does not fetch from there")
+            self._forbid("this server does not fetch from there")
         return rules
 
     async def _checked_addresses(self, address: FetchAddress, rules: Sequence[MediaHost]) -> list[IpAddress]:
@@ -180,7 +180,7 @@ class ItemFetch:
             async with asyncio.timeout(LOOKUP_SECONDS):
                 ip_addresses = await self._fetcher.resolve_host(address.host, address.port)
         if not any(rule.internal for rule in rules) and not all(map(is_public, ip_addresses)):
-            self._fail("forbidden_address", "is not allowed: an address of that host is not public")
+            self._forbid("an address of that host is not public")
         return ip_addresses
 
     async def _read_answer(self, answer: FetchedAnswer) -> bytes | Redirect:
@@ -217,7 +217,12 @@ class ItemFetch:
         message = f"The URL of the {KIND_NAMES[self._kind]} {problem}."
         raise BadMedia(message, reason="bad_address", kind=self._kind, field=self._field, **detail)
 
-    def _fail(self, reason: MediaFault, what: str, **detail: int | float) -> NoReturn:
+    def _forbid(self, why: str) -> NoReturn:
+        """Refuse a host. Some APIs list the hosts that are allowed; those of private networks stay private."""
+        allowed = [str(rule) for rule in self._fetcher.options.hosts if not rule.internal]
+        self._fail("forbidden_address", f"is not allowed: {why}", allowed=str(allowed))
+
+    def _fail(self, reason: MediaFault, what: str, **detail: int | float | str) -> NoReturn:
         """Raise BadMedia with a sentence about the item from the client's URL."""
         host = self._named_host
         message = f"The {KIND_NAMES[self._kind]} from {excerpt(host)} {what}."

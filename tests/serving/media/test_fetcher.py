@@ -86,7 +86,7 @@ async def test_ignores_proxies_of_the_environment(host: MediaHost, monkeypatch):
 
 async def test_fetches_nothing_without_hosts(host: MediaHost):
     error = await refusal(make_fetcher(), f"http://127.0.0.1:{host.port}/")
-    assert error.reason == "forbidden_address" and error.detail == {"host": "127.0.0.1"}
+    assert error.reason == "forbidden_address" and error.detail == {"host": "127.0.0.1", "allowed": "[]"}
     assert not host.heads
 
 
@@ -102,8 +102,8 @@ async def test_fetches_nothing_without_hosts(host: MediaHost):
 )
 async def test_refuses_hosts_and_ports_that_are_not_listed(url: str):
     resolver = Resolver()
-    error = await refusal(make_fetcher("media.test", "*.media.test", resolver=resolver), url)
-    assert error.reason == "forbidden_address"
+    error = await refusal(make_fetcher("media.test", "*.media.test", "internal:b:9000", resolver=resolver), url)
+    assert error.reason == "forbidden_address" and error.detail["allowed"] == "['media.test', '*.media.test']"
     assert not resolver.lookups
 
 
