@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -204,6 +205,20 @@ def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
     with caplog.at_level("INFO"):
         assert not load_float32_runner(folder, dtype="bfloat16")[1].fused
     assert "not used" in caplog.text
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_decoder_check_reads_positions_on_three_axes(monkeypatch, is_interleaved):
+    folder = tiny_models.model_folder("qwen3")
+    checkpoint, shape = Checkpoint(folder), read_decoder_config(read_config(folder))
+    pairs = shape.rope.rotary // 2
+    section = (pairs - 2 * (pairs // 3), pairs // 3, pairs // 3)
+    rope = replace(shape.rope, mrope_section=section, mrope_interleaved=is_interleaved)
+    decoder = fuse_checkpoint(checkpoint, replace(shape, rope=rope), torch.float32)
+    assert reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS) < 1e-5
+    monkeypatch.setattr(decoder, "_frequency_axes", decoder._frequency_axes.flip(0))
+    monkeypatch.setattr(decoder, "select_layers", lambda layers: decoder)
+    assert reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS) > 1e-3
 
 
 def test_nan_weights_fail_the_decoder_check(tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from support import tiny_models
+from support.multimodal_models import multimodal_folder
 from support.run_model import load_test_runner, serve_requests
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +20,7 @@ from parley.model.load.transformers import TransformersNetwork, load_transformer
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
+from parley.text.media_family import read_media_family
 from parley.types import EngineRequest, Sampling
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -147,6 +150,32 @@ def test_numeric_check_detects_broken_attention(monkeypatch):
     ):
         monkeypatch.setattr(TransformersNetwork, "compute_hidden", broken)
         assert transformers_deviation(network, network.model) > 3 * DECODER_TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        ("qwen3_vl_moe", "media"),
+        ("qwen3_vl_moe", "rope_positions"),
+        ("qwen3_vl_moe", "deep"),
+        ("gemma3", "visible_ends"),
+    ],
+)
+def test_numeric_check_detects_lost_media(family, field, monkeypatch):
+    network = load_network(multimodal_folder(family))
+    facts = read_media_family(network.model.config.to_dict())
+    assert transformers_deviation(network, network.model, facts) < DECODER_TOLERANCE[torch.float32] / 100
+    compute_hidden = TransformersNetwork.compute_hidden
+
+    def lose_field(self, batch, pages):
+        if field != "deep":
+            batch = replace(batch, **{field: None})
+        elif batch.media is not None:
+            batch = replace(batch, media=batch.media._replace(deep=()))
+        return compute_hidden(self, batch, pages)
+
+    monkeypatch.setattr(TransformersNetwork, "compute_hidden", lose_field)
+    assert transformers_deviation(network, network.model, facts) > DECODER_TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize(

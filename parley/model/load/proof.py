@@ -3,58 +3,154 @@
 Two sequences are run over pages in uneven pieces packed together, and each one at once in Transformers' plainest form,
 with its own masks. State other than keys and values, a mask that the attention call does not report, ignored positions:
 each makes most positions differ. Sliding windows are narrowed during the check, or none would take effect.
+
+For models that take media, the same is done with a random picture in each sequence: embeddings in place of tokens, with
+positions on three axes, embeddings for further layers, and tokens that see later ones, where the model has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from parley.core.rope_positions import RopePositions
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.networks.network import DecoderNetwork, PackedBatch
+from parley.model.networks.network import DecoderNetwork, MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
+from parley.text.media_family import MediaFamily
+from parley.types import EmbeddingRun, MediaItem
 
 SEQUENCE_LENGTHS = (26, 23)  # tokens of the two sequences
 PROBE_STEPS = (((0, 9),), ((0, 1), (1, 17)), ((1, 1), (0, 16)), ((1, 5),))  # per step: (sequence, tokens)
 NARROW_WINDOW = 8
+PICTURE_STARTS = (11, 4)  # of the picture in each sequence; no step ends within it, where tokens see later ones
+PICTURE_GRID = (1, 3, 4)
+PICTURE_TOKENS = 12
+DEEP_LAYERS = 2
+
+
+@dataclass
+class ProbePicture:
+    """A random picture in a sequence of T tokens, which are part of it where ``is_media`` bool [T] says so.
+
+    ``rows`` and each of ``deep`` [T, hidden] hold its embeddings at its tokens. ``rope_positions`` int64 [3, T] and
+    ``visible_ends`` int64 [T]: as in ``PackedBatch``.
+    """
+
+    is_media: torch.Tensor
+    rows: torch.Tensor
+    deep: list[torch.Tensor]
+    rope_positions: torch.Tensor | None
+    visible_ends: torch.Tensor | None
+
+
+@dataclass
+class ProbeSequence:
+    """The token ids of a sequence, int64 [T], and its picture."""
+
+    ids: torch.Tensor
+    picture: ProbePicture | None = None
 
 
 @torch.inference_mode()
-def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel) -> float:
+def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel, family: MediaFamily | None = None) -> float:
     """Return the relative error (L2) of the logits over pages, as the median over positions.
+
+    ``family``: of the media that the model takes. Then it is the larger of the errors without and with pictures.
 
     The median, because in a mixture of experts rounding alone may send single tokens to other experts. Only positions
     after a sequence's first step count, because a model that reads nothing from the pages is right in the others.
     """
     sequences = [
-        torch.linspace(1, network.vocab_size - 1, length, device=model.device).long() for length in SEQUENCE_LENGTHS
+        ProbeSequence(torch.linspace(1, network.vocab_size - 1, length, device=model.device).long())
+        for length in SEQUENCE_LENGTHS
     ]
     with _narrow_windows(model):
-        expected = torch.cat(_transformers_logits(model, sequences))
-        actual = torch.cat(_paged_logits(network, sequences, model.dtype))
+        deviation = _median_error(network, model, sequences)
+        if family is not None:
+            for sequence, start in zip(sequences, PICTURE_STARTS, strict=True):
+                sequence.picture = _random_picture(model, family, sequence.ids, start)
+            deviation = max(deviation, _median_error(network, model, sequences))
+    return deviation
+
+
+def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tensor, start: int) -> ProbePicture:
+    """Return a picture whose tokens begin at ``start``. Its embeddings are as large as those of tokens."""
+    embeddings, count, end = model.get_input_embeddings()(ids), len(ids), start + PICTURE_TOKENS
+    generator = torch.Generator().manual_seed(start)
+    rows = [
+        (torch.randn(embeddings.shape, generator=generator) * embeddings.std().item()).to(embeddings)
+        for _ in range(1 + DEEP_LAYERS)
+    ]
+    rope_positions = visible_ends = None
+    if family.has_rope_grids:
+        item = MediaItem("image", b"", start, PICTURE_TOKENS, [EmbeddingRun(0, PICTURE_TOKENS, PICTURE_GRID)])
+        rope_positions = torch.tensor(RopePositions([item], count).axes(0, count), device=ids.device)
+    if family.sees_both_ways:
+        visible_ends = torch.arange(1, count + 1, device=ids.device)
+        visible_ends[start:end] = end
+    is_media = torch.zeros(count, dtype=torch.bool, device=ids.device)
+    is_media[start:end] = True
+    has_deep = "deepstack_visual_embeds" in signature(type(model.get_decoder()).forward).parameters
+    return ProbePicture(is_media, rows[0], rows[1:] if has_deep else [], rope_positions, visible_ends)
+
+
+def _median_error(network: DecoderNetwork, model: PreTrainedModel, sequences: list[ProbeSequence]) -> float:
+    expected = torch.cat(_transformers_logits(network, model, sequences))
+    actual = torch.cat(_paged_logits(network, sequences, model.dtype))
     errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
     first_steps = [next(count for step in PROBE_STEPS for at, count in step if at == n) for n in range(len(sequences))]
     parts = zip(errors.split(SEQUENCE_LENGTHS), first_steps, strict=True)
     return float(torch.cat([part[count:] for part, count in parts]).median())
 
 
-def _transformers_logits(model: PreTrainedModel, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+def _transformers_logits(
+    network: DecoderNetwork, model: PreTrainedModel, sequences: list[ProbeSequence]
+) -> list[torch.Tensor]:
     decoder = model.get_decoder()
     implementation = decoder.config._attn_implementation
     decoder.set_attn_implementation("eager")
     try:
-        return [model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in sequences]
+        return [
+            model(input_ids=sequence.ids[None], use_cache=False).logits[0].float()
+            if sequence.picture is None
+            else _logits_with_picture(network, model, sequence.ids, sequence.picture)
+            for sequence in sequences
+        ]
     finally:
         decoder.set_attn_implementation(implementation)
 
 
-def _paged_logits(network: DecoderNetwork, sequences: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    device = sequences[0].device
+def _logits_with_picture(
+    network: DecoderNetwork, model: PreTrainedModel, ids: torch.Tensor, picture: ProbePicture
+) -> torch.Tensor:
+    """Return the logits of Transformers for a sequence with a picture.
+
+    The whole model builds the masks for tokens that see later ones; its decoder takes everything else as arguments.
+    """
+    embeddings = torch.where(picture.is_media[:, None], picture.rows, model.get_input_embeddings()(ids))
+    inputs: dict[str, Any] = {"inputs_embeds": embeddings[None], "use_cache": False}
+    is_media = picture.is_media[None]
+    if picture.visible_ends is not None:
+        logits: torch.Tensor = model(**inputs, token_type_ids=is_media.long()).logits[0].float()
+        return logits
+    if picture.rope_positions is not None:
+        inputs["position_ids"] = picture.rope_positions[:, None]
+    if picture.deep:
+        rows = [each[picture.is_media] for each in picture.deep]
+        inputs |= {"visual_pos_masks": is_media, "deepstack_visual_embeds": rows}
+    return network.compute_logits(model.get_decoder()(**inputs).last_hidden_state[0])
+
+
+def _paged_logits(network: DecoderNetwork, sequences: list[ProbeSequence], dtype: torch.dtype) -> list[torch.Tensor]:
+    device = sequences[0].ids.device
     tables = [list(range(first, first + 2)) for first in range(0, 2 * len(sequences), 2)]
     pages = PagedKV(network.layers, 2 * len(sequences), dtype, device)
     pages.clear_pages([page for table in tables for page in table])
@@ -67,15 +163,35 @@ def _paged_logits(network: DecoderNetwork, sequences: list[torch.Tensor], dtype:
         for number, count in step:
             start, end = computed[number], computed[number] + count
             spans.append(Span(sum(len(part) for part in ids), count, end, tables[number]))
-            ids.append(sequences[number][start:end])
+            ids.append(sequences[number].ids[start:end])
             positions.append(torch.arange(start, end, device=device))
             computed[number] = end
         slots = [at + tables[number][0] * BLOCK_SIZE for at, (number, _) in zip(positions, step, strict=True)]
         batch = PackedBatch(torch.cat(ids), torch.cat(positions), torch.cat(slots), spans)
+        pictures = [sequences[number].picture for number, _ in step]
+        _add_pictures(
+            batch, [(picture, at) for picture, at in zip(pictures, positions, strict=True) if picture is not None]
+        )
         rows = network.compute_logits(network.compute_hidden(batch, pages))
         for (number, _), part in zip(step, rows.split([count for _, count in step]), strict=True):
             logits[number].append(part)
     return [torch.cat(parts) for parts in logits]
+
+
+def _add_pictures(batch: PackedBatch, parts: list[tuple[ProbePicture, torch.Tensor]]) -> None:
+    """Set the fields of media in a batch. ``parts``: the picture of each sequence, and the positions to compute."""
+    if not parts:
+        return
+    tokens = torch.cat([picture.is_media[at] for picture, at in parts]).nonzero()[:, 0]
+    layers = [
+        torch.cat(rows) for rows in zip(*([each[at] for each in (p.rows, *p.deep)] for p, at in parts), strict=True)
+    ]
+    if len(tokens):
+        batch.media = MediaRows(tokens, layers[0][tokens], [rows[tokens] for rows in layers[1:]])
+    axes = [picture.rope_positions[:, at] for picture, at in parts if picture.rope_positions is not None]
+    batch.rope_positions = torch.cat(axes, 1) if axes else None
+    ends = [picture.visible_ends[at] for picture, at in parts if picture.visible_ends is not None]
+    batch.visible_ends = torch.cat(ends) if ends else None
 
 
 @contextmanager

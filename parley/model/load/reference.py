@@ -1,7 +1,7 @@
 """The reference for fused decoders: a Llama-shaped model by its definitions, compared with the decoder at load.
 
 A plain float32 forward pass on the unmerged weights, of a few tokens, compared by logits. It knows nothing of kernels
-and packed weights, so that both cannot be wrong in the same way.
+and packed weights, so that both cannot be wrong in the same way. With M-RoPE, some tokens have a picture's positions.
 """
 
 from __future__ import annotations
@@ -9,20 +9,23 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from parley.core.rope_positions import RopePositions
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.load.fuse import EMBEDDING_TENSOR, NORM_TENSOR, LlamaWeights
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
+from parley.types import EmbeddingRun, MediaItem
 
 PROBE_TOKENS = 24  # tokens in the numeric check
 PROBE_OUTPUTS = 4096  # vocabulary entries with compared logits
 # Parameters; the check runs all layers of models up to this size, else the first and the last.
 FULL_CHECK_PARAMETERS = 50_000_000
+PROBE_PICTURE = MediaItem("image", b"", 7, 12, [EmbeddingRun(0, 12, (2, 3, 2))])
 DECODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
 
 
@@ -46,8 +49,26 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     batch = PackedBatch(
         token_ids.to(device), positions, positions, [Span(0, PROBE_TOKENS, PROBE_TOKENS, list(range(count)))]
     )
+    if config.rope.mrope_section:
+        batch.rope_positions = _picture_positions().to(device)
     actual = selected.compute_logits(selected.compute_hidden(batch, pages)[-1:])[:, outputs.to(device)].cpu()
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def _picture_positions() -> torch.Tensor:
+    """Return the positions of the tokens on three axes if some of them are a picture's: int64 [3, PROBE_TOKENS]."""
+    return torch.tensor(RopePositions([PROBE_PICTURE], PROBE_TOKENS).axes(0, PROBE_TOKENS))
+
+
+def _position_table(rope: RopeConfig, count: int) -> torch.Tensor:
+    """Return the position that turns each pair of dimensions of each token: float32 [count, 1, 1 or rotary / 2]."""
+    if not rope.mrope_section:
+        return torch.arange(count).float()[:, None, None]
+    time, height, width = rope.mrope_section
+    axes = [0] * time + [1] * height + [2] * width
+    if rope.mrope_interleaved:
+        axes = [pair % 3 if pair < 3 * rope.mrope_section[pair % 3] else 0 for pair in range(rope.rotary // 2)]
+    return _picture_positions()[axes].T.float()[:, None]
 
 
 def reference_logits(
@@ -77,7 +98,7 @@ def reference_logits(
             results.append(y + checkpoint.view_tensor(linear.name + ".bias", linear.out).float() if linear.bias else y)
         return results
 
-    angles = torch.arange(count).float()[:, None, None] * config.rope.inverse_frequencies()
+    angles = _position_table(config.rope, count) * config.rope.inverse_frequencies()
     cos, sin = angles.cos() * config.rope.scale, angles.sin() * config.rope.scale
     half = config.rope.rotary // 2
 

@@ -42,6 +42,7 @@ from parley.model.load.reference import DECODER_TOLERANCE
 from parley.model.media.encoder import encoder_parts
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.native.layout import LayerKV
+from parley.text.media_family import read_media_family
 
 ATTENTION_NAME = "parley"  # Transformers' name for ``transformers_attention``
 WINDOW_UNKNOWN = -1  # the layer's code passed no sliding window
@@ -235,7 +236,7 @@ def load_transformers(
         model.to(device)  # type: ignore[arg-type]
         network = build_network(model.requires_grad_(False), max_len)
         progress(0.8)
-        relative_error = transformers_deviation(network, model)
+        relative_error = transformers_deviation(network, model, read_media_family(config.to_dict()))
     except (LoadError, MemoryError):
         raise
     except Exception as error:
