@@ -275,8 +275,12 @@ class EngineLoop:
 
     def _lend_processor(self, encode_queue: EncodeQueue) -> None:
         """Let the encoder compute: for what the step has left of its time, or until the next step if none is due."""
-        seconds = inf if self.is_idle else self.settings.step_ms / 1000 - self._counters.step_seconds
-        encode_queue.encoder.lend_processor(seconds)
+        if self.is_idle:
+            encode_queue.encoder.lend_processor(inf)
+        elif encode_queue.is_encoding and (self.prefill_share.allows_prefill or encode_queue.delays_output):
+            lent_at = perf_counter()
+            encode_queue.encoder.lend_processor(self.settings.step_ms / 1000 - self._counters.step_seconds)
+            self.prefill_share.charge_encoding(perf_counter() - lent_at)
 
     def _reject_request(self, request: EngineRequest, choices: set[int], error: str) -> None:
         """End the wanted choices of a request with an error before it starts."""

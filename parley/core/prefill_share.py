@@ -4,7 +4,7 @@ An account in seconds. A step that has decodes charges prefill for the prompt to
 step pays the prefill share of its time back. Prefill may have rows as long as it owes nothing: then it gets as much as
 the step budget allows, and afterwards steps only decode until the debt is paid. So no step gets longer, and over any
 period prefill takes at most its share plus two steps' worth. If only prefill or only decodes have work, they get all
-the time.
+the time. Encoding of media is prefill, too: it gets time after a step only if prefill may have rows.
 
 Knows no sequences, and reads no clock.
 """
@@ -18,7 +18,8 @@ class PrefillShare:
     """Account of prefill time in steps with decodes. ``share``: from 0 to 1. With 0, prefill waits until no request
     decodes; with 1 it never waits.
 
-    For each step: ``begin_step``, then ``charge_prefill`` for its chunks if prefill is allowed, then ``observe_step``.
+    For each step: ``begin_step``, then ``charge_prefill`` for its chunks if prefill is allowed, then ``observe_step``,
+    then ``charge_encoding``.
     """
 
     def __init__(self, share: float = 1.0):
@@ -47,3 +48,8 @@ class PrefillShare:
             seconds = min(seconds, MAX_CHARGED_SECONDS)
             debt = self._debt_seconds + seconds * (self._prefill_tokens / tokens - self.share)
             self._debt_seconds = max(debt, min(self._debt_seconds, -seconds * self.share))
+
+    def charge_encoding(self, seconds: float) -> None:
+        """Charge time after a step in which media were encoded and decodes had to wait."""
+        if self._has_decodes:
+            self._debt_seconds += min(seconds, MAX_CHARGED_SECONDS) * (1 - self.share)

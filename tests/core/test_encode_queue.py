@@ -60,6 +60,33 @@ def test_decodes_have_a_row_in_every_step_while_items_are_encoded() -> None:
     assert bench.encoder.block_count == 30 and max(blocks_by_step) == 1
 
 
+def test_encoder_waits_while_the_prefill_share_is_used_up() -> None:
+    bench = LoopHarness(step_ms=0, prefill_share=0.0)
+    bench.loop.add_request(EngineRequest("text", [1, 2, 3], max_tokens=20))
+    bench.step()
+    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20)))
+    while not bench.outputs["text", 0][-1].finish_reason:
+        bench.step()
+        assert not bench.encoder.block_count
+    bench.drain()
+    assert bench.merged_output("picture").finish_reason == "length"
+
+
+def test_prefill_share_does_not_hold_back_a_preempted_answer() -> None:
+    bench = LoopHarness(step_ms=0, prefill_share=0.0, media_cache=0, prefix_cache=False, slots=2)
+    bench.loop.add_request(EngineRequest("text", [1, 2, 3], max_tokens=100))
+    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20), max_tokens=20))
+    bench.prefill_share.set_share(1.0)
+    while ("picture", 0) not in bench.outputs:
+        bench.step()
+    bench.prefill_share.set_share(0.0)
+    bench.loop.scheduler.preempt_last()
+    while not bench.outputs["text", 0][-1].finish_reason:
+        bench.step()
+    assert bench.outputs["picture", 0][-1].finish_reason == "length" and len(bench.encoder.encoded_digests) == 2
+    bench.drain()
+
+
 def test_requests_with_the_same_picture_share_one_encoding() -> None:
     bench = LoopHarness(slots=8, media_cache=0)
     for number in range(8):  # the tokens before it differ, so they share no page

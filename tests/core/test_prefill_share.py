@@ -143,6 +143,22 @@ def test_handed_over_answer_is_exempt_from_prefill_share(part: float) -> None:
     bench.drain()
 
 
+def test_encoding_is_charged_to_prefill_only_while_requests_decode() -> None:
+    quota = PrefillShare(0.25)
+    run_step(quota, 0, 16, 0.1)
+    quota.charge_encoding(100.0)
+    for encoding_seconds, decode_steps in ((0.3, 9), (0.1, 3)):
+        run_step(quota, 4, 0, 0.1)
+        quota.charge_encoding(encoding_seconds)
+        closed_steps = 0
+        while True:
+            run_step(quota, 4, 0, 0.1)
+            if quota.allows_prefill:
+                break
+            closed_steps += 1
+        assert closed_steps == pytest.approx(decode_steps, abs=1)
+
+
 def test_decode_only_and_prefill_only_steps_make_no_debt() -> None:
     bench = LoopHarness(slots=4, budgets=(500,), prefill_share=0.01)
     for number in range(3):  # no decodes yet

@@ -68,6 +68,11 @@ class EncodeQueue:
         """Whether an item is being encoded."""
         return self._current is not None
 
+    @property
+    def delays_output(self) -> bool:
+        """Whether a sequence that has output already waits here."""
+        return any(sequence.output_length > 0 for sequence in self._missing)
+
     def claim_embeddings(self, sequence: Sequence, start: int) -> bool:
         """Hold the embeddings of all items that end after ``start``. False: some are missing, and the sequence waits
         here."""
