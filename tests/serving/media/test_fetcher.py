@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import ipaddress
+import os
+import random
 import ssl
 
 import pytest
@@ -319,6 +321,41 @@ async def test_refuses_a_broken_answer(host: MediaHost, case: str):
     error = await refusal(make_fetcher(f"127.0.0.1:{host.port}"), f"http://127.0.0.1:{host.port}/")
     assert error.reason == "unreachable"
     await host.wait_until_idle()
+
+
+GOOD_ANSWERS = (
+    http_answer(b"a picture" * 20, "Content-Type: image/png"),
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\na pi\r\n5\r\ncture\r\n0\r\nTrailer: a\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n" + http_answer(b"late"),
+    redirect_to("http://127.0.0.1/elsewhere?a=b#c"),
+)
+FUZZED_ANSWERS = 5000 if os.environ.get("PARLEY_NIGHTLY") else 200
+
+
+def damage(answer: bytes, draw: random.Random) -> bytes:
+    """Change, remove, repeat and insert some bytes."""
+    data = bytearray(answer)
+    for _ in range(draw.randint(1, 6)):
+        start = draw.randrange(len(data) + 1)
+        end = min(len(data), start + draw.choice((0, 1, 1, 4, 40)))
+        data[start:end] = draw.choice((b"", data[start:end] * 2, draw.randbytes(2), b"\r\n", b"\0", b": ", b"ffffffff"))
+    return bytes(data)
+
+
+async def test_every_answer_is_a_file_or_an_error(host: MediaHost):
+    fetcher = make_fetcher(f"127.0.0.1:{host.port}")
+    draw = random.Random(5)
+    outcomes = set()
+    for _ in range(FUZZED_ANSWERS):
+        host.answers["/"] = damage(draw.choice(GOOD_ANSWERS), draw)
+        try:
+            await fetcher.fetch(f"http://127.0.0.1:{host.port}/", "image", FIELD)
+            outcomes.add("file")
+        except BadMedia as error:
+            outcomes.add(error.reason)
+    assert outcomes == {"file", "unreachable", "forbidden_address"}
+    await host.wait_until_idle()
+    assert fetcher.budget.held_bytes == 0
 
 
 @pytest.mark.parametrize(
