@@ -51,7 +51,7 @@ class MediaOptions:
     them; ``cache``: for what is kept for later requests.
 
     ``pixels``: the most that a picture or a frame of a video may have. ``workers``: processes that decode, for each
-    model; ``eager``: start one with the server.
+    model; ``eager``: start one with the server. ``accepts_embeddings``: clients may send embeddings instead of media.
     """
 
     hosts: tuple[MediaHost, ...] = ()
@@ -64,6 +64,7 @@ class MediaOptions:
     pixels: int = 50_000_000
     workers: int = 1
     eager: bool = False
+    accepts_embeddings: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

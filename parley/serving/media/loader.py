@@ -179,6 +179,8 @@ class MediaLoader:
         elif isinstance(source, UploadedMedia):
             data = _Data(source.content, "file")
         elif isinstance(source, MediaEmbeddings):
+            if not self._options.accepts_embeddings:
+                raise bad_media(media, "cannot be given as embeddings: this server does not allow it", "bad_embeddings")
             data = _Data(source.base64, "base64_embeddings")
         else:
             assert isinstance(source, EncodedMedia)

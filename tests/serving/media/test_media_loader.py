@@ -124,7 +124,7 @@ async def settle() -> None:
 
 async def test_returns_the_items_in_their_order():
     runner = Runner()
-    loader = make_loader(runner)
+    loader = make_loader(runner, accepts_embeddings=True)
     sources = [encoded(b"one"), media(MediaAddress("http://h/two")), media(MediaPath("/three")), encoded(b"one")]
     sources += [media(UploadedMedia(b"five")), media(MediaEmbeddings("c2l4"))]
     lease = await loader.load_items(sources, "tenant")
@@ -197,6 +197,7 @@ async def test_passes_errors_of_the_server_on():
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
+        (MediaEmbeddings("aaaa"), "bad_embeddings"),
         (CachedMedia(), "unknown_uuid"),
         (EncodedMedia("a" * (28 << 20)), "too_large"),
     ],
