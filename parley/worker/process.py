@@ -57,11 +57,19 @@ LIBRARY_SETTINGS = {
 
 def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage) -> None:
     """Load the model and serve messages until Shutdown. Errors are sent as EngineFatal and not raised."""
-    if settings.costs:
-        from parley.worker import simulated
+    try:
+        if settings.costs:
+            from parley.worker import simulated
 
-        simulated.run_simulated(settings, inbox, send_message)
-        return
+            simulated.run_simulated(settings, inbox, send_message)
+        else:
+            _run_model(settings, inbox, send_message)
+    except Exception as error:
+        log.exception("the engine failed")
+        send_message(EngineFatal(f"The engine stopped on an internal error: {type(error).__name__}."))
+
+
+def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage) -> None:
     try:
         from parley.core.loop import EngineLoop
         from parley.core.shared_pages.staging import PageStaging
@@ -113,9 +121,6 @@ def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage
     send_message(EngineReady(info))
     try:
         serve_messages(loop, page_staging or loop.pinned_pages, inbox, send_message)
-    except Exception as error:
-        log.exception("the engine loop failed")
-        send_message(EngineFatal(f"The engine stopped on an internal error: {type(error).__name__}."))
     finally:
         loop.close()
         adapter_thread.shutdown(wait=False, cancel_futures=True)

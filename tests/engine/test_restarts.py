@@ -13,8 +13,11 @@ from support.restarts import becomes_ready_again, quick_settings
 
 from parley.child_process import python_command
 from parley.engine import remote
+from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.types import EngineRequest, Sampling
+from parley.worker import simulated
+from parley.worker.thread import LocalEngine
 
 # Runs an engine whose thread dies: of a request that it cannot read, or of a message that it cannot deliver.
 BROKEN_INBOX = """
@@ -110,3 +113,14 @@ async def test_engine_ends_when_one_of_its_threads_dies(script: str, tmp_path: P
         assert engine.state == "restarting"
     finally:
         await engine.close()
+
+
+async def test_engine_in_a_thread_fails_when_its_loop_cannot_be_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated, "EngineLoop", None)
+    engine = LocalEngine(quick_settings(tmp_path))
+    await engine.start()
+    with pytest.raises(EngineFailed, match="internal error: TypeError"):
+        await asyncio.wait_for(engine.wait_until_ready(), 30)
+    await engine.close()
