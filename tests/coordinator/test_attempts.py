@@ -111,6 +111,13 @@ async def test_strict_coordinator_reports_the_loss_of_the_only_prefill_instance_
         assert (answer.status, answer.body) == (503, b"MindIE-MS Coordinator is not ready\r\n"), path
 
 
+async def test_strict_coordinator_with_prefill_alone_is_not_ready(cluster):
+    running = await cluster(ScriptedInstance("prefill"), strict=True)
+    for path in ("/v1/chat/completions", "/v1/tokenizer"):
+        answer = await running.post(path, CHAT_BODY)
+        assert (answer.status, answer.body) == (503, b"MindIE-MS Coordinator is not ready\r\n"), path
+
+
 @pytest.mark.parametrize(
     ("status", "text"), [(400, pd_headers.NOT_A_PREFILL_INSTANCE), (503, pd_headers.UNKNOWN_STATUS)]
 )
