@@ -100,7 +100,8 @@ def test_vllm_media_options_and_embeddings_need_the_operators_flags():
         status, error = refusal([IMAGE], **{name: value})
         assert status == 400 and "--trust-request-mm-kwargs" in error["message"]
     part = {"type": "audio_embeds", "audio_embeds": "AAAA"}
-    assert read_message([part], TRUSTING).media[0].media.source == MediaEmbeddings("AAAA")
+    for written in (part, {"type": "audio_embeds", "data": "AAAA"}):
+        assert read_message([written], TRUSTING).media[0].media.source == MediaEmbeddings("AAAA")
     assert refusal([part])[1]["message"] == "You must set `--enable-mm-embeds` to input `audio_embeds`"
 
 
@@ -117,12 +118,14 @@ def test_vllm_media_url_without_its_object_is_refused_where_the_part_has_a_type(
          "image_embeds, video_embeds, audio_embeds"),
         ([IMAGE] * 3, "At most 2 image(s) may be provided in one prompt. Set `--limit-mm-per-prompt` to increase this "
          "limit."),
+        ([{"type": "video_url", "video_url": {"url": URL}}], "At most 0 video(s) may be provided in one prompt."),
         ([{"image_url": "ftp://a/b"}], "The URL must be either a HTTP, data or file URL."),
         ([{"image_url": "data:image/png,abc"}], "Only base64 data URLs are supported for now."),
     ],
 )  # fmt: skip
 def test_vllm_media_refusal_has_the_originals_sentence(content, sentence):
-    status, error = refusal(content)
+    head = RequestContext("0f", 1, "fp", headers=JSON, media_limits={"image": 2, "audio": 1})
+    status, error = refusal(content, head)
     assert (status, error["message"], error["type"]) == (400, sentence, "BadRequestError")
 
 

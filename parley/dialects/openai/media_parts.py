@@ -15,7 +15,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.shared import ReadingRules, applied_options, unsupported_member
 from parley.dialects.words import json_type
-from parley.errors import BadMedia, BadRequest, Invalid, ParleyError, Unsupported
+from parley.errors import BadMedia, BadRequest, Invalid, ParleyError
 from parley.types import (
     MEDIA_KINDS,
     CachedMedia,
@@ -99,7 +99,9 @@ class MediaReader:
         """Return the refusal of a kind that the model does not read."""
         path = part.member_path("type")
         message = f"'{path}' is '{part_type}', but this model reads {media.name_readable_kinds(self.limits)} only."
-        return Unsupported(message, field=path, code="unsupported_value")
+        error = BadMedia(message, reason="too_many", kind=kind, field=path, limit=0)
+        error.code = "unsupported_value"
+        return error
 
     def read_item(self, part: Fields, part_type: str, *, plain_urls: bool) -> Media:
         """Return the item of a part of this type. Raises BadRequest."""
@@ -109,12 +111,14 @@ class MediaReader:
         self.check_kind(part, part_type, kind)
         uuid = part.string("uuid", None, cap=media.MAX_UUID)
         member = "image_url" if part_type == "input_image" else part_type
+        if part_type in EMBEDDING_PARTS and not part.has_value(part_type) and part.has_value("data"):
+            member = "data"
         if uuid is not None and not part.raw_value(member):
             return self._media(part, member, kind, CachedMedia(), uuid=uuid)
         if not part.has_value(member):
             raise part.missing_member(member)
         if part_type in EMBEDDING_PARTS:
-            return self._media(part, member, kind, self._read_embeddings(part, member), uuid=uuid)
+            return self._media(part, member, kind, self._read_embeddings(part, part_type, member), uuid=uuid)
         if part_type == "input_audio":
             return self._media(part, member, kind, _read_input_audio(part), uuid=uuid)
         return self._read_url_part(part, member, kind, uuid, plain=plain_urls or part_type == "input_image")
@@ -134,9 +138,9 @@ class MediaReader:
         source: MediaSource = CachedMedia() if uuid and not url else media.read_media_url(url, kind, path)
         return self._media(part, member, kind, source, uuid=uuid, detail=cast(ImageDetail, detail))
 
-    def _read_embeddings(self, part: Fields, member: str) -> MediaEmbeddings:
+    def _read_embeddings(self, part: Fields, part_type: str, member: str) -> MediaEmbeddings:
         if not self._embeddings:
-            raise Invalid(EMBEDDINGS_SENTENCE.format(name=member), field=part.member_path(member))
+            raise Invalid(EMBEDDINGS_SENTENCE.format(name=part_type), field=part.member_path(member))
         return MediaEmbeddings(part.string(member, ""))
 
     def _read_file(self, part: Fields) -> Media:

@@ -257,7 +257,7 @@ def openai_error_object(error: ParleyError) -> dict[str, Any]:
             error_type = "invalid_request_error"
     code = error.code or ("unknown_url" if type(error) is NotFound else None)
     if isinstance(error, BadMedia):
-        code = MEDIA_CODES.get(error.reason, "invalid_value").format(error.kind)
+        code = MEDIA_CODES.get(error.reason, error.code or "").format(error.kind)
     return {"error": {"message": error.message, "type": error_type, "param": error.field, "code": code}}
 
 
