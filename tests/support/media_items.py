@@ -67,9 +67,10 @@ def encoder_features(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def media_item(kind: MediaKind, features: dict[str, torch.Tensor] | bytes, count: int) -> Iterator[MediaItem]:
+def media_item(
+    kind: MediaKind, features: dict[str, torch.Tensor] | bytes, count: int, digest: bytes = b"digest"
+) -> Iterator[MediaItem]:
     """Keep features in a file in memory, and return an item of ``count`` embeddings that uses it."""
-    digest = b"digest"
     content = features if isinstance(features, bytes) else save(features, {"digest": digest.hex()})
     descriptor = os.memfd_create("features")
     try:

@@ -76,7 +76,9 @@ class MediaPrompt:
             yield [
                 replace(
                     item,
-                    features=files.enter_context(media_item(item.kind, encoder_features(each), 0)).features,
+                    features=files.enter_context(
+                        media_item(item.kind, encoder_features(each), 0, item.digest)
+                    ).features,
                 )
                 for item, each in zip(self.media, self.features, strict=True)
             ]
