@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -23,8 +24,10 @@ from parley.model.checkpoint.files import read_config
 from parley.model.load.check import check_model
 from parley.model.load.loader import LoadError
 from parley.model.load.towers import load_towers, plan_towers
+from parley.model.media import slices
 from parley.model.media.encoder import TransformersEncoder, encoder_parts
 from parley.model.media.feature_file import EncoderError
+from parley.model.media.slices import optimize_encoders
 from parley.model.media_embeddings import EncodedItem
 from parley.model.media_input.processor import ItemProcessor
 from parley.model.media_input.video import DecodedVideo, VideoClock
@@ -140,6 +143,22 @@ def test_bfloat16_gives_the_same_bits_at_each_call_and_for_any_number_of_threads
     assert error < 0.05
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm", "qwen3_asr"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_items_are_computed_in_slices(monkeypatch, family: str, dtype: torch.dtype):
+    """Of linear layers and of attention, with masks and without."""
+    kind = next(iter(FAMILIES[family].parts))
+    item, encoder = process_item(family, kind), shared_encoder(family, dtype)
+    calls: list[list[int]] = [[], []]
+    whole = encode_processed(encoder, item, kind, between_blocks=lambda: calls[0].append(1))
+    monkeypatch.setattr(slices, "LEAST_ROWS", 3)
+    monkeypatch.setattr(slices, "SLICE_PRODUCTS", 1)
+    sliced = encode_processed(encoder, item, kind, between_blocks=lambda: calls[1].append(1))
+    assert len(calls[1]) > 2 * len(calls[0])
+    error = (sliced.rows.float() - whole.rows.float()).norm() / whole.rows.float().norm()
+    assert error < {torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_back_before_each_block(family: str):
     kind = next(iter(FAMILIES[family].parts))
@@ -150,7 +169,7 @@ def test_calls_back_before_each_block(family: str):
     encoder = shared_encoder(family)
     encode_processed(encoder, process_item(family, kind), kind)  # loads the model, which calls back as well
     encode_processed(encoder, process_item(family, kind), kind, between_blocks=lambda: calls.append(1))
-    assert len(calls) == blocks
+    assert len(calls) > blocks
 
 
 def test_stops_between_blocks_and_encodes_the_next_item():
@@ -170,7 +189,7 @@ def test_calls_back_while_the_model_is_loaded():
 
     def load_model() -> Any:
         assert released.wait(60)
-        return reference_model("llava")
+        return optimize_encoders(copy.deepcopy(reference_model("llava")))
 
     def between_blocks() -> None:
         calls.append(1)

@@ -35,7 +35,7 @@ from parley.model.load.plan import (
 )
 from parley.model.load.reference import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
 from parley.model.load.towers import MediaTowers, load_towers, plan_towers
-from parley.model.media.encoder import TransformersEncoder, optimize_encoders
+from parley.model.media.encoder import TransformersEncoder
 from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork
 from parley.model.networks.paged_kv import PagedKV
@@ -178,8 +178,11 @@ def _load_decoder(
 
 def _media_encoder(towers: MediaTowers, network: Any, lowered: bool) -> TransformersEncoder:
     """Return the encoder of media. ``network``: has a whole model of Transformers, unless it is the fused decoder."""
-    load_model = partial(load_towers, towers) if lowered else partial(optimize_encoders, network.model)
-    return TransformersEncoder(load_model, towers.dtype, towers.device)
+    if lowered:
+        return TransformersEncoder(partial(load_towers, towers), towers.dtype, towers.device)
+    from parley.model.media.slices import optimize_encoders  # imports Transformers, as the network has done
+
+    return TransformersEncoder(partial(optimize_encoders, network.model), towers.dtype, towers.device)
 
 
 def _describe_arena(

@@ -16,7 +16,6 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.multimodal import keep_encoders
-from parley.model.media.encoder import optimize_encoders
 from parley.text.media_family import MediaFamily, read_media_family
 
 log = logging.getLogger("parley.engine")
@@ -62,6 +61,8 @@ def check_towers(towers: MediaTowers) -> None:
 
 def load_towers(towers: MediaTowers) -> Any:
     """Return a model of Transformers with an empty language model, whose encoders are loaded. Raises LoadError."""
+    from parley.model.media.slices import optimize_encoders  # imports Transformers, which takes seconds
+
     checkpoint = _open_towers(towers.folder)
     model = _build_model(
         towers,

@@ -9,14 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from functools import partial
+from contextvars import ContextVar
 from threading import Thread
 from typing import Any
 
 import torch
 from torch import nn
 
-from parley import native
 from parley.model.media.feature_file import EncoderError, read_features
 from parley.model.media_embeddings import EncodedItem
 from parley.types import MediaItem, MediaKind
@@ -27,10 +26,36 @@ Features = dict[str, torch.Tensor]
 FeatureFunction = Callable[..., Any]
 
 
+class _Pauses:
+    """Calls ``between_blocks``, and remembers whether it has raised."""
+
+    def __init__(self, between_blocks: Callable[[], None]):
+        self.is_interrupted = False
+        self._between_blocks = between_blocks
+
+    def pause(self) -> None:
+        try:
+            self._between_blocks()
+        except BaseException:
+            self.is_interrupted = True
+            raise
+
+
+_current_pauses: ContextVar[_Pauses | None] = ContextVar("pauses", default=None)
+
+
+def pause() -> None:
+    """Let other work of the engine run, if this thread encodes an item. Raises what stops the item."""
+    pauses = _current_pauses.get()
+    if pauses is not None:
+        pauses.pause()
+
+
 class TransformersEncoder:
     """``core.sequence.MediaEncoder`` with a model of Transformers, which ``load_model`` loads when it is first needed.
 
-    Only its encoders are used. Items come one at a time, in any thread.
+    Only its encoders are used, and they must have been through ``slices.optimize_encoders``. Items come one at a time,
+    in any thread.
     """
 
     def __init__(self, load_model: Callable[[], Any], dtype: torch.dtype, device: torch.device):
@@ -38,8 +63,6 @@ class TransformersEncoder:
         self.device = device
         self._load_model = load_model
         self._loading: Future[Any] | None = None
-        self._between_blocks: Callable[[], None] = _do_nothing
-        self._interruption: BaseException | None = None  # raised by ``between_blocks``
 
     @torch.inference_mode()
     def encode_item(self, item: MediaItem, between_blocks: Callable[[], None]) -> EncodedItem:
@@ -60,15 +83,16 @@ class TransformersEncoder:
 
     def _run_encoder(self, kind: MediaKind, features: Features, between_blocks: Callable[[], None]) -> EncodedItem:
         model = self._await_model(between_blocks)
-        self._between_blocks, self._interruption = between_blocks, None
+        pauses = _Pauses(between_blocks)
+        token = _current_pauses.set(pauses)
         try:
             return self._compute_embeddings(model, kind, features)
         except Exception as error:
-            if isinstance(error, EncoderError) or self._interruption is not None:
+            if isinstance(error, EncoderError) or pauses.is_interrupted:
                 raise
             raise _explain_failure(error, kind) from error
         finally:
-            self._between_blocks = _do_nothing
+            _current_pauses.reset(token)
 
     def _compute_embeddings(self, model: Any, kind: MediaKind, features: Features) -> EncodedItem:
         function = find_feature_function(model, kind)
@@ -84,7 +108,7 @@ class TransformersEncoder:
     def _await_model(self, between_blocks: Callable[[], None]) -> Any:
         """Return the model. It is loaded in another thread, so that the engine's steps can run meanwhile."""
         if self._loading is None:
-            self._loading = _run_in_thread(self._prepare_model)
+            self._loading = _run_in_thread(self._load_model)
         while not self._loading.done():
             between_blocks()
             wait([self._loading], LOADING_POLL)
@@ -93,19 +117,6 @@ class TransformersEncoder:
         except Exception as error:
             self._loading = None  # the next item tries again
             raise EncoderError("The model's encoder cannot be loaded.") from error
-
-    def _prepare_model(self) -> Any:
-        model = self._load_model()
-        for block in encoder_blocks(model):
-            block.register_forward_pre_hook(self._before_block)
-        return model
-
-    def _before_block(self, *_: Any) -> None:
-        try:
-            self._between_blocks()
-        except BaseException as error:
-            self._interruption = error
-            raise
 
 
 def encoder_parts(model: Any) -> list[nn.Module]:
@@ -125,23 +136,6 @@ def encoder_blocks(model: Any) -> list[nn.Module]:
             longest = max(lists, key=len)
             blocks += longest
     return blocks
-
-
-def optimize_encoders(model: Any) -> Any:
-    """Choose kernels for the encoders of a model, and return it.
-
-    Attention gets a kernel that does not hold a score for each pair of patches. Linear layers in bfloat16 move to the
-    native kernels; those in float32 keep the bits of torch.
-    """
-    for part in encoder_parts(model):
-        if hasattr(part, "set_attn_implementation"):
-            part.set_attn_implementation("sdpa")  # type: ignore[operator]
-        for module in part.modules():
-            if type(module) is nn.Linear and module.weight.dtype == torch.bfloat16:
-                packed = native.pack_weight(module.weight, module.bias)
-                module.forward = partial(native.linear, packed=packed)  # type: ignore[method-assign]
-                module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
-    return model
 
 
 def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
@@ -208,7 +202,3 @@ def _run_in_thread(function: Callable[[], Any]) -> Future[Any]:
 
     Thread(target=run, name="load encoder", daemon=True).start()
     return future
-
-
-def _do_nothing() -> None:
-    pass
