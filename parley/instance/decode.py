@@ -37,6 +37,7 @@ class DecodeStage(RequestStage):
     def __init__(self, member: ClusterMember, receiver: KVReceiver, message: handover.HandoverMessage):
         self.cancel_id = message.id
         self.elapsed = message.spent
+        self.processed_media = message.media or None
         self.refusal_reason = "The instance cannot read the request."
         self._member = member
         self._receiver = receiver
@@ -64,7 +65,10 @@ class DecodeStage(RequestStage):
         self._page_engine = page_engine
         earlier_outputs = self._message.past or []
         handover.restore_prompt(
-            engine_requests, self._message.prompt, self._running_request.model.model_info.max_model_len
+            engine_requests,
+            self._message.prompt,
+            running.model.model_info.max_model_len,
+            running.model.text_pipeline.placeholder_ids,
         )
         self._first_request = engine_requests[0]
         wanted_pages = await self._reserve_pages(engine_requests, earlier_outputs)

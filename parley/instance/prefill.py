@@ -96,7 +96,12 @@ class PrefillStage(RequestStage):
             self.response_writer.channel = self._member.instance_state.results.open_request_channel(
                 self._command.coordinator_name, self._command.request_id, self.recall_request
             )
-        handover.restore_prompt(engine_requests, self._prompt_ids, self._running_request.model.model_info.max_model_len)
+        handover.restore_prompt(
+            engine_requests,
+            self._prompt_ids,
+            running.model.model_info.max_model_len,
+            running.model.text_pipeline.placeholder_ids,
+        )
         tokens = handover.collect_prior_tokens(earlier_outputs, engine_requests)
         for number, engine_request in enumerate(engine_requests):
             handover.set_prior_tokens(engine_request, tokens[number])
@@ -259,6 +264,7 @@ class PrefillStage(RequestStage):
             past=list(self.prior_outputs) if self.prior_outputs is not None else None,
             prompt=self._prompt_ids,
             digest=digest,
+            media=[msgspec.structs.replace(item, features=None) for item in self.processed_media or ()],
         )
         self._body = b""
         await sender.begin_handover(handover.encode_msgpack(message), parts)

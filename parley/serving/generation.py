@@ -8,7 +8,7 @@ releases the slots. Knows no HTTP and no API.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -16,13 +16,26 @@ from parley.dialects.dialect import RequestTimings
 from parley.engine.stream import StepArrivals, StreamGroup, split_steps
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
 from parley.serving.deadline import RequestDeadline
+from parley.serving.media.loader import MediaLease
+from parley.serving.media.request_media import request_media
 from parley.serving.prepare import check_adapter, prepare_engine_requests
 from parley.serving.prompt_stream import PromptStream
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.serving.stage import RequestStage
 from parley.text import StopAutomaton
-from parley.types import NO_TENANT, ChoiceDone, EngineOutput, Event, FinishReason, Request, Tenant, Usage
+from parley.text.media_prompt import count_media_tokens
+from parley.types import (
+    NO_TENANT,
+    ChoiceDone,
+    EngineOutput,
+    Event,
+    FinishReason,
+    ProcessedMedia,
+    Request,
+    Tenant,
+    Usage,
+)
 from parley.web.logs import AccessLogEntry
 from parley.web.offload import off_loop
 
@@ -66,6 +79,7 @@ class Generation:
         self._closed = False
         self._early_finish: FinishReason | None = None  # set if it was finished early
         self._stage = stage
+        self._media_lease: MediaLease | None = None
         limits = (request.timeout, model.options.timeout, model.options.token_timeout)
         self._deadline = (
             RequestDeadline(*limits, self._on_deadline, stage.elapsed if stage is not None else 0.0)
@@ -93,7 +107,7 @@ class Generation:
     async def submit_request(self) -> None:
         """Build the engine requests and submit them. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
-        prepared_prompts = await prepare_engine_requests(model, request, self.tenant)
+        prepared_prompts = await prepare_engine_requests(model, request, self.tenant, await self._load_media())
         if self._stage is not None:
             await self._stage.before_submit(self, request, [engine_request for _, engine_request in prepared_prompts])
         strings = request.stop_conditions.strings
@@ -117,6 +131,8 @@ class Generation:
             )
             self._prompt_streams.append(prompt_stream)
             self.usage.prompt_tokens += len(engine_request.token_ids)
+            for kind, count in count_media_tokens(engine_request.media).items():
+                self.usage.media_tokens[kind] = self.usage.media_tokens.get(kind, 0) + count
             self._undelivered += prompt_stream.accepted_events(engine_request)
         if self._stage is not None:
             self._stage.after_submit()
@@ -124,6 +140,18 @@ class Generation:
         if self._early_finish and not resumed:
             self.finish_early(self._early_finish)
         self._request_metrics.record_submit(request, self.usage, resumed=resumed)
+
+    async def _load_media(self) -> Sequence[ProcessedMedia]:
+        """Fetch and process the request's media, unless another instance has done so. Raises BadMedia."""
+        items = request_media(self._request)
+        if not items:
+            return ()
+        if self._stage is not None and self._stage.processed_media is not None:
+            return self._stage.processed_media
+        self._media_lease = await self._model.load_media(items, self.tenant)
+        if self._stage is not None:
+            self._stage.processed_media = self._media_lease.items
+        return self._media_lease.items
 
     def replay_outputs(self) -> Iterator[list[Event]]:
         """Render the outputs that another instance produced, batch by batch. Call it before ``feed_events``."""
@@ -258,6 +286,8 @@ class Generation:
         self._request_metrics.record_end(
             delivered, self._unfinished, failed=self._failure is not None, handed_over=handed_over
         )
+        if self._media_lease is not None:
+            self._media_lease.release()
         if self._stage is not None:
             self._stage.close_stage()
 

@@ -6,6 +6,7 @@ Every error in a request is reported here, before anything is queued. Knows no e
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -13,6 +14,7 @@ from itertools import count
 
 import msgspec
 
+from parley.core.rope_positions import largest_position
 from parley.errors import (
     ContextLength,
     Invalid,
@@ -26,9 +28,10 @@ from parley.errors import (
 from parley.serving import beam_limits
 from parley.serving.engine_features import check_engine_bounds, check_engine_features
 from parley.serving.grammar_workers import GRAMMAR_WORKERS
+from parley.serving.media.request_media import check_prompt_is_whole, media_by_prompt
 from parley.serving.served_model import ServedModel
 from parley.text import PreparedPrompt
-from parley.types import Chat, EngineRequest, ModelInfo, Prompt, Request, Tenant, Text
+from parley.types import Chat, EngineRequest, ModelInfo, ProcessedMedia, Prompt, Request, Tenant, Text
 from parley.web.offload import off_loop
 
 # Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
@@ -40,10 +43,11 @@ MAX_ANSWER_LOGPROBS = 1 << 20  # log-probabilities in one answer, alternatives i
 
 
 async def prepare_engine_requests(
-    model: ServedModel, request: Request, tenant: Tenant
+    model: ServedModel, request: Request, tenant: Tenant, media: Sequence[ProcessedMedia] = ()
 ) -> list[tuple[PreparedPrompt, EngineRequest]]:
     """Prepare each prompt and build its engine request. Raises BadRequest, UnknownModel.
 
+    ``media``: the processed media of all prompts, in order.
     Options that are expressed by other options are replaced in ``request``: banned words, a beam search of width 1.
     """
     check_adapter(model, request)
@@ -52,8 +56,9 @@ async def prepare_engine_requests(
     _check_token_ids(request, model.model_info)
     _check_text_size(request, model.options.body_limit)
     size = sum(map(_prompt_characters, request.prompts)) + 64 * len(request.banned_words) + len(request.prediction)
+    size += sum(len(item.replacement) for item in media)
     grammars = await _compile_grammars(model, request, tenant)
-    prompts = await off_loop(size, partial(_prepare_prompts, model, request))
+    prompts = await off_loop(size, partial(_prepare_prompts, model, request, media))
     return [
         (prepared, _build_engine_request(model, request, number, prepared, max_tokens, grammars[number], tenant))
         for number, (prepared, max_tokens) in enumerate(prompts)
@@ -113,6 +118,7 @@ def _build_engine_request(
         adapter=request.adapter or "",
         prediction=prepared.predicted.token_ids if prepared.predicted is not None else [],
         logprob_ids=output_options.logprob_ids,
+        media=prepared.media,
     )
 
 
@@ -147,14 +153,16 @@ async def _compile_grammars(model: ServedModel, request: Request, tenant: Tenant
     return grammars if has_chat else grammars * len(prompts)
 
 
-def _prepare_prompts(model: ServedModel, request: Request) -> list[tuple[PreparedPrompt, int]]:
+def _prepare_prompts(
+    model: ServedModel, request: Request, media: Sequence[ProcessedMedia]
+) -> list[tuple[PreparedPrompt, int]]:
     """Tokenize each prompt and compute how many tokens may follow it. Raises BadRequest."""
     pipeline, context_length, max_prompt = model.text_pipeline, model.model_info.max_model_len, model.options.max_prompt
     prepared_prompts = []
     predicted = pipeline.prepare_prediction(request.prediction, context_length)
-    for prompt in request.prompts:
+    for prompt, items in zip(request.prompts, media_by_prompt(request, media), strict=True):
         # With truncation there is no length limit to enforce early.
-        early_limit = context_length if request.on_overflow == "refuse" else None
+        early_limit = context_length if request.on_overflow == "refuse" or items else None
         prepared = pipeline.prepare_prompt(
             prompt,
             early_limit,
@@ -162,12 +170,15 @@ def _prepare_prompts(model: ServedModel, request: Request) -> list[tuple[Prepare
             request.truncation_side,
             counted=request.counted_tokens,
             pooling=request.pooling,
+            media=items,
         )
+        if items:
+            check_prompt_is_whole(request, len(prepared.token_ids))
         if max_prompt is not None or request.on_overflow != "refuse":
             prepared = _truncate_prompt(request, prepared, min(max_prompt or context_length, context_length - 1))
         if predicted is not None:
             prepared = replace(prepared, predicted=predicted)
-        prepared_prompts.append((prepared, _output_limit(model, request, prepared.token_ids)))
+        prepared_prompts.append((prepared, _output_limit(model, request, prepared)))
     _check_answer_logprobs(request, model.model_info, prepared_prompts)
     if request.banned_words:
         request.sampling = msgspec.structs.replace(
@@ -182,7 +193,7 @@ def _truncate_prompt(request: Request, prepared: PreparedPrompt, max_prompt: int
     token_ids = prepared.token_ids
     if len(token_ids) <= max_prompt:
         return prepared
-    if request.on_overflow == "refuse":
+    if request.on_overflow == "refuse" or prepared.media:
         raise ContextLength(
             f"The prompt has {len(token_ids)} tokens, but at most {max_prompt} are allowed here. Shorten the prompt.",
             field="prompt",
@@ -194,15 +205,17 @@ def _truncate_prompt(request: Request, prepared: PreparedPrompt, max_prompt: int
     )
 
 
-def _output_limit(model: ServedModel, request: Request, token_ids: list[int]) -> int:
+def _output_limit(model: ServedModel, request: Request, prepared: PreparedPrompt) -> int:
     """Return how many tokens may be generated after the prompt. Raises ContextLength, Invalid."""
-    info, stop_conditions = model.model_info, request.stop_conditions
+    info, stop_conditions, token_ids = model.model_info, request.stop_conditions, prepared.token_ids
     if not token_ids:
         raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
     if max(token_ids) >= info.vocab_size:
         message = f"Token id {max(token_ids)} is out of vocabulary: there are {info.vocab_size} tokens."
         raise UnknownToken(message, token_id=max(token_ids), field="prompt")
-    context_room = info.max_model_len - len(token_ids)
+    # The positions of a video may run ahead of its tokens.
+    prompt_positions = max(len(token_ids), largest_position(prepared.media, len(token_ids)) + 1)
+    context_room = info.max_model_len - prompt_positions
     min_room = (
         stop_conditions.max_tokens if stop_conditions.max_tokens is not None else max(1, stop_conditions.min_tokens)
     )
@@ -214,11 +227,11 @@ def _output_limit(model: ServedModel, request: Request, token_ids: list[int]) ->
         names_max_tokens = stop_conditions.max_tokens is not None and request.pooling is None
         request_part = f" and {min_room} tokens were requested after it" if names_max_tokens else ""
         raise ContextLength(
-            f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(token_ids)}"
+            f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {prompt_positions}"
             f"{request_part}. Shorten the prompt{' or ask for fewer tokens' if request.pooling is None else ''}.",
             field="prompt",
             limit=info.max_model_len,
-            prompt=len(token_ids),
+            prompt=prompt_positions,
             requested=min_room if names_max_tokens else None,
         )
     output_limits = (

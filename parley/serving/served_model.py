@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -23,10 +24,14 @@ from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.errors import NotReady, Overloaded, ParleyError, Stopping
 from parley.metrics.recorded import ModelMetrics
+from parley.serving.media.fetcher import MediaFetcher
+from parley.serving.media.loader import MediaLease, MediaLoader
+from parley.serving.media.local_files import LocalMediaFolder
+from parley.serving.media.workers import MediaWorkers
 from parley.serving.metrics_page import fit_buckets
 from parley.serving.options import ServerOptions
 from parley.text import TextPipeline
-from parley.types import EngineSettings, ModelInfo, Tenant
+from parley.types import EngineSettings, Media, ModelInfo, Tenant
 from parley.version import __version__
 
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
@@ -155,6 +160,8 @@ class ServedModel:
                     raise EngineFailed(f"The adapter {name} cannot be loaded: {failure}")
         finally:
             pipeline_task.cancel()
+        if info.media_kinds and self.options.media.eager:
+            await self._media_workers.start()
         if info.kv_bytes:
             self.settings.kv_memory = info.kv_bytes  # a restart takes the same amount, however much is free then
         numbers = f"{info.dtype} {info.quantization} {info.kv_dtype}"
@@ -353,9 +360,28 @@ class ServedModel:
             await asyncio.sleep(0.02)
         return not self.open_requests
 
+    async def load_media(self, items: Sequence[Media], tenant: Tenant) -> MediaLease:
+        """Fetch and process the media of a request; the caller releases the lease at its end.
+
+        Raises BadMedia, Overloaded, NotReady, Unsupported.
+        """
+        return await self._media_loader.load_items(items, tenant.id)
+
+    @cached_property
+    def _media_workers(self) -> MediaWorkers:
+        return MediaWorkers(self.settings.model, self.options.media.workers)
+
+    @cached_property
+    def _media_loader(self) -> MediaLoader:
+        """Made for the first request with media: texts need none of it."""
+        options = self.options.media
+        return MediaLoader(self._media_workers, MediaFetcher(options), LocalMediaFolder(options), options)
+
     async def close_engine(self) -> None:
         """Close the engine; requests that are still open fail."""
         await self.engine.close()
+        if "_media_workers" in self.__dict__:  # it has had requests with media
+            await asyncio.to_thread(self._media_workers.close)
 
 
 def divide_memory(models: Sequence[ServedModel]) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from parley.dialects.dialect import Answer, HeaderList
 from parley.errors import ParleyError
 from parley.serving.served_model import ServedModel
-from parley.types import EngineOutput, EngineRequest, OutputBatch, Request
+from parley.types import EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Request
 
 
 class RunningRequest(Protocol):
@@ -32,7 +32,8 @@ class RequestStage:
     ``prior_outputs``: outputs that other instances produced, whose bytes the client already has; None if the request
     begins here. ``finishes_here``: the request finishes here; otherwise another instance continues it, which has all
     that it needs once ``handed_over`` is True. ``cancel_id``: an id to cancel the request by. ``elapsed``: seconds that
-    it took on other instances.
+    it took on other instances. ``processed_media``: the request's media, by this instance or the one before; None until
+    they are known.
     """
 
     cancel_id = ""
@@ -40,6 +41,7 @@ class RequestStage:
     finishes_here = True
     handed_over = False
     elapsed = 0.0
+    processed_media: Sequence[ProcessedMedia] | None = None
 
     async def before_submit(
         self, running: RunningRequest, request: Request, engine_requests: list[EngineRequest]

@@ -9,6 +9,7 @@ are hidden while the marks are counted (``parsing/client_special_tokens.py``), a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
@@ -44,14 +45,23 @@ def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks
     return replaced, placed
 
 
-def insert_replacements(text: str, media: Sequence[PlacedMedia], items: Sequence[ProcessedMedia]) -> str:
-    """Return a plain text with the replacements of its items at their places."""
+def insert_replacements(
+    text: str, media: Sequence[PlacedMedia], items: Sequence[ProcessedMedia], marks: PromptMarks
+) -> tuple[str, list[ProcessedMedia]]:
+    """Return a plain text with the replacements of its items, and the items in the order of the text.
+
+    A client may write the model's marks itself. If the text has one for each item, the items take their places; if it
+    has none, each stands where the client put it.
+    """
+    counts = Counter(item.kind for item in items)
+    if items and all(text.count(marks[kind]) == count for kind, count in counts.items()):
+        return replace_marks(text, items, marks)
     pieces: list[str] = []
     start = 0
     for placed, item in zip(media, items, strict=True):
         pieces += (text[start : placed.position], item.replacement)
         start = max(start, placed.position)
-    return "".join((*pieces, text[start:]))
+    return "".join((*pieces, text[start:])), list(items)
 
 
 def find_media_items(

@@ -223,9 +223,16 @@ class TextPipeline:
                 ids, markup, thinking, tools, single_call, media=self._place_media(ids, rendered.media)
             )
         if isinstance(prompt, Text):
-            ids = encode(self.tokenizer, insert_replacements(prompt.text, prompt.media, media), prompt.special)
+            text, media = insert_replacements(prompt.text, prompt.media, media, _prompt_marks(self.media_marks))
+            ids = encode(self.tokenizer, text, prompt.special)
             return PreparedPrompt(ids, media=self._place_media(ids, media))
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
+
+    @cached_property
+    def placeholder_ids(self) -> frozenset[int]:
+        """The tokens that stand for embeddings of media."""
+        found = (self.tokenizer.find_token(marks.placeholder) for marks in self.media_marks.values())
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     def _place_media(self, token_ids: list[int], media: Sequence[ProcessedMedia]) -> list[MediaItem]:
         """Return where the items' embeddings belong. Raises Invalid if the prompt has other placeholders than theirs.
@@ -351,7 +358,8 @@ class TextPipeline:
         if isinstance(prompt, Chat):
             text, _, encodable, encoder, _ = self.render_chat(prompt, media)
         else:
-            text = encodable = insert_replacements(prompt.text, prompt.media, media)
+            text, _ = insert_replacements(prompt.text, prompt.media, media, _prompt_marks(self.media_marks))
+            encodable = text
         if with_spans:
             ids, spans = encoder.encode_with_offsets(encodable, prompt.special, most)
         else:

@@ -125,8 +125,10 @@ def test_a_plain_text_has_replacements_at_their_places():
     ids = [pipeline.tokenizer.encode(text, special) for text, special in (("before ", True), (" after", False))]
     middle = [pipeline.tokenizer.find_token("<image>")] * item.embedding_count
     assert prepared.token_ids == [*ids[0], *middle, *ids[1]]
+    with_mark = Text("before <image> after", media=[placed(0)])
+    assert pipeline.prepare_prompt(with_mark, media=[item]).token_ids == prepared.token_ids
     with pytest.raises(Invalid, match="Found more '<image>'"):
-        pipeline.prepare_prompt(msgspec.structs.replace(prompt, text="<image>" + prompt.text), media=[item])
+        pipeline.prepare_prompt(msgspec.structs.replace(prompt, text="<image>" + with_mark.text), media=[item])
 
 
 def test_a_template_that_reads_no_parts_gets_marks_in_lines():

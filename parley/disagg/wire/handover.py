@@ -6,13 +6,13 @@ the outputs again, and is then in the same state. Pure data and bytes: no links,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
 from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX
 from parley.errors import ContextLength, Malformed
-from parley.types import EngineOutput, EngineRequest, OutputBatch, Tenant
+from parley.types import EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Tenant
 
 HANDOVER_VERSION = 2
 
@@ -30,7 +30,8 @@ class HandoverMessage(msgspec.Struct, kw_only=True):
     time, as shown in the answer. ``spent``: seconds since the request arrived. ``apis``: the APIs of the port where it
     arrived. ``body``: without content coding. ``tenant``: the owner of the request. ``past``: outputs of earlier
     attempts. ``prompt``: its token ids, if the body does not contain the prompt. ``digest``: of the LoRA adapter's
-    content, if the request uses an adapter.
+    content, if the request uses an adapter. ``media``: the request's media as the prefill instance processed them,
+    without their features: this instance reads pages, and opens no picture.
     """
 
     version: int
@@ -49,6 +50,7 @@ class HandoverMessage(msgspec.Struct, kw_only=True):
     past: list[OutputBatch] | None
     prompt: list[int] | None
     digest: str
+    media: list[ProcessedMedia] = []
 
 
 _MESSAGE_DECODER = msgspec.msgpack.Decoder(HandoverMessage)
@@ -125,11 +127,20 @@ def set_prior_tokens(engine_request: EngineRequest, tokens: list[list[int]]) -> 
         engine_request.prior_tokens = tokens
 
 
-def restore_prompt(engine_requests: Sequence[EngineRequest], prompt: list[int] | None, context: int) -> None:
-    """Replace the prompt of the only engine request by these token ids, if the body did not contain it. Raises
-    ContextLength, Malformed."""
+def restore_prompt(
+    engine_requests: Sequence[EngineRequest],
+    prompt: list[int] | None,
+    context: int,
+    placeholder_ids: Collection[int] = (),
+) -> None:
+    """Replace the prompt of the only engine request by these token ids, if the body did not contain it.
+
+    ``placeholder_ids``: the tokens that stand for embeddings of media. Raises ContextLength, Malformed.
+    """
     if prompt is None:
         return
+    if not set(prompt).isdisjoint(placeholder_ids):
+        raise Malformed("The prompt has the tokens of pictures, video or sound, but the request does not contain them.")
     if len(engine_requests) != 1:
         raise Malformed("A request that continues with token ids must have exactly one prompt.")
     if len(prompt) >= context:

@@ -1,0 +1,39 @@
+"""The pictures, videos and clips of a request, divided among its prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from parley.errors import Invalid
+from parley.types import Chat, Media, ProcessedMedia, Prompt, Request, Text
+
+
+def prompt_media(prompt: Prompt) -> list[Media]:
+    """Return the media of a prompt, in its order."""
+    if isinstance(prompt, Chat):
+        return [placed.media for message in prompt.messages for placed in message.media]
+    return [placed.media for placed in prompt.media] if isinstance(prompt, Text) else []
+
+
+def request_media(request: Request) -> list[Media]:
+    """Return the media of all prompts of a request, in order."""
+    return [media for prompt in request.prompts for media in prompt_media(prompt)]
+
+
+def media_by_prompt(request: Request, items: Sequence[ProcessedMedia]) -> Iterator[Sequence[ProcessedMedia]]:
+    """Divide the processed media of a request among its prompts."""
+    first = 0
+    for prompt in request.prompts:
+        end = first + len(prompt_media(prompt))
+        yield items[first:end]
+        first = end
+
+
+def check_prompt_is_whole(request: Request, token_count: int) -> None:
+    """Raise Invalid if a prompt with media would be cut: what is left of an item would mean nothing."""
+    most = request.max_prompt_tokens
+    if most is not None and token_count > most:
+        raise Invalid(
+            f"A prompt with media cannot be truncated. It has {token_count} tokens, but at most {most} are to be kept.",
+            field="max_prompt_tokens",
+        )

@@ -1,0 +1,135 @@
+"""Pictures over HTTP: the tokens are those of Transformers for the same checkpoint and picture, in every API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import pytest
+from support.media_answers import chat_text, picture_base64, picture_url, reference_ids
+from support.multimodal_models import FAMILIES, multimodal_folder
+
+from parley.types import Settings
+
+TOKENS = 10
+QUESTION = "What is this?"
+PICTURE_FAMILIES = sorted(family for family, shape in FAMILIES.items() if "image" in shape.parts)
+# The fused decoder with three axes of positions, with added embeddings and with one axis; and Transformers' own code.
+SAMPLE = ["qwen3_vl", "llava", "gemma3"]
+
+
+def media_settings(family: str, **options: Any) -> Settings:
+    folder = str(multimodal_folder(family))
+    return Settings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=8, threads=1, **options)
+
+
+def image_part(seed: int) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": picture_url(seed)}}
+
+
+def chat_body(*parts: Any, **members: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    messages = [{"role": "user", "content": content}]
+    return {"model": "tiny", "messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True} | members
+
+
+def expected(family: str, parts: list[str | None], *seeds: int) -> tuple[list[int], list[int]]:
+    return reference_ids(family, chat_text(family, ("user", parts)), seeds, TOKENS)
+
+
+@pytest.mark.parametrize("family", PICTURE_FAMILIES if os.environ.get("PARLEY_NIGHTLY") else SAMPLE)
+async def test_chat_has_the_tokens_of_transformers(serve, family):
+    server = await serve(settings=media_settings(family))
+    for parts, seeds, content in (
+        ([None, QUESTION], (1,), (image_part(1), QUESTION)),
+        (["First ", None, " then ", None], (2, 3), ("First ", image_part(2), " then ", image_part(3))),
+        ([QUESTION], (), (QUESTION,)),
+    ):
+        prompt_ids, output_ids = expected(family, parts, *seeds)
+        body = chat_body(*content, return_token_ids=True)
+        answer = await server.post("/v1/chat/completions", body)
+        assert answer.status == 200, answer.body
+        assert answer.json["prompt_token_ids"] == prompt_ids
+        assert answer.json["choices"][0]["token_ids"] == output_ids
+        assert answer.json["usage"]["prompt_tokens"] == len(prompt_ids)
+
+
+async def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer(serve):
+    server = await serve(settings=media_settings("qwen2_vl"))
+    body = chat_body(image_part(1), QUESTION)
+    whole = await server.post("/v1/chat/completions", body)
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    stream = await server.post("/v1/chat/completions", body | streamed)
+    pieces = [choice["delta"].get("content") or "" for event in stream.events for choice in event["choices"]]
+    assert "".join(pieces) == whole.json["choices"][0]["message"]["content"]
+    for usage in (whole.json["usage"], stream.events[-1]["usage"]):
+        details = usage["prompt_tokens_details"]
+        assert details["image_tokens"] > 0 and details["audio_tokens"] == 0
+        assert details["image_tokens"] + details["text_tokens"] == usage["prompt_tokens"]
+
+
+async def test_the_same_picture_is_found_in_the_prefix_cache_and_another_is_not(serve):
+    server = await serve(settings=media_settings("llava"))
+    first, again, other = [
+        await server.post("/v1/chat/completions", chat_body(image_part(seed), QUESTION)) for seed in (1, 1, 2)
+    ]
+    cached = [answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, again, other)]
+    assert cached[0] == 0 and cached[1] > 16
+    assert cached[2] < cached[1]
+    assert again.json["choices"] == first.json["choices"]
+
+
+async def test_a_hundred_requests_with_one_picture_get_one_answer(serve):
+    server = await serve(settings=media_settings("qwen2_vl"))
+    body = chat_body(image_part(5), QUESTION)
+    answers = await asyncio.gather(*(server.post("/v1/chat/completions", body) for _ in range(100)))
+    assert {answer.status for answer in answers} == {200}
+    assert len({answer.json["choices"][0]["message"]["content"] for answer in answers}) == 1
+
+
+BAD_PARTS = {
+    "damaged": {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    "address": {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/cat.png"}},
+    "file": {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+    "audio": {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+}
+
+
+async def test_media_that_cannot_be_used_are_refused(serve):
+    server = await serve(settings=media_settings("llava"))
+    for name, part in BAD_PARTS.items():
+        answer = await server.post("/v1/chat/completions", chat_body("See", part))
+        assert 400 <= answer.status < 500, (name, answer.body)
+        assert answer.error["param"].startswith("messages[0].content[1]"), (name, answer.body)
+        assert "/etc" not in answer.error["message"] and "0x" not in answer.error["message"]
+    control = await server.post("/v1/chat/completions", chat_body(image_part(1), QUESTION))
+    assert control.status == 200
+
+
+async def test_every_api_gives_the_same_text(serve):
+    """MindIE's parts, TGI's Markdown, Triton's tensors and Databricks' parts, on the shared port."""
+    server = await serve(settings=media_settings("llava"))
+    plain = await server.post("/v1/chat/completions", chat_body(image_part(1), QUESTION))
+    text = plain.json["choices"][0]["message"]["content"]
+    parts = [{"type": "image_url", "image_url": picture_url(1)}, {"type": "text", "text": QUESTION}]
+    mindie = await server.post("/mindie/v1/chat/completions", chat_body(*parts))
+    assert mindie.json["choices"][0]["message"]["content"] == text
+    databricks = {"messages": chat_body(image_part(1), QUESTION)["messages"], "max_tokens": TOKENS, "temperature": 0}
+    answer = await server.post("/databricks/serving-endpoints/tiny/invocations", databricks)
+    assert answer.json["choices"][0]["message"]["content"] == text, answer.body
+    _, expected_ids = reference_ids("llava", f"<image>\n{QUESTION}", (1,), TOKENS)
+    expected_text = server.model.text_pipeline.tokenizer.decode(expected_ids)
+    inputs = f"![](data:image/png;base64,{picture_base64(1)})\n{QUESTION}"
+    parameters = {"max_new_tokens": TOKENS, "ignore_eos_token": True}
+    tgi = await server.post("/tgi/generate", {"inputs": inputs, "parameters": parameters})
+    assert tgi.json["generated_text"] == expected_text, tgi.body
+    triton = {
+        "text_input": f"<image>\n{QUESTION}",
+        "image": [picture_base64(1)],
+        "exclude_input_in_output": True,
+        "sampling_parameters": json.dumps({"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}),
+    }
+    generate = await server.post("/triton/v2/models/tiny/generate", triton)
+    assert generate.json["text_output"] == expected_text, generate.body

@@ -1,0 +1,85 @@
+"""What Transformers answers to a conversation with pictures, and the pictures themselves."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from support.multimodal_models import multimodal_folder
+
+NESTED_IMAGES = ("gemma3", "idefics3", "smolvlm")  # their processors want a list of pictures for each text
+
+_generating = threading.Lock()
+
+
+@cache
+def make_picture(seed: int, width: int = 60, height: int = 44) -> Any:
+    """Return a picture of coloured patches."""
+    from PIL import Image
+
+    patches = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
+    return Image.fromarray(patches).resize((width, height), Image.Resampling.NEAREST)
+
+
+@cache
+def picture_bytes(seed: int, image_format: str = "PNG") -> bytes:
+    """Return the file of a picture, in a format that loses nothing."""
+    file = io.BytesIO()
+    make_picture(seed).save(file, image_format)
+    return file.getvalue()
+
+
+@cache
+def picture_base64(seed: int) -> str:
+    return base64.b64encode(picture_bytes(seed)).decode()
+
+
+def picture_url(seed: int) -> str:
+    """Return a picture as a ``data:`` URL."""
+    return f"data:image/png;base64,{picture_base64(seed)}"
+
+
+@cache
+def load_reference(family: str) -> tuple[Any, Any]:
+    """Return the whole model of a family in float32, and its processor."""
+    from transformers import AutoModelForMultimodalLM, AutoProcessor
+
+    folder = multimodal_folder(family)
+    model = AutoModelForMultimodalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    return model.eval(), AutoProcessor.from_pretrained(folder)
+
+
+@cache
+def reference_ids(family: str, text: str, seeds: tuple[int, ...], count: int) -> tuple[list[int], list[int]]:
+    """Return the ids of a prompt and the ``count`` tokens that greedy generation adds to it.
+
+    ``text``: the rendered prompt, with the family's marks for the pictures ``seeds``.
+    """
+    model, processor = load_reference(family)
+    images: Any = [make_picture(seed) for seed in seeds]
+    if images and family in NESTED_IMAGES:
+        images = [images]
+    batch = processor(text=[text], images=images or None, return_tensors="pt", add_special_tokens=False)
+    with _generating, torch.inference_mode():
+        output = model.generate(**batch, max_new_tokens=count, do_sample=False)
+    prompt_ids = batch["input_ids"][0].tolist()
+    return prompt_ids, output[0, len(prompt_ids) :].tolist()
+
+
+def chat_text(family: str, *turns: tuple[str, list[str | None]]) -> str:
+    """Return the rendered text of a conversation. Each turn has its role and parts; None stands for a picture."""
+    _, processor = load_reference(family)
+    messages = [
+        {
+            "role": role,
+            "content": [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts],
+        }
+        for role, parts in turns
+    ]
+    text: str = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return text
