@@ -28,6 +28,7 @@ from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid, WrongType
 from parley.hub import resolve_model, served_name
 from parley.serving.generation import open_generation
+from parley.serving.media.script_media import with_media_parts
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import (
@@ -36,6 +37,7 @@ from parley.types import (
     Event,
     FinishReason,
     Grammar,
+    MediaKind,
     PromptScored,
     PromptVector,
     Request,
@@ -50,6 +52,8 @@ T = TypeVar("T")
 PromptInput = str | list[int]  # text or token ids
 ChatMessage = dict[str, Any]  # a message in the OpenAI API's format
 
+MEDIA_OPTIONS = ("images", "videos", "audio")
+UNBOUNDED_MEDIA = 1 << 20  # items per request: a script limits itself
 UNBOUNDED_QUEUE = 1 << 40  # queue limit: a script waits for its own work, so there are no other clients to protect
 
 
@@ -127,8 +131,13 @@ class LLM:
         return self._run_blocking(self._generate_answers(prompt, options))
 
     def chat(self, messages: Sequence[ChatMessage], **options: Any) -> Answer:
-        """Answer a conversation. ``chat_template_kwargs={"enable_thinking": True}`` goes to the chat template."""
-        return self._run_blocking(self._answer_request(_build_request(messages, options)))
+        """Answer a conversation. ``chat_template_kwargs={"enable_thinking": True}`` goes to the chat template.
+
+        ``images``, ``audio``, ``videos``: for a model that reads them, paths, bytes of files or images of Pillow; they
+        stand before the text of the last message of a user. Parts of a message may have them as well, for example
+        ``{"type": "image", "image": "cat.png"}``.
+        """
+        return self._run_blocking(self._answer_request(self._build_request(messages, options)))
 
     def embed(self, texts: Sequence[PromptInput], **options: Any) -> list[list[float]]:
         """Return an embedding for each text or list of token ids.
@@ -143,7 +152,7 @@ class LLM:
 
         ``prompt`` is text, token ids or a conversation. Leaving the loop early cancels the request.
         """
-        pieces = self._stream_pieces(_build_request(prompt, options))
+        pieces = self._stream_pieces(self._build_request(prompt, options))
         try:
             while (piece := self._run_blocking(_next_piece(pieces))) is not None:
                 yield piece
@@ -157,7 +166,7 @@ class LLM:
 
     async def achat(self, messages: Sequence[ChatMessage], **options: Any) -> Answer:
         """Do the same as ``chat``, as a coroutine."""
-        return await self._run_awaited(self._answer_request(_build_request(messages, options)))
+        return await self._run_awaited(self._answer_request(self._build_request(messages, options)))
 
     async def aembed(self, texts: Sequence[PromptInput], **options: Any) -> list[list[float]]:
         """Do the same as ``embed``, as a coroutine."""
@@ -165,7 +174,7 @@ class LLM:
 
     async def astream(self, prompt: PromptInput | Sequence[ChatMessage], **options: Any) -> AsyncIterator[str]:
         """Do the same as ``stream``, as an async generator."""
-        pieces = self._stream_pieces(_build_request(prompt, options))
+        pieces = self._stream_pieces(self._build_request(prompt, options))
         try:
             while (piece := await self._run_awaited(_next_piece(pieces))) is not None:
                 yield piece
@@ -215,11 +224,28 @@ class LLM:
         self, prompt: PromptInput | Sequence[PromptInput], options: dict[str, Any]
     ) -> Answer | list[Answer]:
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return await self._answer_request(_build_request(prompt, options))
-        requests = [_build_request(prompt_input, options) for prompt_input in prompt]
+            return await self._answer_request(self._build_request(prompt, options))
+        requests = [self._build_request(prompt_input, options) for prompt_input in prompt]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._answer_request(request)) for request in requests]
         return [task.result() for task in tasks]
+
+    def _build_request(self, prompt: Any, options: dict[str, Any]) -> Request:
+        """Build a Request for text, token ids or a conversation. Raises BadRequest for a wrong option or value."""
+        grammar = _read_grammar(options)
+        options = {name: value for name, value in options.items() if name not in ("schema", "grammar")}
+        request = self._read_prompt(prompt, options)
+        if grammar is not None:
+            request.grammar = grammar
+        return request
+
+    def _read_prompt(self, prompt: Any, options: dict[str, Any]) -> Request:
+        if not (isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], dict)):
+            return _read_with_dialect(CompletionReply, {**options, "prompt": prompt})
+        media = {name: options.pop(name) for name in MEDIA_OPTIONS if options.get(name) is not None}
+        messages = with_media_parts(prompt, media)
+        media_limits = dict.fromkeys(self.model.model_info.media_kinds, UNBOUNDED_MEDIA)
+        return _read_with_dialect(ChatReply, {**options, "messages": messages}, media_limits=media_limits)
 
     async def _answer_request(self, request: Request) -> Answer:
         answer = Answer([Completion() for _ in range(request.n)], Usage())
@@ -273,16 +299,6 @@ class _OptionMembers(dict[str, Any]):
         return super().__contains__(name)
 
 
-def _build_request(prompt: Any, options: dict[str, Any]) -> Request:
-    """Build a Request for text, token ids or a conversation. Raises BadRequest for a wrong option or value."""
-    grammar = _read_grammar(options)
-    options = {name: value for name, value in options.items() if name not in ("schema", "grammar")}
-    request = _read_prompt(prompt, options)
-    if grammar is not None:
-        request.grammar = grammar
-    return request
-
-
 def _read_grammar(options: dict[str, Any]) -> Grammar | None:
     """Return the grammar that ``schema`` or ``grammar`` asks for. Raises Invalid, WrongType."""
     schema, grammar = options.get("schema"), options.get("grammar")
@@ -295,20 +311,19 @@ def _read_grammar(options: dict[str, Any]) -> Grammar | None:
     raise WrongType("grammar must be text or a parley.types.Grammar.", field="grammar")
 
 
-def _read_prompt(prompt: Any, options: dict[str, Any]) -> Request:
-    is_chat = isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], dict)
-    if is_chat:
-        return _read_with_dialect(ChatReply, {**options, "messages": prompt})
-    return _read_with_dialect(CompletionReply, {**options, "prompt": prompt})
-
-
 def _read_with_dialect(
-    reply: Callable[[Fields, RequestContext], Reply], body: dict[str, Any], context: int = 0
+    reply: Callable[[Fields, RequestContext], Reply],
+    body: dict[str, Any],
+    context_length: int = 0,
+    media_limits: Mapping[MediaKind, int] | None = None,
 ) -> Request:
     """Read a body with a dialect's reply class. Raises BadRequest for a wrong option or value."""
     members = _OptionMembers({"model": "", **body})
     adapter = members.pop("adapter", None)
-    request = reply(Fields(members), RequestContext(secrets.token_hex(8), int(time.time()), "", context)).request
+    context = RequestContext(
+        secrets.token_hex(8), int(time.time()), "", context_length, media_limits=media_limits or {}
+    )
+    request = reply(Fields(members), context).request
     request.adapter = adapter
     unknown = sorted(members.keys() - members.names_read)
     if unknown:
