@@ -174,7 +174,7 @@ class UnstreamedReply(Reply):
 RouteKind = Literal[
     "generate",  # reader(body, RequestContext) -> Reply, or an Answer where the body decides the form of its refusal
     "embed",  # the same, for requests that return only vectors
-    "tokenize",  # reader(body) -> TokenizeRequest; writer(TokenizeResult) -> bytes
+    "tokenize",  # reader(body, RequestContext) -> TokenizeRequest; writer(TokenizeResult) -> bytes
     "detokenize",  # reader(body) -> DetokenizeRequest; writer(str) -> bytes
     "models",  # writer(list[ModelCard]) -> bytes
     "model",  # the path contains {model}; writer(ModelCard) -> bytes

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 
 from parley.dialects.admin_requests import AbortRequest, DetokenizeRequest, LoadAdapter, TokenizeRequest, TokenizeResult
-from parley.dialects.dialect import Answer, Route, RouteKind
+from parley.dialects.dialect import Answer, Route, RouteKind, model_in_body
 from parley.dialects.facts import ModelCard, ServerInfo
-from parley.errors import Invalid, NotFound, ParleyError
+from parley.errors import Invalid, NotFound, ParleyError, Unsupported
 from parley.metrics.recorded import ModelSnapshot
 from parley.serving import adapters, control, metrics_page
 from parley.serving.generate import handle_generate, request_context
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
-from parley.types import Chat, Text
+from parley.types import Chat, Media, Prompt, Text
 from parley.version import __version__
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
@@ -41,11 +41,16 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     if route.refuse_headers is not None and (refusal := route.refuse_headers(exchange.headers)) is not None:
         await exchange.send_response(refusal.body, refusal.status, refusal.content_type)
         return
-    assert route.reader is not None and route.writer is not None
-    tokenize_request: TokenizeRequest = await exchange.run_work(len(body), partial(route.reader, body))
+    assert route.writer is not None
+    tokenize_request = await exchange.run_work(
+        len(body), partial(_read_tokenize_request, registry, route, exchange, body)
+    )
     model = registry.find_model(tokenize_request.model)
     model.require_ready()
     prompt = tokenize_request.prompt
+    if media := _media_of(prompt):
+        message = f"'{media[0].field}': Pictures, video and sound are not available in texts to tokenize."
+        raise Unsupported(message, field=media[0].field)
     if isinstance(prompt, Chat):
         exchange.field_names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
@@ -55,6 +60,21 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     else:
         answer = await exchange.run_work(size, work)
     await exchange.send_response(answer)
+
+
+def _read_tokenize_request(registry: ModelRegistry, route: Route, exchange: Exchange, body: bytes) -> TokenizeRequest:
+    """Read a body with the facts about the model that it names; an unknown name is reported after other mistakes."""
+    assert route.reader is not None
+    model = registry.get_model(model_in_body(body)) or registry.main_model
+    tokenize_request: TokenizeRequest = route.reader(body, request_context(model, exchange))
+    return tokenize_request
+
+
+def _media_of(prompt: Prompt) -> list[Media]:
+    """Return the items in a prompt, in its order."""
+    if isinstance(prompt, Chat):
+        return [placed.media for message in prompt.messages for placed in message.media]
+    return [placed.media for placed in prompt.media] if isinstance(prompt, Text) else []
 
 
 async def _run_alone(lock: asyncio.Lock, work: Callable[[], Awaitable[bytes]]) -> bytes:

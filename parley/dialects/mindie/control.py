@@ -19,8 +19,8 @@ DATATYPE = "UINT32"
 TOKENIZER_WORDING = MindieErrorWording("Req body converts to json fail.")
 
 
-def read_mindie_tokenize(rules: MindieRules, body: bytes) -> TokenizeRequest:
-    """Read a tokenize request. Raises BadRequest."""
+def read_mindie_tokenize(rules: MindieRules, body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
+    """Read a text to tokenize. Raises BadRequest."""
     fields = decode_fields(body, TOKENIZER_WORDING)
     text, most = fields.raw_value("inputs"), rules.limit << 20
     if not isinstance(text, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from parley.dialects.admin_requests import DetokenizeRequest, TokenizeRequest, TokenizeResult
+from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -16,11 +17,14 @@ from parley.types import Chat, Prompt, Text
 
 
 def read_tokenize(
-    body: bytes, wording: ErrorWording = DEFAULT_WORDING, rules: ReadingRules = OPENAI_RULES
+    body: bytes,
+    context: RequestContext | None = None,
+    wording: ErrorWording = DEFAULT_WORDING,
+    rules: ReadingRules = OPENAI_RULES,
 ) -> TokenizeRequest:
-    """Read a prompt or a conversation to tokenize. Raises BadRequest."""
+    """Read a prompt or a conversation to tokenize; without ``context``, only text is accepted. Raises BadRequest."""
     fields = decode_fields(body, wording)
-    prompt = _read_chat_prompt(fields, rules) if fields.has_value("messages") else _read_text_prompt(fields)
+    prompt = _read_chat_prompt(fields, rules, context) if fields.has_value("messages") else _read_text_prompt(fields)
     return TokenizeRequest(
         model=fields.string("model", "", cap=256),
         prompt=prompt,
@@ -28,9 +32,9 @@ def read_tokenize(
     )
 
 
-def _read_chat_prompt(fields: Fields, rules: ReadingRules) -> Prompt:
+def _read_chat_prompt(fields: Fields, rules: ReadingRules, context: RequestContext | None) -> Prompt:
     chat: Chat
-    chat, _ = read_conversation(fields, rules)
+    chat, _ = read_conversation(fields, rules, context)
     return chat
 
 

@@ -6,10 +6,11 @@ from itertools import accumulate
 from typing import Any
 
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
+from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import messages, shared
+from parley.dialects.tgi import images, messages, shared
 from parley.dialects.tgi.shared import TGI_VERSION, TGI_WORDING, TgiRules
 from parley.types import Text
 
@@ -60,7 +61,7 @@ def write_tgi_models(cards: list[ModelCard]) -> bytes:
     return encode_json({"object": "list", "data": models})
 
 
-def read_tgi_tokenize(body: bytes) -> TokenizeRequest:
+def read_tgi_tokenize(body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
     """Read the body of a generation; only its text and ``truncate`` count. Raises BadRequest."""
     fields = decode_fields(body, TGI_WORDING)
     inputs = fields.string("inputs", None)
@@ -72,14 +73,14 @@ def read_tgi_tokenize(body: bytes) -> TokenizeRequest:
         )
     parameters = fields.object("parameters")
     truncate = parameters.integer("truncate", None, 0, shared.U64) if parameters is not None else None
-    return TokenizeRequest(model="", prompt=Text(inputs), with_spans=True, last_tokens=truncate)
+    prompt = Text(inputs) if context is None else images.read_text_with_images(inputs, "inputs", context)
+    return TokenizeRequest(model="", prompt=prompt, with_spans=True, last_tokens=truncate)
 
 
-def read_chat_tokenize(body: bytes) -> TokenizeRequest:
+def read_chat_tokenize(body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
     """Read a conversation; if the assistant has the last turn, it is left open. Raises BadRequest."""
-    return TokenizeRequest(
-        model="", prompt=messages.read_tgi_conversation(decode_fields(body, TGI_WORDING)), with_spans=True
-    )
+    prompt = messages.read_tgi_conversation(decode_fields(body, TGI_WORDING), context)
+    return TokenizeRequest(model="", prompt=prompt, with_spans=True)
 
 
 def write_tgi_tokens(result: TokenizeResult) -> bytes:

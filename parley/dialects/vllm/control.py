@@ -121,9 +121,9 @@ def read_invocation(body: bytes, context: RequestContext) -> Reply | Answer:
     return chat.read_vllm_chat(body, context)
 
 
-def read_vllm_tokenize(body: bytes) -> TokenizeRequest:
+def read_vllm_tokenize(body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
     """Read a prompt or a conversation to tokenize. Raises BadRequest."""
-    return tokens.read_tokenize(body, VLLM_WORDING, requests.VLLM_RULES)
+    return tokens.read_tokenize(body, context, VLLM_WORDING, requests.VLLM_RULES)
 
 
 def read_vllm_detokenize(body: bytes) -> DetokenizeRequest:
