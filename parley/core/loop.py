@@ -195,20 +195,7 @@ class EngineLoop:
         step = self._schedule_step()
         self._counters.reset_step()
         if step.rows:
-            self._counters.steps += 1
-            results = self._run_model(step)
-            if results is None:
-                self.scheduler.abandon_step(step)
-                for row in step.rows:
-                    if row.sequence.status is not SequenceStatus.FINISHED:
-                        self._fail_sequence(row.sequence, STEP_FAILED)
-            else:
-                for row, result in zip(step.rows, results, strict=True):
-                    self._process_result(row, result)
-                    if self.encode_queue is not None and row.sequence.item_embeddings:
-                        self.encode_queue.release_computed(row.sequence, row.start + row.count)
-                if self._beam_searches:
-                    self._beam_searches.advance_searches((row.sequence for row in step.rows), STEP_FAILED)
+            self._compute_step(step)
         self._beam_searches.fail_pending(STEP_FAILED)
         self._has_changes = self.pinned_pages.has_changes = False
         if self.encode_queue is not None:
@@ -392,6 +379,23 @@ class EngineLoop:
             if self.scheduler.preemptions == preemptions and not self.pinned_pages.revoke_reservation():
                 self.is_blocked = True
                 return step
+
+    def _compute_step(self, step: Step) -> None:
+        """Run the step and process its results. If it fails, all choices in it fail."""
+        self._counters.steps += 1
+        results = self._run_model(step)
+        if results is None:
+            self.scheduler.abandon_step(step)
+            for row in step.rows:
+                if row.sequence.status is not SequenceStatus.FINISHED:
+                    self._fail_sequence(row.sequence, STEP_FAILED)
+            return
+        for row, result in zip(step.rows, results, strict=True):
+            self._process_result(row, result)
+            if self.encode_queue is not None and row.sequence.item_embeddings:
+                self.encode_queue.release_computed(row.sequence, row.start + row.count)
+        if self._beam_searches:
+            self._beam_searches.advance_searches((row.sequence for row in step.rows), STEP_FAILED)
 
     def _run_model(self, step: Step) -> list[RowResult] | None:
         """Run the step. Returns the model runner's results, or None if it failed."""

@@ -126,7 +126,7 @@ class Scheduler:
         """Queue a sequence. Raises ValueError if its tokens do not fit into the whole pool."""
         if count_pages(len(sequence)) > self.pool.page_count:
             raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.page_count} pages")
-        if self._claim_embeddings(sequence, self._block_tables.find_prefix(sequence)):
+        if not sequence.request.media or self._claim_embeddings(sequence, self._block_tables.find_prefix(sequence)):
             self.waiting.enqueue(sequence)
 
     def resume_sequence(self, sequence: Sequence) -> None:

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from parley.core.media.embedding_cache import EmbeddingCache
 from parley.core.media.encoder_thread import EncoderThread
 from parley.engine.messages import Shutdown, SubmitRequest
 from parley.types import EmbeddingRun, EngineOutput, EngineRequest, EngineStats, MediaItem, Settings
+from parley.worker import messages_loop
 from parley.worker.messages_loop import EngineInbox, serve_messages
 
 PROMPT = [(5 * i + 1) % VOCAB for i in range(200)]
@@ -398,6 +400,21 @@ def test_encoder_thread_has_progress_unless_a_block_never_ends() -> None:
     posted.get(timeout=60)
     assert thread.has_progress() and thread.encode_seconds > 0
     thread.close()
+
+
+@pytest.mark.parametrize("progresses", [True, False])
+def test_idle_engine_beats_only_while_its_encoder_gets_on(progresses: bool, monkeypatch) -> None:
+    """Else the watchdog could not find an encoder that hangs."""
+    beats: list[int] = []
+    inbox: EngineInbox = queue.SimpleQueue()
+
+    def has_progress() -> bool:
+        inbox.put(Shutdown())
+        return progresses
+
+    monkeypatch.setattr(messages_loop, "beat", lambda: beats.append(1))
+    assert messages_loop._wait_for_message(inbox, SimpleNamespace(encoder_has_progress=has_progress)) == Shutdown()
+    assert bool(beats) == progresses
 
 
 def test_served_request_waits_for_its_picture_and_idle_loop_beats() -> None:
