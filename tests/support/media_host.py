@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
-Answer = bytes | Callable[[asyncio.StreamWriter], object]  # a function may write the answer itself
+Answer = bytes | Callable[[asyncio.StreamWriter], Coroutine[Any, Any, None]]  # a function writes the answer itself
 
 
 def http_answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
@@ -17,6 +18,17 @@ def http_answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 
 def redirect_to(url: str, status: str = "302 Found") -> bytes:
     return http_answer(b"", f"Location: {url}", status=status)
+
+
+async def run_until_closed(work: Coroutine[Any, Any, None], reader: asyncio.StreamReader) -> None:
+    """Run a coroutine until the client closes the connection."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(reader.read())]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception) and not isinstance(outcome, ConnectionError):
+            raise outcome
 
 
 class MediaHost:
@@ -45,7 +57,7 @@ class MediaHost:
                 writer.write(answer)
                 await writer.drain()
             else:
-                await answer(writer)  # type: ignore[misc]
+                await run_until_closed(answer(writer), reader)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client left
         finally:

@@ -466,6 +466,7 @@ async def test_a_cancelled_fetch_leaves_no_connection(host: MediaHost):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    await host.wait_until_idle()
     assert await fetcher.fetch(f"http://127.0.0.1:{host.port}/", "image", FIELD) == b"next"
 
 
