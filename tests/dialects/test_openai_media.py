@@ -134,6 +134,7 @@ def test_openai_media_embeddings_need_the_operators_flag():
     [
         ({"type": "image_url"}, "image_url", "missing_required_parameter"),
         ({"type": "image_url", "image_url": {}}, "image_url.url", "missing_required_parameter"),
+        ({"type": "image_url", "image_url": None, "uuid": ""}, "image_url", "missing_required_parameter"),
         ({"type": "image_url", "image_url": 5}, "image_url", "invalid_type"),
         ({"type": "image_url", "image_url": {"url": 5}}, "image_url.url", "invalid_type"),
         ({"type": "image_url", "image_url": {"url": DATA_URL, "detail": "x"}}, "image_url.detail", "invalid_value"),

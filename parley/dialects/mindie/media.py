@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from parley.dialects import media
 from parley.dialects.fields import Fields
@@ -17,7 +17,7 @@ from parley.errors import BadMedia, BadRequest, MediaFault, Unsupported
 from parley.types import EncodedMedia, Media, MediaKind, MediaPath, MediaSource
 
 URL_KINDS: dict[str, MediaKind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
-PART_NAMES = {kind: name for name, kind in URL_KINDS.items()}
+PART_NAMES: dict[str, str] = {kind: name for name, kind in URL_KINDS.items()}
 EXTENSIONS: dict[MediaKind, tuple[str, ...]] = {
     "image": (".jpg", ".jpeg", ".png"),
     "video": (".mp4", ".avi", ".wmv"),
@@ -126,7 +126,7 @@ def media_sentence(error: BadMedia) -> str:
 
 
 def _fault_sentence(error: BadMedia) -> str:
-    name, detail = PART_NAMES[cast(MediaKind, error.kind)], error.detail
+    name, detail = PART_NAMES.get(error.kind, error.kind), error.detail
     match error.reason:
         case "too_many":
             return f"The number of multimodal url should be no more than {detail.get('limit', 0)}"

@@ -48,8 +48,8 @@ EMBEDDINGS_SENTENCE = "You must set `--enable-mm-embeds` to input `{name}`"
 
 
 @dataclass(frozen=True, slots=True)
-class MediaOptions:
-    """How media are loaded, by kind, and the options for the model's processor."""
+class MediaMembers:
+    """The members of a request for all its media: how they are loaded, by kind, and options for the processor."""
 
     loading: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     processor: dict[str, Any] = field(default_factory=dict)
@@ -73,11 +73,11 @@ class MediaReader:
         plain_urls: bool = True,
         typeless: bool = False,
         embeddings: bool = False,
-        options: MediaOptions | None = None,
+        members: MediaMembers | None = None,
     ):
         self.limits = limits
         self._roles, self._plain_urls, self._typeless, self._embeddings = roles, plain_urls, typeless, embeddings
-        self._options = options or MediaOptions()
+        self._members = members or MediaMembers()
 
     def read_part(self, part: Fields, role: str, text_types: tuple[str, ...]) -> Media | None:
         """Return the item of a part of a message, or None for a text. Raises BadRequest.
@@ -109,7 +109,7 @@ class MediaReader:
             return self._read_file(part)
         kind = "audio" if part_type == "input_audio" else (URL_PARTS | EMBEDDING_PARTS)[part_type]
         self.check_kind(part, part_type, kind)
-        uuid = part.string("uuid", None, cap=media.MAX_UUID)
+        uuid = part.string("uuid", None, cap=media.MAX_UUID) or None
         member = "image_url" if part_type == "input_image" else part_type
         if part_type in EMBEDDING_PARTS and not part.has_value(part_type) and part.has_value("data"):
             member = "data"
@@ -171,8 +171,8 @@ class MediaReader:
         uuid: str | None = None,
         detail: ImageDetail = "auto",
     ) -> Media:
-        loading = self._options.loading.get(kind, {})
-        return Media(kind, source, part.member_path(member), detail, uuid, loading, self._options.processor)
+        loading = self._members.loading.get(kind, {})
+        return Media(kind, source, part.member_path(member), detail, uuid, loading, self._members.processor)
 
     def _role_error(self, part: Fields, role: str, kind: MediaKind) -> BadRequest:
         path = part.member_path("type").partition(".")[0]
@@ -195,11 +195,11 @@ def media_reader(body: Fields, rules: ReadingRules, context: RequestContext) -> 
         plain_urls=rules.plain_urls,
         typeless=rules.lenient_messages,
         embeddings=options.enable_mm_embeds,
-        options=_read_media_options(body) if options.trust_request_mm_kwargs else None,
+        members=_read_media_members(body) if options.trust_request_mm_kwargs else None,
     )
 
 
-def _read_media_options(body: Fields) -> MediaOptions:
+def _read_media_members(body: Fields) -> MediaMembers:
     """Read vLLM's members for loading and processing. Whether the values suit the model is checked with each item."""
     loading = body.free_object("media_io_kwargs")
     for kind, options in loading.items():
@@ -207,7 +207,7 @@ def _read_media_options(body: Fields) -> MediaOptions:
             raise body.member_error("media_io_kwargs", f"its members are {', '.join(MEDIA_KINDS)}.")
         if not isinstance(options, dict):
             raise body.member_error("media_io_kwargs", f"'{kind}' must be an object, but it is {json_type(options)}.")
-    return MediaOptions(loading, body.free_object("mm_processor_kwargs"))
+    return MediaMembers(loading, body.free_object("mm_processor_kwargs"))
 
 
 def _read_input_audio(part: Fields) -> EncodedMedia:
