@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -35,9 +37,23 @@ class ProcessMedia(msgspec.Struct, tag=True):
     source: FeatureFile
     target: FeatureFile
     is_small: bool  # shrink a picture to 512 x 512 pixels
-    loading_options: dict[str, Any]
-    processor_options: dict[str, Any]
+    options: str  # the client's, for loading and for the processor: JSON, whose integers may be of any size
     limits: DecodingLimits
+
+    @property
+    def loading_options(self) -> dict[str, Any]:
+        """How a video or clip is sampled."""
+        return dict(json.loads(self.options)[0])
+
+    @property
+    def processor_options(self) -> dict[str, Any]:
+        """Options of the model's processor."""
+        return dict(json.loads(self.options)[1])
+
+
+def encode_options(loading_options: Mapping[str, Any], processor_options: Mapping[str, Any]) -> str:
+    """Return ``ProcessMedia.options``, the same for the same options."""
+    return json.dumps([loading_options, processor_options], sort_keys=True)
 
 
 class MediaProcessReady(msgspec.Struct, tag=True):

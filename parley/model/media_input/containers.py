@@ -72,6 +72,8 @@ def open_container(data: bytes, kind: Literal["audio", "video"]) -> Iterator[Inp
 
 def check_codec(stream: av.AudioStream | av.VideoStream) -> None:
     """Raise UnusableMedia unless a stream's codec is one of those that are decoded."""
-    context = stream.codec_context  # None if FFmpeg does not know the codec
-    if context is None or context.codec.canonical_name not in CODECS:
+    context = stream.codec_context  # None if the file does not say what it is
+    if context is None:
+        raise damaged()
+    if context.codec.canonical_name not in CODECS:
         raise UnusableMedia("has a codec that is not read here", "unknown_format")

@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 
 from parley.engine.media_messages import MediaProcessed, MediaRefused, ProcessMedia
+from parley.errors import excerpt
 from parley.model.media_input.audio import decode_audio
 from parley.model.media_input.digest import item_digest, processor_fingerprint
 from parley.model.media_input.images import decode_image, shrink_image
@@ -77,7 +78,7 @@ def check_loading_options(options: dict[str, Any], known: frozenset[str]) -> Non
     """Raise UnusableMedia for options that do not exist for the kind of media, or are no numbers in range."""
     for name, value in options.items():
         if name not in known:
-            raise UnusableMedia(f"cannot be loaded with the option '{name[:40]}'", "refused_by_model")
+            raise UnusableMedia(f"cannot be loaded with the option {excerpt(name)}", "refused_by_model")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name == "num_frames" and not (type(value) is int and (value == -1 or value >= 1)):
             raise UnusableMedia("cannot be loaded with this num_frames: -1 or a number from 1 on", "refused_by_model")

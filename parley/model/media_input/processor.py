@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import parley.model.load  # noqa: F401  (lets Transformers import torchvision)
+from parley.errors import excerpt
 from parley.model.media_input.client_embeddings import read_embeddings
 from parley.model.media_input.unusable import UnusableMedia
 from parley.model.media_input.video import DecodedVideo, VideoClock
@@ -238,7 +239,7 @@ def check_options(kind: MediaKind, options: dict[str, Any]) -> dict[str, Any]:
     """Return the processor's options of a request. Raises UnusableMedia for options that clients may not set."""
     for name in options:
         if name not in CLIENT_OPTIONS:
-            raise UnusableMedia(f"cannot be processed with the option '{name[:40]}'", "refused_by_model")
+            raise UnusableMedia(f"cannot be processed with the option {excerpt(name)}", "refused_by_model")
     return options
 
 

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from parley.engine.media_messages import DecodingLimits, MediaForm, MediaProcessed, MediaRefused, ProcessMedia
+from parley.engine.media_messages import (
+    DecodingLimits,
+    MediaForm,
+    MediaProcessed,
+    MediaRefused,
+    ProcessMedia,
+    encode_options,
+)
 from parley.errors import BadMedia, MediaFault, Overloaded
 from parley.serving.media.fetcher import MediaFetcher, RequestConnections
 from parley.serving.media.item_cache import ItemCache, StoredItem
@@ -142,9 +148,7 @@ class MediaLoader:
                 task.cancel()
 
     async def _load_item(self, media: Media, owner: str, request: _RequestShare) -> StoredItem:
-        options = json.dumps(
-            [is_small(media), media.loading_options, media.processor_options], sort_keys=True, default=repr
-        )
+        options = f"{is_small(media)} {encode_options(media.loading_options, media.processor_options)}"
         name = (owner, media.kind, media.uuid, options)
         if isinstance(media.source, CachedMedia):
             return self._find_named(media, name)
@@ -211,8 +215,7 @@ class MediaLoader:
             source=source.place,
             target=target.place,
             is_small=is_small(media),
-            loading_options=media.loading_options,
-            processor_options=media.processor_options,
+            options=encode_options(media.loading_options, media.processor_options),
             limits=self._limits,
         )
         result = await self._workers.process_media(source, target, job, owner)

@@ -38,6 +38,8 @@ log = logging.getLogger("parley.server")
 PROCESS_COMMAND = python_command("-m", "parley.worker.media_process")
 START_SECONDS = 120.0  # that a process has to start: it imports Transformers
 SILENCE_SECONDS = 180.0  # a process that does not answer for this long is killed, even if it computed little
+KILL_DELAY = 5.0  # seconds that a job whose client has left may go on: as long as a new process takes to start
+END_SECONDS = 5.0  # that a process has to end once its socket is closed
 PACKAGES = {"PIL": "Pillow", "av": "PyAV", "torchvision": "torchvision"}  # by the name that is imported
 
 TOO_SLOW = MediaRefused("could not be decoded in time, or within the memory set aside for that", "too_slow")
@@ -118,7 +120,7 @@ class MediaWorker:
             return 0
         self._socket.close()
         try:
-            return process.wait(0.5)
+            return process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
@@ -163,7 +165,7 @@ class MediaWorkers:
     ) -> MediaProcessed | MediaRefused:
         """Have a process do a job with two files. Raises NotReady, Unsupported.
 
-        Cancelling this kills the process if it has begun.
+        Cancelling this ends the job soon: it is not begun, or gets KILL_DELAY to finish.
         """
         check_packages()
         # The files stay open until the process is done with them, even if this is cancelled: it opens them by their
@@ -173,7 +175,8 @@ class MediaWorkers:
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            call.cancel()
+            call.give_up()
+            asyncio.get_running_loop().call_later(KILL_DELAY, call.kill_worker)
             raise
 
     def _start_worker(self) -> None:
@@ -207,17 +210,17 @@ class MediaWorkers:
 
 
 class _JobCall:
-    """A job and its files, which is cancelled by killing the process that does it."""
+    """A job and its files. It can be given up before it begins; later the process that does it can be killed."""
 
     def __init__(self, job: ProcessMedia, files: tuple[MemoryFile, MemoryFile]):
         self._job, self._files = job, files
         self._lock = threading.Lock()
         self._worker: MediaWorker | None = None
-        self._cancelled = False
+        self._given_up = False
 
     def run(self, worker: MediaWorker) -> MediaProcessed | MediaRefused:
         with self._lock:
-            if self._cancelled:
+            if self._given_up:
                 return TOO_SLOW  # nobody waits for it
             self._worker = worker
         try:
@@ -226,9 +229,14 @@ class _JobCall:
             with self._lock:
                 self._worker = None
 
-    def cancel(self) -> None:
+    def give_up(self) -> None:
+        """Do not begin the job."""
         with self._lock:
-            self._cancelled = True
+            self._given_up = True
+
+    def kill_worker(self) -> None:
+        """Kill the process that does the job, if one does."""
+        with self._lock:
             if self._worker is not None:
                 self._worker.kill()
 

@@ -14,7 +14,7 @@ from safetensors.torch import load
 from support.media_files import image_file, picture_array, sine, video_file, wav_file
 from support.multimodal_models import FAMILIES, multimodal_folder
 
-from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia
+from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia, encode_options
 from parley.model.media_input.jobs import MediaJobs
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
 from parley.text.media_family import read_media_family
@@ -38,9 +38,15 @@ def process(
     """Do a job; return its result and its tensors."""
     source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
     source.write_bytes(data)
-    defaults = {"form": "file", "is_small": False, "loading_options": {}, "processor_options": {}}
+    defaults = {"form": "file", "is_small": False}
+    options = encode_options(fields.pop("loading_options", {}), fields.pop("processor_options", {}))
     job = ProcessMedia(
-        kind=kind, source=source.place, target=target.place, limits=DecodingLimits(), **(defaults | fields)
+        kind=kind,
+        source=source.place,
+        target=target.place,
+        options=options,
+        limits=DecodingLimits(),
+        **(defaults | fields),
     )
     result = jobs.process_media(job)
     written = Path(f"/proc/self/fd/{target.place.fd}").read_bytes()
@@ -240,6 +246,7 @@ def test_shrinks_a_picture_for_low_detail():
         ("image", {"processor_options": {"tokenizer": "/etc/passwd"}}, "refused_by_model"),
         ("image", {"processor_options": {"text": "x"}}, "refused_by_model"),
         ("image", {"processor_options": {"max_pixels": "many"}}, "refused_by_model"),
+        ("image", {"processor_options": {"min_pixels": 10**30}}, "refused_by_model"),
         ("image", {"loading_options": {"fps": 1}}, "refused_by_model"),
         ("video", {"loading_options": {"fps": 0}}, "refused_by_model"),
         ("video", {"loading_options": {"num_frames": True}}, "refused_by_model"),

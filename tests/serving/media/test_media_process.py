@@ -76,7 +76,7 @@ def workers() -> Iterator[MediaWorkers]:
 async def send(workers: MediaWorkers, data: bytes, tenant: str = "") -> MediaProcessed | MediaRefused:
     source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
     source.write_bytes(data)
-    job = ProcessMedia("image", "file", source.place, target.place, False, {}, {}, DecodingLimits())
+    job = ProcessMedia("image", "file", source.place, target.place, False, "[{},{}]", DecodingLimits())
     return await workers.process_media(source, target, job, tenant)
 
 
@@ -127,7 +127,21 @@ async def test_starts_another_process_for_one_that_was_killed_while_idle(workers
     assert isinstance(await send(workers, b"next"), MediaProcessed)
 
 
-async def test_kills_the_process_of_a_job_that_nobody_wants_any_more(workers: MediaWorkers):
+async def test_lets_a_short_job_finish_that_nobody_wants_any_more(workers: MediaWorkers):
+    assert isinstance(await send(workers, b"first"), MediaProcessed)
+    process_ids = workers.idle_process_ids
+    for _ in range(20):
+        job = asyncio.ensure_future(send(workers, b"x" * 1_000_000))
+        await asyncio.sleep(0)
+        job.cancel()
+    assert isinstance(await send(workers, b"next"), MediaProcessed)
+    assert workers.idle_process_ids == process_ids
+
+
+async def test_kills_the_process_of_a_long_job_that_nobody_wants_any_more(
+    workers: MediaWorkers, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(workers_module, "KILL_DELAY", 0.01)
     assert isinstance(await send(workers, b"first"), MediaProcessed)
     (process_id,) = workers.idle_process_ids
     job = asyncio.ensure_future(send(workers, b"sleep"))
