@@ -13,6 +13,7 @@ from time import perf_counter
 
 from parley.core.adapter_cache import AdapterCache, AdapterEntry, FetchAdapter, FetchedAdapter
 from parley.core.media.placeholders import are_known_tokens, placement_fault
+from parley.core.rope_positions import largest_position
 from parley.core.search.beam import beam_capacity
 from parley.core.sequence import LoadedAdapter, ModelRunner
 from parley.types import EngineRequest
@@ -42,6 +43,8 @@ def rejection_reason(
         return "The model reads text only."
     if (fault := placement_fault(request.media, len(request.token_ids))) is not None:
         return fault
+    if request.media and (furthest := largest_position(request.media, len(request.token_ids))) >= max_context:
+        return f"The prompt reaches position {furthest}, but only {max_context} fit."
     vocab_size = runner.vocab_size
     if not are_known_tokens(request.token_ids, request.media, vocab_size) or not all(
         are_known_tokens(ids, [], vocab_size) for ids in request.prior_tokens

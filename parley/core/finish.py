@@ -5,6 +5,7 @@ Looks at one sequence at a time and knows nothing of scheduling.
 
 from __future__ import annotations
 
+from parley.core.rope_positions import largest_position
 from parley.core.sequence import Sequence
 from parley.types import EngineFinishReason, EngineRequest
 
@@ -12,11 +13,15 @@ from parley.types import EngineFinishReason, EngineRequest
 def output_limit(request: EngineRequest, context: int) -> int:
     """Return the output limit of a choice: ``max_tokens``, or the rest of ``context`` (tokens) if that is less.
 
+    Positions must fit into the context as well; those of a video may be ahead of the tokens.
     0 means that only the prompt is computed, for its scores or its vector.
     """
     if request.pooling is not None:
         return 0
-    return max(0, min(request.max_tokens, context - len(request.token_ids)))
+    length = len(request.token_ids)
+    if request.media:
+        length = max(length, largest_position(request.media, length) + 1)
+    return max(0, min(request.max_tokens, context - length))
 
 
 def finish_reason(sequence: Sequence) -> EngineFinishReason | None:

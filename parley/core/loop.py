@@ -32,6 +32,7 @@ from parley.core.media.encode_queue import EncodeQueue
 from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
 from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
 from parley.core.prefill_share import PrefillShare
+from parley.core.rope_positions import hashed_items
 from parley.core.scheduler import Scheduler
 from parley.core.search.beam import BeamSearch, beam_capacity
 from parley.core.search.searches import BeamSearches
@@ -308,7 +309,8 @@ class EngineLoop:
         hash_root = hash_chain_root(
             self.settings.model, request.cache_salt, *([adapter.digest.hex()] if adapter else [])
         )
-        prompt_hashes = self._hash_pages(hash_root, request.token_ids, request.media, [])
+        items = hashed_items(request.media, len(request.token_ids))
+        prompt_hashes = self._hash_pages(hash_root, request.token_ids, items, [])
         stops = frozenset(request.stop_ids)
         limit = output_limit(request, self.max_context)
         beam_width = 0
@@ -328,9 +330,7 @@ class EngineLoop:
                 seed=(request.seed + index) % 2**64,
                 arrival_number=self._arrival_count,
                 hashes=(
-                    self._hash_pages(hash_root, tokens, request.media, prompt_hashes)
-                    if prior_tokens
-                    else list(prompt_hashes)
+                    self._hash_pages(hash_root, tokens, items, prompt_hashes) if prior_tokens else list(prompt_hashes)
                 ),
                 # All choices have the same prompt: only the first scores it.
                 prompt_scores=[None] if request.prompt_logprobs >= 0 and index == 0 and not prior_tokens else [],

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from parley.types import EmbeddingRun, MediaItem
 
+OUTPUT_DIGEST = b"output after a jump of positions"
 _FLOAT = struct.Struct("f")
 
 
@@ -29,7 +30,8 @@ class _Piece(NamedTuple):
 class RopePositions:
     """The positions of one sequence's tokens on three axes.
 
-    ``output_delta``: the position of an output token is its index plus this number.
+    ``output_delta``: the position of an output token is its index plus this number. ``has_jump``: the same token would
+    have another position as part of the prompt, because a video reaches further than the text after it.
     """
 
     def __init__(self, media: Sequence[MediaItem], prompt_len: int):
@@ -47,8 +49,10 @@ class RopePositions:
                 largest = max(largest, position - 1, position + furthest)
                 pieces.append(_Piece(start, position, run))
                 pieces.append(_Piece(start + run.count, position + max(rows, columns), None))
+        text_end = _text_position(pieces[-1], prompt_len)
         if pieces[-1].start < prompt_len:
-            largest = max(largest, _text_position(pieces[-1], prompt_len) - 1)
+            largest = max(largest, text_end - 1)
+        self.has_jump = text_end != largest + 1
         pieces.append(_Piece(prompt_len, largest + 1, None))
         self._pieces = pieces
         self._starts = [piece.start for piece in pieces]
@@ -81,6 +85,18 @@ def largest_position(media: Sequence[MediaItem], prompt_len: int) -> int:
     """
     positions = RopePositions.of_prompt(media, prompt_len)
     return prompt_len - 1 + (0 if positions is None else positions.output_delta)
+
+
+def hashed_items(media: list[MediaItem], prompt_len: int) -> list[MediaItem]:
+    """Return the items that the hashes of a sequence's pages cover: its own, and its output if positions jump there.
+
+    In the next turn of a conversation the output is part of the prompt and has other positions, so it must not find the
+    pages of this turn.
+    """
+    positions = RopePositions.of_prompt(media, prompt_len)
+    if positions is None or not positions.has_jump:
+        return media
+    return [*media, MediaItem("video", OUTPUT_DIGEST, prompt_len, 1, [])]
 
 
 def _text_position(piece: _Piece, token: int) -> int:

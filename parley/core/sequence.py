@@ -15,7 +15,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal, Protocol
 
-from parley.core.rope_positions import RopePositions
+from parley.core.rope_positions import RopePositions, hashed_items
 from parley.types import EngineRequest, MediaItem, TokenScore
 
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
@@ -116,6 +116,11 @@ class Sequence:
     def rope_positions(self) -> RopePositions | None:
         """Its rotary positions on three axes; None if each token's is its index on all of them."""
         return RopePositions.of_prompt(self.request.media, self.prompt_len)
+
+    @cached_property
+    def hashed_items(self) -> list[MediaItem]:
+        """The items that the hashes of its pages cover."""
+        return hashed_items(self.request.media, self.prompt_len)
 
     @property
     def output_length(self) -> int:

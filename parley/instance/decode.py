@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from starlette.types import Message
 
+from parley.core.rope_positions import hashed_items
 from parley.dialects.dialect import Answer
 from parley.dialects.instance_plane import OriginalRequest
 from parley.disagg.kv.receiver import KVReceiver
@@ -177,7 +178,7 @@ class DecodeStage(RequestStage):
                 engine_request.cache_salt,
                 engine_request.adapter,
                 self._message.digest,
-                engine_request.media,
+                hashed_items(engine_request.media, len(engine_request.token_ids)),
             )
             if reserved.error:
                 raise Overloaded(reserved.error)

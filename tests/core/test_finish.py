@@ -6,7 +6,7 @@ import pytest
 
 from parley.core.finish import finish_reason, output_limit
 from parley.core.sequence import Sequence
-from parley.types import EngineFinishReason, EngineRequest
+from parley.types import EmbeddingRun, EngineFinishReason, EngineRequest, MediaItem
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,11 @@ from parley.types import EngineFinishReason, EngineRequest
 )
 def test_output_limit_fits_max_tokens_and_context(max_tokens: int, context: int, expected: int) -> None:
     assert output_limit(EngineRequest("w", list(range(10)), max_tokens), context) == expected
+
+
+def test_output_limit_counts_positions_of_frames_far_apart() -> None:
+    video = MediaItem("video", b"", 1, 4, [EmbeddingRun(0, 4, (4, 1, 1), 10.0)])
+    assert output_limit(EngineRequest("w", list(range(10)), 100, media=[video]), 50) == 50 - 32
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
-from parley.core.rope_positions import RopePositions, largest_position
+from parley.core.rope_positions import RopePositions, hashed_items, largest_position
 from parley.types import EmbeddingRun, MediaItem
 
 TEXT, IMAGE, VIDEO = 0, 1, 2  # token types of Transformers
@@ -99,6 +99,12 @@ def test_a_prompt_without_grids_has_no_positions_of_its_own():
     item = MediaItem("image", b"", 2, 4, [EmbeddingRun(0, 4)])
     assert RopePositions.of_prompt([item], 9) is None
     assert largest_position([item], 9) == 8
+
+
+def test_page_hashes_cover_a_jump_of_positions_at_the_output():
+    near, far = (MediaItem("video", b"", 1, 8, [EmbeddingRun(0, 8, (8, 1, 1), step)]) for step in (1.0, 120.0))
+    assert hashed_items([near], 20) == [near]
+    assert [(item.start, item.count) for item in hashed_items([far], 20)] == [(1, 8), (20, 1)]
 
 
 def test_frames_far_apart_reach_beyond_the_number_of_tokens():

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from support.media_requests import (
@@ -215,6 +216,23 @@ def test_every_boundary_gives_the_same_bits(family):
         second.blocks = first.blocks[:page] + second.blocks[page:]
         start = min(page * BLOCK_SIZE, length - 1)
         assert torch.equal(run.compute_hidden([(1, start, length)])[0], expected[start:])
+
+
+def test_output_is_not_found_as_part_of_the_next_prompt_where_its_positions_differ():
+    """A long video reaches further than the text after it; output goes on behind it, the text of a prompt does not."""
+    prompt = build_media_prompt("qwen2_5_vl", ["a ", random_video(3, 6, 64, 48), " b"])
+    (run,) = prompt.media[0].runs
+    far_apart = [msgspec.structs.replace(run, frame_step=40.0)]
+    runner = loaded_runner("qwen2_5_vl", "bfloat16")
+    with prompt.open_media() as media:
+        media = [msgspec.structs.replace(media[0], runs=far_apart)]
+        first = EngineRequest("first", prompt.token_ids, 40, GREEDY, media=media)
+        output = serve_requests(runner, [first], blocks=60)[0]["first", 0].token_ids
+        turn = [*prompt.token_ids, *output, 7, 8, 9]
+        second = EngineRequest("second", turn, 8, GREEDY, media=media, logprobs=1)
+        alone = serve_requests(runner, [second], blocks=60)[0]["second", 0]
+        after = serve_requests(runner, [first, second], batch=1, blocks=60)[0]["second", 0]
+    assert after.scores == alone.scores
 
 
 def beyond_the_table(prompt: MediaPrompt) -> tuple[MediaPrompt, set[int]]:

@@ -127,7 +127,7 @@ class BlockTables:
     def _extend_chain(self, sequence: Sequence, page_count: int) -> None:
         """Extend the hashes of a sequence to its first ``page_count`` pages."""
         root = long_rope_root(sequence.hash_root) if sequence.uses_long_rope else sequence.hash_root
-        extend_hashes(sequence.hashes, root, sequence.tokens, page_count, sequence.request.media)
+        extend_hashes(sequence.hashes, root, sequence.tokens, page_count, sequence.hashed_items)
 
     def clear_cached_pages(self) -> bool:
         """Clear the prefix cache. Returns False and does nothing while a page is held by more than a pending copy."""
