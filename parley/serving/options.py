@@ -47,7 +47,7 @@ class MediaOptions:
 
     ``hosts``: what may be fetched over HTTP; ``folder``: below which files may be read; without them, neither. Per
     request: ``counts`` by kind, and ``request_size`` for all items as they come, encoded. ``sizes``: of one item, by
-    kind. ``memory``: for what is being fetched for all requests, and as much again for what has been processed for
+    kind. ``memory``: for what is being fetched for a model, and as much again for what has been processed for
     them; ``cache``: for what is kept for later requests.
 
     ``pixels``: the most that a picture or a frame of a video may have. ``workers``: processes that decode, for each

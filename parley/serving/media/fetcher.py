@@ -64,7 +64,7 @@ class RequestConnections:
 
 
 class MediaFetcher:
-    """Fetches media for all requests of a server. ``resolve_host`` and ``ssl_context`` stand in for the system's."""
+    """Fetches media for all requests to a model. ``resolve_host`` and ``ssl_context`` stand in for the system's."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class ItemFetch:
                     async with open_answer(address, ip_addresses, self._fetcher.ssl_context(address)) as answer:
                         return await self._read_answer(answer)
             except TimeoutError:
-                self._fail("unreachable", "could not be fetched: its server is too slow", limit=FETCH_SECONDS)
+                self._fail("unreachable", "could not be fetched: its server is too slow")
             except OSError:
                 self._fail("unreachable", "could not be fetched: its server cannot be reached, or broke off")
             finally:

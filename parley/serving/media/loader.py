@@ -117,7 +117,7 @@ class _RequestShare:
 
 
 class MediaLoader:
-    """Loads media for one model. ``fetcher`` and ``folder`` are the server's, for all models."""
+    """Loads media for one model."""
 
     def __init__(self, workers: JobRunner, fetcher: MediaFetcher, folder: LocalMediaFolder, options: MediaOptions):
         self._workers, self._fetcher, self._folder, self._options = workers, fetcher, folder, options
