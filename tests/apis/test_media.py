@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.media_answers import chat_text, picture_base64, picture_url, reference_ids
 from support.multimodal_models import FAMILIES, multimodal_folder
+from support.prefill_decode_pair import assert_same_answer
 
 from parley.types import Settings
 
@@ -133,3 +134,20 @@ async def test_every_api_gives_the_same_text(serve):
     }
     generate = await server.post("/triton/v2/models/tiny/generate", triton)
     assert generate.json["text_output"] == expected_text, generate.body
+
+
+async def test_a_decode_instance_answers_about_a_picture_without_opening_it(alike):
+    def settings() -> Settings:
+        return media_settings("qwen2_vl", shared=True)
+
+    single_server, pair = await alike(settings=settings)
+    for stream in (False, True):
+        body = json.dumps(chat_body("A ", image_part(4), " and ", image_part(5), stream=stream)).encode()
+        await assert_same_answer(single_server, pair, "/v1/chat/completions", body)
+    assert started_media_processes(single_server) == started_media_processes(pair.prefill) == 1
+    assert started_media_processes(pair.decode) == 0
+
+
+def started_media_processes(server: Any) -> int:
+    workers = server.model.__dict__.get("_media_workers")
+    return 0 if workers is None else len(workers.idle_process_ids)
