@@ -54,11 +54,13 @@ def _resample(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[NDArray[np
         if form != (form := (frame.format.name, frame.layout.name, frame.sample_rate)) or resampler is None:
             if resampler is not None:
                 yield from map(_mean_channel, resampler.resample(None))
-            resampler = av.AudioResampler(format="fltp", layout=frame.layout, rate=rate)
+            resampler = av.AudioResampler(format="flt", layout=frame.layout, rate=rate)
         yield from map(_mean_channel, resampler.resample(frame))
     if resampler is not None:
         yield from map(_mean_channel, resampler.resample(None))
 
 
 def _mean_channel(frame: av.AudioFrame) -> NDArray[np.float32]:
-    return np.asarray(frame.to_ndarray().mean(axis=0, dtype=np.float32))
+    """Return the mean of interleaved channels: PyAV reads beyond its array for more than eight planar ones."""
+    samples = frame.to_ndarray().reshape(-1, frame.layout.nb_channels)
+    return np.asarray(samples.mean(axis=1, dtype=np.float32))

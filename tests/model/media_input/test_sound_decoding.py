@@ -51,6 +51,13 @@ def test_takes_the_mean_of_the_channels():
     assert np.abs(samples - left / 2).max() < 1e-4
 
 
+@pytest.mark.parametrize("count", [6, 8, 9, 12, 64])
+def test_takes_the_mean_of_many_channels(count: int):
+    channels = np.stack([sine(0.5, RATE) * number / count for number in range(count)])
+    samples = decode_audio(wav_file(channels, RATE), RATE, 600)
+    assert np.abs(samples - channels.mean(axis=0)).max() < 1e-4
+
+
 @pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000])
 def test_resamples_to_the_rate_of_the_processor(rate: int):
     samples = decode_audio(wav_file(sine(2, rate)[None], rate), RATE, 600)
