@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -33,6 +33,11 @@ CONTEXT = RequestContext(  # a model that reads every kind of media, and an oper
     media_limits={"image": 9, "video": 9, "audio": 9},
     api_options=ApiOptions(enable_mm_embeds=True, trust_request_mm_kwargs=True),
 )
+BOUNDARY = "b"
+FORM_CONTEXT = replace(
+    CONTEXT,
+    headers={b"content-type": b"multipart/form-data; boundary=" + BOUNDARY.encode()},
+)
 FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True)
 ENDPOINTS = {"e": Endpoint("e", [EndpointShare("m", "m", 100)])}
 COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of them
@@ -46,6 +51,7 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"texts": "a"},
     {"messages": [[{"role": "user", "content": "a"}]]},
     {"inputs": "a"},
+    {"file": "a"},
     {"tokens": [5]},
     {"text_input": "a"},
     {"id": "a"},
@@ -122,6 +128,13 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "image": [["aGk="]],
     "image_url": [[DATA_URL]],
     "media_io_kwargs": [{"video": {"fps": 1}}],
+    "include": [["logprobs"]],
+    "language": ["en"],
+    "languages": [["en"]],
+    "to_language": ["en"],
+    "timestamp_granularities": [["segment"]],
+    "chunking_strategy": ["auto", {"type": "server_vad"}],
+    "vllm_xargs": ['{"a": 1}'],
     "tags": [[{"key": "k", "value": "v"}]],
     "add_tags": [[{"key": "k", "value": "v"}]],
 }  # fmt: skip
@@ -226,10 +239,10 @@ def read_outcome(route: Route, body: dict[str, Any]) -> str:
         "summed_info": (CONTEXT, FACTS),
         "endpoint": (CONTEXT, FACTS, ENDPOINTS),
     }
-    arguments = arguments_by_kind.get(route.kind, ())
+    arguments = (FORM_CONTEXT,) if route.reads_form else arguments_by_kind.get(route.kind, ())
     assert route.reader is not None
     try:
-        result = route.reader(json.dumps(body).encode(), *arguments)
+        result = route.reader(_encode_form(body) if route.reads_form else json.dumps(body).encode(), *arguments)
     except Unsupported:
         return "unavailable"
     except ParleyError:
@@ -237,6 +250,28 @@ def read_outcome(route: Route, body: dict[str, Any]) -> str:
     if isinstance(result, Answer) and route.kind in ("generate", "embed"):
         return "unavailable" if b"not available" in result.body or b"not supported" in result.body else "wrong"
     return "taken"
+
+
+def _encode_form(body: dict[str, Any]) -> bytes:
+    """Return members as a form, with names in the brackets that clients write."""
+    parts = []
+    for name, value in body.items():
+        match value:
+            case list():
+                parts += [(f"{name}[]", each) for each in value]
+            case dict():
+                parts += [(f"{name}[{key}]", each) for key, each in value.items()]
+            case _:
+                parts.append((name, value))
+    texts = [
+        (
+            f'{name}"; filename="a.wav' if name == "file" else name,
+            value if isinstance(value, str) else json.dumps(value),
+        )
+        for name, value in parts
+    ]
+    lines = [f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in texts]
+    return "".join([*lines, f"--{BOUNDARY}--\r\n"]).encode()
 
 
 def survey_route(route: Route) -> Members:

@@ -51,7 +51,8 @@ class RequestContext:
     requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
     cache holds and can hold, the number of waiting sequences, the sampling defaults of its generation_config.json,
     under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
-    and how many items of each kind of media a request may have (a kind that is missing: the model cannot read it).
+    how many items of each kind of media a request may have (a kind that is missing: the model cannot read it), and its
+    model type if it reads media.
     About the server: ``api_options``. About the HTTP request: the decoded path parts that the route names, the headers
     with lower-case names, and the query string.
     """
@@ -73,6 +74,7 @@ class RequestContext:
     generates: bool = True
     media_limits: Mapping[MediaKind, int] = field(default_factory=dict)
     api_options: ApiOptions = DEFAULT_API_OPTIONS
+    media_family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,8 @@ class Route:
     path, is an endpoint's, and ``{served}`` one of its models. ``claiming_members``: where several APIs share a path, a
     body with one of these members belongs to this route. ``yields_unclaimed``: a body without any claiming member
     belongs to another route if there is one. ``refuse_headers``: returns the answer to a tokenizing request whose
-    headers are refused, else None; the readers of generating routes see the headers themselves.
+    headers are refused, else None; the readers of generating routes see the headers themselves. ``reads_form``: the
+    body is multipart/form-data rather than JSON.
     """
 
     method: str
@@ -244,6 +247,7 @@ class Route:
     claiming_members: tuple[str, ...] = ()
     yields_unclaimed: bool = False
     refuse_headers: Callable[[Mapping[bytes, bytes]], Answer | None] | None = None
+    reads_form: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +256,8 @@ class PromptMembers:
 
     ``conversations`` hold messages, ``prompts`` hold any other prompt, and ``preceding`` members come before either in
     the model's input, and so do those with ``media``, such as pictures in base64. ``salts`` separate equal prompts, in
-    addition to ``model``. ``read_non_json`` reads the model and the prompt of a body that is not JSON.
+    addition to ``model``. ``read_non_json`` reads the model and the prompt of a body that is not JSON, and returns ""
+    for both if it cannot read the body.
     """
 
     conversations: tuple[str, ...] = ()

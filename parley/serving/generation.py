@@ -107,7 +107,8 @@ class Generation:
     async def submit_request(self) -> None:
         """Build the engine requests and submit them. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
-        prepared_prompts = await prepare_engine_requests(model, request, self.tenant, await self._load_media())
+        media = await self._load_media()
+        prepared_prompts = await prepare_engine_requests(model, request, self.tenant, media)
         if self._stage is not None:
             await self._stage.before_submit(self, request, [engine_request for _, engine_request in prepared_prompts])
         strings = request.stop_conditions.strings
@@ -134,6 +135,9 @@ class Generation:
             for kind, count in count_media_tokens(engine_request.media).items():
                 self.usage.media_tokens[kind] = self.usage.media_tokens.get(kind, 0) + count
             self._undelivered += prompt_stream.accepted_events(engine_request)
+        for item in media:
+            if item.seconds:
+                self.usage.media_seconds[item.kind] = self.usage.media_seconds.get(item.kind, 0.0) + item.seconds
         if self._stage is not None:
             self._stage.after_submit()
         resumed = self._stage is not None and self._stage.prior_outputs is not None

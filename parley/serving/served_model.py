@@ -304,6 +304,7 @@ class ServedModel:
             info is None or info.generates,
             {kind: self.options.media.counts[kind] for kind in info.media_kinds} if info is not None else {},
             self.options.api_options,
+            self._text_pipeline.media_family if self._text_pipeline is not None else "",
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

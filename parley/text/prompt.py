@@ -124,6 +124,7 @@ class TextPipeline:
     ``generation_defaults``: the sampling values that the model's makers recommend, if any. ``embedding_prompts``: the
     prompts that they put before texts to embed. ``trust_marks``: special tokens that clients write in a
     conversation are special, as the template's are. ``media_marks``: what stands for media in prompts.
+    ``media_family``: the model type of a model that reads media, "" for others.
     ``answer_grammars``: the compiled grammars of recent requests.
     """
 
@@ -136,8 +137,10 @@ class TextPipeline:
         markup: Markup | None = None,
         trust_marks: bool = False,
         media_marks: Mapping[MediaKind, MediaMarks] | None = None,
+        media_family: str = "",
     ):
         self.media_marks = media_marks or {}
+        self.media_family = media_family
         self.tokenizer = tokenizer
         self.generation_defaults = generation_defaults or {}
         self.embedding_prompts = embedding_prompts or EmbeddingPrompts()
@@ -170,6 +173,7 @@ class TextPipeline:
             markup,
             trust_marks,
             media_marks,
+            media_family.model_type if media_family is not None else "",
         )
 
     def prepare_prompt(

@@ -64,7 +64,7 @@ def generating_routes() -> list[tuple[str, str]]:
     dialects = {}
     for (method, path), endpoints in mount_table(universal_mounts()).items():
         for route, surface in endpoints:
-            if method == "POST" and route.kind == "generate":
+            if method == "POST" and route.kind == "generate" and not route.reads_form:
                 dialects[fill_path(path)] = surface.dialect.name
     return list(dialects.items())
 

@@ -6,13 +6,35 @@ members that are not supported are refused by name.
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
+from collections.abc import Callable
+
+from parley.dialects.dialect import Dialect, PromptMembers, Reply, RequestContext, Route, model_in_body
+from parley.dialects.form_data import model_in_form, peek_model_in_form
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import bench, chat, completions, embeddings, shared, tokens
+from parley.dialects.openai import bench, chat, completions, embeddings, shared, tokens, transcriptions
 
 PROMPT_MEMBERS = PromptMembers(
-    conversations=("messages",), prompts=("prompt",), preceding=("tools",), salts=("cache_salt",)
+    conversations=("messages",),
+    prompts=("prompt",),
+    preceding=("tools",),
+    salts=("cache_salt",),
+    read_non_json=peek_model_in_form,
 )
+
+
+def speech_route(path: str, reader: Callable[[bytes, RequestContext], Reply]) -> Route:
+    """Return a route whose body is a form with a clip."""
+    return Route(
+        "POST",
+        path,
+        "generate",
+        reader=reader,
+        model_reader=model_in_form,
+        resolve_model_first=True,
+        reads_form=True,
+    )
+
+
 DIALECT = Dialect(
     name="openai",
     title="OpenAI",
@@ -32,6 +54,9 @@ DIALECT = Dialect(
             model_reader=model_in_body,
         ),
         Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_embedding_request, model_reader=model_in_body),
+        speech_route("/v1/audio/transcriptions", transcriptions.read_transcription),
+        speech_route("/v1/audio/translations", transcriptions.read_translation),
+        Route("POST", "/v1/audio/speech", "info", reader=transcriptions.refuse_speech),
         Route("GET", "/v1/models", "models", writer=tokens.write_models),
         Route("GET", "/v1/models/{model:path}", "model", writer=tokens.write_model),
         Route(

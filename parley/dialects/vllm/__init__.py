@@ -13,7 +13,7 @@ from functools import partial
 
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import tokens
+from parley.dialects.openai import speech_route, tokens
 from parley.dialects.vllm import (
     batch,
     bench,
@@ -26,6 +26,7 @@ from parley.dialects.vllm import (
     metrics,
     scores,
     shared,
+    transcriptions,
 )
 
 UNSUPPORTED_PATHS = {
@@ -123,6 +124,8 @@ STRICT_DIALECT = Dialect(
         COHERE_ROUTE,
         BATCH_ROUTE,
         Route("POST", "/invocations", "generate", reader=control.read_invocation, model_reader=model_in_body),
+        speech_route("/v1/audio/transcriptions", transcriptions.read_vllm_transcription),
+        speech_route("/v1/audio/translations", transcriptions.read_vllm_translation),
         Route("GET", "/v1/models", "info", reader=control.answer_models),
         Route("POST", "/tokenize", "tokenize", reader=control.read_vllm_tokenize, writer=tokens.write_tokens),
         Route("POST", "/detokenize", "detokenize", reader=control.read_vllm_detokenize, writer=tokens.write_token_text),
