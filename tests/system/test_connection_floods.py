@@ -168,7 +168,7 @@ def test_health_watches_of_strangers_do_not_keep_grpc_clients_out(tmp_path: Path
         stack.enter_context(
             few_descriptors(tmp_path / "log", *serve_words, "--grpc-port", grpc_port, "--idle-timeout", "2s")
         )
-        wait_until(lambda: grpc_answers(grpc_port))
+        wait_until(lambda: grpc_answers(grpc_port) and http_status(port, "/health/ready") == 200)
         channels = [grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=options) for _ in range(DESCRIPTORS)]
         for channel in channels:
             stack.callback(channel.close)
