@@ -34,7 +34,7 @@ OUTPUT = 12
 
 @cache
 def longrope_folder(dtype: str):
-    return tiny_models.write_model(tiny_models._models_home() / f"longrope-{dtype}", "phi3", dtype=dtype, **LONGROPE)
+    return tiny_models.write_model(tiny_models.models_home() / f"longrope-{dtype}", "phi3", dtype=dtype, **LONGROPE)
 
 
 def random_prompt(length: int) -> list[int]:
