@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ import msgspec
 from parley.dialects.admin_requests import AbortRequest, DetokenizeRequest, LoadAdapter, TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import Answer, Route, RouteKind, model_in_body
 from parley.dialects.facts import ModelCard, ServerInfo
-from parley.errors import Invalid, NotFound, ParleyError, Unsupported
+from parley.errors import Invalid, NotFound, ParleyError
 from parley.metrics.recorded import ModelSnapshot
 from parley.serving import adapters, control, metrics_page
 from parley.serving.generate import handle_generate, request_context
+from parley.serving.media.request_media import prompt_media
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
-from parley.types import Chat, Media, Prompt, Text
+from parley.types import Chat, ProcessedMedia, Text
 from parley.version import __version__
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
@@ -48,13 +49,15 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     model = registry.find_model(tokenize_request.model)
     model.require_ready()
     prompt = tokenize_request.prompt
-    if media := _media_of(prompt):
-        message = f"'{media[0].field}': Pictures, video and sound are not available in texts to tokenize."
-        raise Unsupported(message, field=media[0].field)
+    processed: Sequence[ProcessedMedia] = ()
+    if media := prompt_media(prompt):
+        lease = await exchange.while_connected(model.load_media(media, exchange.tenant))
+        processed = lease.items
+        lease.release()  # tokens need the replacements alone
     if isinstance(prompt, Chat):
         exchange.field_names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
-    work = partial(_tokenize_and_encode, model, tokenize_request, route.writer)
+    work = partial(_tokenize_and_encode, model, tokenize_request, route.writer, processed)
     if size > HUGE_TEXT:
         answer = await exchange.while_connected(_run_alone(registry.huge_text_lock, partial(off_loop, size, work)))
     else:
@@ -70,24 +73,20 @@ def _read_tokenize_request(registry: ModelRegistry, route: Route, exchange: Exch
     return tokenize_request
 
 
-def _media_of(prompt: Prompt) -> list[Media]:
-    """Return the items in a prompt, in its order."""
-    if isinstance(prompt, Chat):
-        return [placed.media for message in prompt.messages for placed in message.media]
-    return [placed.media for placed in prompt.media] if isinstance(prompt, Text) else []
-
-
 async def _run_alone(lock: asyncio.Lock, work: Callable[[], Awaitable[bytes]]) -> bytes:
     async with lock:
         return await work()
 
 
 def _tokenize_and_encode(
-    model: ServedModel, tokenize_request: TokenizeRequest, writer: Callable[[TokenizeResult], bytes]
+    model: ServedModel,
+    tokenize_request: TokenizeRequest,
+    writer: Callable[[TokenizeResult], bytes],
+    media: Sequence[ProcessedMedia],
 ) -> bytes:
     pipeline, context_length = model.text_pipeline, model.model_info.max_model_len
     text, token_ids, spans = pipeline.tokenize_prompt(
-        tokenize_request.prompt, tokenize_request.with_spans, max(MAX_TOKENS_COUNTED, 2 * context_length)
+        tokenize_request.prompt, tokenize_request.with_spans, max(MAX_TOKENS_COUNTED, 2 * context_length), media
     )
     if tokenize_request.last_tokens is not None:
         first = max(0, len(token_ids) - tokenize_request.last_tokens)

@@ -69,6 +69,9 @@ async def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer(serve):
         details = usage["prompt_tokens_details"]
         assert details["image_tokens"] > 0 and details["audio_tokens"] == 0
         assert details["image_tokens"] + details["text_tokens"] == usage["prompt_tokens"]
+    tokenized = await server.post("/tokenize", {"model": "tiny", "messages": body["messages"]})
+    prompt_ids, _ = expected("qwen2_vl", [None, QUESTION], 1)
+    assert tokenized.json["tokens"] == prompt_ids
 
 
 async def test_the_same_picture_is_found_in_the_prefix_cache_and_another_is_not(serve):

@@ -52,18 +52,17 @@ async def test_media_that_cannot_be_read_are_refused_in_each_apis_form(serve, ca
     assert SECRET not in caplog.text
 
 
-async def test_media_in_a_text_to_tokenize_are_refused_by_name(serve):
+async def test_texts_to_tokenize_have_media_from_allowed_hosts_only(serve):
     server = await serve(info=SEES)
-    for path, body, field in (
-        ("/tokenize", chat("https://a.b/c"), "messages[0].content[1].image_url"),
-        ("/vllm/tokenize", chat("https://a.b/c"), "messages[0].content[1].image_url"),
-        ("/tgi/chat_tokenize", chat("https://a.b/c"), "messages[0].content[1].image_url"),
-        ("/tgi/tokenize", {"inputs": "![](https://a.b/c)"}, "inputs"),
+    for path, body in (
+        ("/tokenize", chat("https://a.b/c")),
+        ("/vllm/tokenize", chat("https://a.b/c")),
+        ("/tgi/chat_tokenize", chat("https://a.b/c")),
+        ("/tgi/tokenize", {"inputs": "![](https://a.b/c)"}),
     ):
         answer = await server.post(path, json.dumps(body).encode(), **{"content-type": "application/json"})
         assert answer.status in (400, 422), path
-        sentence = f"'{field}': Pictures, video and sound are not available in texts to tokenize."
-        assert sentence.encode() in answer.body, answer.body
+        assert b"error" in answer.body, answer.body
 
 
 @pytest.mark.parametrize("stream", [False, True])
