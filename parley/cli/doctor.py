@@ -184,6 +184,7 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
     observation = f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_format_bytes(size)}"
     yield Finding("warn" if checked.doubt else "ok", "model", observation + f"; {checked.doubt}" * bool(checked.doubt))
     yield from _check_text(settings)
+    yield from _check_media(folder)
     return size
 
 
@@ -199,6 +200,23 @@ def _check_text(settings: Settings) -> Iterator[Finding]:
     yield Finding("ok", "tokenizer", f"{pipeline.tokenizer.backend.get_vocab_size()} tokens")
     if not pipeline.template.all_sources:
         yield Finding("warn", "template", "the model has no chat template", "It completes text, but cannot chat.")
+
+
+def _check_media(folder: Path) -> Iterator[Finding]:
+    """Check whether the packages that decode media are installed, if the model reads any."""
+    from parley.serving.media.workers import missing_packages
+    from parley.text.media_family import read_media_family
+    from parley.text.tokens.tokenizer import read_json_object
+
+    family = read_media_family(read_json_object(folder / "config.json"))
+    if family is None:
+        return
+    kinds = ", ".join(sorted(family.kinds))
+    if missing := missing_packages():
+        observation = f"the model reads {kinds}, but {', '.join(missing)} is not installed"
+        yield Finding("warn", "media", observation, "pip install 'parley[media]'; until then it reads text only.")
+    else:
+        yield Finding("ok", "media", kinds)
 
 
 def _check_memory(models: int, cached: bool) -> Iterator[Finding]:

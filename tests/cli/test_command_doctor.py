@@ -8,8 +8,10 @@ import socket
 import pytest
 from support import tiny_models
 from support.free_ports import free_port
+from support.multimodal_models import multimodal_folder
 
 from parley.cli import doctor
+from parley.serving.media import workers
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
 from parley.worker.check import ModelCheck
@@ -96,6 +98,16 @@ def test_doctor_finds_a_broken_tokenizer_and_a_missing_template(copy):
     assert "template" not in findings(doctor.check_models, str(copy), "--fake-engine")
     (copy / "tokenizer.json").write_text("{}")
     assert findings(doctor.check_models, str(copy), "--fake-engine")["tokenizer"].level == "fail"
+
+
+def test_doctor_names_the_packages_that_media_need(monkeypatch):
+    folder = str(multimodal_folder("qwen2_vl"))
+    assert findings(doctor.check_models, folder, "--fake-engine")["media"].observation == "image, video"
+    monkeypatch.setitem(workers.PACKAGES, "parley_no_such_package", "PyNone")
+    finding = findings(doctor.check_models, folder, "--fake-engine")["media"]
+    assert finding.level == "warn"
+    assert finding.observation == "the model reads image, video, but PyNone is not installed"
+    assert "parley[media]" in finding.hint
 
 
 def test_doctor_includes_the_kv_cache_in_the_memory_check(copy):
