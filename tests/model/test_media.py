@@ -218,6 +218,35 @@ def test_every_boundary_gives_the_same_bits(family):
         assert torch.equal(run.compute_hidden([(1, start, length)])[0], expected[start:])
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_preemption_and_prefix_hits_keep_outputs_bit_for_bit(family):
+    """Through the loop, with the encoder, too few pages, and requests that have a picture in common."""
+    prompts = [two_pictures(family), two_pictures(family, 5), two_pictures(family)]
+    pages = max(len(prompt.token_ids) for prompt in prompts) // BLOCK_SIZE + 4
+    runner = loaded_runner(family, "bfloat16")
+    with ExitStack() as files:
+        requests = [
+            EngineRequest(
+                str(number),
+                prompt.token_ids,
+                20,
+                Sampling(temperature=0.8),
+                seed=number,
+                logprobs=1,
+                media=files.enter_context(prompt.open_media()),
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        alone = [
+            serve_requests(runner, [request], step=1000, blocks=60, cache=False)[0][request.id, 0]
+            for request in requests
+        ]
+        answers, stats = serve_requests(runner, requests, step=23, blocks=pages)
+    assert stats.preemptions
+    for expected, request in zip(alone, requests, strict=True):
+        assert answers[request.id, 0].scores == expected.scores
+
+
 def test_output_is_not_found_as_part_of_the_next_prompt_where_its_positions_differ():
     """A long video reaches further than the text after it; output goes on behind it, the text of a prompt does not."""
     prompt = build_media_prompt("qwen2_5_vl", ["a ", random_video(3, 6, 64, 48), " b"])
