@@ -20,10 +20,9 @@ SECONDS = 1.5
 CLIP = tone_clip(SECONDS)
 
 
-@functools.cache
-def speech_settings(family: str = "qwen3_asr") -> Settings:
+def speech_settings(family: str = "qwen3_asr", *, shared: bool = False) -> Settings:
     folder = str(multimodal_folder(family))
-    return Settings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=4, threads=1)
+    return Settings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=4, threads=1, shared=shared)
 
 
 @functools.cache
@@ -136,3 +135,18 @@ async def test_model_of_texts_refuses_clips_by_name(serve, prefix):
         answer = await post_form(server, f"{prefix}/v1/audio/{path}", body)
         assert answer.status_code == 400 and f"does not support {api} API" in answer.json()["error"]["message"]
     await server.control()
+
+
+async def test_cluster_transcribes_like_one_server(live_cluster):
+    cluster = await live_cluster("prefill", "decode", settings=lambda: speech_settings(shared=True))
+    members = {"model": "tiny", "max_completion_tokens": str(TOKENS)}
+    path, text = "/v1/audio/transcriptions", reference_text(None, None)
+    verbose = await post_form(cluster.front, path, clip_form(CLIP, response_format="verbose_json", **members))
+    assert verbose.status_code == 200, verbose.text
+    assert (verbose.json()["text"], verbose.json()["duration"]) == (text, SECONDS)
+    plain = await post_form(cluster.front, path, clip_form(CLIP, response_format="text", **members))
+    assert (plain.text, plain.headers["content-type"]) == (f"{text}\n", "text/plain; charset=utf-8")
+    stream = await post_form(cluster.front, path, clip_form(CLIP, stream="true", **members))
+    done = json.loads(stream.text.split("\n\n")[-2].removeprefix("data: "))
+    assert (done["type"], done["text"]) == ("transcript.text.done", text)
+    assert done["usage"]["input_token_details"]["audio_tokens"] > 0
