@@ -18,7 +18,7 @@ from parley.dialects.openai import shared, transcripts
 from parley.dialects.openai.transcripts import SpeechTask, Transcript
 from parley.dialects.parameters import MAX_TOKEN_ID
 from parley.errors import BadMedia, Incapable, Invalid, ParleyError, TooLarge, excerpt
-from parley.text.speech import SpeechFamily, TranscriptReader, speech_family, transcription_chat, translation_chat
+from parley.text.speech import TranscriptReader, speech_family, transcription_chat, translation_chat
 from parley.types import (
     Chat,
     ChoiceDelta,
@@ -200,11 +200,11 @@ class TranscriptionReply(Reply):
         for code, name in self.family.languages.items():
             if wanted in (code, name.lower()):
                 return name
-        raise self.language_error(text, field, self.family)
+        raise self.language_error(text, field)
 
-    def language_error(self, text: str, field: str, family: SpeechFamily) -> Invalid:
+    def language_error(self, text: str, field: str) -> Invalid:
         """Return the error for a language that the model does not know."""
-        codes = ", ".join(family.languages)
+        codes = ", ".join(self.family.languages)
         return Invalid(
             f"Invalid language {excerpt(text)}. The codes of the languages that this model knows are {codes}.",
             field=field,

@@ -18,7 +18,6 @@ from parley.dialects.openai.transcripts import SpeechTask
 from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import VLLM_WORDING
 from parley.errors import BadMedia, Invalid, ParleyError, WrongType, excerpt
-from parley.text.speech import SpeechFamily
 from parley.types import ChoiceDelta, ChoiceDone, Event, Media, PromptAccepted, Usage
 
 FORMATS_SENTENCE = "Currently only support response_format: `text`, `json`, `verbose_json` or `diarized_json`"
@@ -74,9 +73,9 @@ class VllmTranscriptionReply(TranscriptionReply):
             raise Invalid("verbose_json format doesn't support streaming case")
         return response_format
 
-    def language_error(self, text: str, field: str, family: SpeechFamily) -> Invalid:
+    def language_error(self, text: str, field: str) -> Invalid:
         """Return the error for a language that the model does not know."""
-        return Invalid(f"Unsupported language: {excerpt(text)}. Must be one of {list(family.languages)}.")
+        return Invalid(f"Unsupported language: {excerpt(text)}. Must be one of {list(self.family.languages)}.")
 
     # -- a stream
 
