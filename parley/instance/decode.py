@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 from starlette.types import Message
 
 from parley.core.rope_positions import hashed_items
@@ -24,8 +25,9 @@ from parley.errors import EngineError, Malformed, Overloaded, ParleyError
 from parley.instance.member import ClusterMember
 from parley.instance.remote_writer import RemoteResponseWriter
 from parley.serving.app import App
+from parley.serving.media.memory_files import MemoryBudget, MemoryFile
 from parley.serving.stage import RequestStage, RunningRequest
-from parley.types import EngineOutput, EngineRequest, OutputBatch, Request
+from parley.types import EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Request
 from parley.web.connection import CYCLE_KEY
 
 PULL_FAILED = "Pull kv failed irreversibly."  # the text that MindIE's coordinators expect
@@ -38,7 +40,8 @@ class DecodeStage(RequestStage):
     def __init__(self, member: ClusterMember, receiver: KVReceiver, message: handover.HandoverMessage):
         self.cancel_id = message.id
         self.elapsed = message.spent
-        self.processed_media = message.media or None
+        self._feature_files = _store_features(message)
+        self.processed_media = [self._with_features(item) for item in message.media] or None
         self.refusal_reason = "The instance cannot read the request."
         self._member = member
         self._receiver = receiver
@@ -153,6 +156,10 @@ class DecodeStage(RequestStage):
         recent, self._unrecorded = self._unrecorded, []
         return recent
 
+    def _with_features(self, item: ProcessedMedia) -> ProcessedMedia:
+        file = self._feature_files.get(item.digest)
+        return msgspec.structs.replace(item, features=None if file is None else file.place)
+
     # -- pages
 
     async def _reserve_pages(
@@ -223,6 +230,20 @@ class DecodeStage(RequestStage):
         finally:
             for key in self._reservation_keys.values():
                 self._page_engine.free_reservation(key)
+
+
+def _store_features(message: handover.HandoverMessage) -> dict[bytes, MemoryFile]:
+    """Move the features of the message to files that the engine can read, by digest. Raises Overloaded."""
+    features, message.features = message.features, {}
+    budget = MemoryBudget(sum(map(len, features.values())))
+    files: dict[bytes, MemoryFile] = {}
+    try:
+        for digest, content in features.items():
+            files[digest] = MemoryFile(budget)
+            files[digest].write_bytes(content)
+    except OSError:
+        raise Overloaded("The features of the request's media find no room.") from None
+    return files
 
 
 async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: KVReceiver) -> None:

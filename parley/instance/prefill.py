@@ -24,6 +24,7 @@ from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, fi
 from parley.errors import BadRequest, ContextLength, EngineDied, NotReady, ParleyError, Stopping
 from parley.instance.member import ClusterMember
 from parley.instance.remote_writer import PrefillResponseWriter
+from parley.serving.media.memory_files import read_features
 from parley.serving.stage import RequestStage, RunningRequest
 from parley.types import EngineOutput, EngineRequest, OutputBatch, Request
 from parley.web.connection import CYCLE_KEY
@@ -265,10 +266,21 @@ class PrefillStage(RequestStage):
             prompt=self._prompt_ids,
             digest=digest,
             media=[msgspec.structs.replace(item, features=None) for item in self.processed_media or ()],
+            features=self._features_beyond_pages(),
         )
         self._body = b""
         await sender.begin_handover(handover.encode_msgpack(message), parts)
         return sender
+
+    def _features_beyond_pages(self) -> dict[bytes, bytes]:
+        """Return the features that the other instance needs besides pages, by digest."""
+        page_size = self._running_request.model.model_info.block_size
+        digests = handover.items_beyond_pages(self._engine_requests, page_size)
+        return {
+            item.digest: read_features(item.features)
+            for item in self.processed_media or ()
+            if item.digest in digests and item.features is not None
+        }
 
     async def _adapter_digest(self) -> str:
         """Return a digest of the LoRA adapter's content: pages of another instance are valid only if it is the same."""

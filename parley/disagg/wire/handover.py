@@ -31,7 +31,8 @@ class HandoverMessage(msgspec.Struct, kw_only=True):
     arrived. ``body``: without content coding. ``tenant``: the owner of the request. ``past``: outputs of earlier
     attempts. ``prompt``: its token ids, if the body does not contain the prompt. ``digest``: of the LoRA adapter's
     content, if the request uses an adapter. ``media``: the request's media as the prefill instance processed them,
-    without their features: this instance reads pages, and opens no picture.
+    without their features: this instance reads pages, and opens no picture. ``features``: by digest, the content of the
+    feature files of those items that reach beyond the pages, because this instance computes the tokens after them.
     """
 
     version: int
@@ -51,6 +52,7 @@ class HandoverMessage(msgspec.Struct, kw_only=True):
     prompt: list[int] | None
     digest: str
     media: list[ProcessedMedia] = []
+    features: dict[bytes, bytes] = {}
 
 
 _MESSAGE_DECODER = msgspec.msgpack.Decoder(HandoverMessage)
@@ -149,6 +151,16 @@ def restore_prompt(
     (engine_request,) = engine_requests
     engine_request.token_ids = prompt
     engine_request.max_tokens = min(engine_request.max_tokens, context - len(prompt))
+
+
+def items_beyond_pages(engine_requests: Iterable[EngineRequest], page_size: int) -> set[bytes]:
+    """Return the digests of items of which the next instance computes tokens, even if it gets all pages: those of the
+    incomplete last page, and all if it computes the prompt's log-probabilities. ``page_size``: tokens in a page."""
+    digests: set[bytes] = set()
+    for request in engine_requests:
+        paged = 0 if request.prompt_logprobs >= 0 else (len(request.token_ids) - 1) // page_size * page_size
+        digests.update(item.digest for item in request.media if item.end > paged)
+    return digests
 
 
 def engine_was_lost(state: str, outputs: Sequence[EngineOutput]) -> bool:

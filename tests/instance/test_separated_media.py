@@ -1,0 +1,40 @@
+"""Requests with pictures that one instance prefills and another decodes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.media_answers import picture_url
+from support.multimodal_models import multimodal_folder
+from support.prefill_decode_pair import assert_same_answer
+
+from parley.types import Settings
+
+PICTURE = {"type": "image_url", "image_url": {"url": picture_url(1)}}
+
+
+def media_settings() -> Settings:
+    folder = str(multimodal_folder("qwen3_vl"))
+    return Settings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=8, threads=1, shared=True)
+
+
+def chat_with(*parts: Any, **members: Any) -> bytes:
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 10}
+    return json.dumps(body | {"temperature": 0, "ignore_eos": True} | members).encode()
+
+
+async def test_separated_stages_answer_about_pictures_like_one_server(alike) -> None:
+    """Also where a picture reaches into the last page, which is incomplete and so does not travel."""
+    single_server, pair = await alike(settings=media_settings)
+    bodies = [chat_with("a" * length, PICTURE) for length in range(16)]  # one of them ends so
+    bodies += [
+        chat_with(PICTURE, "what is this, and where, and is there anything else"),
+        chat_with("first ", PICTURE, " then ", PICTURE, n=2),
+        chat_with("see ", PICTURE, use_beam_search=True, best_of=2),
+        chat_with("see ", PICTURE, prompt_logprobs=1),
+    ]
+    for body in bodies:
+        await assert_same_answer(single_server, pair, "/v1/chat/completions", body)
+    await pair.idle()
