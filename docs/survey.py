@@ -233,6 +233,7 @@ def read_outcome(route: Route, body: dict[str, Any]) -> str:
     arguments_by_kind = {
         "generate": (CONTEXT,),
         "embed": (CONTEXT,),
+        "tokenize": (CONTEXT,),
         "abort": (CONTEXT,),
         "adapter": (CONTEXT,),
         "info": (CONTEXT, FACTS),

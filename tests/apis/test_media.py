@@ -154,3 +154,20 @@ async def test_a_decode_instance_answers_about_a_picture_without_opening_it(alik
 def started_media_processes(server: Any) -> int:
     workers = server.model.__dict__.get("_media_workers")
     return 0 if workers is None else len(workers.idle_process_ids)
+
+
+async def test_tokenized_prompts_have_the_tokens_of_their_pictures(serve):
+    server = await serve(settings=media_settings("llava"))
+    prompt_ids, _ = expected("llava", [None, QUESTION], 1)
+    conversation = chat_body(image_part(1), QUESTION)
+    for path in ("/tokenize", "/vllm/tokenize"):
+        answer = await server.post(path, conversation)
+        assert answer.json["tokens"] == prompt_ids, (path, answer.body)
+    tokens = (await server.post("/tgi/chat_tokenize", conversation)).json["tokenize_response"]
+    assert [token["id"] for token in tokens] == prompt_ids
+    link = f"![](data:image/png;base64,{picture_base64(1)})\n{QUESTION}"
+    linked_ids, _ = reference_ids("llava", f"<image>\n{QUESTION}", (1,), TOKENS)
+    tokens = (await server.post("/tgi/tokenize", {"inputs": link})).json
+    assert [token["id"] for token in tokens] == linked_ids
+    refused = await server.post("/tokenize", chat_body(BAD_PARTS["damaged"]))
+    assert (refused.status, refused.error["code"]) == (400, "invalid_image_format")
