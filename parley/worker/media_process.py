@@ -2,9 +2,9 @@
 
 It does one job after the other from a stream socket, inherited as file descriptor FD, with the processor of the model
 in FOLDER. Data and results do not pass through the socket, but are files in the parent's memory. The data comes from
-clients, and decoders have had errors that let a file run code or take all memory. So this process holds no secrets, and
-has limits of memory, of the size of files, and of processor time for each job. The kernel ends it if a job takes more;
-the parent then refuses the item and starts another process. End of file means that the parent is gone.
+clients, and decoders have had errors that let a file run code or take all memory. So this process gets no keys with its
+environment, and has limits of memory, of the size of files, and of processor time for each job. The kernel ends it if a
+job takes more; the parent then refuses the item and starts another process. End of file means that the parent is gone.
 """
 
 from __future__ import annotations

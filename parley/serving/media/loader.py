@@ -126,8 +126,6 @@ class MediaLoader:
         self._cache = ItemCache(options.cache)
         self._fetches: SharedTasks[bytes] = SharedTasks()
         self._jobs: SharedTasks[StoredItem | MediaRefused] = SharedTasks()
-        self.cache_queries = 0  # items that were looked up by their content
-        self.cache_hits = 0  # items of those that were found
 
     @property
     def memory_used(self) -> int:
@@ -154,11 +152,8 @@ class MediaLoader:
             return self._find_named(media, name)
         data = await self._get_data(media, request)
         key = await _run_in_thread_if(data.is_large, _content_key, media.kind, data, options)
-        self.cache_queries += 1
         stored = self._cache.find_item(key)
-        if stored is not None:
-            self.cache_hits += 1
-        else:
+        if stored is None:
             result = await self._jobs.join(key, lambda: self._process_data(key, media, data, owner))
             if isinstance(result, MediaRefused):
                 raise bad_media(media, result.predicate, result.reason, result.detail)

@@ -40,12 +40,19 @@ START_SECONDS = 120.0  # that a process has to start: it imports Transformers
 SILENCE_SECONDS = 180.0  # a process that does not answer for this long is killed, even if it computed little
 KILL_DELAY = 5.0  # seconds that a job whose client has left may go on: as long as a new process takes to start
 END_SECONDS = 5.0  # that a process has to end once its socket is closed
+KEPT_VARIABLES = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
 PACKAGES = {"PIL": "Pillow", "av": "PyAV", "torchvision": "torchvision"}  # by the name that is imported
 
 TOO_SLOW = MediaRefused("could not be decoded in time, or within the memory set aside for that", "too_slow")
 CRASHED = MediaRefused("made its decoder crash", "undecodable")
 
 _decoder: msgspec.msgpack.Decoder[FromMediaProcess] = msgspec.msgpack.Decoder(FromMediaProcess)
+
+
+def process_environment() -> dict[str, str]:
+    """Return the environment of a media process: of this process's, only what Python needs. It may hold keys."""
+    kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith("PYTHON")}
+    return kept | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def missing_packages() -> list[str]:
@@ -82,7 +89,7 @@ class MediaWorker:
                     [*self._command, str(process_end.fileno()), self._folder],
                     pass_fds=[process_end.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env=os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+                    env=process_environment(),
                 )
             except OSError as error:
                 log.error("A media process cannot be started: %s.", error.strerror)

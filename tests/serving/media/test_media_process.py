@@ -39,6 +39,8 @@ class Jobs:
         if word == b"spin":
             while True:
                 pass
+        if word == b"environment":
+            return MediaRefused(" ".join(os.environ), "undecodable")
         if word == b"abort":
             os.abort()
         if word == b"sleep":
@@ -103,6 +105,15 @@ async def test_survives_errors_and_jobs_that_want_too_much(workers: MediaWorkers
     process_ids = workers.idle_process_ids
     assert await send(workers, word) == MediaRefused("cannot be processed", "refused_by_model")
     assert workers.idle_process_ids == process_ids
+
+
+async def test_the_environment_of_the_process_has_no_keys(workers: MediaWorkers, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PARLEY_API_KEY", "secret")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    answer = await send(workers, b"environment")
+    assert isinstance(answer, MediaRefused)
+    assert "PATH" in answer.predicate.split()
+    assert not {"PARLEY_API_KEY", "HF_TOKEN"} & set(answer.predicate.split())
 
 
 async def test_refuses_the_job_of_a_killed_process(workers: MediaWorkers):
