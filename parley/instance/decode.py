@@ -112,13 +112,14 @@ class DecodeStage(RequestStage):
                 self._free_reservations()
         for output in outputs:
             output.id, output.cached_tokens = "", 0  # the prefill instance counted the cached tokens
-        if handover.engine_was_lost(self._running_request.model.engine.state, outputs):
+        engine_state = self._running_request.model.engine.state
+        if handover.engine_was_lost(engine_state, outputs) or handover.media_pages_were_lost(outputs):
             self.fail_over()
         else:
             self._unrecorded.append([(prompt_number, output) for output in outputs])
 
     def fail_over(self) -> None:
-        """Let the request continue on another instance, as this one is stopping or its engine died."""
+        """Let the request continue on another instance, as this one is stopping, or its engine died or lost pages."""
         if self.response_writer.native:
             self.response_writer.send_loss()
         elif self.prior_outputs is not None:

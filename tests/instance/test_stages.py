@@ -24,6 +24,7 @@ from support.prefill_decode_pair import (
 )
 from support.random_requests import generating_routes, random_body
 
+from parley.core.media.encode_queue import FEATURES_ELSEWHERE
 from parley.disagg.kv.sender import KVSender
 from parley.instance import decode
 from parley.serving.deadline import RequestDeadline
@@ -144,6 +145,17 @@ async def test_decode_engine_crash_reports_its_requests_as_lost(alike, stream: b
     assert answer.error and b'"error"' not in answer.body  # no error for the client, so it can resume elsewhere
     await pair.prefill.until(lambda: not pair.prefill.service.open_requests and not pair.prefill.engine.lease_count)
     assert not pair.decode.service.open_requests
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_decode_that_lost_pages_of_a_picture_leaves_the_request_to_others(alike, stream: bool) -> None:
+    _, pair = await alike(reply=long_reply, tick=0.01)
+    chat_task = asyncio.create_task(ask_chat(pair, stream=stream, max_tokens=50))
+    await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
+    pair.decode.engine.fail_choice(0, FEATURES_ELSEWHERE)
+    answer = await chat_task
+    assert answer.error and b'"error"' not in answer.body
+    await pair.idle()
 
 
 @pytest.mark.parametrize(

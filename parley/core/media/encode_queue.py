@@ -28,6 +28,12 @@ from parley.core.sequence import Sequence
 from parley.core.wait_queue import WaitQueue
 from parley.types import MediaItem
 
+# Why a request fails here that another instance can continue.
+FEATURES_ELSEWHERE = (
+    "KV pages of the request's media were lost, and this instance cannot compute them, because another one processed "
+    "the media."
+)
+
 
 class EncodeQueue:
     """``encoder`` encodes items for sequences; a cache of ``capacity`` bytes keeps the embeddings.
@@ -112,7 +118,7 @@ class EncodeQueue:
         while self._current is None and (sequence := self._next_sequence()) is not None:
             item = next(iter(self._missing[sequence].values()))
             if item.features is None:
-                self._fail_sequence(sequence, _lost_features(item))
+                self._fail_sequence(sequence, FEATURES_ELSEWHERE)
                 continue
             self._current = sequence, item
             self.waiting.begin_turn(sequence)
@@ -173,10 +179,3 @@ class EncodeQueue:
     def _waiting_for(self, digest: bytes) -> list[Sequence]:
         """Return the sequences that wait for an item."""
         return [sequence for sequence, missing in self._missing.items() if digest in missing]
-
-
-def _lost_features(item: MediaItem) -> str:
-    return (
-        f"KV pages of the request's {item.kind} were lost, and this instance cannot compute them, "
-        f"because another one processed the {item.kind}."
-    )

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
+from parley.core.media.encode_queue import FEATURES_ELSEWHERE
 from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX
 from parley.errors import ContextLength, Malformed
 from parley.types import EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Tenant
@@ -166,6 +167,11 @@ def items_beyond_pages(engine_requests: Iterable[EngineRequest], page_size: int)
 def engine_was_lost(state: str, outputs: Sequence[EngineOutput]) -> bool:
     """Whether these outputs failed because the engine, now in ``state``, died."""
     return state != "ready" and any(output.finish_reason == "error" for output in outputs)
+
+
+def media_pages_were_lost(outputs: Sequence[EngineOutput]) -> bool:
+    """Whether these outputs failed because only an instance that processes the request's media can go on."""
+    return any(output.error == FEATURES_ELSEWHERE for output in outputs)
 
 
 def prefill_output_limit(
