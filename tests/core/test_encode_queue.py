@@ -332,6 +332,10 @@ def test_chunk_begins_within_an_item_that_sees_both_ways_after_cached_pages() ->
         ([msgspec.structs.replace(make_item("a", 5, 4), runs=[])], "not within it"),
         ([msgspec.structs.replace(make_item("a", 5, 4), runs=[EmbeddingRun(1, 0)])], "not within it"),
         ([msgspec.structs.replace(make_item("a", 5, 4), runs=[EmbeddingRun(0, 2), EmbeddingRun(1, 2)])], "overlap"),
+        (
+            [msgspec.structs.replace(make_item("a", 5, 4), runs=[EmbeddingRun(0, 4, (4, 1, 1), 1e6)])],
+            "reaches position 3000005",
+        ),
     ],
 )
 def test_misplaced_items_fail_every_choice_with_reason(media: list[MediaItem], sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -105,6 +106,13 @@ def test_page_hashes_cover_a_jump_of_positions_at_the_output():
     near, far = (MediaItem("video", b"", 1, 8, [EmbeddingRun(0, 8, (8, 1, 1), step)]) for step in (1.0, 120.0))
     assert hashed_items([near], 20) == [near]
     assert [(item.start, item.count) for item in hashed_items([far], 20)] == [(1, 8), (20, 1)]
+
+
+@pytest.mark.parametrize(("step", "expected"), [(1e300, 1 + 10**9), (math.inf, 1 + 10**9), (math.nan, 12)])
+def test_steps_out_of_range_are_positions_all_the_same(step, expected):
+    """Clients choose how many frames a second has, so no number may raise an error here."""
+    item = MediaItem("video", b"", 1, 2, [EmbeddingRun(0, 2, (2, 1, 1), step)])
+    assert largest_position([item], 14) == expected
 
 
 def test_frames_far_apart_reach_beyond_the_number_of_tokens():
