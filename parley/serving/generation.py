@@ -17,7 +17,7 @@ from parley.engine.stream import StepArrivals, StreamGroup, split_steps
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
 from parley.serving.deadline import RequestDeadline
 from parley.serving.media.loader import MediaLease
-from parley.serving.media.request_media import request_media
+from parley.serving.media.request_media import drop_media, request_media
 from parley.serving.prepare import check_adapter, prepare_engine_requests
 from parley.serving.prompt_stream import PromptStream
 from parley.serving.request_metrics import RequestMetrics
@@ -111,6 +111,7 @@ class Generation:
         prepared_prompts = await prepare_engine_requests(model, request, self.tenant, media)
         if self._stage is not None:
             await self._stage.before_submit(self, request, [engine_request for _, engine_request in prepared_prompts])
+        drop_media(request)
         strings = request.stop_conditions.strings
         stops = await off_loop(16 * sum(map(len, strings)), partial(StopAutomaton, strings)) if strings else None
         if self._failure is not None:

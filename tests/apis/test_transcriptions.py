@@ -13,7 +13,9 @@ from support.forms import FORM_TYPE, clip_form, encode_form, tone_clip
 from support.media_answers import load_reference
 from support.multimodal_models import multimodal_folder
 
-from parley.types import Settings
+from parley.serving.media.request_media import request_media
+from parley.serving.request_metrics import RequestMetrics
+from parley.types import Request, Settings, Usage
 
 TOKENS = 12
 SECONDS = 1.5
@@ -120,11 +122,20 @@ async def check_chunks_of_vllm(server: Any, text: str) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_model_asked_in_words_translates(serve):
+async def test_model_asked_in_words_translates(serve, monkeypatch):
+    held_media = []
+    record_submit = RequestMetrics.record_submit
+
+    def record_media(self: RequestMetrics, request: Request, usage: Usage, **options: Any) -> None:
+        held_media.append(request_media(request))
+        record_submit(self, request, usage, **options)
+
+    monkeypatch.setattr(RequestMetrics, "record_submit", record_media)
     server = await serve(settings=speech_settings("qwen2_audio"))
     body = clip_form(CLIP, model="tiny", max_completion_tokens="3", to_language="de")
     answer = await post_form(server, "/v1/audio/translations", body)
     assert answer.status_code == 200 and answer.json()["usage"]["output_tokens"] == 3
+    assert held_media == [[]]  # the clip's bytes are gone while the answer is being written
 
 
 @pytest.mark.parametrize("prefix", ["", "/openai", "/vllm"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from parley.errors import Invalid
 from parley.types import Chat, Media, ProcessedMedia, Prompt, Request, Text
 
@@ -27,6 +29,20 @@ def media_by_prompt(request: Request, items: Sequence[ProcessedMedia]) -> Iterat
         end = first + len(prompt_media(prompt))
         yield items[first:end]
         first = end
+
+
+def drop_media(request: Request) -> None:
+    """Forget a request's media: they may be large, and its tokens and features have taken their place."""
+    request.prompts = [_without_media(prompt) for prompt in request.prompts]
+
+
+def _without_media(prompt: Prompt) -> Prompt:
+    if not prompt_media(prompt):
+        return prompt
+    if isinstance(prompt, Chat):
+        messages = [replace(message, media=[]) if message.media else message for message in prompt.messages]
+        return replace(prompt, messages=messages)
+    return replace(prompt, media=[])
 
 
 def check_prompt_is_whole(request: Request, token_count: int) -> None:
