@@ -65,7 +65,7 @@ def test_mindie_media_are_read_in_every_interface(interface):
     assert prompt.media == [PlacedMedia(11, Media("image", MediaPath("/data/multimodal_inputs/a.png"), path))]
 
 
-@pytest.mark.parametrize("interface", set(INTERFACES) - {"chat"})
+@pytest.mark.parametrize("interface", sorted(set(INTERFACES) - {"chat"}))
 def test_mindie_media_make_a_prompt_a_user_turn(interface):
     with_media, without = read_prompt(interface, [IMAGE]), read_prompt(interface, [TEXT])
     assert isinstance(with_media, Text) and isinstance(without, Text)

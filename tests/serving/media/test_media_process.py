@@ -45,6 +45,8 @@ class Jobs:
             os.abort()
         if word == b"sleep":
             time.sleep(3600)
+        while word.startswith(b"/") and not os.path.exists(word):
+            time.sleep(0.01)
         if word == b"raise":
             raise RuntimeError("at 0x7f0000")
         if word == b"allocate":
@@ -169,12 +171,18 @@ async def test_kills_the_process_of_a_long_job_that_nobody_wants_any_more(
             await asyncio.sleep(0.01)
 
 
-async def test_cancels_a_job_that_waits_without_ending_the_process(workers: MediaWorkers):
+async def test_cancels_a_job_that_waits_without_ending_the_process(workers: MediaWorkers, tmp_path: Path):
     assert isinstance(await send(workers, b"first"), MediaProcessed)
     process_ids = workers.idle_process_ids
-    running, waiting = asyncio.ensure_future(send(workers, b"a")), asyncio.ensure_future(send(workers, b"abort"))
+    running = asyncio.ensure_future(send(workers, str(tmp_path / "go").encode()))  # until there is such a file
+    while workers.idle_process_ids:
+        await asyncio.sleep(0.01)
+    waiting = asyncio.ensure_future(send(workers, b"abort"))
     await asyncio.sleep(0)
     waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    (tmp_path / "go").touch()
     assert isinstance(await running, MediaProcessed)
     assert isinstance(await send(workers, b"b"), MediaProcessed)
     assert workers.idle_process_ids == process_ids
