@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
@@ -56,29 +55,26 @@ class EncodingCancelled(Exception):
 
 
 class EncoderThread:
-    """An ``ItemEncoder`` with a thread of its own, which starts with the first item."""
+    """An ``ItemEncoder`` with a thread for each item.
+
+    The thread ends with its item, because its team of OpenMP threads lasts as long: while a process has more such
+    threads than processors, libgomp lets all of them sleep sooner, and each step of the model takes a tenth longer.
+    """
 
     def __init__(self, encoder: MediaEncoder, post: PostCall):
         self.encode_seconds = 0.0
         self._encoder = encoder
         self._post = post
-        self._jobs: SimpleQueue[tuple[MediaItem, OnEncoded] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._turn = threading.Condition()  # guards everything below
         self._has_item = self._is_computing = self._is_cancelled = False
         self._lent_until = self._resumed_at = 0.0  # time.perf_counter
         self._block_count = self._reported_blocks = 0
 
     def start_item(self, item: MediaItem, on_encoded: OnEncoded) -> None:
-        """Give the thread an item; it waits until it is lent the processor."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._encode_items, args=(self._jobs,), name="media-encoder", daemon=True
-            )
-            self._thread.start()
+        """Start a thread for the item; it waits until it is lent the processor."""
         with self._turn:
             self._has_item, self._is_cancelled = True, False
-        self._jobs.put((item, on_encoded))
+        threading.Thread(target=self._run_item, args=(item, on_encoded), name="media-encoder", daemon=True).start()
 
     def cancel_item(self) -> None:
         """Let the thread stop at the end of the current block."""
@@ -112,21 +108,17 @@ class EncoderThread:
     def close(self) -> None:
         """End the thread after the current block, without waiting for it."""
         self.cancel_item()
-        self._jobs.put(None)
-        self._jobs, self._thread = SimpleQueue(), None
 
-    def _encode_items(self, jobs: SimpleQueue[tuple[MediaItem, OnEncoded] | None]) -> None:
-        while (job := jobs.get()) is not None:
-            item, on_encoded = job
-            with self._turn:
-                self._await_turn()
-            result = self._encode_item(item)
-            with self._turn:
-                if self._is_cancelled:
-                    result = None
-                self._has_item = False
-                self._pause()
-            self._post(partial(on_encoded, result))
+    def _run_item(self, item: MediaItem, on_encoded: OnEncoded) -> None:
+        with self._turn:
+            self._await_turn()
+        result = self._encode_item(item)
+        with self._turn:
+            if self._is_cancelled:
+                result = None
+            self._has_item = False
+            self._pause()
+        self._post(partial(on_encoded, result))
 
     def _encode_item(self, item: MediaItem) -> EncodeResult:
         try:
