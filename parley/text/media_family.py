@@ -30,11 +30,12 @@ class _KindMarks(NamedTuple):
 
 
 class _FamilyRow(NamedTuple):
-    """``sees_both_ways`` and ``has_rope_grids`` as in ``MediaFamily``."""
+    """``sees_both_ways``, ``has_rope_grids`` and ``fewest_embeddings`` as in ``MediaFamily``."""
 
     kinds: dict[MediaKind, _KindMarks]
     sees_both_ways: bool = False
     has_rope_grids: bool = False
+    fewest_embeddings: int = 1
 
 
 _IMAGE = _KindMarks(("image_token_id", "image_token_index"))
@@ -54,7 +55,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "idefics3": _FamilyRow({"image": _IMAGE}),
     "smolvlm": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
     "internvl": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
-    "mistral3": _FamilyRow({"image": _IMAGE}),
+    "mistral3": _FamilyRow({"image": _IMAGE}, fewest_embeddings=2),  # the encoder's code squeezes a single one away
     "gemma3": _FamilyRow({"image": _KindMarks(_IMAGE.id_fields, "<start_of_image>")}, sees_both_ways=True),
     "qwen2_audio": _FamilyRow({"audio": _AUDIO}),
     "qwen3_asr": _FamilyRow({"audio": _AUDIO}),
@@ -66,7 +67,8 @@ class MediaFamily:
     """A multimodal model's kinds of media. ``placeholder_ids``: for each kind, the token that embeddings replace.
 
     ``sees_both_ways``: the tokens of an item attend to later ones of the same item. ``has_rope_grids``: positions have
-    three axes (M-RoPE), so each run of embeddings needs its grid.
+    three axes (M-RoPE), so each run of embeddings needs its grid. ``fewest_embeddings``: of an item that the encoder
+    accepts.
     """
 
     model_type: str
@@ -74,6 +76,7 @@ class MediaFamily:
     prompt_marks: Mapping[MediaKind, str]  # of the kinds whose prompt mark is not the placeholder
     sees_both_ways: bool
     has_rope_grids: bool
+    fewest_embeddings: int
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -100,7 +103,14 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
     if not placeholder_ids:
         return None
     prompt_marks = {kind: marks.prompt_mark for kind, marks in row.kinds.items() if marks.prompt_mark is not None}
-    return MediaFamily(str(config["model_type"]), placeholder_ids, prompt_marks, row.sees_both_ways, row.has_rope_grids)
+    return MediaFamily(
+        str(config["model_type"]),
+        placeholder_ids,
+        prompt_marks,
+        row.sees_both_ways,
+        row.has_rope_grids,
+        row.fewest_embeddings,
+    )
 
 
 def _read_id(config: Mapping[str, Any], fields: tuple[str, ...]) -> int | None:

@@ -158,7 +158,7 @@ class ItemProcessor:
         """Return the item as the API process knows it. Raises UnusableMedia if its parts do not fit each other."""
         placeholder = self._placeholder(kind)
         runs = [len(run) // len(placeholder) for run in _find_runs(processed.replacement, placeholder)]
-        if not runs:
+        if sum(runs) < self._family.fewest_embeddings:
             raise refused()
         grids, steps = self._read_grids(kind, processed.tensors, runs) if self._family.has_rope_grids else ([], [])
         return ProcessedMedia(

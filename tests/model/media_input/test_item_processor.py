@@ -186,9 +186,10 @@ def test_samples_videos_as_the_processor_does_or_as_the_request_says():
 @pytest.mark.parametrize("family", families_with("image"))
 def test_accepts_or_refuses_pictures_of_odd_sizes(family: str, size: tuple[int, int]):
     result, _ = process(jobs_of(family), "image", image_file(picture_array(*size)))
+    # Qwen's processors refuse narrow pictures; Mistral's encoder needs two embeddings, and 300 x 1 would have none.
+    is_refused = family == "mistral3" or (family.startswith("qwen") and size == (300, 1))
+    assert isinstance(result, MediaRefused) == is_refused
     if isinstance(result, MediaRefused):
-        assert family.startswith("qwen") or family == "mistral3"
-        assert size == (300, 1)
         assert result.reason == "refused_by_model"
 
 
