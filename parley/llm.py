@@ -28,7 +28,7 @@ from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid, WrongType
 from parley.hub import resolve_model, served_name
 from parley.serving.generation import open_generation
-from parley.serving.media.script_media import with_media_parts
+from parley.serving.media.script_media import MEDIA_OPTIONS, with_media_parts
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import (
@@ -52,7 +52,6 @@ T = TypeVar("T")
 PromptInput = str | list[int]  # text or token ids
 ChatMessage = dict[str, Any]  # a message in the OpenAI API's format
 
-MEDIA_OPTIONS = ("images", "videos", "audio")
 UNBOUNDED_MEDIA = 1 << 20  # items per request: a script limits itself
 UNBOUNDED_QUEUE = 1 << 40  # queue limit: a script waits for its own work, so there are no other clients to protect
 

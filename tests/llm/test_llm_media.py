@@ -34,6 +34,7 @@ def test_chat_takes_pictures_as_paths_bytes_and_images_of_pillow(tmp_path: Path)
             (Invalid, {"images": [b"no picture"]}),
             (WrongType, {"images": [3]}),
             (BadMedia, {"audio": [b"RIFF\0\0\0\0WAVE"]}),
+            (BadMedia, {"audio": [b"\0\0\0 ftypM4A "]}),
         ):
             with pytest.raises(error):
                 llm.chat(messages, **media)

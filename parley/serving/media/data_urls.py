@@ -5,6 +5,8 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any
 
+from parley.types import MediaKind
+
 # The first bytes of the formats that servers accept; "RIFF" files say at byte 8 what they are.
 MAGIC_NUMBERS = (
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -30,10 +32,13 @@ def sniff_media_type(data: bytes) -> str | None:
     return next((media_type for magic, media_type in MAGIC_NUMBERS if data.startswith(magic)), None)
 
 
-def media_part(data: bytes) -> dict[str, Any]:
-    """Return a file as a part of a message's content, in vLLM's form of OpenAI's API. Raises ValueError."""
+def media_part(data: bytes, kind: MediaKind | None = None) -> dict[str, Any]:
+    """Return a file as a part of a message's content, in vLLM's form of OpenAI's API. Raises ValueError.
+
+    ``kind``: what it is sent as, because MP4 and WebM may be sound as well; None: what its first bytes say.
+    """
     media_type = sniff_media_type(data)
     if media_type is None:
         raise ValueError("it is no picture, video or sound of a known format")
-    name = f"{media_type.partition('/')[0]}_url"
+    name = f"{kind or media_type.partition('/')[0]}_url"
     return {"type": name, name: {"url": f"data:{media_type};base64,{b64encode(data).decode()}"}}

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from parley.errors import Invalid, WrongType, excerpt
 from parley.serving.media.data_urls import media_part
+from parley.types import MEDIA_KINDS, MediaKind
 
-SCRIPT_PARTS = ("image", "audio", "video")  # parts of messages whose value is a path, bytes or an image
+MEDIA_OPTIONS: Mapping[str, MediaKind] = {"images": "image", "videos": "video", "audio": "audio"}
 
 
 class SavableImage(Protocol):
@@ -23,7 +24,7 @@ class SavableImage(Protocol):
 MediaInput = str | Path | bytes | SavableImage
 
 
-def read_media_input(value: Any, field: str) -> dict[str, Any]:
+def read_media_input(value: Any, kind: MediaKind, field: str) -> dict[str, Any]:
     """Return a path, the bytes of a file, or an image of Pillow as a part of a message. Raises Invalid, WrongType."""
     if isinstance(value, str | Path):
         data = _read_file(Path(value).expanduser(), field)
@@ -34,7 +35,7 @@ def read_media_input(value: Any, field: str) -> dict[str, Any]:
     else:
         raise WrongType(f"{field} must be a path, bytes or an image of Pillow, not {excerpt(value)}.", field=field)
     try:
-        return media_part(data)
+        return media_part(data, kind)
     except ValueError as error:
         raise Invalid(f"{field} cannot be used: {error}.", field=field) from None
 
@@ -73,7 +74,7 @@ def _read_values(values: Any, name: str) -> Iterator[dict[str, Any]]:
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         values = [values]
     for number, value in enumerate(values):
-        yield read_media_input(value, f"{name}[{number}]")
+        yield read_media_input(value, MEDIA_OPTIONS[name], f"{name}[{number}]")
 
 
 def _convert_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -86,6 +87,6 @@ def _convert_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 def _convert_part(part: Any, field: str) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in SCRIPT_PARTS and kind in part:
-        return read_media_input(part[kind], f"{field}.{kind}")
+    if kind in MEDIA_KINDS and kind in part:  # its value is a path, bytes or an image
+        return read_media_input(part[kind], kind, f"{field}.{kind}")
     return part
