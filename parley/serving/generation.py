@@ -111,7 +111,8 @@ class Generation:
         prepared_prompts = await prepare_engine_requests(model, request, self.tenant, media)
         if self._stage is not None:
             await self._stage.before_submit(self, request, [engine_request for _, engine_request in prepared_prompts])
-        drop_media(request)
+        if media:
+            drop_media(request)
         strings = request.stop_conditions.strings
         stops = await off_loop(16 * sum(map(len, strings)), partial(StopAutomaton, strings)) if strings else None
         if self._failure is not None:

@@ -32,7 +32,7 @@ def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks
 
     def next_replacement(match: re.Match[str]) -> str:
         if not waiting[match[0]]:
-            raise _count_error(match[0], more_marks=True)
+            raise _surplus_error(match[0])
         item = waiting[match[0]].pop(0)
         placed.append(item)
         return item.replacement
@@ -41,7 +41,7 @@ def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks
     replaced = re.sub(pattern, next_replacement, text)
     for mark, left in waiting.items():
         if left:
-            raise _count_error(mark, more_marks=False)
+            raise _missing_mark_error(mark, left[0].kind)
     return replaced, placed
 
 
@@ -82,11 +82,11 @@ def find_media_items(
         if len(own_places) < item.embedding_count or any(
             token_id != placeholder_ids[item.placeholder] for _, token_id in own_places
         ):
-            raise _count_error(item.placeholder, more_marks=False)
+            raise _missing_mark_error(item.placeholder, item.kind)
         found.append(_place_item(item, [place for place, _ in own_places]))
         first = last
     if first < len(places):
-        raise _count_error(items[-1].placeholder, more_marks=True)
+        raise _surplus_error(items[-1].placeholder)
     return found
 
 
@@ -121,9 +121,12 @@ def count_media_tokens(media: Sequence[MediaItem]) -> dict[MediaKind, int]:
     return counts
 
 
-def _count_error(mark: str, *, more_marks: bool) -> Invalid:
-    if more_marks:
-        message = f"Found more '{mark}' placeholders in input prompt than actual multimodal data items."
-        return Invalid(message, field="prompt")
+def _surplus_error(mark: str) -> Invalid:
+    return Invalid(
+        f"Found more '{mark}' placeholders in input prompt than actual multimodal data items.", field="prompt"
+    )
+
+
+def _missing_mark_error(mark: str, kind: MediaKind) -> BadMedia:
     message = f"The model's chat template does not place every item: it wrote too few '{mark}' marks."
-    return BadMedia(message, reason="refused_by_model", kind="image", field="prompt")
+    return BadMedia(message, reason="refused_by_model", kind=kind, field="prompt")
