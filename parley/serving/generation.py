@@ -18,7 +18,7 @@ from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
 from parley.serving.deadline import RequestDeadline
 from parley.serving.media.loader import MediaLease
 from parley.serving.media.request_media import drop_media, request_media
-from parley.serving.prepare import check_adapter, prepare_engine_requests
+from parley.serving.prepare import check_adapter, check_request, prepare_engine_requests
 from parley.serving.prompt_stream import PromptStream
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
@@ -107,6 +107,7 @@ class Generation:
     async def submit_request(self) -> None:
         """Build the engine requests and submit them. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
+        check_request(model, request)
         media = await self._load_media()
         prepared_prompts = await prepare_engine_requests(model, request, self.tenant, media)
         if self._stage is not None:

@@ -42,19 +42,25 @@ MANY_ALTERNATIVES = 1024  # a request for more of them has the limit of one for 
 MAX_ANSWER_LOGPROBS = 1 << 20  # log-probabilities in one answer, alternatives included; they take 500 MB
 
 
-async def prepare_engine_requests(
-    model: ServedModel, request: Request, tenant: Tenant, media: Sequence[ProcessedMedia] = ()
-) -> list[tuple[PreparedPrompt, EngineRequest]]:
-    """Prepare each prompt and build its engine request. Raises BadRequest, UnknownModel.
+def check_request(model: ServedModel, request: Request) -> None:
+    """Check all that can be known before prompts are tokenized and media are loaded. Raises BadRequest, UnknownModel.
 
-    ``media``: the processed media of all prompts, in order.
-    Options that are expressed by other options are replaced in ``request``: banned words, a beam search of width 1.
+    A beam search of width 1 is replaced in ``request`` by options that express it.
     """
     check_adapter(model, request)
     check_engine_features(request, model.model_info)
     beam_limits.check_beam_search(request, model.settings.max_batch)
     _check_token_ids(request, model.model_info)
     _check_text_size(request, model.options.body_limit)
+
+
+async def prepare_engine_requests(
+    model: ServedModel, request: Request, tenant: Tenant, media: Sequence[ProcessedMedia] = ()
+) -> list[tuple[PreparedPrompt, EngineRequest]]:
+    """Prepare each prompt of a checked request and build its engine request. Raises BadRequest.
+
+    ``media``: the processed media of all prompts, in order. Banned words are replaced in ``request`` by their tokens.
+    """
     size = sum(map(_prompt_characters, request.prompts)) + 64 * len(request.banned_words) + len(request.prediction)
     size += sum(len(item.replacement) for item in media)
     grammars = await _compile_grammars(model, request, tenant)

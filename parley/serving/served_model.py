@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -22,14 +21,14 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerStatus
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
-from parley.errors import NotReady, Overloaded, ParleyError, Stopping
+from parley.errors import NotReady, Overloaded, ParleyError, Stopping, Unsupported
 from parley.metrics.recorded import ModelMetrics
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.metrics_page import fit_buckets
-from parley.serving.options import ServerOptions
+from parley.serving.options import MediaOptions, ServerOptions
 from parley.text import TextPipeline
 from parley.types import EngineSettings, Media, ModelInfo, Tenant
 from parley.version import __version__
@@ -89,6 +88,8 @@ class ServedModel:
         self.pause_state = ""  # "held" or "prepared": requests are refused until admission resumes
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
         self._text_pipeline: TextPipeline | None = None
+        self.media_workers: MediaWorkers | None = None  # of a model that reads media
+        self._media_loader: MediaLoader | None = None
 
     def use_options(self, options: ServerOptions) -> None:
         """Take other options from now on."""
@@ -160,14 +161,22 @@ class ServedModel:
                     raise EngineFailed(f"The adapter {name} cannot be loaded: {failure}")
         finally:
             pipeline_task.cancel()
-        if info.media_kinds and self.options.media.eager:
-            await self._media_workers.start()
+        if info.media_kinds:
+            await self._open_media_loader(self.options.media)
         if info.kv_bytes:
             self.settings.kv_memory = info.kv_bytes  # a restart takes the same amount, however much is free then
         numbers = f"{info.dtype} {info.quantization} {info.kv_dtype}"
         identity = f"{__version__} {info.architecture} {info.parameters} {numbers} {info.device}"
         self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         return info
+
+    async def _open_media_loader(self, options: MediaOptions) -> None:
+        """Get ready for media. Processes start with the first item unless the options want one now. Raises NotReady,
+        Unsupported."""
+        self.media_workers = MediaWorkers(self.settings.model, options.workers)
+        self._media_loader = MediaLoader(self.media_workers, MediaFetcher(options), LocalMediaFolder(options), options)
+        if options.eager:
+            await self.media_workers.start()
 
     async def serve_adapter(self, name: str, folder: str) -> str:
         """Serve an adapter under this name, replacing any other. Return why it failed, or an empty string."""
@@ -366,23 +375,15 @@ class ServedModel:
 
         Raises BadMedia, Overloaded, NotReady, Unsupported.
         """
+        if self._media_loader is None:
+            raise Unsupported("This model reads text only.")
         return await self._media_loader.load_items(items, tenant.id)
-
-    @cached_property
-    def _media_workers(self) -> MediaWorkers:
-        return MediaWorkers(self.settings.model, self.options.media.workers)
-
-    @cached_property
-    def _media_loader(self) -> MediaLoader:
-        """Made for the first request with media: texts need none of it."""
-        options = self.options.media
-        return MediaLoader(self._media_workers, MediaFetcher(options), LocalMediaFolder(options), options)
 
     async def close_engine(self) -> None:
         """Close the engine; requests that are still open fail."""
         await self.engine.close()
-        if "_media_workers" in self.__dict__:  # it has had requests with media
-            await asyncio.to_thread(self._media_workers.close)
+        if self.media_workers is not None:
+            await asyncio.to_thread(self.media_workers.close)
 
 
 def divide_memory(models: Sequence[ServedModel]) -> None:

@@ -152,8 +152,7 @@ async def test_a_decode_instance_answers_about_a_picture_without_opening_it(alik
 
 
 def started_media_processes(server: Any) -> int:
-    workers = server.model.__dict__.get("_media_workers")
-    return 0 if workers is None else len(workers.idle_process_ids)
+    return len(server.model.media_workers.idle_process_ids)
 
 
 async def test_tokenized_prompts_have_the_tokens_of_their_pictures(serve):
