@@ -1,11 +1,15 @@
-"""Files as ``data:`` URLs and parts of messages, for the programs of this package that send media."""
+"""Files as ``data:`` URLs and parts of messages, for the programs of this package that send media.
+
+Imports nothing heavy: ``parley chat --help`` reads this file.
+"""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from parley.types import MediaKind
+if TYPE_CHECKING:
+    from parley.types import MediaKind
 
 # The first bytes of the formats that servers accept; "RIFF" files say at byte 8 what they are.
 MAGIC_NUMBERS = (
