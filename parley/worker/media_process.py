@@ -1,4 +1,4 @@
-"""A media process: decodes media and runs the model's processor (``python -m parley.worker.media_process FD FOLDER``).
+"""A media process: decodes media and runs the model's processor (``python -m parley.worker.media_process FOLDER FD``).
 
 It does one job after the other from a stream socket, inherited as file descriptor FD, with the processor of the model
 in FOLDER. Data and results do not pass through the socket, but are files in the parent's memory. The data comes from
@@ -84,7 +84,7 @@ def address_space() -> int:
     return pages * resource.getpagesize()
 
 
-def serve_socket(fd: int, folder: Path) -> None:
+def serve_socket(folder: Path, fd: int) -> None:
     """Serve over an inherited socket until it is closed. ``fd``: its file descriptor."""
     # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but the parent decides when
     # to end. This process follows it.
@@ -108,4 +108,4 @@ def serve_socket(fd: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    serve_socket(int(sys.argv[1]), Path(sys.argv[2]))
+    serve_socket(Path(sys.argv[1]), int(sys.argv[2]))

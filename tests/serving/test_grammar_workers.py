@@ -156,7 +156,7 @@ def test_grammar_that_ends_its_worker_is_refused_and_the_next_one_compiled(pipel
     assert ask(worker, pipeline, Grammar("choice", [order])) == refusal
     assert worker.process_id is None
     assert isinstance(ask(worker, pipeline, Grammar("choice", ["b"])), AnswerCompiled)
-    worker.end_process()
+    worker.end()
 
 
 async def test_grammar_whose_worker_was_killed_from_outside_may_be_asked_again(pipeline, tmp_path, start_workers):

@@ -1,25 +1,16 @@
-"""The media processes of one model: started when they are first needed, and ended with a job that takes too long.
-
-A process can be ended while it decodes, and returns its memory. Each tenant has its share of them
-(``tenant_executor.py``).
-"""
+"""The media processes of one model (``worker_pool.py``), which are ended with a job that takes too long."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import socket
-import subprocess
 import threading
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import msgspec
 
-from parley import wire
 from parley.child_process import python_command
 from parley.engine.media_messages import (
     FromMediaProcess,
@@ -31,12 +22,11 @@ from parley.engine.media_messages import (
 )
 from parley.errors import NotReady, Unsupported
 from parley.serving.media.memory_files import MemoryFile
-from parley.tenant_executor import TenantExecutor
+from parley.serving.worker_pool import WorkerPool, WorkerProcess
 
 log = logging.getLogger("parley.server")
 
 PROCESS_COMMAND = python_command("-m", "parley.worker.media_process")
-START_SECONDS = 120.0  # that a process has to start: it imports Transformers
 SILENCE_SECONDS = 180.0  # a process that does not answer for this long is killed, even if it computed little
 KILL_DELAY = 5.0  # seconds that a job whose client has left may go on: as long as a new process takes to start
 END_SECONDS = 5.0  # that a process has to end once its socket is closed
@@ -60,112 +50,68 @@ def missing_packages() -> list[str]:
     return [name for module, name in PACKAGES.items() if find_spec(module) is None]
 
 
-class MediaWorker:
-    """A media process, started with its first job and again after its end. Belongs to one thread at a time; only
-    ``kill`` may be called from others."""
+class MediaWorker(WorkerProcess[FromMediaProcess]):
+    """A process that does one job after the other with the processor of the model in ``folder``."""
 
     def __init__(self, folder: str, command: list[str]):
-        self._folder, self._command = folder, command
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket
+        super().__init__(
+            [*command, folder],
+            _decoder,
+            silence_seconds=SILENCE_SECONDS,
+            end_seconds=END_SECONDS,
+            environment=process_environment(),
+        )
         self._killed = False  # because nobody wants the result of its job
 
-    @property
-    def process_id(self) -> int | None:
-        """The process id; None if no process runs."""
-        return self._process.pid if self._process is not None else None
-
-    def start_process(self) -> None:
+    def ensure_running(self) -> None:
         """Start the process, unless it runs, and wait until it is ready. Raises NotReady, Unsupported."""
-        if self._process is not None and self._process.poll() is None:
+        if self.is_running:
             return
-        self.end_process()
         self._killed = False
-        self._socket, process_end = socket.socketpair()
-        self._socket.settimeout(START_SECONDS)
-        with process_end:
-            try:
-                self._process = subprocess.Popen(
-                    [*self._command, str(process_end.fileno()), self._folder],
-                    pass_fds=[process_end.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env=process_environment(),
-                )
-            except OSError as error:
-                log.error("A media process cannot be started: %s.", error.strerror)
-        message = self._receive_message() if self._process is not None else None
+        message = self.start()
         if isinstance(message, MediaProcessReady):
-            self._socket.settimeout(SILENCE_SECONDS)
             return
-        self.end_process()
+        self.end()
         if isinstance(message, MediaProcessFailed):
             raise Unsupported("This model's media cannot be read: its processor cannot be loaded.")
         raise NotReady("Media cannot be read now: the process that decodes them does not start.", retry_after=5)
 
     def process_media(self, job: ProcessMedia) -> MediaProcessed | MediaRefused:
         """Have the process, which runs, do a job."""
-        with contextlib.suppress(OSError):  # its end is noticed below
-            self._socket.sendall(wire.encode_frame(job))
-        message = self._receive_message()
+        self.send_message(job)
+        message = self.receive_message()
         if isinstance(message, MediaProcessed | MediaRefused):
             return message
-        exit_code = self.end_process()
+        exit_code = self.end()
         if not self._killed:
             log.warning("A media process ended during a job, with exit code %d.", exit_code)
         return TOO_SLOW if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) else CRASHED
 
     def kill(self) -> None:
-        """Kill the process. Its job fails."""
+        """Kill the process because nobody wants the result of its job."""
         self._killed = True
-        if (process := self._process) is not None:
-            process.kill()
-
-    def end_process(self) -> int:
-        """End the process, by force if it still runs, and return its exit code."""
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        self._socket.close()
-        try:
-            return process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
-
-    def _receive_message(self) -> FromMediaProcess | None:
-        """Return the process's next message, None if it has ended or is silent for too long."""
-        try:
-            message: FromMediaProcess | None = wire.receive_frame(self._socket, _decoder)
-        except (OSError, wire.BrokenFrame, msgspec.DecodeError) as error:
-            log.debug("media process: %s", error)
-            return None
-        return message
+        super().kill()
 
 
 class MediaWorkers:
     """The media processes of the model in ``folder``: ``count`` at most."""
 
     def __init__(self, folder: str, count: int = 1, command: list[str] = PROCESS_COMMAND):
-        self._folder, self._command = folder, command
-        self._executor = TenantExecutor(count, "media")
-        self._idle_workers: list[MediaWorker] = []
-        self._closed = False
+        self._pool = WorkerPool(count, "media", lambda: MediaWorker(folder, command))
 
     @property
     def idle_process_ids(self) -> list[int]:
         """The process ids of workers that have nothing to do."""
-        return [worker.process_id for worker in self._idle_workers if worker.process_id is not None]
+        return self._pool.idle_process_ids
 
     def close(self) -> None:
         """Cancel the jobs that wait and end the processes: idle ones now, the others once they have answered."""
-        self._closed = True
-        self._executor.shutdown()
-        self._end_idle_workers()
+        self._pool.close()
 
     async def start(self) -> None:
         """Start a process before the first job. Raises NotReady, Unsupported."""
         check_packages()
-        await asyncio.wrap_future(self._executor.submit("", self._start_worker))
+        await asyncio.wrap_future(self._pool.submit("", MediaWorker.ensure_running))
 
     async def process_media(
         self, source: MemoryFile, target: MemoryFile, job: ProcessMedia, tenant: str
@@ -178,42 +124,13 @@ class MediaWorkers:
         # The files stay open until the process is done with them, even if this is cancelled: it opens them by their
         # numbers, which other files could get.
         call = _JobCall(job, (source, target))
-        future = self._executor.submit(tenant, lambda: self._run_call(call))
+        future = self._pool.submit(tenant, call.run)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             call.give_up()
             asyncio.get_running_loop().call_later(KILL_DELAY, call.kill_worker)
             raise
-
-    def _start_worker(self) -> None:
-        with self._take_worker() as worker:
-            worker.start_process()
-
-    def _run_call(self, call: _JobCall) -> MediaProcessed | MediaRefused:
-        """Have an idle worker do a job. Called in a thread of the executor, which has no more threads than there may be
-        workers. Raises NotReady, Unsupported."""
-        with self._take_worker() as worker:
-            worker.start_process()
-            return call.run(worker)
-
-    @contextlib.contextmanager
-    def _take_worker(self) -> Iterator[MediaWorker]:
-        try:
-            worker = self._idle_workers.pop()
-        except IndexError:
-            worker = MediaWorker(self._folder, self._command)
-        try:
-            yield worker
-        finally:
-            self._idle_workers.append(worker)
-            if self._closed:
-                self._end_idle_workers()
-
-    def _end_idle_workers(self) -> None:
-        with contextlib.suppress(IndexError):  # none is left; several threads may take them
-            while True:
-                self._idle_workers.pop().end_process()
 
 
 class _JobCall:
@@ -226,6 +143,8 @@ class _JobCall:
         self._given_up = False
 
     def run(self, worker: MediaWorker) -> MediaProcessed | MediaRefused:
+        """Have a worker do the job. Raises NotReady, Unsupported."""
+        worker.ensure_running()
         with self._lock:
             if self._given_up:
                 return TOO_SLOW  # nobody waits for it

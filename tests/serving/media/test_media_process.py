@@ -62,7 +62,7 @@ sys.modules["parley.model.media_input.jobs"] = types.SimpleNamespace(MediaJobs=J
 media_process.JOB_SECONDS = 0
 media_process.LARGEST_FILE = 1 << 22
 from pathlib import Path
-media_process.serve_socket(int(sys.argv[1]), Path(sys.argv[2]))
+media_process.serve_socket(Path(sys.argv[1]), int(sys.argv[2]))
 """
 OBEDIENT_COMMAND = python_command("-c", OBEDIENT_PROCESS)
 FOLDERS = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
