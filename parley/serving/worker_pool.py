@@ -1,8 +1,8 @@
 """Processes of this server that do jobs of several tenants, each over a socket: compiling grammars, decoding media.
 
 A process can be ended while it works, keeps the interpreter of this one free for streams, and returns its memory. It is
-started with its first job. Each tenant has its share of the processes (``tenant_executor.py``): the jobs of one wait for
-their own.
+started with its first job. Each tenant has its share of the processes (``tenant_executor.py``): the jobs of one wait
+for their own.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class WorkerProcess(Generic[MessageT]):
     from others.
 
     ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
-    ``decoder``: of the messages that it sends. ``silence_seconds``: that it may take to answer. ``end_seconds``: that it
-    has to end once its socket is closed. ``environment``: its variables; None: those of this process.
+    ``decoder``: of the messages that it sends. ``silence_seconds``: that it may take to answer. ``end_seconds``: that
+    it has to end once its socket is closed. ``environment``: its variables; None: those of this process.
     """
 
     def __init__(
