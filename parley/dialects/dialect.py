@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from parley.dialects.bench import BenchApi
+from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.errors import ParleyError
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.types import Event, MediaKind, Request, Usage
@@ -53,8 +54,8 @@ class RequestContext:
     under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
     how many items of each kind of media a request may have (a kind that is missing: the model cannot read it), and its
     model type if it reads media.
-    About the server: ``api_options``. About the HTTP request: the decoded path parts that the route names, the headers
-    with lower-case names, and the query string.
+    About the server: ``api_options``, and the seal of reasoning that clients send back. About the HTTP request: the
+    decoded path parts that the route names, the headers with lower-case names, the query string, and the tenant's id.
     """
 
     unique_id: str
@@ -75,6 +76,16 @@ class RequestContext:
     media_limits: Mapping[MediaKind, int] = field(default_factory=dict)
     api_options: ApiOptions = DEFAULT_API_OPTIONS
     media_family: str = ""
+    tenant: str = ""
+    reasoning_seal: ReasoningSeal = RANDOM_SEAL
+
+    def seal_reasoning(self, data: bytes) -> str:
+        """Return reasoning as a text that the tenant can send back."""
+        return self.reasoning_seal.seal(self.tenant, data)
+
+    def open_reasoning(self, text: str) -> bytes:
+        """Return reasoning that was sealed for the tenant. Raises ValueError for any other text."""
+        return self.reasoning_seal.open(self.tenant, text)
 
 
 @dataclass(frozen=True, slots=True)

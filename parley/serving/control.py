@@ -21,7 +21,7 @@ async def handle_self_test(registry: ModelRegistry, route: Route, exchange: Exch
     """Generate one token or embed one, to prove that the model works. A busy engine that makes steps passes as well."""
     assert route.reader is not None and route.writer is not None
     model = registry.main_model
-    seconds: float = route.reader(request_context(model, exchange))
+    seconds: float = route.reader(request_context(registry, model, exchange))
     model.require_ready()
     steps_before = model.engine.stats.steps
     token_ids = model.text_pipeline.prepare_prompt(Text("a")).token_ids[-1:]
@@ -44,7 +44,9 @@ async def handle_pause(registry: ModelRegistry, route: Route, exchange: Exchange
     """Pause admission of new requests, or resume it."""
     assert route.reader is not None
     body = await exchange.read_body()
-    read_command = partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts())
+    read_command = partial(
+        route.reader, body, request_context(registry, registry.main_model, exchange), registry.server_facts()
+    )
     pause_answer: PauseAnswer = await exchange.run_work(len(body), read_command)
     if pause_answer.command is not None:
         registry.set_pause(PAUSE_STATES[pause_answer.command])
@@ -59,7 +61,7 @@ async def handle_stop(registry: ModelRegistry, route: Route, exchange: Exchange)
     assert route.reader is not None and route.writer is not None
     if exchange.headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         raise Forbidden("A web page of another origin may not stop this server.")
-    force: bool = route.reader(request_context(registry.main_model, exchange))
+    force: bool = route.reader(request_context(registry, registry.main_model, exchange))
     first_stop = not registry.shutting_down
     registry.stop_admission()
     if first_stop and not force:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from parley.dialects.dialect import Answer, Reply, RequestContext, Route
@@ -72,7 +73,7 @@ def _read_generation_body(
     if route.resolve_model_first:
         registry.find_model(model_name).require_ready()
     model = registry.get_model(model_name)
-    reply = route.reader(body, request_context(model or registry.main_model, exchange))
+    reply = route.reader(body, request_context(registry, model or registry.main_model, exchange))
     if isinstance(reply, Answer):
         return model or registry.main_model, reply
     exchange.adopt_reply(reply)  # so that this API words an unknown-model error
@@ -100,18 +101,19 @@ def _read_endpoint_body(
             f"There is no model {excerpt(share.model)}.", name=endpoint_name, served=registry.served_names
         )
     model = registry.find_model(share.model)
-    reply = route.reader(body, request_context(model, exchange))
+    reply = route.reader(body, request_context(registry, model, exchange))
     if isinstance(reply, Reply):
         reply.request.model, reply.served_model = share.model, share.name
     return model, reply
 
 
-def request_context(model: ServedModel, exchange: Exchange) -> RequestContext:
+def request_context(registry: ModelRegistry, model: ServedModel, exchange: Exchange) -> RequestContext:
     """Return the server state that a dialect needs to read this request."""
     query = exchange.scope.get("query_string", b"")
-    return model.request_context(
+    context = model.request_context(
         exchange.request_uuid, exchange.path_params, exchange.headers, query, exchange.created_at
     )
+    return replace(context, tenant=exchange.tenant.id, reasoning_seal=registry.reasoning_seal)
 
 
 def _request_stage(exchange: Exchange) -> RequestStage | None:

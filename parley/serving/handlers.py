@@ -69,7 +69,7 @@ def _read_tokenize_request(registry: ModelRegistry, route: Route, exchange: Exch
     """Read a body with the facts about the model that it names; an unknown name is reported after other mistakes."""
     assert route.reader is not None
     model = registry.get_model(model_in_body(body)) or registry.main_model
-    tokenize_request: TokenizeRequest = route.reader(body, request_context(model, exchange))
+    tokenize_request: TokenizeRequest = route.reader(body, request_context(registry, model, exchange))
     return tokenize_request
 
 
@@ -179,7 +179,7 @@ async def handle_abort(
     model = registry.find_model(exchange.path_params.get("model", ""))
     body = await exchange.read_body()
     abort_request: AbortRequest = await exchange.run_work(
-        len(body), partial(route.reader, body, request_context(model, exchange))
+        len(body), partial(route.reader, body, request_context(registry, model, exchange))
     )
     open_request = model.find_open_request(abort_request.request_label, exchange.tenant)
     if open_request is not None:
@@ -195,7 +195,7 @@ async def handle_adapter(registry: ModelRegistry, route: Route, exchange: Exchan
     assert route.reader is not None
     body = await exchange.read_body()
     load_request: LoadAdapter | Answer = await exchange.run_work(
-        len(body), partial(route.reader, body, request_context(registry.main_model, exchange))
+        len(body), partial(route.reader, body, request_context(registry, registry.main_model, exchange))
     )
     if isinstance(load_request, Answer):
         await _send_answer(exchange, load_request)
@@ -220,7 +220,7 @@ async def handle_cache_reset(registry: ModelRegistry, route: Route, exchange: Ex
     """Clear the prefix cache of every model."""
     assert route.reader is not None and route.writer is not None
     registry.require_ready()
-    running: bool = route.reader(request_context(registry.main_model, exchange))
+    running: bool = route.reader(request_context(registry, registry.main_model, exchange))
     reset_results = await asyncio.gather(
         *(model.engine.reset_prefix_cache(running=running) for model in registry.models)
     )
@@ -238,7 +238,8 @@ async def handle_info(registry: ModelRegistry, route: Route, exchange: Exchange)
     assert route.reader is not None
     body = await exchange.read_body()
     answer = await exchange.run_work(
-        len(body), partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts())
+        len(body),
+        partial(route.reader, body, request_context(registry, registry.main_model, exchange), registry.server_facts()),
     )
     await _send_answer(exchange, answer)
 
@@ -248,7 +249,8 @@ async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Excha
     assert route.reader is not None
     body = await exchange.read_body()
     answer = await registry.endpoint_store.change_endpoints(
-        partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts()), len(body)
+        partial(route.reader, body, request_context(registry, registry.main_model, exchange), registry.server_facts()),
+        len(body),
     )
     await _send_answer(exchange, answer)
 

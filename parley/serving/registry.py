@@ -12,6 +12,7 @@ from typing import Protocol
 
 from parley.dialects.facts import ServerFacts
 from parley.dialects.mounts import API_MOUNTS
+from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.metrics.series import LabelledCounter
 from parley.serving.options import ServerOptions
@@ -55,6 +56,7 @@ class ModelRegistry:
         self.adapter_lock = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.huge_text_lock = asyncio.Lock()  # held while a huge text is tokenized at a client's request
         self.shutting_down = False
+        self.reasoning_seal = ReasoningSeal(options.cluster_secret)
         self.stop_server = stop_server
         self._observers = observers
         for model in models:
