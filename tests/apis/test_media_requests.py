@@ -12,6 +12,8 @@ from support.media_answers import chat_text, picture_base64, picture_url, refere
 from support.multimodal_models import FAMILIES, multimodal_folder
 from support.prefill_decode_pair import assert_same_answer
 
+from parley.serving import served_model
+from parley.serving.media.workers import MediaWorkers
 from parley.types import Settings
 
 TOKENS = 10
@@ -139,7 +141,9 @@ async def test_every_api_gives_the_same_text(serve):
     assert generate.json["text_output"] == expected_text, generate.body
 
 
-async def test_a_decode_instance_answers_about_a_picture_without_opening_it(alike):
+async def test_a_decode_instance_answers_about_a_picture_without_opening_it(alike, monkeypatch):
+    monkeypatch.setattr(served_model, "MediaWorkers", MediaWorkers)  # each server has its own
+
     def settings() -> Settings:
         return media_settings("qwen2_vl", shared=True)
 

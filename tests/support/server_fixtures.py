@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.coordinator import Coordinator
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.fake import FakeEngine, echo_prompt
+from parley.serving import served_model
+from parley.serving.media.workers import MediaWorkers
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, Settings
@@ -36,17 +38,48 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+class SharedMediaWorkers(MediaWorkers):
+    """Media processes that survive their server: each imports Transformers when it starts, which takes seconds."""
+
+    def close(self) -> None:
+        """Leave the processes to the next server."""
+
+    def close_shared(self) -> None:
+        """End the processes."""
+        super().close()
+
+
+@pytest.fixture(scope="session")
+def share_media_workers() -> Iterator[Callable[[str, int], MediaWorkers]]:
+    """Return the media workers of a model folder, the same for all tests; those of the last three folders are kept."""
+    shared_workers: dict[tuple[str, int], SharedMediaWorkers] = {}
+
+    def find_workers(model_folder: str, count: int = 1) -> MediaWorkers:
+        key = (model_folder, count)
+        shared_workers[key] = shared_workers.pop(key, None) or SharedMediaWorkers(model_folder, count)
+        if len(shared_workers) > 3:
+            shared_workers.pop(next(iter(shared_workers))).close_shared()
+        return shared_workers[key]
+
+    yield find_workers
+    for workers in shared_workers.values():
+        workers.close_shared()
+
+
 Serve = Callable[..., Awaitable[RunningServer]]
 
 
 @pytest.fixture
-async def serve(folder: Path) -> AsyncIterator[Serve]:
+async def serve(
+    folder: Path, share_media_workers: Callable[[str, int], MediaWorkers], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Serve]:
     """Start servers.
 
     Engine options are given by name. ``beside``: further models; ``surfaces``: the mounted APIs, by default all;
     ``secret``: the secret of its peer; ``settings``: load a real model with them. The rest are server options.
     """
     running: list[tuple[RunningServer, asyncio.Task[None]]] = []
+    monkeypatch.setattr(served_model, "MediaWorkers", share_media_workers)
 
     async def start_server(
         reply: Callable[[EngineRequest, int], list[int]] = echo_prompt,
