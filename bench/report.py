@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from chart import Bar, Panel, draw_chart, format_number
-from install import LLAMA, MODELS, OPENVINO, ROOT, VLLM
+from install import LLAMA, MODELS, OPENVINO, ROOT
+from install_engines import VLLM
 from limits import ModelSize
 from loads import LOADS
 from peers import PEERS
