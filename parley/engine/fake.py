@@ -208,7 +208,7 @@ class FakeEngine(MessagePageTransfer):
     def _reserve_pages(self, message: ReservePages) -> ReserveResponse:
         if message.key in self._reservations:
             return ReserveResponse(message.id, error="Something is reserved under this key already.")
-        count = len(message.token_ids) // self._model_info.block_size
+        count = len(message.prefix.token_ids) // self._model_info.block_size
         if count > len(self._free_pages):
             return ReserveResponse(message.id, error="There is no capacity for this number of pages.")
         pages = self._reservations[message.key] = [self._free_pages.pop(0) for _ in range(count)]

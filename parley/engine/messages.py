@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from parley.types import EngineOutput, EngineRequest, EngineStats, MediaItem, ModelInfo
+from parley.types import EngineOutput, EngineRequest, EngineStats, KVPrefix, ModelInfo
 
 
 class SubmitRequest(msgspec.Struct, tag="submit", array_like=True):
@@ -80,21 +80,15 @@ class UnloadAdapter(msgspec.Struct, tag="unload", array_like=True):
 
 
 class ReservePages(msgspec.Struct, tag="reserve", array_like=True):
-    """Allocate pages for the full pages of these tokens that the prefix cache lacks, to be filled by another instance.
+    """Allocate pages for the full pages of a prefix that the prefix cache lacks, to be filled by another instance.
 
-    ``key`` identifies the reservation from now on. ``adapter``: name of the LoRA adapter that the keys and values are
-    computed with; ``digest``: required digest of its content (hexadecimal), empty for any. Without tokens, the answer
-    only has the adapter's digest. ``media``: the items among the tokens. Answered by ReserveResponse with the same
-    ``id``.
+    ``key`` identifies the reservation from now on. Without tokens, the answer only has the adapter's digest. Answered
+    by ReserveResponse with the same ``id``.
     """
 
     id: int
     key: str
-    token_ids: list[int]
-    salt: str = ""
-    adapter: str = ""
-    digest: str = ""
-    media: list[MediaItem] = []
+    prefix: KVPrefix
 
 
 class PagesReceived(msgspec.Struct, tag="pages_received", array_like=True):

@@ -5,7 +5,7 @@ The pages themselves travel elsewhere (``disagg/kv``); the engine reserves, publ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from parley.engine.messages import (
@@ -18,7 +18,7 @@ from parley.engine.messages import (
     ReserveResponse,
 )
 from parley.engine.protocol import Engine
-from parley.types import MediaItem
+from parley.types import KVPrefix
 
 PageObserver = Callable[[list[int]], None]  # gets the numbers of more full pages
 
@@ -32,16 +32,8 @@ class PageTransferEngine(Protocol):
     Unknown keys and ids MUST be ignored.
     """
 
-    async def reserve_pages(
-        self,
-        key: str,
-        token_ids: list[int],
-        salt: str = "",
-        adapter: str = "",
-        digest: str = "",
-        media: Sequence[MediaItem] = (),
-    ) -> ReserveResponse:
-        """Reserve pages for the full pages of these tokens that the prefix cache lacks: see ``messages.ReservePages``.
+    async def reserve_pages(self, key: str, prefix: KVPrefix) -> ReserveResponse:
+        """Reserve pages for the full pages of a prefix that the prefix cache lacks: see ``messages.ReservePages``.
 
         ``free_reservation`` must follow, also after an error.
         """
@@ -77,19 +69,9 @@ class MessagePageTransfer(Engine):
         super().__init__()
         self._page_observers: dict[str, PageObserver] = {}  # by request id
 
-    async def reserve_pages(
-        self,
-        key: str,
-        token_ids: list[int],
-        salt: str = "",
-        adapter: str = "",
-        digest: str = "",
-        media: Sequence[MediaItem] = (),
-    ) -> ReserveResponse:
+    async def reserve_pages(self, key: str, prefix: KVPrefix) -> ReserveResponse:
         """Ask the engine for the reservation."""
-        answer = await self._ask_engine(
-            lambda number: ReservePages(number, key, token_ids, salt, adapter, digest, list(media))
-        )
+        answer = await self._ask_engine(lambda number: ReservePages(number, key, prefix))
         return answer if isinstance(answer, ReserveResponse) else ReserveResponse(-1, error=self._error_of(answer))
 
     def publish_received(self, key: str, count: int) -> None:

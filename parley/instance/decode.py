@@ -27,7 +27,7 @@ from parley.instance.remote_writer import RemoteResponseWriter
 from parley.serving.app import App
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
 from parley.serving.stage import RequestStage, RunningRequest
-from parley.types import EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Request
+from parley.types import EngineOutput, EngineRequest, KVPrefix, OutputBatch, ProcessedMedia, Request
 from parley.web.connection import CYCLE_KEY
 
 PULL_FAILED = "Pull kv failed irreversibly."  # the text that MindIE's coordinators expect
@@ -180,14 +180,11 @@ class DecodeStage(RequestStage):
             token_ids = (
                 engine_request.token_ids if engine_request.beam is not None else [*engine_request.token_ids, *tokens[0]]
             )
-            reserved = await self._page_engine.reserve_pages(
-                key,
-                token_ids,
-                engine_request.cache_salt,
-                engine_request.adapter,
-                self._message.digest,
-                hashed_items(engine_request.media, len(engine_request.token_ids)),
+            media = hashed_items(engine_request.media, len(engine_request.token_ids))
+            prefix = KVPrefix(
+                token_ids, engine_request.cache_salt, engine_request.adapter, self._message.digest, list(media)
             )
+            reserved = await self._page_engine.reserve_pages(key, prefix)
             if reserved.error:
                 raise Overloaded(reserved.error)
             wanted_pages.append((reserved.skip, reserved.pages))

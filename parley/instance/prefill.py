@@ -26,7 +26,7 @@ from parley.instance.member import ClusterMember
 from parley.instance.remote_writer import PrefillResponseWriter
 from parley.serving.media.memory_files import read_features
 from parley.serving.stage import RequestStage, RunningRequest
-from parley.types import EngineOutput, EngineRequest, OutputBatch, Request
+from parley.types import EngineOutput, EngineRequest, KVPrefix, OutputBatch, Request
 from parley.web.connection import CYCLE_KEY
 from parley.web.exchange import Exchange
 
@@ -289,7 +289,7 @@ class PrefillStage(RequestStage):
             return ""
         assert engine is not None
         try:
-            reservation = await engine.reserve_pages(engine_request.id, [], adapter=engine_request.adapter)
+            reservation = await engine.reserve_pages(engine_request.id, KVPrefix([], adapter=engine_request.adapter))
         finally:
             engine.free_reservation(engine_request.id)
         return reservation.digest

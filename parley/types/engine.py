@@ -82,6 +82,20 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     media: list[MediaItem] = []
 
 
+class KVPrefix(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The tokens of a prefix, and what else their keys and values depend on.
+
+    ``media``: the items among the tokens; ``adapter``: name of the LoRA adapter, and ``adapter_digest``: the required
+    digest of its content (hexadecimal), empty for any.
+    """
+
+    token_ids: list[int]
+    cache_salt: str = ""
+    adapter: str = ""
+    adapter_digest: str = ""
+    media: list[MediaItem] = []
+
+
 class TokenCost(msgspec.Struct, array_like=True, gc=False):
     """How long one token took. Seconds count from the choice's previous token, or from queueing for its first token.
 

@@ -67,15 +67,7 @@ def serve_messages(
                 send(AdapterResult(message.id, "" if known else "There is no adapter of this name."))
             elif isinstance(message, ReservePages):
                 answer = partial(_send_reserve_response, send, message.id)
-                page_holder.reserve_pages(
-                    message.key,
-                    message.token_ids,
-                    message.media,
-                    message.salt,
-                    message.adapter,
-                    message.digest,
-                    answer,
-                )
+                page_holder.reserve_pages(message.key, message.prefix, answer)
             elif isinstance(message, PagesReceived):
                 page_holder.mark_received(message.key, message.count)
             elif isinstance(message, FreeReservation):

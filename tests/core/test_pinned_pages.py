@@ -18,7 +18,7 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.shared_pages.reservations import ReserveResult
 from parley.core.shared_pages.staging import PageStaging
-from parley.types import BeamOptions, EmbeddingRun, EngineOutput, EngineRequest, EngineStats, MediaItem
+from parley.types import BeamOptions, EmbeddingRun, EngineOutput, EngineRequest, EngineStats, KVPrefix, MediaItem
 
 COMMON = [(7 * i + 3) % VOCAB for i in range(200)]
 
@@ -108,11 +108,7 @@ class HandoverHarness(LoopHarness):
         key, tokens = work.id, work.token_ids
         self.pinned_pages.reserve_pages(
             key,
-            tokens,
-            work.media,
-            work.cache_salt,
-            "",
-            "",
+            KVPrefix(tokens, work.cache_salt, media=work.media),
             lambda reservation: self.reservations.__setitem__(key, reservation),
         )
         reservation = self.reservations[key]
@@ -409,6 +405,6 @@ def test_reservation_finds_only_pages_of_the_same_picture() -> None:
     skipped: list[int] = []
     for key, digest, start in [("a", b"cat", 20), ("b", b"cat", 20), ("c", b"dog", 20), ("d", b"cat", 21)]:
         media = [MediaItem("image", digest, start, 20, [EmbeddingRun(0, 20)])]
-        pinned_pages.reserve_pages(key, [7] * 64, media, "", "", "", lambda result: skipped.append(result.skip))
+        pinned_pages.reserve_pages(key, KVPrefix([7] * 64, media=media), lambda result: skipped.append(result.skip))
         pinned_pages.mark_received(key, 4)
     assert skipped == [0, 4, 1, 1]

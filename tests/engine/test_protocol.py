@@ -12,7 +12,7 @@ from parley.engine.messages import ToEngine
 from parley.engine.page_transfer import find_page_transfer
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.stream import OutputStream, StepArrivals, StreamGroup, split_steps
-from parley.types import EngineOutput, EngineRequest
+from parley.types import EngineOutput, EngineRequest, KVPrefix
 
 
 async def read_outputs(stream: OutputStream) -> list[EngineOutput]:
@@ -256,10 +256,10 @@ async def test_leased_prompt_announces_its_pages_before_its_first_output():
     assert [type(each) for each in events[:3]] == [int, int, EngineOutput]
     assert engine.stats.pinned_pages == 2
 
-    reserved = await engine.reserve_pages("key", work.token_ids)
+    reserved = await engine.reserve_pages("key", KVPrefix(work.token_ids))
     assert not reserved.error and len(reserved.pages) + reserved.skip == 2
-    assert (await engine.reserve_pages("key", work.token_ids)).error
-    assert (await engine.reserve_pages("large", list(range(10**5)))).error
+    assert (await engine.reserve_pages("key", KVPrefix(work.token_ids))).error
+    assert (await engine.reserve_pages("large", KVPrefix(list(range(10**5))))).error
     engine.publish_received("key", 2)
     resumed_outputs = await read_outputs(
         engine.submit_request(
@@ -276,7 +276,7 @@ async def test_leased_prompt_announces_its_pages_before_its_first_output():
     while engine.stats.pinned_pages or engine.stats.reserved_pages or engine.stats.blocks_used:
         await asyncio.sleep(0.001)
     await engine.close()
-    assert (await engine.reserve_pages("key", work.token_ids)).error
+    assert (await engine.reserve_pages("key", KVPrefix(work.token_ids))).error
     engine.publish_received("key", 1)
     engine.free_reservation("key")
 

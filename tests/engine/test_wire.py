@@ -29,6 +29,7 @@ from parley.types import (
     EngineRequest,
     EngineSettings,
     EngineStats,
+    KVPrefix,
     MediaItem,
     Sampling,
     Settings,
@@ -83,7 +84,9 @@ def test_messages_to_the_engine_round_trip(batch):
 def test_handover_messages_round_trip():
     sent = [
         ReservePages(
-            3, "key", [1, 2], "salt", "adapter", "0f", [MediaItem("image", b"0f", 1, 1, [EmbeddingRun(0, 1)])]
+            3,
+            "key",
+            KVPrefix([1, 2], "salt", "adapter", "0f", [MediaItem("image", b"0f", 1, 1, [EmbeddingRun(0, 1)])]),
         ),
         PagesReceived("key", 2),
         FreeReservation("key"),

@@ -25,7 +25,7 @@ from parley.disagg.kv.shared_memory import SharedMemoryTransport
 from parley.engine.protocol import Engine
 from parley.engine.stream import OutputStream
 from parley.text import TextPipeline
-from parley.types import EngineOutput, EngineRequest, Grammar, ModelInfo, ReasoningLimit, Sampling, Settings
+from parley.types import EngineOutput, EngineRequest, Grammar, KVPrefix, ModelInfo, ReasoningLimit, Sampling, Settings
 from parley.worker.thread import LocalEngine
 
 EXACT = Sampling(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1)
@@ -182,12 +182,14 @@ async def test_kv_pages_of_one_engine_serve_another(architecture, kv, adapted, s
         outputs_alone = await read_outputs(receiver.submit_request(request))
         assert await receiver.reset_prefix_cache()
 
-        digest_answer = await sender.reserve_pages("digest", [], adapter=adapter)
+        digest_answer = await sender.reserve_pages("digest", KVPrefix([], adapter=adapter))
         assert digest_answer.error == "" and bool(digest_answer.digest) == adapted
-        reservation = await receiver.reserve_pages("key", request.token_ids, "s", adapter, digest_answer.digest)
+        reservation = await receiver.reserve_pages(
+            "key", KVPrefix(request.token_ids, "s", adapter, digest_answer.digest)
+        )
         assert (reservation.error, reservation.skip, len(reservation.pages)) == ("", 0, length // 16)
         if adapted:
-            wrong_digest = await receiver.reserve_pages("other", request.token_ids, "s", adapter, "0" * 64)
+            wrong_digest = await receiver.reserve_pages("other", KVPrefix(request.token_ids, "s", adapter, "0" * 64))
             assert wrong_digest.error and not wrong_digest.pages
         computed_pages: list[int] = []
         sender.observe_pages("first", computed_pages.extend)
@@ -231,7 +233,7 @@ async def test_no_kv_pages_are_reserved_or_held_without_prefix_cache():
     """Guards against pages that stay pinned although no lookup can ever find them."""
     sender, receiver = await start_engines(tiny_models.model_folder("llama"), prefix_cache=False)
     try:
-        assert "no prefixes" in (await receiver.reserve_pages("key", random_prompt(40))).error
+        assert "no prefixes" in (await receiver.reserve_pages("key", KVPrefix(random_prompt(40)))).error
         sender.observe_pages("w", lambda pages: pytest.fail("pages announced without a prefix cache"))
         stream = sender.submit_request(EngineRequest("w", random_prompt(40), 3, lease=True))
         assert [each.finish_reason for each in await read_outputs(stream)][-1] == "length"

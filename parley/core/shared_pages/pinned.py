@@ -18,7 +18,7 @@ from parley.core.scheduler import Scheduler
 from parley.core.sequence import Sequence
 from parley.core.shared_pages.leases import Leases
 from parley.core.shared_pages.reservations import Reservations, ReserveCallback
-from parley.types import MediaItem
+from parley.types import KVPrefix
 
 
 class PinnedPages:
@@ -67,18 +67,9 @@ class PinnedPages:
         yield from self._leases.lease_tables()
         yield from self._reservations.reservation_tables()
 
-    def reserve_pages(
-        self,
-        key: str,
-        token_ids: list[int],
-        media: list[MediaItem],
-        salt: str,
-        adapter: str,
-        digest: str,
-        answer: ReserveCallback,
-    ) -> None:
-        """Reserve pages for a prompt that another instance computes; see ``engine.messages.ReservePages``."""
-        self._reservations.reserve_pages(key, token_ids, media, salt, adapter, digest, answer)
+    def reserve_pages(self, key: str, prefix: KVPrefix, answer: ReserveCallback) -> None:
+        """Reserve pages for a prefix that another instance computes; see ``engine.messages.ReservePages``."""
+        self._reservations.reserve_pages(key, prefix, answer)
         self.has_changes = True
 
     def mark_received(self, key: str, count: int) -> None:

@@ -23,7 +23,7 @@ from parley.core.adapter_cache import AdapterCache, AdapterEntry
 from parley.core.media.placeholders import are_known_tokens, placement_fault
 from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
 from parley.core.sequence import BLOCK_SIZE
-from parley.types import MediaItem
+from parley.types import KVPrefix
 
 NO_PREFIX_CACHE = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
 DUPLICATE_KEY = "Something is reserved under this key already."
@@ -103,33 +103,23 @@ class Reservations:
         """Return the page table of each reservation, for conservation checks."""
         return ([*reservation.held_pages, *reservation.pending_pages] for reservation in self._reservations.values())
 
-    def reserve_pages(
-        self,
-        key: str,
-        token_ids: list[int],
-        media: list[MediaItem],
-        salt: str,
-        adapter: str,
-        digest: str,
-        answer: ReserveCallback,
-    ) -> None:
-        """Reserve the whole pages of these tokens. ``answer`` is called now, or when the adapter is in memory."""
+    def reserve_pages(self, key: str, prefix: KVPrefix, answer: ReserveCallback) -> None:
+        """Reserve the whole pages of a prefix. ``answer`` is called now, or when the adapter is in memory."""
         if self._root_name is None:
             answer(ReserveResult(error=NO_PREFIX_CACHE))
         elif key in self._reservations or key in self._awaiting_adapter:
             answer(ReserveResult(error=DUPLICATE_KEY))
-        elif (fault := placement_fault(media, len(token_ids))) is not None:
+        elif (fault := placement_fault(prefix.media, len(prefix.token_ids))) is not None:
             answer(ReserveResult(error=fault))
-        elif not are_known_tokens(token_ids, media, self._vocab_size):
+        elif not are_known_tokens(prefix.token_ids, prefix.media, self._vocab_size):
             answer(ReserveResult(error=BAD_TOKEN_ID))
-        elif adapter:
+        elif prefix.adapter:
             self._awaiting_adapter[key] = answer
-            on_ready = partial(self._reserve_with_adapter, key, token_ids, media, salt, digest)
-            self._adapter_cache.acquire_adapter(
-                _adapter_wait_id(key), adapter, on_ready, partial(self._fail_reservation, key)
-            )
+            on_ready = partial(self._reserve_with_adapter, key, prefix)
+            on_failure = partial(self._fail_reservation, key)
+            self._adapter_cache.acquire_adapter(_adapter_wait_id(key), prefix.adapter, on_ready, on_failure)
         else:
-            answer(self._allocate_pages(key, token_ids, media, hash_chain_root(self._root_name, salt)))
+            answer(self._allocate_pages(key, prefix, adapter_digest=""))
 
     def mark_received(self, key: str, count: int) -> None:
         """Mark the first ``count`` pages of a reservation as received. Unknown keys are ignored."""
@@ -177,13 +167,19 @@ class Reservations:
                 return True
         return False
 
-    def _allocate_pages(
-        self, key: str, token_ids: list[int], media: list[MediaItem], chain_root: bytes, digest: str = ""
-    ) -> ReserveResult:
-        hashes: list[bytes] = []
-        if len(token_ids) > self._long_rope_after:
+    def _hash_pages(self, prefix: KVPrefix, adapter_digest: str) -> list[bytes]:
+        """Return the hashes of the prefix's whole pages."""
+        assert self._root_name is not None
+        adapter_names = (adapter_digest,) if adapter_digest else ()
+        chain_root = hash_chain_root(self._root_name, prefix.cache_salt, *adapter_names)
+        if len(prefix.token_ids) > self._long_rope_after:
             chain_root = long_rope_root(chain_root)
-        extend_hashes(hashes, chain_root, token_ids, len(token_ids) // BLOCK_SIZE, media)
+        hashes: list[bytes] = []
+        extend_hashes(hashes, chain_root, prefix.token_ids, len(prefix.token_ids) // BLOCK_SIZE, prefix.media)
+        return hashes
+
+    def _allocate_pages(self, key: str, prefix: KVPrefix, adapter_digest: str) -> ReserveResult:
+        hashes = self._hash_pages(prefix, adapter_digest)
         cached_blocks: list[int] = []
         for page_hash in hashes:
             if (block := self._pool.find_cached(page_hash)) is None:
@@ -191,28 +187,24 @@ class Reservations:
             cached_blocks.append(block)
         fresh_count = len(hashes) - len(cached_blocks)
         if hashes and fresh_count + self._pool.count_free(cached_blocks) > self._reservable_pages():
-            return ReserveResult(error=NO_CAPACITY, digest=digest)
+            return ReserveResult(error=NO_CAPACITY, digest=adapter_digest)
         for block in cached_blocks:
             self._pool.add_reference(block)
         reservation = self._reservations[key] = Reservation(
             hashes, cached_blocks, [self._pool.allocate() for _ in range(fresh_count)]
         )
-        return ReserveResult(len(cached_blocks), reservation.pages, "", digest)
+        return ReserveResult(len(cached_blocks), reservation.pages, "", adapter_digest)
 
-    def _reserve_with_adapter(
-        self, key: str, token_ids: list[int], media: list[MediaItem], salt: str, digest: str, entry: AdapterEntry
-    ) -> None:
-        assert entry.adapter is not None and self._root_name is not None
+    def _reserve_with_adapter(self, key: str, prefix: KVPrefix, entry: AdapterEntry) -> None:
+        assert entry.adapter is not None
         adapter_digest = entry.adapter.digest.hex()
-        self._adapter_cache.release_adapter(
-            entry
-        )  # its request takes it again; keeping it until then could block that request
+        # Its request takes it again; keeping it until then could block that request.
+        self._adapter_cache.release_adapter(entry)
         answer = self._awaiting_adapter.pop(key)
-        if digest not in ("", adapter_digest):
+        if prefix.adapter_digest not in ("", adapter_digest):
             answer(ReserveResult(error=ADAPTER_DIFFERS, digest=adapter_digest))
         else:
-            chain_root = hash_chain_root(self._root_name, salt, adapter_digest)
-            answer(self._allocate_pages(key, token_ids, media, chain_root, adapter_digest))
+            answer(self._allocate_pages(key, prefix, adapter_digest))
 
     def _fail_reservation(self, key: str, reason: str) -> None:
         self._awaiting_adapter.pop(key)(ReserveResult(error=reason))

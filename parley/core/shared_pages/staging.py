@@ -19,7 +19,7 @@ from typing import Protocol
 
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.shared_pages.reservations import ReserveCallback, ReserveResult
-from parley.types import MediaItem
+from parley.types import KVPrefix
 
 StagedPage = tuple[int, int]  # a KV page and its place
 
@@ -123,20 +123,9 @@ class PageStaging:
                 heappush(self._free_places, place)
         self._pinned_pages.release_lease(request_id)
 
-    def reserve_pages(
-        self,
-        key: str,
-        token_ids: list[int],
-        media: list[MediaItem],
-        salt: str,
-        adapter: str,
-        digest: str,
-        answer: ReserveCallback,
-    ) -> None:
-        """Reserve pages for a prompt that another instance computes, as many as get a place."""
-        self._pinned_pages.reserve_pages(
-            key, token_ids, media, salt, adapter, digest, partial(self._stage_reserved, key, answer)
-        )
+    def reserve_pages(self, key: str, prefix: KVPrefix, answer: ReserveCallback) -> None:
+        """Reserve pages for a prefix that another instance computes, as many as get a place."""
+        self._pinned_pages.reserve_pages(key, prefix, partial(self._stage_reserved, key, answer))
 
     def mark_received(self, key: str, count: int) -> None:
         """Copy the first ``count`` places into their pages and mark those as received."""
