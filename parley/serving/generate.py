@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from parley.dialects.dialect import Answer, Reply, RequestContext, Route
@@ -110,10 +109,15 @@ def _read_endpoint_body(
 def request_context(registry: ModelRegistry, model: ServedModel, exchange: Exchange) -> RequestContext:
     """Return the server state that a dialect needs to read this request."""
     query = exchange.scope.get("query_string", b"")
-    context = model.request_context(
-        exchange.request_uuid, exchange.path_params, exchange.headers, query, exchange.created_at
+    return model.request_context(
+        exchange.request_uuid,
+        exchange.path_params,
+        exchange.headers,
+        query,
+        exchange.created_at,
+        exchange.tenant.id,
+        registry.reasoning_seal,
     )
-    return replace(context, tenant=exchange.tenant.id, reasoning_seal=registry.reasoning_seal)
 
 
 def _request_stage(exchange: Exchange) -> RequestStage | None:

@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 from parley import hub
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerStatus
+from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.errors import NotReady, Overloaded, ParleyError, Stopping, Unsupported
@@ -285,6 +286,8 @@ class ServedModel:
         headers: Mapping[bytes, bytes],
         query_string: bytes = b"",
         created: int | None = None,
+        tenant_id: str = "",
+        reasoning_seal: ReasoningSeal = RANDOM_SEAL,
     ) -> RequestContext:
         """Return the server state that a dialect needs to read request ``unique_id``; ``created`` defaults to now."""
         info, stats = self.engine.info, self.engine.stats
@@ -314,6 +317,8 @@ class ServedModel:
             {kind: self.options.media.counts[kind] for kind in info.media_kinds} if info is not None else {},
             self.options.api_options,
             self._text_pipeline.media_family if self._text_pipeline is not None else "",
+            tenant_id,
+            reasoning_seal,
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

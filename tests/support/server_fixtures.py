@@ -146,7 +146,9 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
     original_head = ServedModel.request_context
     monkeypatch.setattr(
-        ServedModel, "request_context", lambda self, *arguments: original_head(self, *arguments[:4], CREATED)
+        ServedModel,
+        "request_context",
+        lambda self, *arguments: original_head(self, *arguments[:4], CREATED, *arguments[5:]),
     )
     monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
     yield make_pair
@@ -196,7 +198,9 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
     original_head = ServedModel.request_context
     monkeypatch.setattr(
-        ServedModel, "request_context", lambda self, *arguments: original_head(self, *arguments[:4], CREATED)
+        ServedModel,
+        "request_context",
+        lambda self, *arguments: original_head(self, *arguments[:4], CREATED, *arguments[5:]),
     )
     monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
     yield start_cluster
