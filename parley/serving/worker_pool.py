@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from parley import wire
+from parley.errors import NotReady
 from parley.tenant_executor import TenantExecutor
 
 log = logging.getLogger("parley.server")
@@ -26,6 +27,10 @@ START_SECONDS = 120.0  # that a process has to start: some import Transformers
 
 MessageT = TypeVar("MessageT")
 ResultT = TypeVar("ResultT")
+
+
+class UnreadJob(NotReady):
+    """A process ended before it read the last message, so that its job is not to blame."""
 
 
 class WorkerProcess(Generic[MessageT]):
@@ -83,20 +88,31 @@ class WorkerProcess(Generic[MessageT]):
         return message
 
     def send_message(self, message: msgspec.Struct) -> None:
-        """Send a message. A process that has ended is noticed by the next receive."""
+        """Send a message. Raises UnreadJob if the process has ended."""
         try:
             self._socket.sendall(wire.encode_frame(message))
+        except ConnectionError:
+            raise self._end_unread() from None
         except OSError as error:
             log.debug("worker process: %s", error)
 
     def receive_message(self) -> MessageT | None:
-        """Return the next message of the process, None if it has ended or is silent for too long."""
+        """Return the next message of the process, None if it has ended or is silent for too long.
+
+        Raises UnreadJob if it ended without reading the last message; the kernel tells that from an end of file.
+        """
         try:
             message: MessageT | None = wire.receive_frame(self._socket, self._decoder)
+        except ConnectionError:
+            raise self._end_unread() from None
         except (OSError, wire.BrokenFrame, msgspec.DecodeError) as error:
             log.debug("worker process: %s", error)
             return None
         return message
+
+    def _end_unread(self) -> UnreadJob:
+        self.end()
+        return UnreadJob("A process of this server was ended from outside.", retry_after=5)
 
     def kill(self) -> None:
         """Kill the process. Its job fails."""
@@ -145,13 +161,19 @@ class WorkerPool(Generic[WorkerT]):
         self._end_idle_workers()
 
     def _run_job(self, job: Callable[[WorkerT], ResultT]) -> ResultT:
-        """Run a job in a thread of the executor, which has no more threads than there may be workers."""
+        """Run a job in a thread of the executor, which has no more threads than there may be workers.
+
+        A process that was killed while it was idle may look alive, so a job that it did not read is run once more.
+        """
         try:
             worker = self._idle_workers.pop()
         except IndexError:
             worker = self._make_worker()
         try:
-            return job(worker)
+            try:
+                return job(worker)
+            except UnreadJob:
+                return job(worker)
         finally:
             self._idle_workers.append(worker)
             if self._closed:

@@ -140,6 +140,18 @@ async def test_starts_another_process_for_one_that_was_killed_while_idle(workers
     assert isinstance(await send(workers, b"next"), MediaProcessed)
 
 
+async def test_another_process_does_the_job_that_a_killed_one_has_not_read(workers: MediaWorkers):
+    assert isinstance(await send(workers, b"first"), MediaProcessed)
+    (process_id,) = workers.idle_process_ids
+    os.kill(process_id, signal.SIGSTOP)
+    job = asyncio.ensure_future(send(workers, b"next"))
+    while workers.idle_process_ids:
+        await asyncio.sleep(0.01)
+    os.kill(process_id, signal.SIGKILL)
+    assert isinstance(await job, MediaProcessed)
+    assert workers.idle_process_ids != [process_id]
+
+
 async def test_lets_a_short_job_finish_that_nobody_wants_any_more(workers: MediaWorkers):
     assert isinstance(await send(workers, b"first"), MediaProcessed)
     process_ids = workers.idle_process_ids
