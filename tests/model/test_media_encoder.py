@@ -315,12 +315,12 @@ def test_a_checkpoint_without_encoders_reads_text_only(tmp_path):
     assert info.media_kinds == frozenset()
 
 
-def test_the_kv_cache_leaves_memory_for_encoders(monkeypatch):
-    """The encoders are read with the first item, so their memory still looks free when the KV cache gets its share."""
+def test_the_kv_cache_leaves_memory_for_encoders_and_embeddings(monkeypatch):
+    """Both are needed from the first item on, so their memory still looks free when the KV cache gets its share."""
     monkeypatch.setattr("parley.model.load.memory.free_memory", lambda device: 1_000_000)
     towers = plan_towers(multimodal_folder("llava"), read_config(multimodal_folder("llava")), torch.float32, CPU)
-    _, info = load_test_runner(multimodal_folder("llava"), dtype="float32", kv_memory=None)
-    assert info.kv_bytes <= 0.4 * (1_000_000 - towers.nbytes)
+    _, info = load_test_runner(multimodal_folder("llava"), dtype="float32", kv_memory=None, media_cache=300_000)
+    assert info.kv_bytes <= 0.4 * (700_000 - towers.nbytes)
     assert towers.nbytes == 4 * sum(
         each.numel() for part in encoder_parts(reference_model("llava")) for each in part.parameters()
     )

@@ -52,8 +52,8 @@ def check_model(settings: Settings) -> str:
     if any(part.page_bytes is None for part in parts):
         return LAYERS_UNKNOWN
     loaded_bytes = sum(part.weight_bytes for part in parts)
-    if media_towers is not None and parts[0].fused:  # else they are among the weights
-        loaded_bytes += media_towers.nbytes
+    if media_towers is not None:
+        loaded_bytes += towers.memory_needed_later(settings, media_towers, is_fused=parts[0].fused)
     loaded = msgspec.structs.replace(settings, set_aside=settings.set_aside + loaded_bytes)
     page_bytes = sum(part.page_bytes or 0 for part in parts)
     kv_page_count(page_bytes, decoder_plan.device, decoder_plan.length, loaded)

@@ -34,7 +34,7 @@ from parley.model.load.plan import (
     plan_encoder,
 )
 from parley.model.load.reference import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
-from parley.model.load.towers import MediaTowers, load_towers, plan_towers
+from parley.model.load.towers import MediaTowers, load_towers, memory_needed_later, plan_towers
 from parley.model.media.encoder import TransformersEncoder
 from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork
@@ -119,8 +119,9 @@ def _load_decoder(
     total_page_bytes = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
     if draft_network is not None:  # the draft model needs as many pages
         total_page_bytes += PagedKV.page_bytes(draft_network.network.layers, draft_network.dtype, device, int8=int8)
-    if towers is not None and lowered:  # they are loaded later; Transformers has loaded them with the language model
-        settings = msgspec.structs.replace(settings, set_aside=settings.set_aside + towers.nbytes)
+    if towers is not None:
+        later_bytes = memory_needed_later(settings, towers, is_fused=lowered)
+        settings = msgspec.structs.replace(settings, set_aside=settings.set_aside + later_bytes)
     blocks = kv_page_count(total_page_bytes, device, length, settings)
     if blocks * BLOCK_SIZE < length:
         length = blocks * BLOCK_SIZE

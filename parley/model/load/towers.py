@@ -17,6 +17,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.multimodal import keep_encoders
 from parley.text.media_family import MediaFamily, read_media_family
+from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
 
@@ -50,6 +51,14 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
         return None
     _check_blocks(towers.tensor_names)
     return MediaTowers(folder, config, family, dtype, device, towers.parameter_count * dtype.itemsize)
+
+
+def memory_needed_later(settings: Settings, towers: MediaTowers, *, is_fused: bool) -> int:
+    """Return the bytes that media take once they are sent: their embeddings, and encoders that are not yet loaded.
+
+    ``is_fused``: the language model runs on the fused decoder; otherwise Transformers loads the encoders with it.
+    """
+    return settings.media_cache + (towers.nbytes if is_fused else 0)
 
 
 def check_towers(towers: MediaTowers) -> None:
