@@ -21,10 +21,11 @@ class StoredItem:
 
 
 class ItemCache:
-    """Keeps the items that were used last, up to ``limit`` bytes of features. Requests may use items beyond that."""
+    """Keeps the ``count`` items at most that were used last, up to ``limit`` bytes of features. Requests may use items
+    beyond that."""
 
-    def __init__(self, limit: int):
-        self._limit = limit
+    def __init__(self, limit: int, count: int):
+        self._limit, self._count = limit, count
         self._size = 0
         self._items: OrderedDict[Hashable, StoredItem] = OrderedDict()
         self._keys_by_name: OrderedDict[Hashable, Hashable] = OrderedDict()
@@ -41,7 +42,7 @@ class ItemCache:
             self._size -= previous.features.size
         self._items[key] = item
         self._size += item.features.size
-        while self._size > self._limit:
+        while self._size > self._limit or len(self._items) > self._count:
             self._size -= self._items.popitem(last=False)[1].features.size
 
     def find_name(self, name: Hashable) -> StoredItem | None:

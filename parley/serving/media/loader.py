@@ -123,7 +123,7 @@ class MediaLoader:
         self._workers, self._fetcher, self._folder, self._options = workers, fetcher, folder, options
         self._limits = DecodingLimits(options.pixels)
         self._budget = MemoryBudget(options.memory + options.cache)
-        self._cache = ItemCache(options.cache)
+        self._cache = ItemCache(options.cache, self._budget.file_limit // 2)
         self._fetches: SharedTasks[bytes] = SharedTasks()
         self._jobs: SharedTasks[StoredItem | MediaRefused] = SharedTasks()
 

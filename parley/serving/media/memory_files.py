@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
+import sys
 import threading
 import weakref
 
 from parley.errors import Overloaded
 from parley.types import FeatureFile
 
+JOB_FILES = 2  # of a job: what it reads and what it writes
 FINAL = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class MemoryBudget:
-    """Counts the bytes of all memory files. ``limit``: the most, in bytes, at which a new request is still accepted."""
+    """Counts all memory files and their bytes. ``limit``, ``file_limit``: the most, in bytes and in files, at which a
+    new job is still accepted."""
 
-    def __init__(self, limit: int):
+    def __init__(self, limit: int, file_limit: int | None = None):
         self.limit, self.used = limit, 0
+        self.file_limit, self.file_count = file_limit or find_file_limit(), 0
         self._lock = threading.Lock()  # files are closed by the last thread that uses them
 
     def check_room(self, size: int) -> None:
-        """Raise Overloaded unless there is room for ``size`` bytes more."""
-        if self.used + size > self.limit:
+        """Raise Overloaded unless there is room for ``size`` bytes more, and for the files of a job."""
+        if self.used + size > self.limit or self.file_count + JOB_FILES > self.file_limit:
             raise Overloaded("The media of other requests take all memory that is set aside for media.", retry_after=1)
 
     def add_bytes(self, size: int) -> None:
@@ -30,10 +35,25 @@ class MemoryBudget:
         with self._lock:
             self.used += size
 
+    def open_file(self) -> int:
+        """Make a memory file and return its descriptor. Raises OSError."""
+        file = os.memfd_create("parley-media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with self._lock:
+            self.file_count += 1
+        return file
+
     def close_file(self, file: int, sizes: list[int]) -> None:
         """Close a file, whose size is in ``sizes``."""
         os.close(file)
-        self.add_bytes(-sizes[0])
+        with self._lock:
+            self.used -= sizes[0]
+            self.file_count -= 1
+
+
+def find_file_limit() -> int:
+    """Return how many memory files a model may have: half of the descriptors that connections of clients leave."""
+    available, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if available == resource.RLIM_INFINITY else available // 16
 
 
 def read_features(place: FeatureFile) -> bytes:
@@ -46,7 +66,7 @@ class MemoryFile:
 
     def __init__(self, budget: MemoryBudget):
         self._budget = budget
-        self._file = os.memfd_create("parley-media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._file = budget.open_file()
         self._sizes = [0]  # a list, which the finalizer can read after this object has gone
         weakref.finalize(self, budget.close_file, self._file, self._sizes)
 

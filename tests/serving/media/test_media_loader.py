@@ -226,6 +226,20 @@ async def test_refuses_requests_while_the_media_of_others_take_all_memory():
     assert len((await loader.load_items([encoded(bytes(10_001))], "")).items) == 1  # the first was kept, but not needed
 
 
+async def test_many_small_pictures_do_not_take_all_descriptors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("parley.serving.media.memory_files.find_file_limit", lambda: 40)
+    loader = make_loader(Runner())
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(100):
+        await loader.load_items([encoded(b"%d" % number)], "")
+    assert len(os.listdir("/proc/self/fd")) <= before + 20
+    leases = [await loader.load_items([encoded(b"used %d" % number)], "") for number in range(39)]
+    with pytest.raises(Overloaded):
+        await loader.load_items([encoded(b"one more")], "")
+    leases.clear()
+    assert len((await loader.load_items([encoded(b"one more")], "")).items) == 1
+
+
 async def test_names_stand_for_items_of_their_tenant_only():
     loader = make_loader(Runner())
     await loader.load_items([encoded(b"mine", uuid="a")], "me")
