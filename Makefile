@@ -6,7 +6,7 @@
 # make test-nightly  every test, in full where make test runs a sample (hours; PARLEY_KILLS=2 for a smaller kill matrix)
 # make test-clients  official clients of every API, each in an environment of its own (needs a package index and npm)
 # make coverage the branch coverage of core/ and dialects/ over every test (make test measures it over some folders)
-# make fuzz    20,000 malformed bodies against every route; make test sends 1,000
+# make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 1,000
 # make lint    formatter, linter and type checker
 # make sanitize  the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs g++)
 # make format, make docs  rewrite the files that make lint and the tests would reject
@@ -70,7 +70,7 @@ test-clients: setup
 	@$(VENV)/bin/python tests/clients/run.py $(ARGS)
 
 fuzz: setup
-	@PARLEY_FUZZ=20000 $(VENV)/bin/python -m pytest tests/apis/test_fuzz.py tests/apis/test_triton_fuzz.py tests/coordinator/test_management_fuzz.py tests/web/test_framing.py -k "odd or generated" $(ARGS)
+	@PARLEY_FUZZ=20000 $(VENV)/bin/python -m pytest tests/apis/test_fuzz.py tests/apis/test_media_fuzz.py tests/apis/test_triton_fuzz.py tests/coordinator/test_management_fuzz.py tests/web/test_framing.py -k "odd or generated" $(ARGS)
 
 lint: setup
 	@$(VENV)/bin/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import wave
 import zlib
 from io import BytesIO
@@ -36,6 +37,16 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         (chunk(b"IHDR", size + b"\x01\0\0\0\0"), chunk(b"IDAT", row), chunk(b"IEND", b""))
     )
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """Cut a file off, or change bytes of it."""
+    if rng.random() < 0.5:
+        return data[: rng.randrange(len(data))]
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 4, 64))):
+        changed[rng.randrange(len(changed))] = rng.randrange(256)
+    return bytes(changed)
 
 
 def sine(seconds: float, rate: int, hertz: float = 440.0) -> NDArray[np.float32]:

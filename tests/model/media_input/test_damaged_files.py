@@ -10,7 +10,7 @@ import os
 import random
 
 import pytest
-from support.media_files import IMAGE_FILES, SOUND_FORMATS, VIDEO_FORMATS, sine, sound_file, video_file
+from support.media_files import IMAGE_FILES, SOUND_FORMATS, VIDEO_FORMATS, damage, sine, sound_file, video_file
 
 from parley.engine.media_messages import DecodingLimits
 from parley.model.media_input.audio import decode_audio
@@ -20,15 +20,6 @@ from parley.model.media_input.video import decode_video
 
 TRIES = 1250 if os.environ.get("PARLEY_NIGHTLY") else 20  # for each of sixteen formats
 LIMITS = DecodingLimits(pixels=1_000_000, seconds=10)
-
-
-def damage(data: bytes, rng: random.Random) -> bytes:
-    if rng.random() < 0.5:
-        return data[: rng.randrange(len(data))]
-    changed = bytearray(data)
-    for _ in range(rng.choice((1, 4, 64))):
-        changed[rng.randrange(len(changed))] = rng.randrange(256)
-    return bytes(changed)
 
 
 @pytest.mark.parametrize("name", IMAGE_FILES)

@@ -1,0 +1,144 @@
+"""Odd requests with media to a model that sees: each gets an answer or an error of its API, and nothing stays behind.
+
+``make fuzz`` sends 20,000 of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.fuzz import MAX_EXAMPLES, encode, run_in_loop
+from support.http_client import Answer, RunningServer
+from support.media_answers import picture_bytes, picture_url
+from support.media_files import sine, wav_file
+from support.media_host import http_answer, redirect_to, run_media_host
+from support.multimodal_models import multimodal_folder
+from support.odd_media import MEDIA_CALLS
+
+from parley.dialects.dialect import ApiOptions
+from parley.serving.options import MediaOptions
+from parley.settings.media_hosts import parse_media_host
+from parley.types import Settings
+
+EXAMPLES = MAX_EXAMPLES if "PARLEY_FUZZ" in os.environ else 60
+CACHE_BYTES = 4 << 20
+# What no error may have, unless its request has it.
+LEAK = re.compile(rb"0x[0-9a-f]{6,}|/proc/|site-packages|\.py\b|BytesIO|Errno|Traceback|Invalid data found")
+
+PARSE_ERROR = re.compile("failed to parse|Unable to parse|attempt to access")
+
+
+@pytest.fixture
+async def server(serve, tmp_path: Path):
+    """A server that sees, may fetch from a host and may read files of ``tmp_path``. Yields it with the host's port."""
+    (tmp_path / "a.png").write_bytes(picture_bytes(1))
+    (tmp_path / "cut.jpg").write_bytes(picture_bytes(1, "PNG")[:200])
+    (tmp_path / "a.wav").write_bytes(wav_file(sine(0.1, 16_000)[None], 16_000))
+    (tmp_path / "link.png").symlink_to("/etc/hostname")
+    os.mkfifo(tmp_path / "pipe.png")
+    async with run_media_host() as host:
+        host.answers |= {
+            "/a.png": http_answer(picture_bytes(1)),
+            "/b.jpg": http_answer(picture_bytes(2)),
+            "/cut.png": http_answer(picture_bytes(3)[:300]),
+            "/loop.png": redirect_to("/loop.png"),
+            "/private.png": redirect_to("http://169.254.169.254/a.png"),
+            "/empty.mp4": http_answer(b""),
+        }
+        running_server = await serve(
+            settings=Settings(model=str(multimodal_folder("qwen2_vl")), dtype="float32", kv_memory=8 << 20, threads=1),
+            media=MediaOptions(
+                hosts=(parse_media_host(f"127.0.0.1:{host.port}"),),
+                folder=str(tmp_path),
+                cache=CACHE_BYTES,
+                accepts_embeddings=True,
+            ),
+            api_options=ApiOptions(enable_mm_embeds=True, trust_request_mm_kwargs=True),
+        )
+        yield running_server, f"127.0.0.1:{host.port}"
+
+
+async def ask_about_a_picture(server: RunningServer) -> str:
+    part = {"type": "image_url", "image_url": {"url": picture_url(1)}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}], "max_tokens": 8, "temperature": 0}
+    answer = await server.post("/v1/chat/completions", body)
+    assert answer.status == 200, answer.body
+    return answer.json["choices"][0]["message"]["content"]
+
+
+def is_triton_parse_error(path: str, answer: Answer) -> bool:
+    """Whether it is a 500 for JSON of a wrong type, as Triton answers."""
+    return path.startswith("/triton") and PARSE_ERROR.match(answer.json["error"]) is not None
+
+
+def check_answer(path: str, body: bytes, answer: Answer, error_members: tuple[str, ...]) -> None:
+    assert answer.status < 500 or is_triton_parse_error(path, answer), (path, body, answer.body)
+    if answer.status != 200:
+        assert 0 < len(answer.body) < 4000, (path, body)
+        if answer.headers["content-type"].startswith("text/plain"):
+            assert answer.body.startswith(b"Failed to "), (path, body, answer.body)
+        else:
+            assert tuple(answer.json) == error_members, (path, body, answer.body)
+        leak = LEAK.search(answer.body)
+        assert leak is None or leak[0] in body, (path, body, answer.body)
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        events = answer.body.removesuffix(b"\n\n").split(b"\n\n")
+        assert b"data: [DONE]" not in events[:-1], (path, body, answer.body)
+        if events[0].startswith(b'data: {"error"'):  # TGI begins the stream before it knows
+            assert path.startswith("/tgi") and events[1:] in ([], [b"data: [DONE]"]), (path, body, answer.body)
+    else:
+        assert json.loads(answer.body) is not None, (path, body)
+
+
+async def test_odd_media_get_an_answer_or_an_error_of_their_api(server: Any, tmp_path: Path):
+    running_server, host = server
+    before = await ask_about_a_picture(running_server)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    children = child_processes()
+
+    @settings(
+        max_examples=EXAMPLES,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(call=st.sampled_from(sorted(MEDIA_CALLS)).flatmap(lambda key: st.tuples(st.just(key), MEDIA_CALLS[key])))
+    async def fuzz(call):
+        error_members, (path, members) = call
+        body = encode(members).replace(b"{host}", host.encode()).replace(b"{folder}", str(tmp_path).encode())
+        check_answer(path, body, await running_server.post(path, body), error_members)
+
+    await run_in_loop(fuzz)
+    await running_server.idle()
+    assert await ask_about_a_picture(running_server) == before
+    running_server.model._media_loader._cache.clear()
+    gc.collect()
+    assert running_server.model._media_loader.memory_used == 0
+    assert memory_files() == []
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2  # the server keeps an idle connection or two
+    assert len(child_processes()) == len(children)
+
+
+def child_processes() -> list[str]:
+    """Return the process ids of the children that any thread of this process has started."""
+    return " ".join(path.read_text("ascii") for path in Path("/proc/self/task").glob("*/children")).split()
+
+
+def memory_files() -> list[str]:
+    """Return the files in memory that this process has open."""
+    links = []
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(entry.path))
+        except FileNotFoundError:
+            continue  # the descriptor of this very look
+    return [link for link in links if link.startswith("/memfd:")]

@@ -1,0 +1,260 @@
+"""Hypothesis strategies for requests with media in every API: files whole and damaged, URLs, options, odd parts.
+
+``{host}`` and ``{folder}`` in a body stand for a host that the server may fetch from and the folder that it may read.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+from support.media_files import (
+    IMAGE_FILES,
+    SOUND_FORMATS,
+    VIDEO_FORMATS,
+    damage,
+    image_file,
+    picture_array,
+    png_header,
+    sine,
+    sound_file,
+    video_file,
+)
+from support.odd_bodies import media_parts, media_urls
+from support.strategies import client_texts, json_values, scalars
+
+FILES: dict[str, Callable[[], bytes]] = {
+    **{name: functools.partial(IMAGE_FILES.__getitem__, name) for name in IMAGE_FILES},
+    **{
+        name: functools.partial(sound_file, *form, sine(0.1, 48_000)[None], 48_000)
+        for name, form in SOUND_FORMATS.items()
+    },
+    **{name: functools.partial(video_file, **form, frames=6) for name, form in VIDEO_FORMATS.items()},
+    "huge header": functools.partial(png_header, 60_000, 60_000),
+    "no pixels": functools.partial(png_header, 0, 0),
+    "narrow": lambda: image_file(picture_array(300, 1)),
+    "one pixel": lambda: image_file(picture_array(1, 1)),
+    "jpeg 2000": lambda: image_file(picture_array(), "JPEG2000"),
+    "tiff": lambda: image_file(picture_array(), "TIFF"),
+    "svg": lambda: b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+    "sdp": lambda: b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=audio 9 RTP/AVP 0\r\n",
+    "text": lambda: b"no picture",
+    "nothing": bytes,
+}
+MEDIA_TYPES = {
+    "image": ["image/png", "image/jpeg", "image/x"],
+    "video": ["video/mp4", "video/jpeg", "video/x-msvideo"],
+    "audio": ["audio/wav", "audio/mpeg", ""],
+}
+BASE64_CHANGES: dict[str, Callable[[str], str]] = {
+    "cut": lambda text: text[:-3],
+    "padded": lambda text: text + "===",
+    "lines": lambda text: "\n".join(text[at : at + 76] for at in range(0, len(text), 76)),
+    "url safe": lambda text: text.replace("+", "-").replace("/", "_"),
+    "percent": lambda text: text.replace("+", "%2B").replace("=", "%3D"),
+    "other characters": lambda text: text[:20] + "é\x00\ud800" + text[20:],
+    "commas": lambda text: f"{text},{text},,",
+    "gone": lambda text: "",
+}
+
+
+@functools.cache
+def file_bytes(name: str) -> bytes:
+    return FILES[name]()
+
+
+def encode_file(name: str, seed: int | None, change: str | None) -> str:
+    """Return a file in base64. ``seed``: damage it; ``change``: damage the base64."""
+    data = file_bytes(name)
+    if seed is not None and data:
+        data = damage(data, random.Random(seed))
+    text = base64.b64encode(data).decode()
+    return text if change is None else BASE64_CHANGES[change](text)
+
+
+seldom_damaged = st.sampled_from([False, False, True]).flatmap(
+    lambda damaged: st.integers(0, 10**6) if damaged else st.none()
+)
+base64_changes = st.sampled_from([None] * 12 + sorted(BASE64_CHANGES))
+encoded_pictures = st.builds(encode_file, st.sampled_from(sorted(IMAGE_FILES)), seldom_damaged, base64_changes)
+encoded_files = st.builds(encode_file, st.sampled_from(sorted(FILES)), seldom_damaged, base64_changes)
+base64_marks = st.sampled_from([";base64,"] * 12 + [",", ";base64", ";charset=x;base64,"])
+
+
+def build_data_url(media_type: str, mark: str, data: str) -> str:
+    return f"data:{media_type}{mark}{data}"
+
+
+picture_urls = st.builds(build_data_url, st.sampled_from(MEDIA_TYPES["image"]), base64_marks, encoded_pictures)
+video_urls = st.builds(
+    build_data_url,
+    st.sampled_from(MEDIA_TYPES["video"]),
+    base64_marks,
+    st.builds(encode_file, st.sampled_from(sorted(VIDEO_FORMATS)), seldom_damaged, base64_changes),
+)
+data_urls = st.builds(
+    build_data_url,
+    st.sampled_from([each for types in MEDIA_TYPES.values() for each in types]),
+    base64_marks,
+    encoded_files,
+)
+host_urls = st.sampled_from(
+    ["http://{host}/a.png", "http://{host}/b.jpg", "http://{host}/cut.png", "http://{host}/missing.png",
+     "http://{host}/loop.png", "http://{host}/private.png", "http://{host}/empty.mp4", "http://x@{host}/a.png",
+     "http://{host}\\@a.b/a.png", "http://{host}/a.png?x=1#y", "HTTP://{host}/a.png", "http://{host}:1/a.png"]
+)  # fmt: skip
+file_urls = st.sampled_from(
+    ["file://{folder}/a.png", "file://{folder}/link.png", "file://{folder}/pipe.png", "file://{folder}/a.wav",
+     "{folder}/a.png", "{folder}/cut.jpg", "{folder}/../a.png", "{folder}/%2e%2e/a.png", "file://{folder}/",
+     "file:///etc/passwd.png", "{folder}/a.png\x00.png", "{folder}/" + "d/" * 300 + "a.png", "{folder}/pipe.png"]
+)  # fmt: skip
+urls = st.one_of(picture_urls, data_urls, host_urls, file_urls, media_urls)
+uuids = st.sampled_from(["u", "v", "", "../u", "\x00"]) | scalars
+details = st.sampled_from(["low", "high", "auto", "original", "x"]) | scalars
+
+# Values of the options that processors and decoders know, none of which asks for minutes of work.
+option_names = st.sampled_from(
+    ["min_pixels", "max_pixels", "size", "fps", "num_frames", "do_resize", "do_rescale", "patch_size", "merge_size",
+     "temporal_patch_size", "image_mean", "resample", "return_tensors", "text", "images", "sampling_rate", "device",
+     "padding", "truncation", "max_frames", "do_sample_frames", "video_backend", "image_mode", "rgba_background_color"]
+)  # fmt: skip
+option_values = json_values | st.sampled_from(
+    [0, 1, 784, 3136, 50_000, 2**31, 2**63, -1, 0.5, float("nan"), "pt", "cuda", [0.5] * 3, {"height": 28, "width": 28},
+     {"shortest_edge": 784, "longest_edge": 3136}, {"shortest_edge": 0, "longest_edge": 0}]
+)  # fmt: skip
+media_options = st.dictionaries(option_names, option_values, max_size=3)
+option_members = st.just({}) | st.fixed_dictionaries(
+    {},
+    optional={
+        "mm_processor_kwargs": media_options | json_values,
+        "media_io_kwargs": st.dictionaries(st.sampled_from(["image", "video", "audio"]), media_options) | json_values,
+    },
+)
+
+
+def _typed_part(part_type: str, value: Any, more: dict[str, Any]) -> dict[str, Any]:
+    return {"type": part_type, part_type: value} | more
+
+
+url_values = st.one_of(
+    st.builds(lambda url, more: {"url": url} | more, urls, st.fixed_dictionaries({}, optional={"detail": details})),
+    urls,
+    scalars,
+)
+seen_parts = st.one_of(  # most of them reach the decoder
+    st.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, picture_urls),
+    st.builds(lambda url: {"type": "video_url", "video_url": {"url": url}}, video_urls),
+)
+media_items = st.one_of(
+    st.builds(
+        _typed_part,
+        st.sampled_from(["image_url", "image_url", "video_url", "audio_url"]),
+        url_values,
+        st.fixed_dictionaries({}, optional={"uuid": uuids}),
+    ),
+    st.builds(lambda name, url: {name: url}, st.sampled_from(["image_url", "video_url", "audio_url"]), url_values),
+    st.builds(
+        lambda data, form: {"type": "input_audio", "input_audio": {"data": data, "format": form}},
+        encoded_files,
+        st.sampled_from(["wav", "mp3", "flac", "x"]) | scalars,
+    ),
+    st.builds(
+        lambda data, name: {"type": "file", "file": {"file_data": data, "filename": name}}, data_urls, client_texts
+    ),
+    st.builds(
+        _typed_part,
+        st.sampled_from(["image_embeds", "video_embeds", "audio_embeds"]),
+        encoded_files | st.dictionaries(st.text(max_size=9), encoded_files, max_size=2) | json_values,
+        st.fixed_dictionaries({}, optional={"uuid": uuids}),
+    ),
+    st.builds(lambda uuid: {"type": "image_url", "image_url": None, "uuid": uuid}, uuids),
+    media_parts,
+)
+texts = client_texts | st.sampled_from(["<|image_pad|>", "<|vision_start|><|video_pad|>", "<image>", "![](x)"])
+text_parts = st.builds(lambda text: {"type": "text", "text": text}, texts)
+contents = st.lists(seen_parts | text_parts, min_size=1, max_size=3) | st.lists(
+    seen_parts | media_items | text_parts | json_values, max_size=4
+)
+messages = st.lists(
+    st.builds(
+        lambda role, content: {"role": role, "content": content},
+        st.sampled_from(["user"] * 8 + ["system", "assistant", "tool"]),
+        contents,
+    ),
+    min_size=1,
+    max_size=2,
+)
+chat_members = st.just({}) | st.fixed_dictionaries(
+    {}, optional={"stream": st.booleans(), "n": st.integers(1, 2), "prompt_logprobs": st.just(1)}
+)
+chat_bodies = st.builds(
+    lambda messages, options, more: {"model": "tiny", "messages": messages, "max_tokens": 2} | options | more,
+    messages,
+    option_members,
+    chat_members,
+)
+mindie_parts = st.lists(
+    st.builds(_typed_part, st.sampled_from(["image_url", "video_url", "audio_url"]), url_values, st.just({}))
+    | text_parts
+    | media_items
+    | seen_parts,
+    max_size=4,
+)
+links = st.builds(lambda url, text: f"![]({url}){text}", picture_urls | urls, texts)
+tgi_bodies = st.builds(
+    lambda parts: {"inputs": "".join(parts), "parameters": {"max_new_tokens": 2}},
+    st.lists(links | texts, min_size=1, max_size=3),
+)
+image_lists = (
+    st.lists(encoded_pictures, max_size=2)
+    | st.lists(encoded_files | urls | scalars, max_size=3)
+    | encoded_files
+    | scalars
+)
+generate_bodies = st.builds(
+    lambda more: {"text_input": "<|image_pad|> what?", "sampling_parameters": '{"max_tokens": 2}'} | more,
+    st.fixed_dictionaries({}, optional={"image": image_lists, "image_url": image_lists, "stream": st.booleans()}),
+)
+image_tensors = st.builds(
+    lambda name, data: {"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data},
+    st.sampled_from(["image", "image_url"]),
+    st.lists(encoded_pictures, max_size=2) | st.lists(encoded_files | urls | scalars, max_size=3),
+)
+infer_bodies = st.builds(
+    lambda tensors: {
+        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["<|image_pad|>"]}, *tensors]
+    },
+    st.lists(image_tensors, max_size=2),
+)
+MINDIE_MEMBERS = {
+    "/mindie": "inputs",
+    "/mindie/infer": "inputs",
+    "/mindie/generate": "prompt",
+    "/mindie/v2/models/tiny/generate": "text_input",
+}
+mindie_calls = st.builds(
+    lambda path, parts: (path, {MINDIE_MEMBERS[path]: parts, "parameters": {"max_new_tokens": 2}}),
+    st.sampled_from(sorted(MINDIE_MEMBERS)),
+    mindie_parts,
+)
+
+
+def calls(paths: list[str], bodies: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, Any]]:
+    return st.tuples(st.sampled_from(paths), bodies)
+
+
+DATABRICKS = "/databricks/serving-endpoints/tiny/invocations"
+# Paths with bodies, for each API, by the members that its errors have.
+MEDIA_CALLS: dict[tuple[str, ...], st.SearchStrategy[tuple[str, Any]]] = {
+    ("error",): calls(["/v1/chat/completions", "/vllm/v1/chat/completions", "/tokenize"], chat_bodies)
+    | calls(["/triton/v2/models/tiny/generate", "/v2/models/tiny/generate"], generate_bodies)
+    | calls(["/triton/v2/models/tiny/infer"], infer_bodies),
+    ("error", "error_type"): mindie_calls
+    | calls(["/mindie/v1/chat/completions", "/tgi/v1/chat/completions", "/tgi/chat_tokenize"], chat_bodies)
+    | calls(["/tgi/generate", "/tgi/generate_stream", "/tgi/tokenize"], tgi_bodies),
+    ("error_code", "message"): calls([DATABRICKS], chat_bodies),
+}
