@@ -74,7 +74,35 @@ MEDIA_PARTS = [
     {"type": "file", "file": {"file_data": DATA_URL, "filename": "f.png"}},
     *({"type": f"{kind}_embeds", f"{kind}_embeds": "aGk="} for kind in ("image", "video", "audio")),
 ]
+RESPONSE_ITEMS = [
+    {"role": "user", "content": "a"},
+    {"type": "reasoning", "id": "r", "encrypted_content": "a", "summary": [{"type": "summary_text", "text": "a"}],
+     "content": [{"type": "reasoning_text", "text": "a"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "a"},
+    {"type": "custom_tool_call", "call_id": "d", "name": "f", "input": "a"},
+    {"type": "custom_tool_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "a"}]},
+    {"type": "additional_tools", "tools": [{"type": "custom", "name": "g"}]},
+    {"role": "user", "content": [
+        {"type": "input_text", "text": "a"},
+        {"type": "input_image", "image_url": DATA_URL, "detail": "low"},
+        {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+        {"type": "input_file", "file_data": DATA_URL, "filename": "f.png"},
+        {"type": "refusal", "refusal": "a"},
+    ]},
+]  # fmt: skip
+RESPONSE_TOOLS = [
+    {"type": "function"} | FUNCTION,
+    {"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "regex", "definition": "a"}},
+    {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+    {"type": "web_search"},
+]
 SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
+    "input": [RESPONSE_ITEMS, [{"type": "item_reference", "id": "m"}]],
+    "text": [{"format": {"type": "json_schema", "name": "n", "schema": {}}}],
+    "reasoning": [{"effort": "low", "summary": "auto"}],
+    "format": [{"type": "json_schema", "name": "n", "schema": {}}],
+    "metadata": [{"a": "b"}],
     "messages": [
         [TURN, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
         [{"role": "tool", "content": "a", "tool_call_id": "c"}],
@@ -84,7 +112,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         *([{"role": "user", "content": [part]}] for part in MEDIA_PARTS),
         [[TURN]],
     ],
-    "tools": [[{"type": "function", "function": FUNCTION}]],
+    "tools": [[{"type": "function", "function": FUNCTION}], RESPONSE_TOOLS],
     "functions": [[FUNCTION]],
     "tool_choice": [
         "auto",
@@ -128,7 +156,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "image": [["aGk="]],
     "image_url": [[DATA_URL]],
     "media_io_kwargs": [{"video": {"fps": 1}}],
-    "include": [["logprobs"]],
+    "include": [["logprobs"], ["message.output_text.logprobs"]],
     "language": ["en"],
     "languages": [["en"]],
     "to_language": ["en"],

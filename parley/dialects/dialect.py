@@ -151,6 +151,10 @@ class Reply(ABC):
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the last bytes of a stream that ends with an error. If it raises the error, the connection is cut."""
 
+    def render_ping(self) -> bytes:
+        """Return what is sent into a silent stream now."""
+        return self.ping_bytes
+
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return the answer to an error before anything is sent, or None for the dialect's usual error answer."""
         return None

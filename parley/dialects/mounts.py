@@ -77,7 +77,7 @@ API_MOUNTS = (
     ApiMount("", openai.DIALECT),
     ApiMount("", vllm.DIALECT),
     ApiMount("", tgi.DIALECT),
-    ApiMount("/openai", openai.DIALECT),
+    ApiMount("/openai", openai.STRICT),
     ApiMount("", triton.DIALECT),
     ApiMount("/tgi", tgi.STRICT),
     ApiMount("/tgi-0.9.4", tgi.OLD),

@@ -218,6 +218,6 @@ async def _send_pings(exchange: Exchange, reply: Reply, ping_interval: float, ch
         silent_seconds = time.perf_counter() - max(start_time, exchange.last_write_at)
         if silent_seconds >= ping_interval:
             if not chunk_due() and (exchange.stage is None or exchange.response_begun):
-                await exchange.write_stream(reply.ping_bytes, reply.media_type)
+                await exchange.write_stream(reply.render_ping(), reply.media_type)
             silent_seconds = 0.0
         await asyncio.sleep(ping_interval - silent_seconds)

@@ -31,6 +31,8 @@ from parley.serving.grammar_workers import GRAMMAR_WORKERS
 from parley.serving.media.request_media import check_prompt_is_whole, media_by_prompt
 from parley.serving.served_model import ServedModel
 from parley.text import PreparedPrompt
+from parley.text.oldest_turns import fit_chat
+from parley.text.tokens.prediction import PredictedTokens
 from parley.types import Chat, EngineRequest, ModelInfo, ProcessedMedia, Prompt, Request, Tenant, Text
 from parley.web.offload import off_loop
 
@@ -163,28 +165,14 @@ def _prepare_prompts(
     model: ServedModel, request: Request, media: Sequence[ProcessedMedia]
 ) -> list[tuple[PreparedPrompt, int]]:
     """Tokenize each prompt and compute how many tokens may follow it. Raises BadRequest."""
-    pipeline, context_length, max_prompt = model.text_pipeline, model.model_info.max_model_len, model.options.max_prompt
-    prepared_prompts = []
-    predicted = pipeline.prepare_prediction(request.prediction, context_length)
+    pipeline, prepared_prompts = model.text_pipeline, []
+    predicted = pipeline.prepare_prediction(request.prediction, model.model_info.max_model_len)
     for prompt, items in zip(request.prompts, media_by_prompt(request, media), strict=True):
-        # With truncation there is no length limit to enforce early.
-        early_limit = context_length if request.on_overflow == "refuse" or items else None
-        prepared = pipeline.prepare_prompt(
-            prompt,
-            early_limit,
-            request.max_prompt_tokens,
-            request.truncation_side,
-            counted=request.counted_tokens,
-            pooling=request.pooling,
-            media=items,
-        )
-        if items:
-            check_prompt_is_whole(request, len(prepared.token_ids))
-        if max_prompt is not None or request.on_overflow != "refuse":
-            prepared = _truncate_prompt(request, prepared, min(max_prompt or context_length, context_length - 1))
-        if predicted is not None:
-            prepared = replace(prepared, predicted=predicted)
-        prepared_prompts.append((prepared, _output_limit(model, request, prepared)))
+        prepare = partial(_prepare_prompt, model, request, items, predicted)
+        if request.on_overflow == "oldest_turns" and isinstance(prompt, Chat) and not items:
+            prepared_prompts.append(fit_chat(prompt, prepare))
+        else:
+            prepared_prompts.append(prepare(prompt))
     _check_answer_logprobs(request, model.model_info, prepared_prompts)
     if request.banned_words:
         request.sampling = msgspec.structs.replace(
@@ -194,12 +182,40 @@ def _prepare_prompts(
     return prepared_prompts
 
 
+def _prepare_prompt(
+    model: ServedModel,
+    request: Request,
+    items: Sequence[ProcessedMedia],
+    predicted: PredictedTokens | None,
+    prompt: Prompt,
+) -> tuple[PreparedPrompt, int]:
+    """Tokenize a prompt, and compute how many tokens may follow it. Raises BadRequest."""
+    context_length, max_prompt = model.model_info.max_model_len, model.options.max_prompt
+    keeps_tokens = request.on_overflow in ("head", "tail")
+    prepared = model.text_pipeline.prepare_prompt(
+        prompt,
+        context_length if not keeps_tokens or items else None,  # with truncation there is no limit to enforce early
+        request.max_prompt_tokens,
+        request.truncation_side,
+        counted=request.counted_tokens,
+        pooling=request.pooling,
+        media=items,
+    )
+    if items:
+        check_prompt_is_whole(request, len(prepared.token_ids))
+    if max_prompt is not None or keeps_tokens:
+        prepared = _truncate_prompt(request, prepared, min(max_prompt or context_length, context_length - 1))
+    if predicted is not None:
+        prepared = replace(prepared, predicted=predicted)
+    return prepared, _output_limit(model, request, prepared)
+
+
 def _truncate_prompt(request: Request, prepared: PreparedPrompt, max_prompt: int) -> PreparedPrompt:
     """Truncate a prompt to ``max_prompt`` tokens, if the request allows it. Raises ContextLength."""
     token_ids = prepared.token_ids
     if len(token_ids) <= max_prompt:
         return prepared
-    if request.on_overflow == "refuse" or prepared.media:
+    if request.on_overflow not in ("head", "tail") or prepared.media:
         raise ContextLength(
             f"The prompt has {len(token_ids)} tokens, but at most {max_prompt} are allowed here. Shorten the prompt.",
             field="prompt",

@@ -211,8 +211,9 @@ class Request(msgspec.Struct, kw_only=True):
     timeout: float | None = None  # time limit for the whole request, in seconds
     return_partial: bool = False  # at the time limit, return the partial answer instead of an error
     priority: int = 0  # lower numbers are served sooner, among requests of one tenant or of all
-    # The part that is kept of a prompt too long for the model.
-    on_overflow: Literal["refuse"] | TruncationSide = "refuse"
+    # The part that is kept of a prompt too long for the model. "oldest_turns": a conversation loses its oldest turns,
+    # but not its first system message and its last turn.
+    on_overflow: Literal["refuse", "oldest_turns"] | TruncationSide = "refuse"
     # Count the tokens of a prompt that is too long up to this number, to name it in the refusal.
     counted_tokens: int = 0
     cancel_ids: tuple[str, ...] = ()  # further ids by which clients can cancel the request

@@ -7,16 +7,17 @@ members that are not supported are refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from parley.dialects.dialect import Dialect, PromptMembers, Reply, RequestContext, Route, model_in_body
 from parley.dialects.form_data import model_in_form, peek_model_in_form
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import bench, chat, completions, embeddings, shared, tokens, transcriptions
+from parley.dialects.openai import bench, chat, completions, embeddings, responses, shared, tokens, transcriptions
 
 PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",),
-    prompts=("prompt",),
-    preceding=("tools",),
+    prompts=("prompt", "input"),
+    preceding=("tools", "instructions"),
     salts=("cache_salt",),
     read_non_json=peek_model_in_form,
 )
@@ -73,5 +74,11 @@ DIALECT = Dialect(
         Route("GET", "/load", "load", writer=tokens.write_load),
         Route("GET", "/ping", "health"),
         Route("POST", "/ping", "health"),
+        *responses.ROUTES,
     ),
+)
+# Below its prefix: the Responses API is as strict as OpenAI's own; the other routes are the same.
+STRICT = replace(
+    DIALECT,
+    routes=(*(route for route in DIALECT.routes if route not in responses.ROUTES), *responses.STRICT_ROUTES),
 )

@@ -73,7 +73,7 @@ def read_conversation(
         parallel_calls=tool_members.parallel,
         thinking=body.boolean("enable_thinking", None),
         reasoning_effort=body.string("reasoning_effort", None, allowed=EFFORTS),
-        options=_read_template_options(body),
+        options=read_template_options(body),
         add_generation_prompt=generation_prompt,
         continue_final=continue_final,
         special=body.boolean("add_special_tokens", False),
@@ -90,7 +90,7 @@ def read_messages(body: Fields, rules: MessageRules) -> list[Message]:
     return messages
 
 
-def _read_template_options(body: Fields) -> dict[str, Any]:
+def read_template_options(body: Fields) -> dict[str, Any]:
     """Return the extra variables of the template."""
     options: dict[str, Any] = {}
     client_options = body.free_object("chat_template_kwargs")

@@ -1,0 +1,102 @@
+"""The content of an item: a text, or parts with texts, pictures, files and sound."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from parley.dialects import media
+from parley.dialects.fields import Fields
+from parley.dialects.media import InterleavedText
+from parley.dialects.openai.media_parts import MediaReader
+from parley.dialects.openai.responses.rules import ResponsesRules, unserved_error
+from parley.errors import Unsupported
+from parley.types import EncodedMedia, Media, MediaKind
+
+MAX_PARTS = 1024
+PART_JOINT = "\n"  # separates two parts with text
+TEXT_MEMBERS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
+CHAT_TEXT_MEMBERS = TEXT_MEMBERS | {"text": "text"}  # chat's name, a common error of gateways
+MEDIA_PARTS = ("input_image", "input_file", "input_audio")
+IMAGE_DETAILS = ("auto", "low", "high", "original")
+MEDIA_KINDS_BY_TYPE: dict[str, MediaKind] = {"image": "image", "video": "video", "audio": "audio"}
+
+
+class ContentReader:
+    """Reads contents. ``limits`` of ``media_reader``: the media that the model reads."""
+
+    def __init__(self, rules: ResponsesRules, media_reader: MediaReader):
+        self._media_reader = media_reader
+        self._text_members = TEXT_MEMBERS if rules.strict else CHAT_TEXT_MEMBERS
+
+    def read_content(self, item: Fields, name: str) -> InterleavedText:
+        """Return the text and the media of a member that is a string or an array of parts. Raises BadRequest."""
+        value = item.raw_value(name)
+        if value is None:
+            raise item.missing_member(name)
+        if isinstance(value, str):
+            return InterleavedText(value, [])
+        if not isinstance(value, list):
+            raise item.mistyped_member(name, "a string or an array of content parts")
+        return media.interleave_parts(map(self._read_part, item.objects(name, cap=MAX_PARTS)), PART_JOINT)
+
+    def _read_part(self, part: Fields) -> str | Media:
+        kind = part.string("type", None, allowed=(*self._text_members, *MEDIA_PARTS))
+        if kind is None:
+            raise part.missing_member("type")
+        if (text_member := self._text_members.get(kind)) is not None:
+            text = part.string(text_member, None)
+            if text is None:
+                raise part.missing_member(text_member)
+            return text
+        if kind == "input_file":
+            return self._read_file(part)
+        if part.has_value("file_id"):
+            raise _uploaded_file_error(part)
+        if not self._media_reader.limits:
+            raise _text_only_error(part, kind)
+        return self._media_reader.read_item(part, kind, plain_urls=True)
+
+    def _read_file(self, part: Fields) -> str | Media:
+        """Return the text of a text file, or the picture, video or clip that another file is."""
+        if part.has_value("file_id"):
+            raise _uploaded_file_error(part)
+        if part.has_value("file_url"):
+            raise unserved_error("Files at URLs are not available on this server.", part.member_path("file_url"))
+        part.string("filename", None, cap=1024)
+        part.string("detail", "auto", allowed=IMAGE_DETAILS)
+        url = part.string("file_data", None)
+        if url is None:
+            raise part.missing_member("file_data")
+        path = part.member_path("file_data")
+        source = media.read_data_url(url, "image", path)
+        main_type = source.media_type.partition("/")[0]
+        if main_type == "text":
+            return _decode_text(part, source)
+        if main_type not in MEDIA_KINDS_BY_TYPE:
+            raise unserved_error(
+                f"'{path}' is a file of type {source.media_type or 'unknown'!r}; text, images, video and audio are "
+                "available on this server.",
+                path,
+            )
+        if not self._media_reader.limits:
+            raise _text_only_error(part, "input_file")
+        kind = MEDIA_KINDS_BY_TYPE[main_type]
+        self._media_reader.check_kind(part, "input_file", kind)
+        return Media(kind, source, path)
+
+
+def _decode_text(part: Fields, source: EncodedMedia) -> str:
+    try:
+        return base64.b64decode(source.base64, validate=True).decode("utf-8")
+    except (binascii.Error, ValueError):  # ValueError: not UTF-8
+        raise part.member_error("file_data", "the text must be UTF-8 in base64.") from None
+
+
+def _uploaded_file_error(part: Fields) -> Unsupported:
+    return unserved_error("Uploaded files are not available on this server.", part.member_path("file_id"))
+
+
+def _text_only_error(part: Fields, kind: str) -> Unsupported:
+    path = part.member_path("type")
+    return unserved_error(f"'{path}' is '{kind}', but this model reads text only.", path)

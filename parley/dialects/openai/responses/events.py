@@ -1,0 +1,54 @@
+"""The events of a response's stream, numbered in order. Members are in the service's order: ``type``, then by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.shared import STREAM_DONE
+
+KEEPALIVE = "keepalive"
+
+
+class EventStream:
+    """Writes events. One that is not ``enabled``, for answers in one piece, writes nothing."""
+
+    def __init__(self, enabled: bool):
+        self.enabled = enabled
+        self.count = 0  # events so far
+        self._frames: list[bytes] = []
+
+    def write(self, event_type: str, **members: Any) -> None:
+        """Write an event with these members."""
+        if not self.enabled:
+            return
+        members["sequence_number"] = self._next_number()
+        data = encode_json({"type": event_type} | dict(sorted(members.items())))
+        self._frames.append(b"event: %b\ndata: %b\n\n" % (event_type.encode(), data))
+
+    def write_delta(self, template: bytes, text: str) -> None:
+        """Write an event from a template of ``delta_template``, as nearly all events are."""
+        if self.enabled:
+            self._frames.append(template % (encode_json(text), self._next_number()))
+
+    def take_bytes(self) -> bytes:
+        """Return everything written since the last call."""
+        data = b"".join(self._frames)
+        self._frames = []
+        return data
+
+    def end_bytes(self) -> bytes:
+        """Return the same, with the mark that ends the stream."""
+        return self.take_bytes() + STREAM_DONE
+
+    def _next_number(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+
+def delta_template(event_type: str, **members: Any) -> bytes:
+    """Return an event with two places: the text of ``delta``, and the number of the event."""
+    marks = {"delta": "\0", "sequence_number": "\1"}
+    data = encode_json({"type": event_type} | dict(sorted((members | marks).items()))).replace(b"%", b"%%")
+    data = data.replace(encode_json("\0"), b"%b").replace(encode_json("\1"), b"%d")
+    return b"event: %b\ndata: %b\n\n" % (event_type.encode(), data)

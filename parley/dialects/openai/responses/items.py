@@ -1,0 +1,239 @@
+"""Input items of the Responses API, read as the turns of a conversation.
+
+Consecutive reasoning, assistant messages and calls are one turn of the assistant. System and developer messages at the
+beginning are one message, and so are neighbouring messages of the user: agents send several, and many chat templates
+accept one system message and strictly alternating turns only. Ids in items are labels; only ``item_reference`` refers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.media import InterleavedText, check_media_counts
+from parley.dialects.openai.media_parts import MediaReader
+from parley.dialects.openai.responses import tools
+from parley.dialects.openai.responses.content import ContentReader
+from parley.dialects.openai.responses.rules import ResponsesRules, conversation_error, unserved_error
+from parley.dialects.openai.tools import MAX_TOOLS
+from parley.errors import BadRequest, Invalid, NotFound, excerpt
+from parley.types import Message, PlacedMedia, ToolCall
+
+MAX_ITEMS = 10_000
+MAX_NAME = 256  # characters of ids and names
+ROLES = ("user", "assistant", "system", "developer")
+MESSAGE_JOINT = "\n\n"  # between messages that become one
+TURN_JOINT = "\n"  # between the texts of one turn of the assistant
+# Calls of tools that another provider ran: they hold no text for the model.
+PASSED_ITEMS = frozenset(("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"))
+UNSERVED_ITEMS = frozenset(
+    ("compaction_trigger", "configuration_update", "tool_search_call", "local_shell_call", "local_shell_call_output",
+     "shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "mcp_call", "mcp_list_tools",
+     "mcp_approval_request", "mcp_approval_response", "computer_call", "computer_call_output", "program",
+     "program_output")
+)  # fmt: skip
+
+
+class ConversationReader:
+    """Reads items one after another. ``messages``: the conversation; ``added_tools``: tools that items declare."""
+
+    def __init__(self, rules: ResponsesRules, context: RequestContext):
+        self.messages: list[Message] = []
+        self.added_tools: list[Fields] = []
+        self._rules, self._context = rules, context
+        self._limits = context.media_limits
+        self._content_reader = ContentReader(rules, MediaReader(context.media_limits))
+        self._reasoning: list[str] = []  # of the assistant's turn that is being read, like the next two
+        self._texts: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._in_turn = False
+        self._unanswered: dict[str, None] = {}  # ids of calls without output, in order
+        self._call_ids: set[str] = set()
+        self._readers: dict[str, Callable[[Fields], None]] = {
+            "message": self._read_message,
+            "function_call": self._read_function_call,
+            "custom_tool_call": self._read_custom_call,
+            "function_call_output": self._read_call_output,
+            "custom_tool_call_output": self._read_call_output,
+            "reasoning": self._read_reasoning,
+            "item_reference": self._read_reference,
+            "additional_tools": self._read_added_tools,
+            "tool_search_output": self._read_added_tools,
+        }
+
+    def read_instructions(self, text: str | None) -> None:
+        """Begin with the instructions of the request, if it has any."""
+        if text:
+            self._append("system", InterleavedText(text, []))
+
+    def read_input(self, body: Fields) -> None:
+        """Read ``input``: items, or a text, which is one message of the user. Raises BadRequest if it is empty."""
+        value = body.raw_value("input")
+        if value is None:
+            raise body.missing_member("input")
+        if not value:
+            raise body.empty_member("input", "string" if isinstance(value, str) else "array")
+        if isinstance(value, str):
+            self._append("user", InterleavedText(value, []))
+        elif isinstance(value, list):
+            self.read_items(body.objects("input", cap=MAX_ITEMS))
+        else:
+            raise body.mistyped_member("input", "a string or an array of items")
+
+    def read_items(self, items: Iterable[Fields]) -> None:
+        """Read the items of one list. Raises BadRequest."""
+        for item in items:
+            implied = "message" if item.has_value("role") else "item_reference" if item.has_value("id") else None
+            kind = item.string("type", implied, cap=MAX_NAME)
+            if kind is None:
+                raise item.missing_member("type")
+            reader = self._readers.get(kind)
+            if reader is not None:
+                reader(item)
+            elif kind not in PASSED_ITEMS or self._rules.strict:
+                raise _unread_item(item, kind)
+
+    def finish(self) -> list[Message]:
+        """Return the whole conversation. Raises BadRequest."""
+        self._end_turn()
+        if self._rules.strict and self._unanswered:
+            raise conversation_error(f"No tool output found for function call {next(iter(self._unanswered))[:60]}.")
+        check_media_counts((placed.media for message in self.messages for placed in message.media), self._limits)
+        return self.messages
+
+    def _read_message(self, item: Fields) -> None:
+        role = item.string("role", None, allowed=ROLES)
+        if role is None:
+            raise item.missing_member("role")
+        content = self._content_reader.read_content(item, "content")
+        if role == "assistant":
+            self._in_turn = True
+            self._texts.append(content.text)
+        else:
+            self._append("system" if role == "developer" else role, content)
+
+    def _append(self, role: str, content: InterleavedText) -> None:
+        """Add a message that is not the assistant's."""
+        self._end_turn()
+        last = self.messages[-1] if self.messages else None
+        if last is not None and last.role == role and (role == "user" or len(self.messages) == 1):
+            self.messages[-1] = _joined_message(last, content)
+        else:
+            self.messages.append(Message(role, content.text, media=content.media))
+
+    def _read_function_call(self, item: Fields) -> None:
+        name = tools.joined_name(item.string("namespace", "", cap=MAX_NAME), _required(item, "name"))
+        self._add_call(item, name, item.string("arguments", "{}") or "{}")
+
+    def _read_custom_call(self, item: Fields) -> None:
+        name = tools.joined_name(item.string("namespace", "", cap=MAX_NAME), _required(item, "name"))
+        text = item.string("input", None)
+        if text is None:
+            raise item.missing_member("input")
+        self._add_call(item, name, encode_json({tools.CUSTOM_INPUT: text}).decode())
+
+    def _add_call(self, item: Fields, name: str, arguments: str) -> None:
+        call_id = _required(item, "call_id")
+        self._in_turn = True
+        self._calls.append(ToolCall(call_id, name, arguments))
+        self._call_ids.add(call_id)
+        self._unanswered[call_id] = None
+
+    def _read_call_output(self, item: Fields) -> None:
+        call_id = _required(item, "call_id")
+        if call_id not in self._call_ids:
+            raise conversation_error(f"No tool call found for function call output with call_id {call_id[:60]}.")
+        content = self._content_reader.read_content(item, "output")
+        self._end_turn()
+        self._unanswered.pop(call_id, None)
+        self.messages.append(Message("tool", content.text, tool_call_id=call_id, media=content.media))
+
+    def _read_reasoning(self, item: Fields) -> None:
+        """Read reasoning: as it was sealed, else its text, else its summary, which is the reasoning itself here."""
+        sealed = item.string("encrypted_content", None)
+        content = "".join(_texts(item, "content", "reasoning_text"))
+        summary = MESSAGE_JOINT.join(_texts(item, "summary", "summary_text"))
+        self._in_turn = True
+        text = content or summary if sealed is None else self._open_reasoning(item, sealed, content or summary)
+        if text:
+            self._reasoning.append(text)
+
+    def _open_reasoning(self, item: Fields, sealed: str, visible: str) -> str:
+        try:
+            return self._context.open_reasoning(sealed).decode()
+        except ValueError:
+            if self._rules.strict:
+                raise encrypted_content_error(item) from None
+            return visible
+
+    def _read_reference(self, item: Fields) -> None:
+        raise unknown_item_error(_required(item, "id"))
+
+    def _read_added_tools(self, item: Fields) -> None:
+        if self._rules.strict:
+            raise _unread_item(item, item.string("type", ""))
+        self.added_tools += item.objects("tools", cap=MAX_TOOLS)
+
+    def _end_turn(self) -> None:
+        """Add the assistant's turn that is being read, if there is one."""
+        if not self._in_turn:
+            return
+        self._in_turn = False
+        text = TURN_JOINT.join(filter(None, self._texts)) if self._texts else None
+        reasoning = TURN_JOINT.join(self._reasoning) or None
+        if text is not None or reasoning is not None or self._calls:
+            self.messages.append(Message("assistant", text, reasoning=reasoning, tool_calls=self._calls))
+        self._reasoning, self._texts, self._calls = [], [], []
+
+
+def encrypted_content_error(item: Fields) -> BadRequest:
+    """Return the refusal of an encrypted content that this server did not make for this client."""
+    path = item.member_path("encrypted_content")
+    reason = "Reason: Encrypted content could not be decrypted or parsed."
+    return Invalid(f"The encrypted content of '{path}' could not be verified. {reason}", field=path,
+                   code="invalid_encrypted_content")  # fmt: skip
+
+
+def unknown_item_error(item_id: str) -> NotFound:
+    """Return the error for a reference to an item that is not stored."""
+    error = NotFound(
+        f"Item with id {excerpt(item_id)} not found. Items are not persisted when `store` is set to false. Try again "
+        "with `store` set to true, or remove this item from your input.",
+        field="input",
+    )
+    error.code = ""
+    return error
+
+
+def _unread_item(item: Fields, kind: str) -> BadRequest:
+    path = item.member_path("type")
+    if kind in UNSERVED_ITEMS or kind in PASSED_ITEMS or kind in ("additional_tools", "tool_search_output"):
+        return unserved_error(f"Input items of type {excerpt(kind)} are not served by this server.", path)
+    return Invalid(f"Invalid value for '{path}': unsupported input item type {excerpt(kind)}.", field=path)
+
+
+def _required(item: Fields, name: str) -> str:
+    value = item.string(name, None, cap=MAX_NAME)
+    if not value:
+        raise item.missing_member(name)
+    return value
+
+
+def _texts(item: Fields, name: str, kind: str) -> list[str]:
+    """Return the texts of the parts of a reasoning item."""
+    texts = []
+    for part in item.objects(name, cap=MAX_ITEMS):
+        part.string("type", kind, allowed=(kind, "text"))
+        texts.append(part.string("text", ""))
+    return texts
+
+
+def _joined_message(message: Message, content: InterleavedText) -> Message:
+    """Return a message with more content behind it."""
+    text = f"{message.content}{MESSAGE_JOINT}"
+    moved = [PlacedMedia(len(text) + placed.position, placed.media) for placed in content.media]
+    return msgspec.structs.replace(message, content=text + content.text, media=[*message.media, *moved])

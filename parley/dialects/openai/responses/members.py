@@ -1,0 +1,188 @@
+"""The members of a body besides input and tools: each is served, shown again in the answer, or refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import Fields
+from parley.dialects.forms import ANY_OBJECT_SCHEMA
+from parley.dialects.openai import shared, strict
+from parley.dialects.openai.messages import EFFORTS
+from parley.dialects.openai.responses.rules import ResponsesRules, refuse_member, unserved_error
+from parley.dialects.parameters import MAX_ALTERNATIVES
+from parley.errors import Invalid, Unsupported, excerpt
+from parley.types import Grammar
+
+SUMMARIES = ("auto", "concise", "detailed")
+VERBOSITIES = ("low", "medium", "high")
+LOGPROBS_INCLUDED, SEALED_INCLUDED = "message.output_text.logprobs", "reasoning.encrypted_content"
+INCLUDABLE = frozenset(
+    (SEALED_INCLUDED, LOGPROBS_INCLUDED, "message.input_image.image_url", "file_search_call.results",
+     "web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs",
+     "computer_call_output.output.image_url")
+)  # fmt: skip
+MAX_INCLUDED = 64
+MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # of metadata
+MAX_LABEL = 512  # characters of a label that is only shown again
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+SERVED_MEMBERS = frozenset(
+    ("model", "input", "instructions", "previous_response_id", "conversation", "store", "background", "stream",
+     "stream_options", "include", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs",
+     "presence_penalty", "frequency_penalty", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls",
+     "truncation", "metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+     "prompt_cache_options", "service_tier", "client_metadata", "background_options", "prompt", "context_management",
+     "moderation", "image", "access_programs")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """The form of the answer's text: ``grammar`` that constrains it, ``shown`` as the answer shows it."""
+
+    grammar: Grammar | None
+    shown: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMembers:
+    """``effort`` as in ``Chat``; ``as_summary``: the client wants a summary; ``shown`` as the answer shows it."""
+
+    effort: str | None
+    as_summary: bool
+    shown: dict[str, Any]
+
+
+def check_members(body: Fields, rules: ResponsesRules) -> None:
+    """Refuse members that ask for something that this server does not do, and in strict mode unknown ones."""
+    if rules.strict:
+        unknown = [name for name in body.member_names if name not in SERVED_MEMBERS]
+        if unknown:
+            path = body.member_path(unknown[0])
+            raise Invalid(f"Unknown parameter: '{path[:60]}'.", field=path, code="unknown_parameter")
+    if body.has_value("response_format"):
+        raise Unsupported(
+            "Unsupported parameter: 'response_format'. In the Responses API, this parameter has moved to "
+            "'text.format'.",
+            field="response_format",
+        )
+    refuse_member(body, "prompt", "Prompt templates of the server are")
+    refuse_member(body, "context_management", "Compaction by the server is")
+    refuse_member(body, "moderation", "Moderation is")
+    refuse_member(body, "image", "Output of images is")
+    refuse_member(body, "access_programs", "Access programs are")
+    if body.boolean("background", False):
+        raise unserved_error("Responses in the background are not available on this server.", "background")
+    refuse_member(body, "conversation", "Conversations of the server are")
+    if (previous := body.string("previous_response_id", None, cap=MAX_LABEL)) is not None:
+        message = f"Previous response with id {excerpt(previous)} not found."
+        raise Invalid(message, field="previous_response_id", code="previous_response_not_found")
+    options = body.object("background_options")
+    if options is not None and options.string("completion_window", "soonest", cap=MAX_LABEL) != "soonest":
+        raise unserved_error(
+            "The completion window is 'soonest' on this server.", options.member_path("completion_window")
+        )
+
+
+def read_text_form(body: Fields) -> TextForm:
+    """Read ``text``. Raises BadRequest."""
+    text = body.object("text")
+    if text is None:
+        return TextForm(None, {"format": {"type": "text"}, "verbosity": "medium"})
+    verbosity = text.string("verbosity", "medium", allowed=VERBOSITIES)
+    form = text.object("format")
+    grammar, shown = (None, {"type": "text"}) if form is None else _read_format(form)
+    return TextForm(grammar, {"format": shown, "verbosity": verbosity})
+
+
+def _read_format(form: Fields) -> tuple[Grammar | None, dict[str, Any]]:
+    kind = form.string("type", None, allowed=("text", "json_object", "json_schema"))
+    path = form.member_path("schema")
+    match kind:
+        case None:
+            raise form.missing_member("type")
+        case "text":
+            return None, {"type": kind}
+        case "json_object":
+            return Grammar("json", ANY_OBJECT_SCHEMA, field="text.format"), {"type": kind}
+    name = shared.read_identifier(form)  # names it as missing if the members are nested, as in chat completions
+    description, is_strict = form.string("description", None), form.boolean("strict", None)
+    schema = form.free_object("schema")
+    if not form.has_value("schema"):
+        raise form.missing_member("schema")
+    if is_strict:
+        strict.check_strict_schema(schema, f"text.format '{name}'", path)
+    shown = {"type": kind, "description": description, "name": name, "schema": schema, "strict": bool(is_strict)}
+    return Grammar("json", schema, field="text.format"), shown
+
+
+def read_reasoning(body: Fields) -> ReasoningMembers:
+    """Read ``reasoning``. Raises BadRequest."""
+    reasoning = body.object("reasoning")
+    if reasoning is None:
+        return ReasoningMembers(None, False, {"effort": None, "summary": None})
+    effort = reasoning.string("effort", None, allowed=EFFORTS)
+    older = reasoning.string("generate_summary", None, allowed=SUMMARIES)
+    summary = reasoning.string("summary", older, allowed=SUMMARIES)
+    shown: dict[str, Any] = {}
+    if (context := reasoning.string("context", None, allowed=("auto", "current_turn", "all_turns"))) is not None:
+        shown["context"] = context
+    shown["effort"] = effort
+    if (mode := reasoning.string("mode", None, allowed=("standard", "pro"))) is not None:
+        if mode == "pro":
+            raise unserved_error("The mode 'pro' is not available on this server.", reasoning.member_path("mode"))
+        shown["mode"] = mode
+    return ReasoningMembers(effort, summary is not None, shown | {"summary": summary})
+
+
+def read_include(body: Fields) -> set[str]:
+    """Return the additional output that the client wants. Raises BadRequest."""
+    included: set[str] = set()
+    for number, value in enumerate(body.array("include", cap=MAX_INCLUDED)):
+        path = f"{body.member_path('include')}[{number}]"
+        if not isinstance(value, str) or value not in INCLUDABLE:
+            names = ", ".join(f"'{name}'" for name in sorted(INCLUDABLE))
+            raise Invalid(f"Invalid value for '{path}'. Supported values are: {names}.", field=path)
+        included.add(value)
+    return included
+
+
+def read_logprobs(body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:
+    """Return ``top_logprobs``, and the number of alternatives whose log-probabilities are wanted, or None."""
+    limit = context.api_options.max_logprobs
+    top = body.integer("top_logprobs", 0, 0, MAX_ALTERNATIVES if limit is None or limit < 0 else limit)
+    return top, top if top or LOGPROBS_INCLUDED in included else None
+
+
+def read_metadata(body: Fields) -> dict[str, str]:
+    """Return the client's own pairs. Raises BadRequest."""
+    pairs = body.free_object("metadata")
+    if len(pairs) > MAX_PAIRS:
+        raise body.member_error("metadata", f"at most {MAX_PAIRS} pairs are allowed, but there are {len(pairs)}.")
+    metadata = body.object("metadata")
+    for name in pairs:
+        assert metadata is not None
+        if len(name) > MAX_KEY:
+            raise body.member_error("metadata", f"keys have at most {MAX_KEY} characters, but one has {len(name)}.")
+        metadata.string(name, None, cap=MAX_VALUE)
+    return {name: value for name, value in pairs.items() if value is not None}
+
+
+def read_labels(body: Fields) -> dict[str, Any]:
+    """Return the members that have no effect here and come back in the answer. Raises BadRequest."""
+    body.object("client_metadata")
+    body.object("prompt_cache_options")
+    stream_options = body.object("stream_options")
+    if stream_options is not None:
+        stream_options.boolean("include_obfuscation", True)
+    return {
+        "max_tool_calls": body.integer("max_tool_calls", None, 1),
+        "prompt_cache_key": body.string("prompt_cache_key", None, cap=MAX_LABEL),
+        "prompt_cache_retention": body.string(
+            "prompt_cache_retention", None, allowed=("in_memory", "in-memory", "24h")
+        ),
+        "safety_identifier": body.string("safety_identifier", None, cap=MAX_LABEL),
+        "service_tier": body.string("service_tier", "auto", allowed=SERVICE_TIERS),
+        "user": body.string("user", None, cap=MAX_LABEL),
+    }

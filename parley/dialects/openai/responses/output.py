@@ -1,0 +1,326 @@
+"""Output items: the answer's reasoning, message and calls, one item after the other, and the events of each.
+
+The same code builds an answer in one piece and a stream, so the last event of a stream holds the same items.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from parley.dialects.openai import shared
+from parley.dialects.openai.responses.events import EventStream, delta_template
+from parley.dialects.openai.responses.tools import CUSTOM_INPUT, DeclaredTool
+from parley.types import ChoiceDelta, TokenInfo, ToolCallDelta
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Item = dict[str, Any]
+
+
+class OpenItem(ABC):
+    """An item that the model is writing."""
+
+    prefix: str  # of its id
+
+    def __init__(self, unique_id: str, output_index: int, events: EventStream):
+        self.id = f"{self.prefix}_{unique_id}{output_index:04x}"
+        self._events = events
+        self._place: dict[str, Any] = {"item_id": self.id, "output_index": output_index}
+        self._index = output_index
+
+    def open(self) -> None:
+        """Write the events that announce the item."""
+        self._events.write("response.output_item.added", output_index=self._index, item=self.snapshot("in_progress"))
+
+    def close(self, status: ItemStatus) -> Item:
+        """Write the events that end the item, and return it."""
+        self._close_parts()
+        item = self.snapshot(status)
+        self._events.write("response.output_item.done", output_index=self._index, item=item)
+        return item
+
+    @abstractmethod
+    def snapshot(self, status: ItemStatus) -> Item:
+        """Return the item as it is now."""
+
+    @abstractmethod
+    def _close_parts(self) -> None:
+        """Write the events that end the item's parts."""
+
+
+class MessageItem(OpenItem):
+    """A message with one part. ``wants_logprobs``: the events have the log-probabilities of their tokens."""
+
+    prefix = "msg"
+
+    def __init__(self, unique_id: str, output_index: int, events: EventStream, wants_logprobs: bool):
+        super().__init__(unique_id, output_index, events)
+        self._wants_logprobs = wants_logprobs
+        self._texts: list[str] = []
+        self._tokens: list[TokenInfo] = []
+        self._unsent_tokens: list[TokenInfo] = []
+        self._place = {"content_index": 0} | self._place
+        self._template = delta_template("response.output_text.delta", **self._place, logprobs=[])
+
+    def open(self) -> None:
+        """Write the events that announce the item and its part."""
+        super().open()
+        self._events.write("response.content_part.added", **self._place, part=self._part())
+
+    def add_text(self, text: str, tokens: list[TokenInfo]) -> None:
+        """Add text with its tokens, which may also come without text or with a later one."""
+        if not self._wants_logprobs:
+            if text:
+                self._texts.append(text)
+                self._events.write_delta(self._template, text)
+            return
+        self._tokens += tokens
+        self._unsent_tokens += tokens
+        if text:
+            self._texts.append(text)
+            self._write_scored(text)
+
+    def _write_scored(self, text: str) -> None:
+        logprobs, self._unsent_tokens = [_scored_delta(token) for token in self._unsent_tokens], []
+        self._events.write("response.output_text.delta", **self._place, delta=text, logprobs=logprobs)
+
+    def snapshot(self, status: ItemStatus) -> Item:
+        """Return the item as it is now."""
+        content = [] if status == "in_progress" else [self._part()]
+        return {"id": self.id, "type": "message", "status": status, "content": content, "role": "assistant"}
+
+    def _part(self) -> Item:
+        logprobs = [_scored_token(token) for token in self._tokens]
+        return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": "".join(self._texts)}
+
+    def _close_parts(self) -> None:
+        if not self._events.enabled:
+            return
+        part, logprobs = self._part(), [_scored_delta(token) for token in self._tokens]
+        self._events.write("response.output_text.done", **self._place, logprobs=logprobs, text=part["text"])
+        self._events.write("response.content_part.done", **self._place, part=part)
+
+
+class ReasoningItem(OpenItem):
+    """Reasoning: its text, or the same text as a summary for clients that ask for one.
+
+    ``seal``: returns the encrypted content of a text; None: the client does not want it.
+    """
+
+    prefix = "rs"
+
+    def __init__(
+        self,
+        unique_id: str,
+        output_index: int,
+        events: EventStream,
+        as_summary: bool,
+        seal: Callable[[str], str] | None,
+    ):
+        super().__init__(unique_id, output_index, events)
+        self._texts: list[str] = []
+        self._as_summary, self._seal = as_summary, seal
+        self._place |= {"summary_index": 0} if as_summary else {"content_index": 0}
+        self._kind = "summary_text" if as_summary else "reasoning_text"
+        self._event_name = "response.reasoning_summary_text" if as_summary else "response.reasoning_text"
+        self._part_event = "response.reasoning_summary_part" if as_summary else "response.content_part"
+        self._template = delta_template(f"{self._event_name}.delta", **self._place)
+
+    def open(self) -> None:
+        """Write the events that announce the item and its part."""
+        super().open()
+        self._events.write(f"{self._part_event}.added", **self._place, part={"type": self._kind, "text": ""})
+
+    def add_text(self, text: str) -> None:
+        """Add text."""
+        self._texts.append(text)
+        self._events.write_delta(self._template, text)
+
+    def snapshot(self, status: ItemStatus) -> Item:
+        """Return the item as it is now."""
+        text = "".join(self._texts)
+        parts = [] if status == "in_progress" else [{"type": self._kind, "text": text}]
+        item: Item = {"id": self.id, "type": "reasoning"}
+        if not self._as_summary:
+            item["content"] = parts
+        if self._seal is not None and status != "in_progress":
+            item["encrypted_content"] = self._seal(text)
+        item["summary"] = parts if self._as_summary else []
+        return item
+
+    def _close_parts(self) -> None:
+        text = "".join(self._texts)
+        self._events.write(f"{self._event_name}.done", **self._place, text=text)
+        self._events.write(f"{self._part_event}.done", **self._place, part={"type": self._kind, "text": text})
+
+
+class CallItem(OpenItem):
+    """A call of a function."""
+
+    prefix = "fc"
+
+    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: DeclaredTool):
+        super().__init__(unique_id, output_index, events)
+        self.call_id, self.tool = call_id, tool
+        self._arguments: list[str] = []
+        self._template = delta_template("response.function_call_arguments.delta", **self._place)
+
+    def add_arguments(self, text: str) -> None:
+        """Add a piece of the arguments."""
+        if text:
+            self._arguments.append(text)
+            self._events.write_delta(self._template, text)
+
+    def snapshot(self, status: ItemStatus) -> Item:
+        """Return the item as it is now."""
+        arguments = "".join(self._arguments)
+        item = {"id": self.id, "type": "function_call", "status": status, "arguments": arguments}
+        return item | {"call_id": self.call_id, "name": self.tool.name} | self._namespace_member()
+
+    def _namespace_member(self) -> Item:
+        return {"namespace": self.tool.namespace} if self.tool.namespace else {}
+
+    def _close_parts(self) -> None:
+        arguments = "".join(self._arguments)
+        event = "response.function_call_arguments.done"
+        self._events.write(event, **self._place, arguments=arguments, name=self.tool.name)
+
+
+class CustomCallItem(CallItem):
+    """A call of a custom tool, whose text is known when its arguments are complete."""
+
+    prefix = "ctc"
+    _input = ""
+
+    def add_arguments(self, text: str) -> None:
+        """Add a piece of the arguments, in which the text is a JSON string."""
+        self._arguments.append(text)
+
+    def snapshot(self, status: ItemStatus) -> Item:
+        """Return the item as it is now."""
+        item = {"id": self.id, "type": "custom_tool_call", "status": status, "call_id": self.call_id}
+        return item | {"input": self._input, "name": self.tool.name} | self._namespace_member()
+
+    def _close_parts(self) -> None:
+        self._input = _custom_input("".join(self._arguments))
+        event = "response.custom_tool_call_input"
+        self._events.write(f"{event}.delta", **self._place, delta=self._input)
+        self._events.write(f"{event}.done", **self._place, input=self._input)
+
+
+class OutputItems:
+    """The items of one response. ``items``: those that are complete.
+
+    ``declared``: the client's tools by the names that the model knows. ``as_summary`` and ``seal`` as in
+    ``ReasoningItem``.
+    """
+
+    def __init__(
+        self,
+        unique_id: str,
+        events: EventStream,
+        declared: Mapping[str, DeclaredTool],
+        *,
+        wants_logprobs: bool,
+        as_summary: bool,
+        seal: Callable[[str], str] | None,
+    ):
+        self.items: list[Item] = []
+        self._unique_id, self._events, self._declared = unique_id, events, declared
+        self._wants_logprobs, self._as_summary, self._seal = wants_logprobs, as_summary, seal
+        self._open_item: OpenItem | None = None
+        self._call_index = -1  # of the last call
+        self._early_tokens: list[TokenInfo] = []  # of a message whose text has not come
+
+    def add_delta(self, delta: ChoiceDelta) -> None:
+        """Add new output of the model."""
+        if delta.part == "content":
+            self._add_content(delta)
+        elif delta.part == "reasoning":
+            if delta.text:
+                self._add_reasoning(delta.text)
+        elif delta.call is not None:
+            self._add_call(delta.call)
+
+    def close_items(self, status: ItemStatus) -> list[Item]:
+        """End the item that is open, and return all items. A complete answer without any has an empty message."""
+        if self._open_item is None and not self.items and status == "completed":
+            self._begin_message()
+        self._close_open(status)
+        return self.items
+
+    def _add_content(self, delta: ChoiceDelta) -> None:
+        item = self._open_item
+        if isinstance(item, MessageItem):
+            item.add_text(delta.text, delta.tokens)
+        elif delta.text:
+            tokens, self._early_tokens = self._early_tokens + delta.tokens, []
+            self._begin_message().add_text(delta.text, tokens)
+        elif self._wants_logprobs:
+            self._early_tokens += delta.tokens
+
+    def _begin_message(self) -> MessageItem:
+        self._close_open("completed")
+        message = MessageItem(self._unique_id, len(self.items), self._events, self._wants_logprobs)
+        self._begin(message)
+        return message
+
+    def _add_reasoning(self, text: str) -> None:
+        item = self._open_item
+        if not isinstance(item, ReasoningItem):
+            self._close_open("completed")
+            item = ReasoningItem(self._unique_id, len(self.items), self._events, self._as_summary, self._seal)
+            self._begin(item)
+        item.add_text(text)
+
+    def _add_call(self, call: ToolCallDelta) -> None:
+        if call.index != self._call_index:
+            self._call_index = call.index
+            name = call.name or ""
+            tool = self._declared.get(name, DeclaredTool(name))
+            self._close_open("completed")
+            item_class = CustomCallItem if tool.is_custom else CallItem
+            self._begin(item_class(self._unique_id, len(self.items), self._events, call.id or "", tool))
+        assert isinstance(self._open_item, CallItem)
+        self._open_item.add_arguments(call.arguments)
+
+    def _begin(self, item: OpenItem) -> None:
+        self._open_item = item
+        item.open()
+
+    def _close_open(self, status: ItemStatus) -> None:
+        if self._open_item is not None:
+            self.items.append(self._open_item.close(status))
+            self._open_item = None
+
+
+def _custom_input(arguments: str) -> str:
+    """Return the text in the arguments of a custom tool; incomplete arguments are returned as they are."""
+    try:
+        value = msgspec.json.decode(arguments, type=dict[str, Any]).get(CUSTOM_INPUT)
+    except (msgspec.MsgspecError, RecursionError):
+        return arguments
+    return value if isinstance(value, str) else arguments
+
+
+def _scored_token(token: TokenInfo) -> Item:
+    """Return a token's log-probability in the final part."""
+    alternatives = [_alternative(top) | {"bytes": list(top.raw_bytes)} for top in token.top_tokens]
+    return {
+        "token": token.text,
+        "bytes": list(token.raw_bytes),
+        "logprob": shared.finite_logprob(token.logprob),
+        "top_logprobs": alternatives,
+    }
+
+
+def _scored_delta(token: TokenInfo) -> Item:
+    """Return a token's log-probability in an event."""
+    return _alternative(token) | {"top_logprobs": list(map(_alternative, token.top_tokens))}
+
+
+def _alternative(token: TokenInfo) -> Item:
+    return {"token": token.text, "logprob": shared.finite_logprob(token.logprob)}

@@ -1,0 +1,219 @@
+"""``POST /v1/responses``: reads the body as a neutral request, and writes events as a stream or as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from parley.dialects import forms, parameters
+from parley.dialects.dialect import Reply, RequestContext
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai import extras, shared
+from parley.dialects.openai.messages import read_template_options
+from parley.dialects.openai.responses import members, tools
+from parley.dialects.openai.responses.events import KEEPALIVE, EventStream
+from parley.dialects.openai.responses.items import ConversationReader
+from parley.dialects.openai.responses.output import OutputItems
+from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus
+from parley.dialects.openai.responses.rules import LENIENT, ResponsesRules
+from parley.errors import ParleyError
+from parley.types import (
+    Chat,
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    OutputOptions,
+    PromptAccepted,
+    Request,
+    Usage,
+)
+
+KEEPALIVE_SECONDS = 15.0
+NO_MEMBERS = Fields({})
+
+
+def read_response_request(body: bytes, context: RequestContext, rules: ResponsesRules = LENIENT) -> ResponsesReply:
+    """Read the body of a create. Raises BadRequest."""
+    return ResponsesReply(decode_fields(body), context, rules)
+
+
+def read_conversation(body: Fields, context: RequestContext, rules: ResponsesRules) -> tuple[Chat, tools.ToolMembers]:
+    """Read the conversation of a body with its tools. Raises BadRequest."""
+    reader = ConversationReader(rules, context)
+    reader.read_instructions(body.string("instructions", None))
+    reader.read_input(body)
+    messages = reader.finish()
+    tool_members = tools.read_tools(body, reader.added_tools, rules)
+    is_callable = tool_members.choice != "none"
+    chat = Chat(
+        messages=messages,
+        tools=tool_members.tools if is_callable else [],
+        tool_choice=tool_members.choice if is_callable else "auto",
+        forced_tool=tool_members.only,
+        allowed_tools=tool_members.allowed,
+        parallel_calls=body.boolean("parallel_tool_calls", True),
+        reasoning_effort=members.read_reasoning(body).effort,
+        options=read_template_options(body),
+    )
+    return chat, tool_members
+
+
+class ResponsesReply(Reply):
+    """A request for a response, answered in OpenAI's form."""
+
+    field_names: ClassVar[Mapping[str, str]] = {
+        "prompt": "input",
+        "stop_ids": "stop_token_ids",
+        "max_tokens": "max_output_tokens",
+        "logprobs": "top_logprobs",
+    }
+    ping_interval: ClassVar[float | None] = KEEPALIVE_SECONDS
+
+    def __init__(self, body: Fields, context: RequestContext, rules: ResponsesRules):
+        members.check_members(body, rules)
+        chat, tool_members = read_conversation(body, context, rules)
+        max_tokens = body.integer("max_output_tokens", None, rules.min_output_tokens, shared.MAX_TOKENS)
+        extra_members = extras.read_extras(NO_MEMBERS if rules.strict else body, context, max_tokens=max_tokens)
+        text_form, reasoning = members.read_text_form(body), members.read_reasoning(body)
+        included = members.read_include(body)
+        top_logprobs, alternatives = members.read_logprobs(body, included, context)
+        truncation = body.string("truncation", "disabled", allowed=("auto", "disabled"))
+        self.request = Request(
+            id=context.unique_id,
+            model=body.string("model", "", cap=256),
+            prompts=[chat],
+            sampling=shared.read_openai_sampling(body),
+            stop_conditions=shared.read_stop_conditions(body, max_tokens),
+            output_options=OutputOptions(logprobs=alternatives, stream_interval=shared.read_stream_interval(body)),
+            stream=body.boolean("stream", False),
+            banned_words=parameters.read_bad_words(body),
+            grammar=forms.only_constraint(extra_members.grammar, text_form.grammar),
+            **extra_members.request_members,
+            thinking_budget=extra_members.thinking_budget,
+            on_overflow="oldest_turns" if truncation == "auto" else "refuse",
+            cancel_ids=(f"resp_{context.unique_id}",),
+        )
+        self._context = context
+        self._settings = self._read_settings(body, tool_members) | {
+            "max_output_tokens": max_tokens,
+            "reasoning": reasoning.shown,
+            "text": text_form.shown,
+            "top_logprobs": top_logprobs,
+            "truncation": truncation,
+        }
+        self._events = EventStream(self.request.stream)
+        self._output = OutputItems(
+            context.unique_id,
+            self._events,
+            tool_members.declared,
+            wants_logprobs=alternatives is not None,
+            as_summary=reasoning.as_summary,
+            seal=self._seal if members.SEALED_INCLUDED in included else None,
+        )
+        self._response: ResponseObject | None = None  # once the model's name is final
+        self._done: ChoiceDone | None = None
+
+    def _read_settings(self, body: Fields, tool_members: tools.ToolMembers) -> dict[str, Any]:
+        sampling = self.request.sampling
+        return {
+            "id": f"resp_{self._context.unique_id}",
+            "object": "response",
+            "created_at": self._context.created,
+            "background": body.boolean("background", False),
+            "frequency_penalty": sampling.frequency_penalty,
+            "instructions": body.string("instructions", None),
+            "parallel_tool_calls": body.boolean("parallel_tool_calls", True),
+            "presence_penalty": sampling.presence_penalty,
+            "previous_response_id": body.string("previous_response_id", None, cap=256),
+            "store": False,
+            "temperature": sampling.temperature,
+            "tool_choice": tool_members.shown_choice,
+            "tools": tool_members.shown,
+            "top_p": sampling.top_p,
+            "metadata": members.read_metadata(body),
+            **members.read_labels(body),
+        }
+
+    def _seal(self, text: str) -> str:
+        return self._context.seal_reasoning(text.encode())
+
+    @property
+    def _object(self) -> ResponseObject:
+        if self._response is None:
+            self._response = ResponseObject(self._settings | {"model": self.request.model})
+        return self._response
+
+    # -- a stream
+
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
+        """Return the events of the stream that these events produce; the first two announce the response."""
+        self.add_events(events)
+        return self._events.take_bytes()
+
+    def finish_stream(self, usage: Usage) -> bytes:
+        """Return the events that end the stream, and the ``[DONE]`` mark."""
+        final = self._final_object(usage)
+        self._events.write(f"response.{final['status']}", response=final)
+        return self._events.end_bytes()
+
+    def fail_stream(self, error: ParleyError) -> bytes:
+        """Return the error, the failed response and the ``[DONE]`` mark.
+
+        The error is nested as the service sends it, and flat as its types declare it.
+        """
+        fault = shared.openai_error_object(error)["error"]
+        code = fault["code"] or "server_error"
+        flat = {"code": code, "message": error.message, "param": error.field}
+        self._events.write("error", error=flat | {"type": fault["type"]}, **flat)
+        failure = {"code": code, "message": error.message}
+        failed = self._object.snapshot("failed", self._output.items, error=failure)
+        self._events.write("response.failed", response=failed)
+        return self._events.end_bytes()
+
+    def render_ping(self) -> bytes:
+        """Return an event once the response was announced, as some clients time events; before that a comment."""
+        if not self._events.count:
+            return self.ping_bytes
+        self._events.write(KEEPALIVE)
+        return self._events.take_bytes()
+
+    # -- one answer
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Add these events to the output."""
+        for event in events:
+            match event:
+                case ChoiceDelta():
+                    self._output.add_delta(event)
+                case ChoiceDone():
+                    self._done = event
+                case PromptAccepted():
+                    self._announce()
+
+    def render_body(self, usage: Usage) -> bytes:
+        """Return the response as JSON."""
+        return encode_json(self._final_object(usage))
+
+    def _announce(self) -> None:
+        if self._events.enabled:
+            opening = self._object.snapshot("in_progress")
+            self._events.write("response.created", response=opening)
+            self._events.write("response.in_progress", response=opening)
+
+    def _final_object(self, usage: Usage) -> dict[str, Any]:
+        """End the output, and return the response as it stays."""
+        status, reason = _final_status(self._done)
+        output = self._output.close_items("completed" if status == "completed" else "incomplete")
+        seconds = int(self.timings.total) if self.timings is not None else 0
+        completed_at = self._context.created + seconds if status == "completed" else None
+        return self._object.snapshot(status, output, completed_at=completed_at, incomplete_reason=reason, usage=usage)
+
+
+def _final_status(done: ChoiceDone | None) -> tuple[ResponseStatus, str | None]:
+    """Return the status of a response that ended, and why it is incomplete. One that a client cancelled is incomplete,
+    too: a stream has no event for it."""
+    reason = done.reason if done is not None else "error"
+    if reason in ("stop", "tool", "repetition"):
+        return "completed", None
+    return "incomplete", "max_output_tokens" if reason == "length" else "cancelled"

@@ -1,0 +1,43 @@
+"""What the strict surface of the Responses API refuses and the universal one accepts, and the errors of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parley.dialects.fields import Fields
+from parley.errors import BadRequest, Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRules:
+    """How a surface reads bodies. ``strict``: it refuses what OpenAI's own service refuses: unknown members, tools that
+    only that service runs, parts under the names of chat completions, calls without outputs, reasoning that it did not
+    seal."""
+
+    strict: bool = False
+
+    @property
+    def min_output_tokens(self) -> int:
+        """The smallest ``max_output_tokens``."""
+        return 16 if self.strict else 1
+
+
+LENIENT = ResponsesRules()
+STRICT = ResponsesRules(strict=True)
+
+
+def unserved_error(message: str, field: str) -> Unsupported:
+    """Return the refusal of a value that this server does not serve."""
+    return Unsupported(message, field=field, code="unsupported_value")
+
+
+def refuse_member(body: Fields, name: str, subject: str) -> None:
+    """Raise Unsupported if the member asks for something. ``subject`` with its verb, "Prompt templates are"."""
+    if body.raw_value(name):
+        path = body.member_path(name)
+        raise Unsupported(f"Unsupported parameter: '{path}'. {subject} not available on this server.", field=path)
+
+
+def conversation_error(message: str) -> BadRequest:
+    """Return the error for items that do not fit each other, in the service's words."""
+    return BadRequest(message, field="input")

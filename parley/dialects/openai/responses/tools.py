@@ -1,0 +1,234 @@
+"""Tools of the Responses API: functions, custom tools, namespaces, and the tools that only OpenAI's service runs.
+
+The model sees functions alone. A custom tool is a function with one text; a tool in a namespace has a joined name. A
+tool of the service is an offer that the model cannot accept here: coding agents declare some unasked, so these are
+accepted, shown in the answer and never called. Those that a user sets up on purpose are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from parley.dialects.fields import Fields
+from parley.dialects.forms import MAX_GRAMMAR_CHARACTERS
+from parley.dialects.openai import shared, strict
+from parley.dialects.openai.responses.rules import ResponsesRules, unserved_error
+from parley.dialects.openai.tools import MAX_TOOLS, ToolObject
+from parley.errors import BadRequest, Invalid, excerpt
+
+OFFERED_TOOLS = frozenset(
+    ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "image_generation",
+     "tool_search", "programmatic_tool_calling")
+)  # fmt: skip
+NAMESPACE_JOINT = "__"
+CUSTOM_INPUT = "input"  # the argument of the function that stands for a custom tool
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool as the client declared it. ``namespace``: where it was declared, "" for none."""
+
+    name: str
+    namespace: str = ""
+    is_custom: bool = False
+
+
+@dataclass(slots=True)
+class ToolMembers:
+    """The tools of a request: ``tools``, ``choice``, ``only`` and ``allowed`` as in ``Chat``.
+
+    ``declared``: the client's tools by the names that the model sees. ``shown``: ``tools`` of the answer.
+    """
+
+    tools: list[ToolObject] = field(default_factory=list)
+    declared: dict[str, DeclaredTool] = field(default_factory=dict)
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    choice: Literal["auto", "none", "required"] = "auto"
+    only: str | None = None
+    allowed: list[str] = field(default_factory=list)
+    shown_choice: str | dict[str, Any] = "auto"
+
+
+def joined_name(namespace: str, name: str) -> str:
+    """Return the name under which the model sees a tool."""
+    return f"{namespace}{NAMESPACE_JOINT}{name}" if namespace else name
+
+
+def read_tools(body: Fields, added: Iterable[Fields], rules: ResponsesRules) -> ToolMembers:
+    """Read the tools, and those that items of the input add. Raises BadRequest."""
+    members = ToolMembers()
+    for tool in body.objects("tools", cap=MAX_TOOLS):
+        members.shown.append(_read_tool(tool, members, rules))
+    for tool in added:
+        _read_tool(tool, members, rules)
+    _read_tool_choice(body, members, rules)
+    return members
+
+
+def _read_tool(tool: Fields, members: ToolMembers, rules: ResponsesRules, namespace: str = "") -> dict[str, Any]:
+    """Read a tool, and return it as the answer shows it."""
+    kind = tool.string("type", None, cap=256)
+    match kind:
+        case None:
+            raise tool.missing_member("type")
+        case "function":
+            return _read_function(_unwrapped(tool, rules), members, namespace)
+        case "custom":
+            return _read_custom_tool(tool, members, namespace)
+        case "namespace" if not namespace:
+            return _read_namespace(tool, members, rules)
+    if kind not in OFFERED_TOOLS or rules.strict:
+        path = tool.member_path("type")
+        raise unserved_error(f"Tool type {excerpt(kind)} is not served by this server.", path)
+    return {name: tool.raw_value(name) for name in tool.member_names}
+
+
+def _unwrapped(tool: Fields, rules: ResponsesRules) -> Fields:
+    """Return the members of a function, which some clients nest as in chat completions."""
+    nested = None if rules.strict or tool.has_value("name") else tool.object("function")
+    return tool if nested is None else nested
+
+
+def _read_function(function: Fields, members: ToolMembers, namespace: str) -> dict[str, Any]:
+    name = shared.read_identifier(function)
+    description = function.string("description", None)
+    parameters = function.free_object("parameters") or NO_PARAMETERS
+    if parameters.get("type", "object") != "object":
+        raise function.member_error("parameters", "the schema of arguments must be of type 'object'.")
+    is_strict = _read_strict(function, name, parameters)
+    signature: dict[str, Any] = {"name": joined_name(namespace, name)}
+    if description is not None:
+        signature["description"] = description
+    signature |= {"parameters": parameters} | ({"strict": True} if is_strict else {})
+    _declare(function, members, signature, DeclaredTool(name, namespace))
+    shown_parameters = parameters if function.has_value("parameters") else None
+    return {
+        "type": "function",
+        "description": description,
+        "name": name,
+        "parameters": shown_parameters,
+        "strict": is_strict,
+    }
+
+
+def _read_strict(function: Fields, name: str, parameters: dict[str, Any]) -> bool:
+    """Return whether calls must follow the schema. Unless the client says so, they must if strict mode accepts it."""
+    wanted = function.boolean("strict", None)
+    if wanted is False or not function.has_value("parameters"):
+        return bool(wanted)
+    try:
+        strict.check_strict_schema(
+            parameters, f"function '{name}'", function.member_path("parameters"), "invalid_function_parameters"
+        )
+    except Invalid:
+        if wanted:
+            raise
+        return False
+    return True
+
+
+def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dict[str, Any]:
+    name = shared.read_identifier(tool)
+    description = tool.string("description", None)
+    text_schema: dict[str, Any] = {"type": "string"}
+    pattern = _read_custom_format(tool)
+    if pattern is not None:
+        text_schema["pattern"] = f"^(?:{pattern})$"
+    parameters = {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: text_schema},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
+    signature: dict[str, Any] = {"name": joined_name(namespace, name)}
+    if description is not None:
+        signature["description"] = description
+    signature |= {"parameters": parameters, "strict": True}
+    _declare(tool, members, signature, DeclaredTool(name, namespace, is_custom=True))
+    return {"type": "custom"} | {key: tool.raw_value(key) for key in tool.member_names if key != "type"}
+
+
+def _read_custom_format(tool: Fields) -> str | None:
+    """Return the regular expression that a custom tool's text must match, or None for any text."""
+    form = tool.object("format")
+    if form is None or form.string("type", "text", allowed=("text", "grammar")) == "text":
+        return None
+    syntax = form.string("syntax", None, allowed=("lark", "regex"))
+    if syntax is None:
+        raise form.missing_member("syntax")
+    definition = form.string("definition", None, cap=MAX_GRAMMAR_CHARACTERS)
+    if definition is None:
+        raise form.missing_member("definition")
+    if syntax == "lark":
+        raise unserved_error(
+            "Custom tools with a grammar in 'lark' are not available on this server; 'regex' is.",
+            form.member_path("syntax"),
+        )
+    return definition
+
+
+def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
+    namespace = shared.read_identifier(tool)
+    description = tool.string("description", None)
+    inner = [_read_tool(each, members, rules, namespace) for each in tool.objects("tools", cap=MAX_TOOLS)]
+    return {"type": "namespace", "description": description, "name": namespace, "tools": inner}
+
+
+def _declare(tool: Fields, members: ToolMembers, signature: dict[str, Any], declared: DeclaredTool) -> None:
+    if signature["name"] in members.declared:
+        raise tool.member_error("name", f"another tool is called '{signature['name']}' already.")
+    members.declared[signature["name"]] = declared
+    members.tools.append({"type": "function", "function": signature})
+
+
+def _read_tool_choice(body: Fields, members: ToolMembers, rules: ResponsesRules) -> None:
+    value = body.raw_value("tool_choice")
+    choice_object = None if value is None or isinstance(value, str) else body.object("tool_choice")
+    if choice_object is None:
+        members.choice = body.string("tool_choice", "auto", allowed=("none", "auto", "required"))  # type: ignore[assignment]
+        members.shown_choice = members.choice
+        if members.choice == "required" and not members.tools:
+            raise body.member_error("tool_choice", "'required' needs a function or a custom tool in 'tools'.")
+        return
+    members.shown_choice = body.free_object("tool_choice")
+    kind = choice_object.string("type", None, cap=256)
+    match kind:
+        case None:
+            raise choice_object.missing_member("type")
+        case "function" | "custom":
+            members.choice, members.only = "required", _chosen_tool(choice_object, members, rules)
+        case "allowed_tools":
+            _read_allowed_tools(choice_object, members, rules)
+        case _:
+            raise unserved_error(f"Tool type {excerpt(kind)} is not served by this server.", "tool_choice")
+
+
+def _read_allowed_tools(choice_object: Fields, members: ToolMembers, rules: ResponsesRules) -> None:
+    mode = choice_object.string("mode", None, allowed=("auto", "required"))
+    if mode is None:
+        raise choice_object.missing_member("mode")
+    members.choice = mode  # type: ignore[assignment]  # one of the allowed values
+    for tool in choice_object.objects("tools", cap=MAX_TOOLS):
+        if tool.string("type", "function", cap=256) in ("function", "custom"):
+            members.allowed.append(_chosen_tool(tool, members, rules))
+    if not members.allowed:
+        raise choice_object.member_error("tools", "must name a function or a custom tool.")
+
+
+def _chosen_tool(choice_object: Fields, members: ToolMembers, rules: ResponsesRules) -> str:
+    """Return the name under which the model sees the tool that a choice names."""
+    choice_object = _unwrapped(choice_object, rules)
+    name = choice_object.string("name", None, cap=256)
+    if name is None:
+        raise choice_object.missing_member("name")
+    name = joined_name(choice_object.string("namespace", "", cap=256), name)
+    if name not in members.declared:
+        raise _unknown_tool(choice_object, name)
+    return name
+
+
+def _unknown_tool(choice_object: Fields, name: str) -> BadRequest:
+    return choice_object.member_error("name", f"none of the tools is called {excerpt(name)}.")

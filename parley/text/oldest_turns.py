@@ -1,0 +1,46 @@
+"""Conversations that lose their oldest turns because they are too long for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from parley.errors import ContextLength
+from parley.types import Chat
+
+T = TypeVar("T")
+
+
+def shorter_chats(chat: Chat) -> list[Chat]:
+    """Return the conversation, and it without its oldest turns, longest first.
+
+    A turn begins with a message of the user. The last turn stays, and so do system messages before the first.
+    """
+    messages = chat.messages
+    first = next((number for number, message in enumerate(messages) if message.role != "system"), len(messages))
+    starts = [number for number in range(first + 1, len(messages)) if messages[number].role == "user"]
+    shorter = [msgspec.structs.replace(chat, messages=[*messages[:first], *messages[start:]]) for start in starts]
+    return [chat, *shorter]
+
+
+def fit_chat(chat: Chat, prepare: Callable[[Chat], T]) -> T:
+    """Return what ``prepare`` makes of the longest of these conversations that it does not refuse as too long.
+
+    Raises ContextLength if it refuses the last turn alone.
+    """
+    chats = shorter_chats(chat)
+    try:
+        return prepare(chats[0])
+    except ContextLength:
+        if len(chats) == 1:
+            raise
+    fitting, longest, shortest = prepare(chats[-1]), 1, len(chats) - 1
+    while longest < shortest:
+        middle = (longest + shortest) // 2
+        try:
+            fitting, shortest = prepare(chats[middle]), middle
+        except ContextLength:
+            longest = middle + 1
+    return fitting
