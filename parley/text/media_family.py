@@ -16,17 +16,24 @@ from parley.types import MediaKind
 
 class MediaMarks(NamedTuple):
     """``prompt_mark``: the text that a chat template writes for an item, and that the item's replacement takes the
-    place of. ``placeholder``: the token in the replacement that each embedding replaces."""
+    place of. ``placeholder``: the token in the replacement that each embedding replaces. ``opening``, ``closing``: what
+    the template writes around the mark, and what an item in a plain text needs around it."""
 
     prompt_mark: str
     placeholder: str
+    opening: str = ""
+    closing: str = ""
 
 
 class _KindMarks(NamedTuple):
-    """The fields of config.json with the placeholder's id, newest first, and the prompt's mark if it is another."""
+    """The fields of config.json with the placeholder's id, newest first, and the prompt's mark if it is another.
+
+    ``edges``: the special tokens around an item, if the processor's replacement does not have them.
+    """
 
     id_fields: tuple[str, ...]
     prompt_mark: str | None = None
+    edges: tuple[str, str] = ("", "")
 
 
 class _FamilyRow(NamedTuple):
@@ -42,7 +49,10 @@ _IMAGE = _KindMarks(("image_token_id", "image_token_index"))
 _VIDEO = _KindMarks(("video_token_id", "video_token_index"))
 _AUDIO = _KindMarks(("audio_token_id", "audio_token_index"))
 _VIDEO_OF_IMAGES = _KindMarks(_IMAGE.id_fields, "<video>")  # its frames are images in the replacement
-_QWEN_VL = _FamilyRow({"image": _IMAGE, "video": _VIDEO}, has_rope_grids=True)
+_VISION_EDGES = ("<|vision_start|>", "<|vision_end|>")
+_QWEN_VL = _FamilyRow(
+    {"image": _IMAGE._replace(edges=_VISION_EDGES), "video": _VIDEO._replace(edges=_VISION_EDGES)}, has_rope_grids=True
+)
 
 _FAMILIES: dict[str, _FamilyRow] = {
     "llava": _FamilyRow({"image": _IMAGE}),
@@ -74,6 +84,7 @@ class MediaFamily:
     model_type: str
     placeholder_ids: Mapping[MediaKind, int]
     prompt_marks: Mapping[MediaKind, str]  # of the kinds whose prompt mark is not the placeholder
+    edges: Mapping[MediaKind, tuple[str, str]]  # the special tokens around an item
     sees_both_ways: bool
     has_rope_grids: bool
     fewest_embeddings: int
@@ -87,7 +98,7 @@ class MediaFamily:
         """Return the marks of each kind. Kinds whose placeholder the tokenizer does not have are left out."""
         texts = {kind: tokenizer.backend.id_to_token(each) for kind, each in self.placeholder_ids.items()}
         return {
-            kind: MediaMarks(self.prompt_marks.get(kind, text), text)
+            kind: MediaMarks(self.prompt_marks.get(kind, text), text, *self.edges[kind])
             for kind, text in texts.items()
             if text is not None
         }
@@ -107,6 +118,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         str(config["model_type"]),
         placeholder_ids,
         prompt_marks,
+        {kind: marks.edges for kind, marks in row.kinds.items()},
         row.sees_both_ways,
         row.has_rope_grids,
         row.fewest_embeddings,

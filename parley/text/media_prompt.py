@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 from parley.errors import BadMedia, Invalid
+from parley.text.media_family import MediaMarks
 from parley.text.parsing.content_parts import PromptMarks
 from parley.types import EmbeddingRun, MediaItem, MediaKind, PlacedMedia, ProcessedMedia
+
+
+def template_marks(marks: Mapping[MediaKind, MediaMarks]) -> dict[MediaKind, str]:
+    """Return what chat templates write in the place of each kind of media."""
+    return {kind: each.prompt_mark for kind, each in marks.items()}
 
 
 def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks) -> tuple[str, list[ProcessedMedia]]:
@@ -46,20 +52,21 @@ def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks
 
 
 def insert_replacements(
-    text: str, media: Sequence[PlacedMedia], items: Sequence[ProcessedMedia], marks: PromptMarks
+    text: str, media: Sequence[PlacedMedia], items: Sequence[ProcessedMedia], marks: Mapping[MediaKind, MediaMarks]
 ) -> tuple[str, list[ProcessedMedia]]:
     """Return a plain text with the replacements of its items, and the items in the order of the text.
 
     A client may write the model's marks itself. If the text has one for each item, the items take their places; if it
-    has none, each stands where the client put it.
+    has none, each stands where the client put it, between the tokens that a template would write.
     """
     counts = Counter(item.kind for item in items)
-    if items and all(text.count(marks[kind]) == count for kind, count in counts.items()):
-        return replace_marks(text, items, marks)
+    if items and all(text.count(marks[kind].prompt_mark) == count for kind, count in counts.items()):
+        return replace_marks(text, items, template_marks(marks))
     pieces: list[str] = []
     start = 0
     for placed, item in zip(media, items, strict=True):
-        pieces += (text[start : placed.position], item.replacement)
+        edges = marks[item.kind]
+        pieces += (text[start : placed.position], edges.opening, item.replacement, edges.closing)
         start = max(start, placed.position)
     return "".join((*pieces, text[start:])), list(items)
 

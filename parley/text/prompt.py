@@ -18,7 +18,7 @@ from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
 from parley.text.grammar.answer_question import CompilerSetup
 from parley.text.media_family import MediaMarks, read_media_family
-from parley.text.media_prompt import find_media_items, insert_replacements, replace_marks
+from parley.text.media_prompt import find_media_items, insert_replacements, replace_marks, template_marks
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.client_special_tokens import ClientSpecialTokens
@@ -163,7 +163,7 @@ class TextPipeline:
         tokenizer = Tokenizer.from_folder(folder)
         media_family = read_media_family(read_json_object(Path(folder) / "config.json"))
         media_marks = media_family.read_marks(tokenizer) if media_family is not None else {}
-        template = ChatTemplate.from_folder(folder, tokenizer, _prompt_marks(media_marks))
+        template = ChatTemplate.from_folder(folder, tokenizer, template_marks(media_marks))
         markup = detect_markup(template.all_sources, tools, reasoning)
         return cls(
             tokenizer,
@@ -227,7 +227,7 @@ class TextPipeline:
                 ids, markup, thinking, tools, single_call, media=self._place_media(ids, rendered.media)
             )
         if isinstance(prompt, Text):
-            text, media = insert_replacements(prompt.text, prompt.media, media, _prompt_marks(self.media_marks))
+            text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             ids = encode(self.tokenizer, text, prompt.special)
             return PreparedPrompt(ids, media=self._place_media(ids, media))
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
@@ -267,7 +267,7 @@ class TextPipeline:
         chat = msgspec.structs.replace(chat, options=options)
         if self.template_encoder is not None:
             return self._render_for_encoder(chat, self.template_encoder, media)
-        text, media = replace_marks(self.template.render_conversation(chat), media, _prompt_marks(self.media_marks))
+        text, media = replace_marks(self.template.render_conversation(chat), media, template_marks(self.media_marks))
         return RenderedChat(text, text, text, self.tokenizer, media)
 
     def _render_for_encoder(
@@ -280,7 +280,7 @@ class TextPipeline:
         except BadRequest as error:
             error.message = client_tokens.reveal_tokens(error.message)
             raise
-        hidden_text, media = replace_marks(hidden_text, media, _prompt_marks(self.media_marks))
+        hidden_text, media = replace_marks(hidden_text, media, template_marks(self.media_marks))
         text = client_tokens.reveal_tokens(hidden_text)
         if not client_tokens.appear_in(text, hidden_text):
             return RenderedChat(text, hidden_text, text, self.tokenizer, media)
@@ -362,7 +362,7 @@ class TextPipeline:
         if isinstance(prompt, Chat):
             text, _, encodable, encoder, _ = self.render_chat(prompt, media)
         else:
-            text, _ = insert_replacements(prompt.text, prompt.media, media, _prompt_marks(self.media_marks))
+            text, _ = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             encodable = text
         if with_spans:
             ids, spans = encoder.encode_with_offsets(encodable, prompt.special, most)
@@ -371,11 +371,6 @@ class TextPipeline:
         if most is not None and len(ids) > most:
             raise Invalid(f"The text has over {most} tokens, more than are counted at once.", field="prompt")
         return text, ids, spans
-
-
-def _prompt_marks(media_marks: Mapping[MediaKind, MediaMarks]) -> dict[MediaKind, str]:
-    """Return what chat templates write in the place of each kind of media."""
-    return {kind: marks.prompt_mark for kind, marks in media_marks.items()}
 
 
 def _must_call(prompt: Prompt) -> bool:

@@ -131,6 +131,16 @@ def test_a_plain_text_has_replacements_at_their_places():
         pipeline.prepare_prompt(msgspec.structs.replace(prompt, text="<image>" + with_mark.text), media=[item])
 
 
+def test_a_picture_in_a_plain_text_has_the_tokens_that_a_template_writes_around_it():
+    pipeline, item = load_pipeline("qwen2_vl"), process_picture("qwen2_vl", "small")
+    prompt = Text("before  after", media=[placed(7)])
+    token_ids = pipeline.prepare_prompt(prompt, media=[item]).token_ids
+    text = f"before {FAMILIES['qwen2_vl'].parts['image']} after"
+    assert token_ids == load_processor("qwen2_vl")(text=[text], images=[picture("small")])["input_ids"][0]
+    with_marks = Text(text, media=[placed(0)])
+    assert pipeline.prepare_prompt(with_marks, media=[item]).token_ids == token_ids
+
+
 def test_a_template_that_reads_no_parts_gets_marks_in_lines():
     pipeline = load_pipeline("llava")
     plain = "{% for message in messages %}[{{ message['content'] | trim }}]{% endfor %}"
