@@ -1,13 +1,18 @@
-"""Runs real clients against a real server with the built-in model, each in an environment of its own.
+"""Runs real clients against a real server, each in an environment of its own.
 
 ``python tests/clients/run.py [--cluster] [NAME ...]`` creates missing environments (below ``.clients``, with the exact
 versions in ``ENVIRONMENTS``), starts a server, or with ``--cluster`` a coordinator, a P and a D, runs the scripts in
 this folder, and exits with 1 if one of them failed. An environment that cannot be created counts as a failure: a client
 that did not run was not tested.
+
+The scripts in ``media`` send pictures, video and sound to a second server. Its models are small ones that
+``media/write_cases.py`` writes, with the answers of Transformers, which the scripts find through ``MEDIA_CASES``. The
+other scripts talk to the built-in model.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,13 +20,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from socket import socket
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 FOLDER = Path(os.environ.get("PARLEY_CLIENTS", ROOT / ".clients"))
-MODEL = "parley-demo"
+MEDIA_CASES = FOLDER / "media" / "cases.json"
 
 # Packages that cannot be installed together have separate environments; "node" is npm's.
 ENVIRONMENTS = {
@@ -57,8 +64,35 @@ SCRIPTS = {
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",
     "huggingface_inference.mjs": "node",
+    "media/openai_sdk.py": "text",
+    "media/text_generation_client.py": "text",
+    "media/triton_http.py": "text",
+    "media/triton_grpc.py": "text",
+    "media/hub_client.py": "hub",
+    "media/langchain_client.py": "langchain",
+    "media/litellm_client.py": "litellm",
+    "media/llama_index_client.py": "llamaindex",
+    "media/databricks_clients.py": "databricks",
+    "media/openai_sdk.mjs": "node",
+    "media/ai_sdk.mjs": "node",
+    "media/huggingface_inference.mjs": "node",
 }
 MINUTES = 3  # time limit of a script
+
+
+class Place(NamedTuple):
+    """Where clients find a server: its addresses, and the names of its models."""
+
+    http: str
+    grpc: str
+    models: tuple[str, ...]
+
+
+class ModelSet(NamedTuple):
+    """The models of a server: their names, and the options that serve them."""
+
+    names: tuple[str, ...]
+    options: tuple[str, ...]
 
 
 def prepare_environment(name: str) -> Path:
@@ -92,23 +126,25 @@ def run(command: list[str], folder: Path) -> None:
 
 def client_command(script: str, folder: Path) -> list[str]:
     if script.endswith(".mjs"):  # Node resolves packages from the folder of the module
-        copy = folder / script
+        copy = folder / Path(script).name
         shutil.copyfile(HERE / script, copy)
         return ["node", str(copy)]
     return [str(folder / "bin" / "python"), str(HERE / script)]
 
 
-def run_client(script: str, address: str) -> str:
+def run_client(script: str, place: Place) -> str:
     """Runs one client; returns an error description, empty if it succeeded."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PARLEY_"))},
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "AI_SDK_LOG_WARNINGS": "false",
+        "MEDIA_CASES": str(MEDIA_CASES),
     }
+    address = place.grpc if script.endswith("_grpc.py") else place.http
     try:
         done = subprocess.run(
-            [*client_command(script, prepare_environment(SCRIPTS[script])), address, MODEL],
+            [*client_command(script, prepare_environment(SCRIPTS[script])), address, *place.models],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -125,27 +161,42 @@ def run_client(script: str, address: str) -> str:
     return done.stdout[-4000:] or f"it ended with {done.returncode}"
 
 
-def start_server() -> tuple[list[subprocess.Popen[bytes]], str, str]:
-    """Starts a server and waits until it is ready; returns its HTTP and gRPC addresses."""
+def demo_model() -> ModelSet:
+    return ModelSet(("parley-demo",), ("--kv-memory", "256MiB"))
+
+
+def media_models() -> ModelSet:
+    """Writes the models that read media, and the answers of Transformers; returns the models."""
+    path = os.pathsep.join((str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])))
+    command = [sys.executable, str(HERE / "media" / "write_cases.py"), str(MEDIA_CASES)]
+    log = (FOLDER / "write_cases.log").open("wb")
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log, check=True, timeout=300)
+    folders = json.loads(MEDIA_CASES.read_text())["models"]
+    options = [word for name, folder in folders.items() for word in ("--model", f"{name}={folder},kv-memory=64MiB")]
+    return ModelSet(tuple(folders), (*options, "--dtype", "fp32", "--media-eager"))
+
+
+def start_server(models: ModelSet) -> tuple[list[subprocess.Popen[bytes]], Place]:
+    """Starts a server and waits until it is ready; returns it, and where it is."""
     port, grpc = free_ports(2)
-    server = start_process("server", "serve", "--port", f"{port}", "--grpc-port", f"{grpc}", "--kv-memory", "256MiB")
-    return wait_ready([server], port), f"127.0.0.1:{port}", f"127.0.0.1:{grpc}"
+    server = start_process("server", "serve", "--port", f"{port}", "--grpc-port", f"{grpc}", *models.options)
+    return wait_ready([server], port), Place(f"127.0.0.1:{port}", f"127.0.0.1:{grpc}", models.names)
 
 
-def start_cluster() -> tuple[list[subprocess.Popen[bytes]], str, str]:
+def start_cluster(models: ModelSet) -> tuple[list[subprocess.Popen[bytes]], Place]:
     """The same for a coordinator with one P and one D, which share every request."""
     front, rpc, *others = free_ports(11)
     lines = ["host = '127.0.0.1'", "separate = 'always'", f"predict_port = {front}", f"grpc_port = {rpc}"]
     lines += [f"{name}_port = {port}" for name, port in zip(("management", "metrics", "status"), others, strict=False)]
     servers = []
     for role, (port, peer, grpc) in (("prefill", others[3:6]), ("decode", others[6:9])):
-        flags = ["--port", f"{port}", "--peer-port", f"{peer}", "--grpc-port", f"{grpc}", "--kv-memory", "256MiB"]
+        flags = ["--port", f"{port}", "--peer-port", f"{peer}", "--grpc-port", f"{grpc}", *models.options]
         servers.append(start_process(role, "serve", "--role", role, *flags))
         lines += ["[[instances]]", f"url = 'http://127.0.0.1:{port}'", f"grpc = '127.0.0.1:{grpc}'", f"role = '{role}'"]
     file = FOLDER / "coordinator.toml"
     file.write_text("\n".join(lines))
     servers.append(start_process("coordinator", "coordinator", "--config", str(file)))
-    return wait_ready(servers, front), f"127.0.0.1:{front}", f"127.0.0.1:{rpc}"
+    return wait_ready(servers, front), Place(f"127.0.0.1:{front}", f"127.0.0.1:{rpc}", models.names)
 
 
 def free_ports(count: int) -> list[int]:
@@ -177,27 +228,39 @@ def wait_ready(servers: list[subprocess.Popen[bytes]], port: int) -> list[subpro
     sys.exit(f"The server did not start; see the logs in {FOLDER}.")
 
 
+def run_clients(names: Sequence[str], place: Place) -> list[str]:
+    """Runs clients one after the other; returns the names of those that failed."""
+    failed = []
+    for name in names:
+        start = time.monotonic()
+        wrong = run_client(name, place)
+        print(f"{name:32} {'FAILED' if wrong else 'good'}  {time.monotonic() - start:5.1f} s", flush=True)
+        if wrong:
+            failed.append(name)
+            print(wrong, flush=True)
+    return failed
+
+
 def main() -> int:
     words = sys.argv[1:]
     names = [word for word in words if word != "--cluster"] or list(SCRIPTS)
     if unknown := [name for name in names if name not in SCRIPTS]:
         sys.exit(f"There is no {unknown[0]}; there are {', '.join(SCRIPTS)}.")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    servers, address, grpc = start_cluster() if "--cluster" in words else start_server()
+    start_servers = start_cluster if "--cluster" in words else start_server
     failed = []
-    try:
-        for name in names:
-            start = time.monotonic()
-            wrong = run_client(name, grpc if name.endswith("_grpc.py") else address)
-            print(f"{name:30} {'FAILED' if wrong else 'good'}  {time.monotonic() - start:5.1f} s", flush=True)
-            if wrong:
-                failed.append(name)
-                print(wrong, flush=True)
-    finally:
-        for server in servers:
-            server.terminate()
-        for server in servers:
-            server.wait(60)
+    for sends_media, find_models in ((False, demo_model), (True, media_models)):
+        group = [name for name in names if name.startswith("media/") == sends_media]
+        if not group:
+            continue
+        servers, place = start_servers(find_models())
+        try:
+            failed += run_clients(group, place)
+        finally:
+            for server in servers:
+                server.terminate()
+            for server in servers:
+                server.wait(60)
     print(f"{len(names) - len(failed)} of {len(names)} clients work.")
     return 1 if failed else 0
 
