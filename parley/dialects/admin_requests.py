@@ -61,6 +61,15 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AbortList:
+    """Abort the client's open requests with these ids, whatever their model, and then send the answer. Unknown ids are
+    ignored."""
+
+    labels: frozenset[str]
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
 class LoadAdapter:
     """Load an adapter under a name, or unload it (``folder`` None). ``success`` is the answer.
 

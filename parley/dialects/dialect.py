@@ -188,9 +188,25 @@ class UnstreamedReply(Reply):
         raise AssertionError("no stream was asked for")
 
 
+class RenderedPrompt(NamedTuple):
+    """A prompt as the engine would get it, and the largest number of tokens that it would generate."""
+
+    token_ids: list[int]
+    max_tokens: int
+
+
+class PromptRenderer(Reply):
+    """A request whose prompts are answered as tokens, instead of being continued."""
+
+    @abstractmethod
+    def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
+        """Return the answer."""
+
+
 RouteKind = Literal[
     "generate",  # reader(body, RequestContext) -> Reply, or an Answer where the body decides the form of its refusal
     "embed",  # the same, for requests that return only vectors
+    "render",  # reader(body, RequestContext) -> PromptRenderer
     "tokenize",  # reader(body, RequestContext) -> TokenizeRequest; writer(TokenizeResult) -> bytes
     "detokenize",  # reader(body) -> DetokenizeRequest; writer(str) -> bytes
     "models",  # writer(list[ModelCard]) -> bytes
@@ -199,6 +215,7 @@ RouteKind = Literal[
     "version",  # writer(str) -> bytes
     "server_info",  # writer(ServerInfo) -> bytes
     "abort",  # abort an open request: reader(body, RequestContext) -> AbortRequest
+    "abort_list",  # abort several, for any model: reader(body, RequestContext) -> AbortList
     "adapter",  # load or unload an adapter: reader(body, RequestContext) -> LoadAdapter | Answer
     "load",  # the number of requests being served; writer(int) -> bytes
     "reset",  # clear the prefix cache: reader(RequestContext) -> bool (preempt running?); writer(done) -> bytes

@@ -31,6 +31,7 @@ RouteScope = Literal["open", "client", "cluster", "admin"]
 ROUTE_SCOPES: dict[RouteKind, RouteScope] = {
     "generate": "client",
     "embed": "client",
+    "render": "client",
     "tokenize": "client",
     "detokenize": "client",
     "models": "client",
@@ -39,6 +40,7 @@ ROUTE_SCOPES: dict[RouteKind, RouteScope] = {
     "version": "client",
     "server_info": "client",
     "abort": "client",  # of the client's own requests
+    "abort_list": "client",  # as well
     "adapter": "admin",
     "load": "client",
     "reset": "admin",

@@ -36,7 +36,7 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
             model.require_ready()
         body = await exchange.read_body()
         model, reply = await exchange.run_work(
-            len(body), partial(_read_generation_body, registry, route, exchange, body)
+            len(body), partial(read_generation_body, registry, route, exchange, body)
         )
         del body  # it may be large, and the answer long
         if isinstance(reply, Answer):
@@ -59,7 +59,7 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
         raise
 
 
-def _read_generation_body(
+def read_generation_body(
     registry: ModelRegistry, route: Route, exchange: Exchange, body: bytes
 ) -> tuple[ServedModel, Reply | Answer]:
     """Find the model that a body is for and read the body. An unknown model is reported only if all else is right."""

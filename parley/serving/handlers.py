@@ -10,14 +10,22 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.admin_requests import AbortRequest, DetokenizeRequest, LoadAdapter, TokenizeRequest, TokenizeResult
-from parley.dialects.dialect import Answer, Route, RouteKind, model_in_body
+from parley.dialects.admin_requests import (
+    AbortList,
+    AbortRequest,
+    DetokenizeRequest,
+    LoadAdapter,
+    TokenizeRequest,
+    TokenizeResult,
+)
+from parley.dialects.dialect import Answer, PromptRenderer, RenderedPrompt, Route, RouteKind, model_in_body
 from parley.dialects.facts import ModelCard, ServerInfo
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.metrics.recorded import ModelSnapshot
 from parley.serving import adapters, control, metrics_page
-from parley.serving.generate import handle_generate, request_context
+from parley.serving.generate import handle_generate, read_generation_body, request_context
 from parley.serving.media.request_media import prompt_media
+from parley.serving.prepare import check_request, prepare_engine_requests
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.types import Chat, ProcessedMedia, Text
@@ -97,6 +105,28 @@ def _tokenize_and_encode(
     elif tokenize_request.with_texts:
         pieces = [pipeline.tokenizer.decode([token_id], False) for token_id in token_ids]
     return writer(TokenizeResult(token_ids, pieces, context_length, text if tokenize_request.with_spans else "", spans))
+
+
+async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Answer with the prompts of a generating request as tokens. Every error in the request is reported as usual."""
+    registry.require_any_ready()
+    body = await exchange.read_body()
+    model, reply = await exchange.run_work(len(body), partial(read_generation_body, registry, route, exchange, body))
+    if isinstance(reply, Answer):
+        await _send_answer(exchange, reply)
+        return
+    assert isinstance(reply, PromptRenderer)
+    exchange.adopt_reply(reply)
+    model.require_ready()
+    request = reply.request
+    request.model = model.answer_name(request.model)
+    if request.adapter is None and request.model in model.adapters:
+        request.adapter = request.model
+    check_request(model, request)
+    prepared = await exchange.while_connected(prepare_engine_requests(model, request, exchange.tenant))
+    prompts = [RenderedPrompt(engine_request.token_ids, engine_request.max_tokens) for _, engine_request in prepared]
+    size = 8 * sum(len(prompt.token_ids) for prompt in prompts)
+    await exchange.send_response(await exchange.run_work(size, partial(reply.render_prompts, prompts)))
 
 
 async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
@@ -188,6 +218,21 @@ async def handle_abort(
     await _send_answer(
         exchange, abort_request.success if open_request is not None or dropped else abort_request.not_found
     )
+
+
+async def handle_abort_list(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Cancel open requests of the client, of any model."""
+    assert route.reader is not None
+    body = await exchange.read_body()
+    abort_list: AbortList = await exchange.run_work(
+        len(body), partial(route.reader, body, request_context(registry, registry.main_model, exchange))
+    )
+    for open_request in registry.open_requests:
+        if exchange.tenant.may_see(open_request.tenant) and (
+            named := abort_list.labels.intersection(open_request.cancel_ids)
+        ):
+            open_request.cancel_by_id(min(named))
+    await _send_answer(exchange, abort_list.answer)
 
 
 async def handle_adapter(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
@@ -320,6 +365,7 @@ async def handle_metrics(registry: ModelRegistry, route: Route, exchange: Exchan
 SERVER_HANDLERS: dict[RouteKind, RouteHandler] = {  # all kinds but those that only members of a cluster serve
     "generate": handle_generate,
     "embed": handle_generate,
+    "render": handle_render,
     "tokenize": handle_tokenize,
     "detokenize": handle_detokenize,
     "models": handle_models,
@@ -328,6 +374,7 @@ SERVER_HANDLERS: dict[RouteKind, RouteHandler] = {  # all kinds but those that o
     "version": handle_version,
     "server_info": handle_server_info,
     "abort": handle_abort,
+    "abort_list": handle_abort_list,
     "adapter": handle_adapter,
     "load": handle_open_requests,
     "reset": handle_cache_reset,

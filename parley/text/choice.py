@@ -82,6 +82,7 @@ class AnswerChoice:
         )
         self._follower = PredictionFollower(prepared.predicted) if prepared.predicted is not None else None
         self._interval = options.stream_interval
+        self._tokens_at_once = options.tokens_at_once
         self._reported_tokens = -options.stream_interval  # number of tokens whose events were returned
         special = (
             self._details or self._repeats is not None or request.best_of is not None or options.stream_interval > 1
@@ -120,6 +121,8 @@ class AnswerChoice:
             if usage.completion_tokens - self._reported_tokens < self._interval:
                 return []
             self._reported_tokens = usage.completion_tokens
+            if self._tokens_at_once:
+                self._emit_pending_tokens()
             return list(self._deltas)
         stop = output.stop_id if output.stop_id in self._stop_conditions.ids else None
         return self._finish_choice(output.finish_reason, stop)
@@ -211,6 +214,11 @@ class AnswerChoice:
             last.tokens += self._pending_tokens
             self._pending_tokens = []
 
+    def _emit_pending_tokens(self) -> None:
+        """Attach the tokens whose text is not complete to the last delta, or to one without text."""
+        if self._pending_tokens:
+            self._emit_delta(self._deltas[-1].part if self._deltas else "content", "")
+
     def _finish_choice(self, reason: FinishReason, stop: str | int | None) -> list[Event]:
         self.finished = True
         if self._follower is not None:
@@ -231,8 +239,7 @@ class AnswerChoice:
             if not self._call_complete:
                 self._emit_parts(self._parser.finish_parsing(), self._parser)
             has_calls = self._parser.call_count > 0
-        if self._pending_tokens:
-            self._emit_delta(self._deltas[-1].part if self._deltas else "content", "")
+        self._emit_pending_tokens()
         if reason == "stop" and stop is None and has_calls:
             reason = "tool"
         return [*self._deltas, ChoiceDone(self.index, reason, self.usage, stop)]

@@ -125,6 +125,61 @@ async def test_vllm_chats_and_completions_match_their_streams(server):
     assert (await server.post("/vllm/invocations", HELLO_CHAT, **JSON_HEADERS)).json["object"] == "chat.completion"
 
 
+async def test_rendered_prompts_continue_as_tokens_like_the_requests_themselves(server):
+    for prefix in ("", "/vllm"):
+        options = {"max_tokens": 40, "return_token_ids": True, "temperature": 0}
+        chat = (await server.post(prefix + "/v1/chat/completions", HELLO_CHAT | options)).json
+        body = (await server.post(prefix + "/v1/chat/completions/render", HELLO_CHAT | options)).json
+        assert body["token_ids"] == chat["prompt_token_ids"] and body["sampling_params"]["max_tokens"] == 40
+        answer = (await server.post(prefix + "/inference/v1/generate", body)).json
+        (choice,) = answer["choices"]
+        assert choice["token_ids"] == chat["choices"][0]["token_ids"]
+        assert (choice["finish_reason"], answer["request_id"]) == ("stop", f"generate-tokens-{body['request_id']}")
+        streamed = (await server.post(prefix + "/inference/v1/generate", body | STREAM_WITH_USAGE)).events
+        *chunks, last = streamed
+        pieces = [chunk["choices"][0]["token_ids"] for chunk in chunks]
+        assert [token_id for piece in pieces for token_id in piece] == choice["token_ids"] and len(pieces) > 1
+        assert last["usage"]["completion_tokens"] == answer["usage"]["completion_tokens"]
+        first, _ = (await server.post(prefix + "/v1/completions/render", {"prompt": [PROMPT, "b"]})).json
+        text = (await server.post(prefix + "/inference/v1/generate", first | {"output_mode": "text"})).json
+        whole = (await server.post(prefix + "/v1/completions", {"prompt": PROMPT})).json
+        assert text["choices"][0]["text"] == whole["choices"][0]["text"]
+    long = await server.post("/v1/completions/render", {"prompt": "a " * 9000})
+    assert long.status == 400 and "maximum context length" in long.error["message"]
+    unknown = await server.post("/inference/v1/generate", {"token_ids": [10**6], "sampling_params": {}})
+    assert (unknown.status, unknown.error["message"]) == (400, "Token id 1000000 is out of vocabulary")
+    await server.idle()
+
+
+async def test_tokens_are_not_held_back_for_the_rest_of_a_character_or_stop_string(server):
+    (body,) = (await server.post("/v1/completions/render", {"prompt": "Zwölf", "stop": "fx", "stream": True})).json
+    events = (await server.post("/inference/v1/generate", body)).events
+    assert [event["choices"][0]["token_ids"] for event in events] == [[each] for each in [*body["token_ids"], EOS]]
+    texts = (await server.post("/inference/v1/generate", body | {"output_mode": "text"})).events
+    assert "".join(event["choices"][0]["text"] for event in texts) == "Zwölf"
+
+
+async def test_abort_requests_ends_those_of_its_list_and_no_others(serve):
+    server = await serve(tick=0.001)
+    body = {"token_ids": [5], "sampling_params": {"max_tokens": 3000, "ignore_eos": True}}
+    requests = [
+        asyncio.create_task(server.post("/inference/v1/generate", body | {"request_id": name})) for name in "abc"
+    ]
+    await server.until(lambda: server.engine.stats.running == 3)
+    ids = {"request_ids": ["generate-tokens-a", "b", "unknown"]}
+    for path in ("/inference/v1/abort_requests", "/abort_requests"):
+        answer = await server.post(path, ids)
+        assert (answer.status, answer.body) == (200, b"")
+    for request in requests[:2]:
+        assert (await request).json["choices"][0]["finish_reason"] == "abort"
+    await server.until(lambda: server.engine.stats.running == 1)
+    await server.post("/abort_requests", {"request_ids": "c"})
+    assert (await requests[2]).json["choices"][0]["finish_reason"] == "abort"
+    refused = await server.post("/inference/v1/abort_requests", {})
+    assert (refused.status, refused.error["message"]) == (400, "Missing 'request_ids' in request body")
+    await server.idle()
+
+
 async def test_limits_full_vocabulary_logprobs_over_a_whole_request(server):
     """All lists of a request are built in one go, and no other request gets a token during that time."""
     body = {"model": "tiny", "prompt": "ab", "max_tokens": 204}

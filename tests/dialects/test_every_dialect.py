@@ -45,7 +45,9 @@ WAYS: list[Any] = [  # forms that a prompt can have inside a member
     [{"name": "text_input"} | TENSOR], [{"name": "input0", "datatype": "UINT32", "shape": [1, 3], "data": IDS}],
 ]  # fmt: skip
 
-BESIDE: list[dict[str, Any]] = [{}, {"model": "m"}, {"outputs": [{"name": "output0"}]}]  # what a body needs besides
+BESIDE: list[dict[str, Any]] = [  # what a body needs besides
+    {}, {"model": "m"}, {"outputs": [{"name": "output0"}]}, {"sampling_params": {}},
+]  # fmt: skip
 
 
 def generate_routes(dialect: Dialect) -> Iterator[Route]:

@@ -40,7 +40,7 @@ from parley.web.request_body import ClientGone
 log = logging.getLogger("parley.cluster")
 
 SHUTDOWN_TEXT = "The server is shutting down. This answer could not be finished."
-FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset"})  # commands for all instances
+FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset", "abort_list"})  # commands for all instances
 GUARDED_KINDS: frozenset[RouteKind] = frozenset(
     {"metrics", "load"}
 )  # answered here, for clients that an instance lets in

@@ -121,12 +121,12 @@ def read_extras(
         _read_kept_side(body, "left"),
     )
     budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
-    priority = _read_priority(body, context.headers)
+    priority = read_priority(body, context.headers)
     seconds = body.number("max_time", None, 0, MAX_SECONDS, low_excluded=True)
     thinking_budget = None if budget < 0 else budget
     return ExtraMembers(
-        _read_request_id(body),
-        _read_salt(body, context.headers),
+        read_request_id(body),
+        read_salt(body, context.headers),
         truncate,
         keep,
         priority,
@@ -144,7 +144,7 @@ def read_pooling_extras(body: Fields, context: RequestContext) -> ExtraMembers:
         raise shared.unsupported_member(body, "mm_processor_kwargs", "Media are")
     truncate, keep = read_truncation(body, context.context_length), _read_kept_side(body, "right")
     return ExtraMembers(
-        _read_request_id(body), _read_salt(body, context.headers), truncate, keep, _read_priority(body, context.headers)
+        read_request_id(body), read_salt(body, context.headers), truncate, keep, read_priority(body, context.headers)
     )
 
 
@@ -173,7 +173,7 @@ def _check_other_members(body: Fields, options: ApiOptions | None) -> None:
             raise shared.unsupported_member(body, name, subject)
 
 
-def _read_request_id(body: Fields) -> str | None:
+def read_request_id(body: Fields) -> str | None:
     """Return the client's id for the request."""
     name = body.string("request_id", None, cap=MAX_NAME_CHARACTERS)
     if name is not None and (not name or not CONTROL_CHARACTERS.isdisjoint(name)):
@@ -181,7 +181,7 @@ def _read_request_id(body: Fields) -> str | None:
     return name
 
 
-def _read_priority(body: Fields, headers: Mapping[bytes, bytes]) -> int:
+def read_priority(body: Fields, headers: Mapping[bytes, bytes]) -> int:
     """Return the priority; the header wins over the member."""
     priority = body.integer("priority", 0)
     if (header := headers.get(PRIORITY_HEADER)) is None:
@@ -197,7 +197,7 @@ def _check_xargs(body: Fields, member: str) -> None:
             raise body.member_error(member, f"'{name[:40]}' must be a string, a number or an array.")
 
 
-def _read_salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
+def read_salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
     """Return the salt that separates a request's cached prefixes from others; the header wins over the member."""
     if (header := headers.get(SALT_HEADER)) is not None:
         body = body.without_members({"cache_salt"}).with_defaults({"cache_salt": header.decode("latin-1")})

@@ -24,8 +24,10 @@ from parley.dialects.vllm import (
     embeddings,
     legacy,
     metrics,
+    render,
     scores,
     shared,
+    token_generation,
     transcriptions,
 )
 
@@ -34,14 +36,10 @@ UNSUPPORTED_PATHS = {
     "/v1/responses/{response}/cancel": "The Responses API is",
     "/v1/messages": "The Messages API is",
     "/v1/messages/count_tokens": "The Messages API is",
-    "/v1/chat/completions/render": "A prompt without an answer is",
-    "/v1/completions/render": "A prompt without an answer is",
     "/generative_scoring": "Scoring of labels is",
-    "/inference/v1/generate": "Generation from tokens to tokens is",
-    "/inference/v1/abort_requests": "Cancelling by id is",
 }
 PROMPT_MEMBERS = PromptMembers(
-    conversations=("messages",), prompts=("prompt",), preceding=("tools",), salts=("cache_salt",)
+    conversations=("messages",), prompts=("prompt", "token_ids"), preceding=("tools",), salts=("cache_salt",)
 )
 BATCH_ROUTE = Route(
     "POST", "/v1/chat/completions/batch", "generate", reader=batch.read_batch_request, model_reader=model_in_body
@@ -56,6 +54,33 @@ SCORE_ROUTES = (
     *(
         Route("POST", path, "embed", reader=scores.read_rerank_request, model_reader=model_in_body)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
+)
+TOKEN_ROUTES = (  # of servers that tokenize elsewhere than where they generate
+    Route(
+        "POST",
+        "/inference/v1/generate",
+        "generate",
+        reader=token_generation.read_token_request,
+        model_reader=model_in_body,
+    ),
+    *(
+        Route("POST", path, "abort_list", reader=token_generation.read_abort_requests)
+        for path in ("/inference/v1/abort_requests", "/abort_requests")
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions/render",
+        "render",
+        reader=render.read_chat_rendering,
+        model_reader=model_in_body,
+    ),
+    Route(
+        "POST",
+        "/v1/completions/render",
+        "render",
+        reader=render.read_completion_rendering,
+        model_reader=model_in_body,
     ),
 )
 RESET_ROUTE = Route(
@@ -96,6 +121,7 @@ DIALECT = Dialect(
         *SCORE_ROUTES,
         COHERE_ROUTE,
         BATCH_ROUTE,
+        *TOKEN_ROUTES,
         RESET_ROUTE,
         *_adapter_routes(False),
     ),
@@ -109,7 +135,7 @@ STRICT_DIALECT = Dialect(
     bench_apis=bench.BENCH_APIS,
     render_error=shared.vllm_error,
     chunk_per_event=True,
-    prompt_members=replace(PROMPT_MEMBERS, prompts=("prompt", "input")),
+    prompt_members=replace(PROMPT_MEMBERS, prompts=("prompt", "token_ids", "input")),
     no_memory_body=shared.NO_MEMORY_BODY,
     retry_hints=False,
     routes=(
@@ -123,6 +149,7 @@ STRICT_DIALECT = Dialect(
         *SCORE_ROUTES,
         COHERE_ROUTE,
         BATCH_ROUTE,
+        *TOKEN_ROUTES,
         Route("POST", "/invocations", "generate", reader=control.read_invocation, model_reader=model_in_body),
         speech_route("/v1/audio/transcriptions", transcriptions.read_vllm_transcription),
         speech_route("/v1/audio/translations", transcriptions.read_vllm_translation),

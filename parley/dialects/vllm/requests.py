@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from parley.dialects import forms
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.forms import CONSTRAINT_KINDS
@@ -26,7 +27,7 @@ from parley.dialects.vllm.words import (
     wrong_content_type,
 )
 from parley.errors import BadRequest, Invalid, excerpt
-from parley.types import Request, Sampling, StopConditions
+from parley.types import Grammar, Request, Sampling, StopConditions
 
 MAX_STOP_STRINGS = 4
 MAX_ID_CHARACTERS = 128  # characters of a request id in a header
@@ -60,15 +61,25 @@ def read_vllm_request(
     reply_class: Callable[[Fields, RequestContext], ReplyT], body: bytes, context: RequestContext
 ) -> ReplyT | Answer:
     """Return the reply to a body. A refusal by the original's engine is sent inside a stream. Raises BadRequest."""
-    check_content_type(context)
-    defaults = {name: value for name, value in context.generation_defaults.items() if name != MAX_NEW_TOKENS}
-    fields = decode_fields(body, VLLM_WORDING).with_defaults(defaults)
+    fields = decode_generation_body(body, context)
     try:
         return reply_class(fields, context)
     except Invalid as error:
         if error.field in LOGPROB_MEMBERS and fields.raw_value("stream") is True and "max allowed" in error.message:
             return Answer(200, shared.vllm_failed_stream_end(error), b"text/event-stream; charset=utf-8")
         raise
+
+
+def decode_generation_body(body: bytes, context: RequestContext) -> Fields:
+    """Return the members of a body, with the model's generation defaults. Raises BadRequest."""
+    check_content_type(context)
+    defaults = {name: value for name, value in context.generation_defaults.items() if name != MAX_NEW_TOKENS}
+    return decode_vllm_body(body).with_defaults(defaults)
+
+
+def decode_vllm_body(body: bytes) -> Fields:
+    """Return the members of a body. Raises BadRequest in vLLM's words."""
+    return decode_fields(body, VLLM_WORDING)
 
 
 def check_content_type(context: RequestContext) -> None:
@@ -94,30 +105,12 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
     stops = body.raw_value("stop")
     if isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS:
         yield too_many_stops(stops, MAX_STOP_STRINGS)
-    if body.number("top_p", 1.0, 0, 1) == 0:
-        yield parameter_error("top_p must be in (0, 1], got 0.0.", "top_p", 0.0)
-    n = body.integer("n", 1, 1, MAX_CHOICES_PER_PROMPT)
-    if (
-        n > 1
-        and body.number("temperature", 1.0, 0, 2) < GREEDY_TEMPERATURE
-        and not body.boolean("use_beam_search", False)
-    ):
-        yield Invalid(f"n must be 1 when using greedy sampling, got {n}.")
+    yield from drawing_faults(body, greedy_choices=body.boolean("use_beam_search", False))
     max_tokens = body.integer(limit_member, None, least, MAX_TOKENS)
     if max_tokens is not None and context.context_length and max_tokens > context.context_length:
         sentence = f"{limit_member}={max_tokens} cannot be greater than max_model_len={context.context_length}."
         yield parameter_error(f"{sentence} Please request fewer output tokens.", limit_member, max_tokens)
-    minimum = body.integer("min_tokens", 0, 0, MAX_TOKENS)
-    if max_tokens is not None and 0 < max_tokens < minimum:
-        yield Invalid(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {minimum}.")
-    if body.has_value("allowed_token_ids") and not body.raw_value("allowed_token_ids"):
-        yield parameter_error("allowed_token_ids is not None and empty!", "allowed_token_ids", [])
-    bias = body.raw_value("logit_bias")
-    keys = [key for key in bias if not (key.isascii() and key.isdigit())][:8] if isinstance(bias, dict) else []
-    if keys:
-        key_list = excerpt(keys, 200)
-        sentence = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {key_list}"
-        yield parameter_error(sentence, "logit_bias", keys)
+    yield from token_faults(body, max_tokens)
     room = context.context_length - (max_tokens or 0)
     if context.context_length and (truncation := body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS)) > room:
         sentence = (
@@ -137,6 +130,39 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
         if body.has_value(name) and not context.api_options.trust_request_mm_kwargs:
             yield parameter_error(UNTRUSTED_MEDIA.format(name=name), name)
     yield from _constraint_faults(body)
+
+
+def drawing_faults(body: Fields, *, greedy_choices: bool = False) -> Iterator[BadRequest]:
+    """Yield the faults of members that say how tokens are drawn. ``greedy_choices``: they may be several."""
+    if body.number("top_p", 1.0, 0, 1) == 0:
+        yield parameter_error("top_p must be in (0, 1], got 0.0.", "top_p", 0.0)
+    n = body.integer("n", 1, 1, MAX_CHOICES_PER_PROMPT)
+    if n > 1 and body.number("temperature", 1.0, 0, 2) < GREEDY_TEMPERATURE and not greedy_choices:
+        yield Invalid(f"n must be 1 when using greedy sampling, got {n}.")
+
+
+def token_faults(body: Fields, max_tokens: int | None) -> Iterator[BadRequest]:
+    """Yield the faults of members that say how many tokens and which ones are drawn."""
+    minimum = body.integer("min_tokens", 0, 0, MAX_TOKENS)
+    if max_tokens is not None and 0 < max_tokens < minimum:
+        yield Invalid(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {minimum}.")
+    if body.has_value("allowed_token_ids") and not body.raw_value("allowed_token_ids"):
+        yield parameter_error("allowed_token_ids is not None and empty!", "allowed_token_ids", [])
+    bias = body.raw_value("logit_bias")
+    keys = [key for key in bias if not (key.isascii() and key.isdigit())][:8] if isinstance(bias, dict) else []
+    if keys:
+        key_list = excerpt(keys, 200)
+        sentence = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {key_list}"
+        yield parameter_error(sentence, "logit_bias", keys)
+
+
+def read_structured_outputs(body: Fields) -> Grammar | None:
+    """Return the constraint in ``structured_outputs``, if there is one. Raises BadRequest."""
+    fault = next(_constraint_faults(body.without_members({"response_format"})), None)
+    if fault is not None:
+        raise fault
+    options = body.object("structured_outputs")
+    return None if options is None else forms.read_structured_outputs(options)
 
 
 def _constraint_faults(body: Fields) -> Iterator[BadRequest]:

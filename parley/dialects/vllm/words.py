@@ -190,13 +190,13 @@ class VllmWording(words.ErrorWording):
             sentence = f"Requested {kind} logprobs of {requested}, which is greater than max allowed: {high}"
             return parameter_error(sentence, LOGPROB_PARAMETERS[kind], value)
         if name in LOW_SENTENCES and not above:
-            return parameter_error(LOW_SENTENCES[name], path, value)
+            return parameter_error(LOW_SENTENCES[name], name, value)
         if name in RANGE_SENTENCES:
             below, beyond, names_parameter = RANGE_SENTENCES[name]
             is_integer = name in ("n", "top_k", "max_tokens", "max_completion_tokens", "min_tokens")
             number = value if is_integer or isinstance(value, float) or abs(value) > 1e300 else float(value)
             sentence = f"{name} {beyond if above else below}, got {excerpt(number)}.".format(high=high)
-            return parameter_error(sentence, path, number) if names_parameter else Invalid(sentence)
+            return parameter_error(sentence, name, number) if names_parameter else Invalid(sentence)
         bound, kind, relation = (
             (high, "less_than_equal", "less than or equal to")
             if above
@@ -222,7 +222,12 @@ class VllmWording(words.ErrorWording):
 
     def empty_error(self, path: str, container: str) -> BadRequest:
         """Return vLLM's sentence for an empty value."""
-        name = path.partition("[")[0]
+        name = path.partition("[")[0].rpartition(".")[2]
+        if path == "token_ids":
+            ctx = {"field_type": "List", "min_length": 1, "actual_length": 0}
+            message = "List should have at least 1 item after validation, not 0"
+            entry = _pydantic_error("too_short", path, message, self._value_at(path), ctx)
+            return WrongType(_error_list(entry), field=f"body.{path}")
         if (name in TEXT_MEMBERS and path != name) or (path == "input" and container == "string"):
             return Invalid("The decoder prompt cannot be empty")
         if path == "prompt" and container == "string":

@@ -1,0 +1,115 @@
+"""``/v1/chat/completions/render`` and ``/v1/completions/render``: the prompt of a request as tokens, without an answer.
+
+The answer is the body of ``/inference/v1/generate`` that continues these tokens as the request asks, one for each
+prompt (``vllm/entrypoints/scale_out/render/serving.py``). Routers use it to find the instance that has the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parley.dialects.dialect import PromptRenderer, RenderedPrompt, RequestContext
+from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.shared import unsupported_member
+from parley.dialects.vllm import requests, sampling_params
+from parley.dialects.vllm.chat import VllmChatReply
+from parley.dialects.vllm.completions import VllmCompletionReply
+from parley.errors import Invalid
+from parley.types import Chat, Request
+
+BEAM_SEARCH_SENTENCE = "Beam search is not supported by the render endpoint"
+
+
+def read_chat_rendering(body: bytes, context: RequestContext) -> ChatRendering:
+    """Read a conversation to render. Raises BadRequest."""
+    return ChatRendering(requests.decode_generation_body(body, context), context)
+
+
+def read_completion_rendering(body: bytes, context: RequestContext) -> CompletionRendering:
+    """Read prompts to render. Raises BadRequest."""
+    return CompletionRendering(requests.decode_generation_body(body, context), context)
+
+
+class ChatRendering(VllmChatReply, PromptRenderer):
+    """A conversation that is answered with its tokens."""
+
+    def __init__(self, body: Fields, context: RequestContext):
+        super().__init__(body, context)
+        _check_renderable(self.request, body)
+        self._stream_options = _stream_options(body)
+
+    def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
+        """Return the request that continues the conversation."""
+        answer_id = f"chatcmpl-{self._answer_id}"
+        return encode_json(_generate_request(answer_id, prompts[0], self.request, self._stream_options))
+
+
+class CompletionRendering(VllmCompletionReply, PromptRenderer):
+    """Plain prompts that are answered with their tokens."""
+
+    def __init__(self, body: Fields, context: RequestContext):
+        super().__init__(body, context)
+        _check_renderable(self.request, body)
+        self._stream_options = _stream_options(body)
+
+    def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
+        """Return the requests that continue the prompts."""
+        answer_id, several = f"cmpl-{self._answer_id}", len(prompts) > 1
+        return encode_json(
+            [
+                _generate_request(
+                    f"{answer_id}-{number}" if several else answer_id, prompt, self.request, self._stream_options
+                )
+                for number, prompt in enumerate(prompts)
+            ]
+        )
+
+
+def _check_renderable(request: Request, body: Fields) -> None:
+    """Refuse what the rendered request could not express. Raises BadRequest."""
+    if request.beam is not None:
+        raise Invalid(BEAM_SEARCH_SENTENCE)
+    if request.grammar is not None and request.grammar.kind == "tags":
+        member = "response_format" if body.has_value("response_format") else "structured_outputs"
+        raise unsupported_member(body, member, "A structural tag with a rendered prompt is")
+    for prompt in request.prompts:
+        if not isinstance(prompt, Chat):
+            continue
+        if any(message.media for message in prompt.messages):
+            raise unsupported_member(body, "messages", "Media in a rendered prompt are")
+        if prompt.tool_choice == "required":
+            raise unsupported_member(body, "tool_choice", "A forced call with a rendered prompt is")
+
+
+def _stream_options(body: Fields) -> dict[str, bool] | None:
+    options = body.object("stream_options")
+    if options is None or not body.boolean("stream", False):
+        return None
+    return {name: options.boolean(name, False) for name in ("include_usage", "continuous_usage_stats")}
+
+
+def _generate_request(
+    request_id: str, prompt: RenderedPrompt, request: Request, stream_options: dict[str, bool] | None
+) -> dict[str, Any]:
+    """Return the body that continues a prompt, with every member of the original, also those without a value."""
+    return {
+        "request_id": request_id,
+        "token_ids": prompt.token_ids,
+        "token_offsets": None,
+        "features": None,
+        "content_parts": None,
+        "sampling_params": sampling_params.write_sampling_params(request, prompt.max_tokens),
+        "model": request.model,
+        "reasoning_ended": None,
+        "reasoning_parser_kwargs": None,
+        "return_token_ids": None,
+        "output_mode": "tokens",
+        "stream": request.stream,
+        "stream_options": stream_options,
+        "cache_salt": request.cache_salt or None,
+        "priority": request.priority,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+    }

@@ -1,0 +1,309 @@
+"""vLLM's route from tokens to tokens, and rendered prompts: reading of bodies, refusals, exact bytes of answers.
+
+The expected bytes were written by the classes of vLLM 0.32.0 itself (``GenerateRequest``, ``GenerateTokensResponse``
+and so on), but for the count of cached tokens, which that server has only with ``--enable-prompt-tokens-details``.
+"""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import ApiOptions, RenderedPrompt, RequestContext
+from parley.dialects.vllm import render, token_generation
+from parley.dialects.vllm.shared import vllm_error
+from parley.errors import BadRequest, EngineError, Unsupported
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Grammar,
+    PromptAccepted,
+    PromptScored,
+    RepetitionPattern,
+    TokenInfo,
+    Tokens,
+    Usage,
+)
+
+JSON = {b"content-type": b"application/json"}
+HEAD = RequestContext("0123456789abcdef0123456789abcdef", 1700000000, "fp_1", context_length=256, headers=JSON)
+ID = "generate-tokens-mine"
+USAGE = Usage(prompt_tokens=2, completion_tokens=2, cached_tokens=0)
+NULLS = b'"routed_experts":null,"sampling_mask":null,"weight_versions":null'
+
+
+def read_tokens(params: dict[str, Any] | None = None, head: RequestContext = HEAD, **members: Any):
+    body = {"token_ids": [5, 6], "sampling_params": params or {}, "request_id": "mine", "model": "tiny"} | members
+    return token_generation.read_token_request(json.dumps(body).encode(), head)
+
+
+def refusal(params: dict[str, Any] | None = None, **members: Any) -> dict[str, Any]:
+    with pytest.raises(BadRequest) as caught:
+        read_tokens(params, **members)
+    answer = vllm_error(caught.value)
+    assert answer.status == 400
+    return json.loads(answer.body)["error"]
+
+
+def token(token_id: int, logprob: float = -0.5, rank: int = 1, top: list[TokenInfo] | None = None) -> TokenInfo:
+    return TokenInfo(token_id, chr(96 + token_id), bytes([96 + token_id]), logprob, rank, top or [])
+
+
+# -- bodies
+
+
+def test_vllm_tokens_need_only_ids_and_sampling_params():
+    request = read_tokens().request
+    assert request.prompts == [Tokens([5, 6])]
+    stop = request.stop_conditions
+    assert (request.n, request.stream, stop.max_tokens, request.sampling.temperature) == (1, False, None, 1.0)
+    assert request.output_options.unparsed and request.output_options.tokens_at_once and stop.reserved_tokens == 1
+    advice = {"max_new_tokens": 64, "temperature": 0.5}  # of it only the limit applies, as in the original
+    request = read_tokens(head=replace(HEAD, generation_defaults=advice)).request
+    assert (request.stop_conditions.max_tokens, request.sampling.temperature) == (64, 1.0)
+
+
+def test_vllm_sampling_params_reach_the_request():
+    request = read_tokens(
+        {"n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -1, "presence_penalty": 1,
+         "frequency_penalty": -1, "repetition_penalty": 1.1, "stop": ["a"] * 9, "stop_token_ids": [3], "max_tokens": 99,
+         "min_tokens": 2, "ignore_eos": True, "include_stop_str_in_output": True, "skip_special_tokens": False,
+         "logprobs": 2, "logprob_token_ids": [3, 4], "prompt_logprobs": 1, "logit_bias": {"3": 1.0},
+         "allowed_token_ids": [1, 2], "bad_words": ["x"], "stream_interval": 3, "flat_logprobs": True,
+         "repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 2}, "extra_args": {"a": 1},
+         "structured_outputs": {"regex": "a"}, "watermarking": True, "output_kind": 2, "skip_clone": True,
+         "prompt_logprob_start": 0},
+        cache_salt="s", priority=3, reasoning_ended=True, token_offsets=None,
+    ).request  # fmt: skip
+    sampling, stop, options = request.sampling, request.stop_conditions, request.output_options
+    assert (request.n, request.cache_salt, request.priority, request.banned_words) == (2, "s", 3, ["x"])
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (
+        0.5, 0.9, 5, 0.1, None)  # fmt: skip
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 1.1)
+    assert sampling.logit_bias == {3: 1.0} and sampling.allowed == [1, 2] and sampling.watermark
+    assert (stop.strings, stop.ids, stop.max_tokens, stop.min_tokens) == (["a"] * 9, [3], 99, 2)
+    assert stop.ignore_eos and stop.include_in_output and stop.repetition == RepetitionPattern(2, 3, 2)
+    assert (options.logprobs, options.logprob_ids, options.prompt_logprobs) == (2, [3, 4], 1)
+    assert not options.skip_special and options.stream_interval == 3
+    assert request.grammar == Grammar("regex", "a", field="sampling_params.structured_outputs.regex")
+
+
+def test_vllm_tokens_can_be_aborted_by_the_id_of_the_answer():
+    assert read_tokens().request.cancel_ids == (ID, "mine")
+    head = replace(HEAD, headers=JSON | {b"x-request-id": b"theirs"})
+    assert read_tokens(head=head).request.cancel_ids == ("generate-tokens-theirs", "theirs")
+    aborts = token_generation.read_abort_requests(b'{"request_ids":["a","b"]}', HEAD)
+    assert (aborts.labels, aborts.answer.status, aborts.answer.body) == ({"a", "b"}, 200, b"")
+    assert token_generation.read_abort_requests(b'{"request_ids":"a"}', HEAD).labels == {"a"}
+    with pytest.raises(BadRequest, match="Missing 'request_ids' in request body"):
+        token_generation.read_abort_requests(b"{}", HEAD)
+
+
+REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # parameters, other members, part of the message
+    ({}, {"token_ids": []}, "'type': 'too_short', 'loc': 'body.token_ids', 'msg': 'List should have at least 1 item"),
+    ({}, {"token_ids": None}, "'loc': 'body.token_ids', 'msg': 'Field required'"),
+    ({}, {"token_ids": [-1]}, "'loc': 'body.token_ids.0'"),
+    ({}, {"sampling_params": None}, "'loc': 'body.sampling_params', 'msg': 'Field required'"),
+    ({"temperature": 3}, {}, "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)"),
+    ({"n": 0}, {}, "n must be at least 1, got 0."),
+    ({"n": 2, "temperature": 0}, {}, "n must be 1 when using greedy sampling, got 2."),
+    ({"top_p": 0}, {}, "top_p must be in (0, 1], got 0.0. (parameter=top_p, value=0.0)"),
+    ({"top_k": 1.5}, {}, "'loc': 'body.sampling_params.top_k'"),
+    ({"max_tokens": 0}, {}, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"),
+    ({"min_tokens": 9, "max_tokens": 2}, {}, "min_tokens must be less than or equal to max_tokens=2, got 9."),
+    ({"stop": [""]}, {}, "stop cannot contain an empty string."),
+    ({"stop": "a", "detokenize": False}, {}, "stop strings are only supported when detokenize is True."),
+    ({"logprobs": 21}, {}, "Requested sample logprobs of 21, which is greater than max allowed: 20"),
+    ({"logprobs": 1, "logprob_token_ids": [1, 2]}, {}, "Got logprobs=1, len(logprob_token_ids)=2."),
+    ({"prompt_logprobs": 1}, {"stream": True}, "`prompt_logprobs` are not available when `stream=True`."),
+    ({"detokenize": False}, {"output_mode": "text"}, "requires sampling_params.detokenize to be true"),
+    ({}, {"output_mode": "x"}, "Input should be 'tokens' or 'text'"),
+    ({}, {"cache_salt": "a@"}, "Parameter 'cache_salt' must be at most 128 characters"),
+    ({"structured_outputs": {}}, {}, "You must use one kind of structured outputs constraint"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("params", "members", "sentence"), REFUSALS, ids=lambda value: str(value)[:40])
+def test_vllm_tokens_refusals_use_original_wording(params, members, sentence):
+    assert sentence in refusal(params, **members)["message"]
+
+
+UNSUPPORTED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
+    ({}, {"ec_transfer_params": {"a": 1}}, "ec_transfer_params"),
+    ({"extra_args": {"kv_transfer_params": {"a": 1}}}, {}, "sampling_params.extra_args.kv_transfer_params"),
+    ({}, {"features": {"mm_hashes": {}, "mm_placeholders": {}}}, "features"),
+    ({}, {"content_parts": [{"type": "image_url", "url": "a"}]}, "content_parts"),
+    ({"prompt_logprob_token_ids": [[1]]}, {}, "sampling_params.prompt_logprob_token_ids"),
+    ({"trace_decode_token_ids": [1]}, {}, "sampling_params.trace_decode_token_ids"),
+    ({"thinking_token_budget": 5}, {}, "sampling_params.thinking_token_budget"),
+    ({"structured_outputs": {"regex": "a"}}, {"reasoning_ended": False}, "reasoning_ended"),
+]
+
+
+@pytest.mark.parametrize(("params", "members", "field"), UNSUPPORTED, ids=lambda value: str(value)[:40])
+def test_vllm_tokens_refuse_by_name_what_the_engine_lacks(params, members, field):
+    with pytest.raises(Unsupported) as caught:
+        read_tokens(params, **members)
+    assert caught.value.field == field
+    assert read_tokens({"thinking_token_budget": -1}, features=None, content_parts=[], kv_transfer_params={})
+
+
+# -- answers
+
+TOP = [token(1, -0.25, 1), token(2, -0.5, 2)]
+
+
+def test_vllm_tokens_answer_has_the_original_bytes():
+    reply = read_tokens({"logprobs": 2})
+    reply.request.model = "tiny"
+    reply.add_events([PromptAccepted(0, [5, 6])])
+    reply.add_events([ChoiceDelta(0, "b", tokens=[token(2, -0.5, 2, TOP)])])
+    reply.add_events([ChoiceDelta(0, "", tokens=[token(3)]), ChoiceDone(0, "stop", USAGE)])
+    first = (
+        b'{"token_id":2,"logprob":-0.5,"rank":2,"top_logprobs":[{"token_id":2,"logprob":-0.5,"rank":2},'
+        b'{"token_id":1,"logprob":-0.25,"rank":1}]}'
+    )
+    second = b'{"token_id":3,"logprob":-0.5,"rank":1,"top_logprobs":[{"token_id":3,"logprob":-0.5,"rank":1}]}'
+    details = b'{"cached_tokens":0,"created_cache_tokens":null,"multimodal_tokens":null}'
+    assert reply.render_body(USAGE) == (
+        b'{"request_id":"generate-tokens-mine","model":"tiny","created":1700000000,"usage":{"prompt_tokens":2,'
+        b'"total_tokens":4,"completion_tokens":2,"prompt_tokens_details":' + details + b',"completion_tokens_details":'
+        b'null},"prompt_logprobs":null,"prompt_token_id_logprobs":null,"prompt_token_ids":null,"mm_placeholders":null,'
+        b'"metrics":null,"kv_transfer_params":null,"ec_transfer_params":null,"output_mode":"tokens","choices":[{"index":'
+        b'0,"finish_reason":"stop","stop_reason":null,"token_ids":[2,3],' + NULLS + b',"logprobs":{"content":['
+        + first + b"," + second + b"]}}]}"
+    )  # fmt: skip
+
+
+def test_vllm_tokens_text_mode_adds_text_and_names_tokens():
+    reply = read_tokens({"logprobs": 0, "prompt_logprobs": 0}, output_mode="text", return_token_ids=True)
+    reply.add_events([PromptAccepted(0, [5, 6]), PromptScored(0, [TokenInfo(5, "e", b"e"), token(6)])])
+    reply.add_events([ChoiceDelta(0, "b", tokens=[token(2, -0.5, 2, TOP)]), ChoiceDone(0, "stop", USAGE, stop=2)])
+    answer = json.loads(reply.render_body(USAGE))
+    (choice,) = answer["choices"]
+    named = {"token": "b", "logprob": -0.5, "bytes": [98]}
+    assert choice["logprobs"] == {"content": [named | {"top_logprobs": [named]}]}
+    assert (choice["text"], choice["stop_reason"], answer["output_mode"]) == ("b", 2, "text")
+    assert answer["prompt_token_ids"] == [5, 6]
+    assert answer["prompt_logprobs"] == [None, {"6": {"logprob": -0.5, "rank": 1, "decoded_token": "f"}}]
+    head = replace(HEAD, api_options=ApiOptions(return_tokens_as_token_ids=True))
+    reply = read_tokens({"logprobs": 0}, head, output_mode="text")
+    reply.add_events([ChoiceDelta(0, "b", tokens=[token(2)]), ChoiceDone(0, "stop", USAGE)])
+    (scored,) = json.loads(reply.render_body(USAGE))["choices"][0]["logprobs"]["content"]
+    assert (scored["token"], scored["bytes"]) == ("token_id:2", None)
+
+
+def test_vllm_tokens_stream_has_the_original_bytes():
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    plain, counted = read_tokens(stream=True), read_tokens(stream=True, stream_options=options, return_token_ids=True)
+    events = [PromptAccepted(0, [5, 6]), ChoiceDelta(0, "", tokens=[token(1)])]
+    choice = b'"choices":[{"index":0,"finish_reason":null,"stop_reason":null,"token_ids":[1],' + NULLS
+    start = b'data: {"request_id":"generate-tokens-mine",'
+    assert plain.render_chunk(events) == (
+        start + b'"usage":null,"output_mode":"tokens",' + choice + b',"logprobs":null}]}\n\n'
+    )
+    usage = b'"usage":{"prompt_tokens":2,"total_tokens":3,"completion_tokens":1,'
+    usage += b'"prompt_tokens_details":null,"completion_tokens_details":null},'
+    assert counted.render_chunk(events) == (
+        start + usage + b'"prompt_token_ids":[5,6],"output_mode":"tokens",' + choice + b',"logprobs":null}]}\n\n'
+    )
+    end = plain.render_chunk([ChoiceDone(0, "cancel", USAGE)])
+    assert b'"finish_reason":"abort","stop_reason":null,"token_ids":[]' in end
+    assert plain.render_chunk([ChoiceDelta(0, "text alone")]) == b""
+    assert plain.finish_stream(USAGE) == b"data: [DONE]\n\n"
+    assert counted.finish_stream(USAGE) == (
+        start + b'"usage":{"prompt_tokens":2,"total_tokens":4,"completion_tokens":2,"prompt_tokens_details":'
+        b'{"cached_tokens":0}},"output_mode":"tokens","choices":[]}\n\ndata: [DONE]\n\n'
+    )
+    assert plain.fail_stream(EngineError("broken")).endswith(b'"code": 500}}\n\ndata: [DONE]\n\n')
+
+
+# -- rendered prompts
+
+
+def test_vllm_rendered_chat_has_the_original_bytes():
+    body = {
+        "model": "m", "messages": [{"role": "user", "content": "a"}], "n": 2, "temperature": 0.5, "stop": ["a", "b"],
+        "stop_token_ids": [3], "logprobs": True, "top_logprobs": 2, "seed": 5, "structured_outputs": {"regex": "a"},
+        "logit_bias": {"3": 1.0}, "bad_words": ["x"], "request_id": "x",
+    }  # fmt: skip
+    reply = render.read_chat_rendering(json.dumps(body).encode(), HEAD)
+    structured = (
+        b'{"json":null,"regex":"a","choice":null,"grammar":null,"json_object":null,"disable_any_whitespace":false,'
+        b'"disable_additional_properties":false,"whitespace_pattern":null,"structural_tag":null}'
+    )
+    params = (
+        b'{"n":2,"temperature":0.5,"seed":5,"stop":["a","b"],"stop_token_ids":[3],"max_tokens":7,"logprobs":2,'
+        b'"output_kind":2,"skip_clone":true,"structured_outputs":' + structured + b',"logit_bias":{"3":1.0},'
+        b'"bad_words":["x"],"skip_reading_prefix_cache":false}'
+    )
+    rest = b'"model":"m","reasoning_ended":null,"reasoning_parser_kwargs":null,"return_token_ids":null,"output_mode":'
+    rest += b'"tokens","stream":false,"stream_options":null,"cache_salt":null,"priority":0,"kv_transfer_params":null,'
+    assert reply.render_prompts([RenderedPrompt([1, 2], 7)]) == (
+        b'{"request_id":"chatcmpl-x","token_ids":[1,2],"token_offsets":null,"features":null,"content_parts":null,'
+        b'"sampling_params":' + params + b"," + rest + b'"ec_transfer_params":null}'
+    )
+
+
+def rendered_params(**members: Any) -> dict[str, Any]:
+    body = {"prompt": ["a", "b"], "request_id": "x"} | members
+    reply = render.read_completion_rendering(json.dumps(body).encode(), HEAD)
+    first, second = json.loads(reply.render_prompts([RenderedPrompt([1], 16), RenderedPrompt([2], 9)]))
+    assert (first["request_id"], second["request_id"]) == ("cmpl-x-0", "cmpl-x-1")
+    assert (first["token_ids"], second["sampling_params"].pop("max_tokens")) == ([1], 9)
+    assert first["sampling_params"] == second["sampling_params"]  # 16 tokens are the default
+    return first["sampling_params"]
+
+
+def test_vllm_rendered_completions_omit_defaults():
+    bare = {"stop": [], "stop_token_ids": [], "output_kind": 2, "skip_clone": True, "bad_words": [],
+            "skip_reading_prefix_cache": False}  # fmt: skip
+    assert rendered_params() == bare
+    assert rendered_params(stream=True) == bare | {"output_kind": 1}
+    assert rendered_params(temperature=0, top_p=0.5, top_k=3, min_p=0.1) == bare | {"temperature": 0}
+    assert rendered_params(temperature=0.001, top_k=3) == bare | {"temperature": 0.01, "top_k": 3}
+    assert rendered_params(stop="END") == bare | {"stop": ["END"], "output_text_buffer_length": 2}
+    written = rendered_params(response_format={"type": "json_object"}, prompt_logprobs=1, stream_interval=2)
+    assert written["structured_outputs"]["json_object"] is True and written["structured_outputs"]["json"] is None
+    assert (written["prompt_logprobs"], written["skip_reading_prefix_cache"], written["stream_interval"]) == (
+        1,
+        True,
+        2,
+    )
+
+
+def test_vllm_tokens_route_reads_what_render_writes():
+    """Whatever the order of the members, both routes mean the same request."""
+    members = {
+        "prompt": "a", "n": 2, "temperature": 0.5, "top_p": 0.9, "seed": 5, "stop": ["END"], "min_tokens": 2,
+        "logprobs": 2, "logit_bias": {"3": 1.0}, "allowed_token_ids": [1, 2], "bad_words": ["x"], "ignore_eos": True,
+        "structured_outputs": {"json": {"type": "object", "properties": {"a": {}}}, "disable_any_whitespace": True},
+        "repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 2}, "max_tokens": 40,
+        "cache_salt": "s", "priority": 2, "skip_special_tokens": False, "stream": True,
+    }  # fmt: skip
+    rendering = render.read_completion_rendering(json.dumps(members).encode(), HEAD)
+    (body,) = json.loads(rendering.render_prompts([RenderedPrompt([7], 40)]))
+    wanted = rendering.request
+    request = token_generation.read_token_request(json.dumps(body).encode(), HEAD).request
+    for name in ("n", "sampling", "stop_conditions", "banned_words", "cache_salt", "priority", "stream"):
+        assert getattr(request, name) == getattr(wanted, name), name
+    assert (request.grammar.kind, request.grammar.value) == (wanted.grammar.kind, wanted.grammar.value)
+    assert request.grammar.whitespace == wanted.grammar.whitespace == ""
+    assert request.output_options.logprobs == 2 and not request.output_options.skip_special
+
+
+UNRENDERED: list[tuple[dict[str, Any], str | None]] = [
+    ({"use_beam_search": True}, None),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}}, "response_format"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
+]
+
+
+@pytest.mark.parametrize(("members", "field"), UNRENDERED, ids=str)
+def test_vllm_render_refuses_what_tokens_cannot_express(members, field):
+    body = {"messages": [{"role": "user", "content": "a"}]} | members
+    with pytest.raises(BadRequest) as caught:
+        render.read_chat_rendering(json.dumps(body).encode(), HEAD)
+    assert caught.value.field == field
