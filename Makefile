@@ -86,6 +86,7 @@ docs: setup
 	@$(VENV)/bin/python docs/compatibility.py
 	@$(VENV)/bin/python docs/families.py
 	@$(VENV)/bin/python docs/composition.py
+	@$(VENV)/bin/python docs/engines.py
 
 engines: setup
 	@$(VENV)/bin/python tools/install_engines.py

@@ -15,9 +15,12 @@ SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"  # keeps the working directory out of the 
 PR_SET_PDEATHSIG = 1
 
 
-def python_command(*arguments: str) -> list[str]:
-    """Return the command line of a Python process that does not import from the working directory."""
-    return [sys.executable, "-P", *arguments]
+def python_command(*arguments: str, python: str = "") -> list[str]:
+    """Return the command line of a Python process that does not import from the working directory.
+
+    ``python``: the interpreter; "" for the one of this process.
+    """
+    return [python or sys.executable, "-P", *arguments]
 
 
 def protect_children() -> None:

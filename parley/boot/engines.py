@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from parley.engine.fake import FAKE_MODEL, FakeEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import ENGINE_COMMAND, RemoteEngine
+from parley.engine.vllm import VLLMEngine
 from parley.serving.options import EngineKind, OfferedModel
-from parley.types import Settings
+from parley.types import EngineSettings, Settings, VLLMSettings
 from parley.worker.thread import LocalEngine
 
-EngineFactory = Callable[[Settings, str], Engine]  # the second argument is the model's name in the log
+# The arguments are settings of the kind that the engine needs, and the model's name in the log.
+EngineFactory = Callable[[Any, str], Engine]
 
 
 def remote_engine(settings: Settings, name: str) -> Engine:
@@ -26,15 +29,21 @@ def local_engine(settings: Settings, name: str) -> Engine:
     return LocalEngine(settings)
 
 
-def scripted_engine(settings: Settings, name: str) -> Engine:
+def scripted_engine(settings: EngineSettings, name: str) -> Engine:
     """Return an engine without a model, for the token ids of any tokenizer."""
     return FakeEngine(info=msgspec.structs.replace(FAKE_MODEL, vocab_size=1 << 24))
+
+
+def vllm_engine(settings: VLLMSettings, name: str) -> Engine:
+    """Return vLLM, in processes of its own."""
+    return VLLMEngine(settings, name=name)
 
 
 ENGINE_FACTORIES: dict[EngineKind, EngineFactory] = {
     "process": remote_engine,
     "thread": local_engine,
     "scripted": scripted_engine,
+    "vllm": vllm_engine,
 }
 
 

@@ -24,7 +24,10 @@ def opening_lines(
     """
     lines = [
         f"parley {__version__}",
-        *(f"  model    {', '.join(names)} (on {settings.device})" for names, settings, _ in offers),
+        *(
+            f"  model    {', '.join(names)} (on {'vLLM' if engine == 'vllm' else settings.device})"
+            for names, settings, engine in offers
+        ),
     ]
     if is_member := options.role not in ("mixed", "none"):  # clients reach its APIs through a coordinator
         lines.append(f"  role     {options.role}, for coordinators at {root_url}")

@@ -29,7 +29,7 @@ from parley.worker.check import ModelCheck, check_in_process
 
 if TYPE_CHECKING:
     from parley.serving.options import OfferedModel, ServerOptions
-    from parley.types import Settings
+    from parley.types import EngineSettings
 
 OPTIONS = SERVE_OPTIONS
 USAGE = """\
@@ -174,8 +174,9 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
         yield Finding("fail", "model", str(error), "Give a folder in Hugging Face format.")
         return 0
     settings = msgspec.structs.replace(offer.settings, model=str(folder))
-    loads_weights = offer.engine != "scripted" and not settings.costs
-    checked = check_in_process(settings) if loads_weights else ModelCheck()
+    if offer.engine == "vllm" and (yield from _check_vllm(settings)):
+        return 0
+    checked = _check_loading(offer, settings)
     if checked.refusal:
         yield Finding("fail", "model", f"{name}: {checked.refusal}", "serve would refuse it with the same words.")
         return 0
@@ -188,7 +189,32 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
     return size
 
 
-def _check_text(settings: Settings) -> Iterator[Finding]:
+def _check_loading(offer: OfferedModel, settings: EngineSettings) -> ModelCheck:
+    """Check whether parley's own engine would load the model. Whether vLLM would, only its start shows."""
+    from parley.types import Settings
+
+    if offer.engine == "scripted" or not isinstance(settings, Settings) or settings.costs:
+        return ModelCheck()
+    return check_in_process(settings)
+
+
+def _check_vllm(settings: EngineSettings) -> Generator[Finding, None, bool]:
+    """Check which version of vLLM its Python has. Return whether serve would refuse it."""
+    from parley.engine.protocol import EngineFailed
+    from parley.engine.vllm import check_version, read_version
+    from parley.types import VLLMSettings
+
+    assert isinstance(settings, VLLMSettings)
+    try:
+        check_version(version := read_version(settings.python))
+    except EngineFailed as error:
+        yield Finding("fail", "vLLM", str(error))
+        return True
+    yield Finding("ok", "vLLM", version)
+    return False
+
+
+def _check_text(settings: EngineSettings) -> Iterator[Finding]:
     """Check the tokenizer and the chat template."""
     from parley.text import BadTokenizer, TextPipeline
 

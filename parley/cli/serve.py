@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap, Counter
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from parley.cli.vllm import check_engine_options
 from parley.hub import served_name
-from parley.settings.config import SERVE_OPTIONS, engine_settings
+from parley.settings.config import SERVE_OPTIONS, engine_settings, vllm_settings
 from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys
 from parley.settings.kinds import NamedModel
 from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean, format_options
@@ -17,6 +19,7 @@ from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean, 
 if TYPE_CHECKING:
     from parley.cli.mindie import MindIEPlan
     from parley.serving.options import EngineKind, ListenAddress, MediaOptions, OfferedModel, ServerOptions
+    from parley.types import EngineSettings
     from parley.web.options import TlsFiles
 
 OPTIONS = SERVE_OPTIONS
@@ -73,6 +76,7 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
     """Return the models to serve, the main one first. Raises ConfigError."""
     from parley.serving.options import OfferedModel
 
+    check_engine_options(config)
     table = {option.name: option for option in SERVE_OPTIONS}
     models: list[OfferedModel] = []
     counts: Counter[str] = Counter()  # of adapter names
@@ -85,11 +89,9 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
         if models:
             model_options.setdefault("lora", [])  # --lora without a model belongs to the first one
         counts.update(name for name, _ in model_options.get("lora", config["lora"]))
-        models.append(
-            OfferedModel(
-                names, engine_settings(ChainMap(model_options, dict(config)), named_model.model), engine_of(config)
-            )
-        )
+        merged_options = ChainMap(model_options, dict(config))
+        settings = settings_of_engine(config, merged_options, named_model.model)
+        models.append(OfferedModel(names, settings, engine_of(config)))
     name_counts = Counter(name for offer in models for name in offer.names)
     if twice := [name for name, count in name_counts.items() if count > 1]:
         raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
@@ -98,8 +100,18 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
     return models
 
 
+def settings_of_engine(config: ResolvedOptions, merged_options: Mapping[str, Any], folder: str) -> EngineSettings:
+    """Return the settings for a model's engine. ``merged_options``: with those that the model sets for itself."""
+    if config["engine"] != "vllm":
+        return engine_settings(merged_options, folder)
+    has_rank = config.is_set("max-lora-rank")
+    return vllm_settings(merged_options, folder, max_rank=config["max-lora-rank"] if has_rank else 0)
+
+
 def engine_of(config: ResolvedOptions) -> EngineKind:
     """The kind of engine that every model gets."""
+    if config["engine"] == "vllm":
+        return "vllm"
     if config["fake-engine"]:
         return "scripted"
     return "thread" if config["in-process"] else "process"

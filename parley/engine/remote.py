@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -52,6 +53,7 @@ class RemoteEngine(MessagePageTransfer):
 
     ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
     ``name``: the model's name in the log. ``close_seconds``: time that the process has to end by itself.
+    ``owns_group``: the process leads a process group of its own, whose other members end with it.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class RemoteEngine(MessagePageTransfer):
         command: Sequence[str] = ENGINE_COMMAND,
         name: str = "model",
         close_seconds: float = CLOSE_SECONDS,
+        owns_group: bool = False,
     ):
         super().__init__()
         self.settings = settings
         self.name = name
         self._command = command
         self._close_seconds = close_seconds
+        self._owns_group = owns_group
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -109,6 +113,7 @@ class RemoteEngine(MessagePageTransfer):
                 [*self._command, str(engine_end.fileno())],
                 pass_fds=[engine_end.fileno()],
                 stdin=subprocess.DEVNULL,
+                start_new_session=self._owns_group,
             )
         except OSError as error:
             own_end.close()
@@ -220,6 +225,9 @@ class RemoteEngine(MessagePageTransfer):
         except subprocess.TimeoutExpired:
             process.kill()
             exit_code = await asyncio.to_thread(process.wait)
+        if self._owns_group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         self._process = None  # only now: if this task is cancelled while waiting, the next call waits again
         return exit_code
 

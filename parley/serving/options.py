@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, Dialect
 from parley.settings.media_hosts import MediaHost
-from parley.types import MediaKind, Settings, Tenant
+from parley.types import EngineSettings, MediaKind, Tenant
 from parley.web.options import HttpOptions, TlsFiles
 
-EngineKind = Literal["process", "thread", "scripted"]  # a scripted engine runs no model
+EngineKind = Literal["process", "thread", "scripted", "vllm"]  # a scripted engine runs no model
 RoleName = Literal["none", "prefill", "decode", "flex", "mixed"]
 
 
@@ -31,13 +31,14 @@ class ListenAddress(NamedTuple):
 
 
 class OfferedModel(NamedTuple):
-    """A model to serve: the names that clients may send as ``model``, its settings, and the kind of its engine.
+    """A model to serve: the names that clients may send as ``model``, its settings, and the kind of its engine, which
+    determines the kind of the settings.
 
     Answers carry the first name. ``settings.model`` may be a folder, or a name that is looked up or downloaded.
     """
 
     names: tuple[str, ...]
-    settings: Settings
+    settings: EngineSettings
     engine: EngineKind = "process"
 
 

@@ -26,11 +26,12 @@ from parley.settings.kinds import (
     size_kind,
     switch_kind,
     text_kind,
+    words_kind,
 )
 from parley.settings.options import Option
 
 if TYPE_CHECKING:
-    from parley.types import Settings
+    from parley.types import Settings, VLLMSettings
 
 DTYPE_NAMES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 
@@ -118,6 +119,41 @@ SERVE_OPTIONS: list[Option] = [
         "tool's result can end that turn and begin one of the system. Otherwise they are text.",
         False,
         section="model",
+        configurable=True,
+    ),
+    Option(
+        "engine",
+        choice_kind("parley", "vllm"),
+        "What computes: parley's own engine, or vLLM from an environment of its own (docs/engines.md).",
+        "parley",
+        section="engine",
+        configurable=True,
+    ),
+    Option(
+        "engine-python",
+        text_kind("PATH"),
+        "Python interpreter that vLLM is installed for.",
+        section="engine",
+        unset_text="the one that runs parley",
+        configurable=True,
+    ),
+    Option(
+        "engine-args",
+        words_kind("FLAGS"),
+        "vLLM's own flags, as one text; on the command line everything after `--` "
+        "(`parley serve MODEL --engine vllm -- --tensor-parallel-size 4`).",
+        section="engine",
+        unset_text="none",
+        configurable=True,
+        takes_rest=True,
+    ),
+    Option(
+        "exact",
+        switch_kind(),
+        "vLLM on a GPU: the bits of an answer do not depend on other requests, at the price of speed. parley's own "
+        "engine on a CPU is always exact.",
+        False,
+        section="engine",
         configurable=True,
     ),
     Option(
@@ -761,4 +797,29 @@ def engine_settings(config: Mapping[str, Any], folder: str) -> Settings:
         speculate_tokens=config["speculate-tokens"],
         shared=config["role"] != "mixed",
         costs=config["cost-model"] or "",
+    )
+
+
+def vllm_settings(config: Mapping[str, Any], folder: str, *, max_rank: int = 0) -> VLLMSettings:
+    """Return vLLM's settings for the model in ``folder``, taken from the options. ``max_rank`` 0: from the adapters."""
+    from parley.types import VLLMSettings
+
+    return VLLMSettings(
+        model=folder,
+        dtype=DTYPE_NAMES[config["dtype"]],
+        max_model_len=config["max-model-len"],
+        kv_memory=config["kv-memory"],
+        max_batch=config["max-batch"],
+        prefix_cache=config["prefix-cache"],
+        engine_timeout=config["engine-timeout"],
+        tool_parser=config["tool-parser"],
+        reasoning_parser=config["reasoning-parser"],
+        trust_marks=config["trust-marks"],
+        adapters=dict(config["lora"]),
+        max_adapters=config["max-loras"],
+        max_rank=max_rank,
+        loads_adapters=bool(config["lora"] or config["lora-root"]),
+        python=config["engine-python"] or "",
+        arguments=list(config["engine-args"] or []),
+        exact=config["exact"],
     )

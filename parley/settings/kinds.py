@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -35,6 +36,21 @@ def text_kind(metavar: str = "TEXT") -> OptionKind:
         return raw
 
     return OptionKind(metavar, parse_text)
+
+
+def words_kind(metavar: str) -> OptionKind:
+    """Words of a command line: a list of them, or a text that a shell would split into them."""
+
+    def parse_words(raw: Any) -> list[str]:
+        try:
+            words = shlex.split(raw) if isinstance(raw, str) else raw
+        except ValueError:  # a quotation mark without its counterpart
+            words = None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError("a text of words and quoted words, or a list of texts")
+        return words
+
+    return OptionKind(metavar, parse_words, shlex.join)
 
 
 def choice_kind(*names: str) -> OptionKind:

@@ -39,6 +39,7 @@ class Option:
 
     ``default`` None means "not set"; ``unset_text`` explains in the help what applies then. ``configurable``: may come
     from the environment and from the file. ``positional``: written without a flag. ``secret``: never printed.
+    ``takes_rest``: its value may also be all words after ``--``.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Option:
     positional: bool = False
     secret: bool = False
     hidden: bool = False
+    takes_rest: bool = False
 
     @property
     def flag(self) -> str:
@@ -150,8 +152,12 @@ def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, t
     positionals = [option for option in table if option.positional]
     raw_values: dict[str, tuple[Any, str]] = {}
     remaining = list(arguments)
+    rest_option = next((option for option in table if option.takes_rest), None)
     while remaining:
         word = remaining.pop(0)
+        if word == "--" and rest_option is not None:
+            raw_values[rest_option.name] = (remaining, "--")
+            break
         flag, equals, raw = word.partition("=")
         if not word.startswith("-") or word == "-":
             if not positionals:

@@ -29,6 +29,7 @@ from parley.types.engine import (
     Settings,
     TokenCost,
     TokenScore,
+    VLLMSettings,
 )
 from parley.types.events import (
     ChoiceDelta,
@@ -164,4 +165,5 @@ __all__ = [
     "TruncationSide",
     "UploadedMedia",
     "Usage",
+    "VLLMSettings",
 ]

@@ -342,3 +342,12 @@ class Settings(EngineSettings, kw_only=True):
     def weight_folders(self) -> tuple[str, ...]:
         """The folders whose weights the engine loads."""
         return (self.model,) if self.draft_model is None else (self.model, self.draft_model)
+
+
+class VLLMSettings(EngineSettings, kw_only=True):
+    """The settings of vLLM as an engine. ``device`` has no effect: vLLM finds its devices itself."""
+
+    python: str = ""  # the interpreter that vLLM is installed for; empty: this one
+    arguments: list[str] = []  # flags for vLLM's own parser
+    loads_adapters: bool = False  # requests may use LoRA adapters; ``max_rank`` 0: the highest rank in ``adapters``
+    exact: bool = False  # the bits of an answer do not depend on other requests

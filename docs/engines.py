@@ -1,0 +1,94 @@
+"""Writes docs/engines.md, whose tables follow from the features and bounds of each engine: ``make docs``."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+
+from parley.engine.vllm import TESTED_VERSIONS
+from parley.types import ALL_ENGINE_FEATURES
+from parley.worker.vllm.capabilities import BOUNDS, MISSING_WITH_SPECULATION, vllm_features
+
+PAGE = Path(__file__).with_suffix(".md")
+FIRST, LAST = (f"{major}.{minor}" for major, minor in TESTED_VERSIONS)
+TEXT = f"""\
+# Engines: parley's own, and vLLM
+
+<!-- Made by docs/engines.py; change it there. -->
+
+parley has an engine of its own, and can use vLLM instead. The APIs, their errors, limits, tools, grammars and the
+coordinator are the same with both.
+
+| | parley's engine | vLLM |
+|---|---|---|
+| Use it for | CPUs; answers whose bits depend on nothing else; prefill and decode on separate instances | GPUs and \
+other accelerators; models that need several of them (tensor, pipeline, expert, data parallel) |
+| Starts in | seconds | a minute or more |
+| Needs | nothing else | an environment with vLLM {FIRST} to {LAST} |
+
+## Start
+
+vLLM has libraries of its own, so it lives in an environment of its own:
+
+```sh
+python3 -m venv vllm && vllm/bin/pip install vllm
+parley serve Qwen/Qwen3-8B --engine vllm --engine-python vllm/bin/python -- --tensor-parallel-size 2
+```
+
+Everything after `--` goes to vLLM's own parser. In a file or a variable the same flags are `engine-args`. Flags that
+follow from parley's options are refused there, with the option to use instead. For development, `make engines` installs
+vLLM's build for CPUs in `.engines`.
+
+parley starts a host process with vLLM's Python. The host sees parley's modules, but none of its libraries, and starts
+vLLM's processes. While they load, `/health/ready` reports the last line of vLLM's log. vLLM's warnings and errors
+appear in parley's log. All of these processes are one process group: if one of them dies, running requests get an
+error, and the group is ended and started again.
+
+## What vLLM does not do
+
+A request that needs a missing feature, or a value out of bounds, is refused before it is queued, in the form of its
+API, with the field and the engine: `'typical_p' is not available with the engine vllm 0.32.0.`
+
+"""
+DIFFERENCES = """
+## What differs
+
+* **Random numbers** are vLLM's: a seed gives the same answer again, but another one than parley's engine gives. Choice
+  k of a request equals a single request whose seed is k higher. A temperature between 0 and 0.01 counts as 0.01.
+* **Log-probabilities under a grammar** are those of the tokens that the grammar allows; parley's engine reports those
+  of the model.
+* **The end of a grammar** is an end token, which counts as a token of the answer if the request stops at end tokens.
+* **A grammar that excludes all tokens that other options allow** ends the request with an error.
+* **Tenants** get equal shares: vLLM holds no more choices than it computes at once, and the others wait in the host.
+* **Answers that another instance began** are continued if they are greedy, without penalties that count output tokens,
+  banned sequences or a grammar.
+* **Predictions** of the output have no effect. Speculation is configured with vLLM's `--speculative-config`.
+* **Pictures, video and sound** are refused.
+* **Roles** other than mixed are refused: vLLM exchanges no KV pages with parley's instances.
+* `--exact` (GPUs only) asks vLLM for its batch-invariant kernels.
+"""
+
+
+def engine_tables() -> str:
+    """Return the tables of features and bounds."""
+    vllm = vllm_features(adapters=True)
+    lines = ["| Feature | parley's engine | vLLM |", "|---|---|---|"]
+    for feature in sorted(ALL_ENGINE_FEATURES):
+        note = "yes, without speculation" if feature in MISSING_WITH_SPECULATION else "yes"
+        note = "yes, with `--lora` or `--lora-root`" if feature == "adapters" else note
+        lines.append(f"| {feature.replace('_', ' ')} | yes | {note if feature in vllm else 'no'} |")
+    lines += ["", "| Bound of vLLM | Least | Most |", "|---|---|---|"]
+    for bound, (least, most) in BOUNDS.items():
+        lines.append(
+            f"| {bound.replace('_', ' ')} | {'' if least == -inf else least} | {'' if most == inf else most} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def page_text() -> str:
+    """Return the page."""
+    return TEXT + engine_tables() + DIFFERENCES
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_text(), "utf-8")

@@ -1,0 +1,76 @@
+"""The options of ``parley serve`` that concern vLLM: which it takes, and which of its own flags parley sets itself."""
+
+from __future__ import annotations
+
+from parley.settings.options import ConfigError, ResolvedOptions
+
+# Options of parley's own engine, which vLLM has flags of its own for, or no counterpart.
+OWN_ENGINE_OPTIONS = (
+    "quantization", "device", "kv-staging", "kv-dtype", "step-ms", "step-tokens", "threads", "pack-cache", "lowering",
+    "speculate", "speculate-tokens", "media-cache", "in-process", "fake-engine", "cost-model",
+)  # fmt: skip
+VLLM_OPTIONS = ("engine-python", "engine-args", "exact")
+
+# vLLM's flags that follow from options of parley.
+FLAGS_BY_OPTION = {
+    "--model": "MODEL",
+    "--dtype": "--dtype",
+    "--max-model-len": "--max-model-len",
+    "--max-num-seqs": "--max-batch",
+    "--kv-cache-memory-bytes": "--kv-memory",
+    "--enable-prefix-caching": "--prefix-cache",
+    "--no-enable-prefix-caching": "--no-prefix-cache",
+    "--enable-lora": "--lora or --lora-root",
+    "--lora-modules": "--lora",
+    "--max-loras": "--max-loras",
+    "--max-lora-rank": "--max-lora-rank",
+    "--served-model-name": "--name",
+    "--host": "--host",
+    "--port": "--port",
+    "--api-key": "--api-key",
+}
+# vLLM's flags that have one value here, because requests depend on it.
+FIXED_FLAGS = {
+    "--scheduling-policy": "requests have priorities",
+    "--max-logprobs": "requests have their own limit",
+    "--logprobs-mode": "log-probabilities are those of the model",
+    "--generation-config": "the API process knows the model's defaults",
+    "--seed": "every request has its own seed",
+    "--structured-outputs-config": "grammars are written for one backend",
+    "--disable-log-stats": "outputs carry the times that statistics need",
+}
+
+
+def check_engine_options(config: ResolvedOptions) -> None:
+    """Check that all options belong to the engine that serves. Raises ConfigError."""
+    if config["engine"] != "vllm":
+        if foreign := [name for name in VLLM_OPTIONS if config.is_set(name)]:
+            raise ConfigError(f"{foreign[0]} needs --engine vllm.")
+        return
+    if foreign := [name for name in OWN_ENGINE_OPTIONS if config.is_set(name)]:
+        raise ConfigError(
+            f"{foreign[0]} belongs to parley's own engine; with --engine vllm, write vLLM's own flags after --."
+        )
+    for named_model in config["model"] or []:
+        if foreign := [name for name in OWN_ENGINE_OPTIONS if name in named_model.options]:
+            raise ConfigError(f"--model {named_model.model}: {foreign[0]} belongs to parley's own engine.")
+    if config["role"] != "mixed":
+        raise ConfigError(f"--role {config['role']} needs parley's own engine: vLLM exchanges no pages with it.")
+    check_flags(config["engine-args"] or [], several_models=len(config["model"] or []) > 1)
+
+
+def check_flags(words: list[str], *, several_models: bool) -> None:
+    """Check vLLM's own flags. Raises ConfigError for those that parley sets."""
+    flags = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    for flag in flags:
+        if flag in FLAGS_BY_OPTION:
+            raise ConfigError(f"{flag}: parley passes this to vLLM itself; use {FLAGS_BY_OPTION[flag]} before --.")
+        if flag in FIXED_FLAGS:
+            raise ConfigError(f"{flag} cannot be changed: {FIXED_FLAGS[flag]}.")
+    if words and not words[0].startswith("-"):
+        raise ConfigError(f"{words[0]}: only vLLM's flags may follow --.")
+    if several_models and "--gpu-memory-utilization" not in flags and "--kv-cache-memory-bytes" not in flags:
+        raise ConfigError(
+            "Each model has a vLLM of its own, which takes nearly all memory of a GPU; divide it between them with "
+            "--gpu-memory-utilization after --."
+        )

@@ -1,0 +1,65 @@
+"""vLLM as an engine: a host process, run by the Python that vLLM is installed for, which starts vLLM's own processes.
+
+The host (``worker/vllm/host.py``) speaks the messages of any engine process. It is started by its file, and sees of
+parley's environment nothing but parley's own modules: parley's libraries, torch among them, have other versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from pathlib import Path
+
+from parley.child_process import python_command
+from parley.engine.protocol import EngineFailed
+from parley.engine.remote import RemoteEngine
+from parley.types import VLLMSettings
+
+HOST_FILE = Path(__file__).parents[1] / "worker" / "vllm" / "host.py"
+TESTED_VERSIONS = (0, 32), (0, 33)  # the first and the last minor version that the host was tested with
+CLOSE_SECONDS = 15.0  # for the end of all processes
+VERSION_SECONDS = 60.0  # for an answer from a Python on a slow disk
+VERSION_SCRIPT = "from importlib.metadata import version; print(version('vllm'))"
+
+
+class VLLMEngine(RemoteEngine):
+    """Runs vLLM's processes as one process group."""
+
+    def __init__(self, settings: VLLMSettings, *, name: str = "model"):
+        command = python_command(str(HOST_FILE), python=settings.python)
+        super().__init__(settings, command=command, name=name, close_seconds=CLOSE_SECONDS, owns_group=True)
+        self._python = settings.python
+
+    async def start(self) -> None:
+        """Start the processes. Raises EngineFailed if this Python has no vLLM, or another version than was tested."""
+        check_version(await asyncio.to_thread(read_version, self._python))
+        await super().start()
+
+
+def read_version(python: str) -> str:
+    """Return the version of vLLM that a Python interpreter ("": this one) has. Raises EngineFailed."""
+    command = python_command("-c", VERSION_SCRIPT, python=python)
+    try:
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS, check=False)
+    except OSError as error:
+        raise EngineFailed(f"--engine-python: {python} cannot be run: {error.strerror}.") from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineFailed(f"--engine-python: {python} did not answer for {VERSION_SECONDS:g} s.") from error
+    if probe.returncode:
+        raise EngineFailed(
+            f"vLLM is not installed for {command[0]}. Install it (Python 3.11 or later) with `python3 -m venv vllm && "
+            "vllm/bin/pip install vllm`, and add `--engine-python vllm/bin/python`."
+        )
+    return probe.stdout.strip()
+
+
+def check_version(version: str) -> None:
+    """Check that the host was tested with this version of vLLM. Raises EngineFailed."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    first, last = TESTED_VERSIONS
+    if numbers is None or not first <= (int(numbers[1]), int(numbers[2])) <= last:
+        raise EngineFailed(
+            f"vLLM {version} is installed, but parley works with {first[0]}.{first[1]} to {last[0]}.{last[1]}: "
+            f"`pip install 'vllm>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}'`."
+        )

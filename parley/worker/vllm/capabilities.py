@@ -1,0 +1,35 @@
+"""What vLLM can do of what requests may ask for: features, and bounds where it accepts less than the APIs allow.
+
+The bounds are those of vLLM 0.32. It has two samplers, with different limits; these are the stricter ones.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from parley.types import ALL_ENGINE_FEATURES, EngineBound, EngineFeature
+
+# vLLM has no counterpart of these, or one that must be configured before the model is known.
+MISSING_FEATURES: frozenset[EngineFeature] = frozenset(
+    {"typical_p", "no_repeat_ngram", "watermark", "thinking_budget", "beam_search", "page_transfer"}
+)
+# vLLM's speculative decoding excludes these.
+MISSING_WITH_SPECULATION: frozenset[EngineFeature] = frozenset({"min_p", "logit_bias"})
+
+RESERVED_STOP_IDS = 8  # of vLLM's 128 stop ids, for the model's own end tokens
+BOUNDS: dict[EngineBound, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "logit_bias": (-inf, 1024),
+    "allowed_tokens": (-inf, 1024),
+    "banned_tokens": (-inf, 128),
+    "stop_ids": (-inf, 128 - RESERVED_STOP_IDS),
+    "named_logprobs": (-inf, 128),
+}
+
+
+def vllm_features(*, adapters: bool = False, speculation: bool = False) -> frozenset[EngineFeature]:
+    """Return the features of vLLM. ``adapters``: LoRA is enabled; ``speculation``: it drafts tokens."""
+    missing = MISSING_FEATURES | (frozenset() if adapters else frozenset({"adapters"}))
+    return ALL_ENGINE_FEATURES - (missing | MISSING_WITH_SPECULATION if speculation else missing)

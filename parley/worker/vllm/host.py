@@ -1,0 +1,267 @@
+"""The host process of vLLM (``python -P host.py FD``), run by the Python that vLLM is installed for.
+
+It speaks the same messages as parley's own engine process, over the stream socket with file descriptor FD: the first
+frame is VLLMSettings; then ToEngine frames arrive and FromEngine frames are sent. End of file means that the API
+process is gone. The host leads a process group, and ends it as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def show_parley_modules() -> None:
+    """Make parley's modules importable without its environment: its libraries have other versions than vLLM's.
+
+    The package's own ``__init__`` is not run, because it imports more than msgspec.
+    """
+    if "parley" not in sys.modules:
+        package = ModuleType("parley")
+        package.__path__ = [str(PACKAGE)]
+        sys.modules["parley"] = package
+
+
+show_parley_modules()
+
+import msgspec  # noqa: E402
+
+from parley import wire  # noqa: E402
+from parley.engine.messages import (  # noqa: E402
+    AdapterResult,
+    CancelRequest,
+    EngineFatal,
+    EngineReady,
+    FinishBeamSearch,
+    FromEngine,
+    Heartbeat,
+    LoadAdapter,
+    LoadProgress,
+    ResetDone,
+    ResetPrefixCache,
+    Shutdown,
+    SubmitRequest,
+    ToEngine,
+    UnloadAdapter,
+)
+from parley.heartbeat import BEAT_SECONDS  # noqa: E402
+from parley.types import VLLMSettings  # noqa: E402
+from parley.worker.vllm.host_loop import HostLoop  # noqa: E402
+from parley.worker.vllm.tree_log import TreeLog  # noqa: E402
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from parley.worker.vllm.vllm_client import VLLMClient
+
+log = logging.getLogger("parley.engine")
+
+SHUTDOWN_SECONDS = 8.0  # for vLLM's own shutdown; then its processes are killed
+MEMORY_WORDS = ("memory", "KV cache", "allocate")
+# Read by vLLM when it is imported.
+VLLM_VARIABLES = {
+    # A forked process would keep the socket open, and the API process would not notice the end of this one.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def run_host(descriptor: int) -> None:
+    """Load the model and serve until the socket ends."""
+    # A service manager's SIGTERM reaches every process, but the API process decides when to end. Not SIG_IGN, which
+    # vLLM's processes would inherit: their end begins with this signal.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    settings = wire.receive_frame(sock, msgspec.msgpack.Decoder(VLLMSettings))
+    if settings is None:
+        return
+    loading = Loading(sock)
+    tree_log = TreeLog(loading.report_stage, loading.beat)
+    tree_log.take_over_output()
+    loading.report_stage("importing vLLM", 0.0)
+    os.environ |= VLLM_VARIABLES | ({"VLLM_BATCH_INVARIANT": "1"} if settings.exact else {})
+    try:
+        llm = load_model(settings)
+    except Exception as error:
+        loading.send(EngineFatal(explain_failure(error, tree_log.cause)))
+        end_group()
+    tree_log.end_loading()
+    try:
+        import uvloop
+
+        uvloop.run(Host(llm, settings).serve(sock))
+    except Exception:
+        log.exception("the host of vLLM failed")
+    end_group()
+
+
+class Loading:
+    """The messages of a host that loads. They are sent from two threads."""
+
+    def __init__(self, sock: socket.socket):
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, message: FromEngine) -> None:
+        """Send a message; end all processes if nobody receives it."""
+        try:
+            with self._lock:
+                self._sock.sendall(wire.encode_frame(message))
+        except OSError:
+            end_group()
+
+    def report_stage(self, stage: str, fraction: float) -> None:
+        """Report the progress."""
+        self.send(LoadProgress(stage, fraction))
+
+    def beat(self) -> None:
+        """Show that this process lives, and end it if the API process is gone or wants it to end."""
+        with contextlib.suppress(BlockingIOError):
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            end_group()  # until the model is loaded, nothing arrives but Shutdown or the end of file
+        self.send(Heartbeat())
+
+
+def load_model(settings: VLLMSettings) -> AsyncLLM:
+    """Start vLLM; importing it alone takes seconds. Raises any exception of vLLM."""
+    from parley.worker.vllm.vllm_client import start_vllm
+
+    return start_vllm(settings)
+
+
+def explain_failure(error: Exception, cause: str) -> str:
+    """Return in one sentence why vLLM did not start. ``cause``: the last error in the log of its processes."""
+    if type(error).__name__ == "StartRefused":
+        return str(error)
+    reason = " ".join((cause if "See root cause above" in str(error) and cause else str(error)).split())
+    hint = (
+        " Less memory is enough with a smaller --max-model-len, --max-batch or --kv-memory."
+        if any(word in reason for word in MEMORY_WORDS)
+        else ""
+    )
+    return f"vLLM did not start: {reason.rstrip('.') or type(error).__name__}.{hint}"
+
+
+def end_group() -> None:
+    """Kill all processes that vLLM started, and this one."""
+    os.killpg(0, signal.SIGKILL)
+
+
+class Host:
+    """Applies the messages of the API process to vLLM, and sends its outputs."""
+
+    def __init__(self, llm: AsyncLLM, settings: VLLMSettings):
+        self._llm = llm
+        self._settings = settings
+        self._client: VLLMClient
+        self._loop: HostLoop
+        self._writer: asyncio.StreamWriter
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Serve until the API process ends the connection, or vLLM ends."""
+        from vllm import __version__
+
+        from parley.worker.vllm.vllm_client import VLLMClient
+
+        reader, self._writer = await asyncio.open_connection(sock=sock)
+        self._client = await VLLMClient.connect(
+            self._llm, lambda choice_id, reason: self._loop.reject_choice(choice_id, reason)
+        )
+        self._loop = HostLoop(self._client, self._send)
+        self._send(EngineReady(self._client.describe_model(self._settings, __version__)))
+        ends = [
+            asyncio.create_task(each) for each in (self._read_messages(reader), self._read_steps(), self._send_beats())
+        ]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in ends:
+            task.cancel()
+        with contextlib.suppress(OSError):
+            await self._writer.drain()
+        threading.Timer(SHUTDOWN_SECONDS, end_group).start()
+        await asyncio.to_thread(self._client.shut_down)
+
+    def _send(self, message: FromEngine) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(wire.encode_frame(message))
+
+    async def _send_beats(self) -> None:
+        while True:
+            self._send(Heartbeat())
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _read_steps(self) -> None:
+        """Pass on vLLM's steps until its engine ends."""
+        try:
+            while True:
+                self._loop.handle_step(await self._client.next_step())
+        except Exception as error:
+            self._send(EngineFatal(f"vLLM's engine ended: {' '.join(str(error).split()) or type(error).__name__}"))
+
+    async def _read_messages(self, reader: asyncio.StreamReader) -> None:
+        """Apply messages until Shutdown or the end of file."""
+        decoder = msgspec.msgpack.Decoder(ToEngine)
+        with contextlib.suppress(OSError, wire.BrokenFrame):
+            while (message := await wire.read_frame(reader, decoder)) is not None:
+                if isinstance(message, Shutdown):
+                    return
+                self._apply_message(message)
+
+    def _apply_message(self, message: ToEngine) -> None:
+        match message:
+            case SubmitRequest(request):
+                self._loop.add_request(request)
+            case CancelRequest(request_id, index):
+                self._loop.cancel_request(request_id, index)
+            case LoadAdapter(number, name, folder):
+                self._answer(number, partial(self._client.load_adapter, name, folder))
+            case UnloadAdapter(number, name) if not self._client.knows_adapter(name):
+                self._send(AdapterResult(number, "There is no adapter of this name."))
+            case UnloadAdapter(number, name):
+                in_use = self._loop.uses_adapter(name)
+                self._answer(number, partial(self._client.unload_adapter, name, in_use=in_use))
+            case ResetPrefixCache():
+                self._start(self._reset_prefix_cache(message))
+            case FinishBeamSearch():
+                pass
+
+    def _answer(self, number: int, change: Callable[[], Awaitable[None]]) -> None:
+        async def change_and_answer() -> None:
+            try:
+                await change()
+                error = ""
+            except Exception as failure:
+                error = " ".join(str(failure).split()) or type(failure).__name__
+            self._send(AdapterResult(number, error))
+
+        self._start(change_and_answer())
+
+    async def _reset_prefix_cache(self, message: ResetPrefixCache) -> None:
+        is_done = False
+        if message.running or self._loop.is_idle:
+            is_done = await self._client.reset_prefix_cache(running=message.running)
+        self._send(ResetDone(message.id, is_done))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+if __name__ == "__main__":
+    run_host(int(sys.argv[1]))

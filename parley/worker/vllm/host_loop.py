@@ -1,0 +1,187 @@
+"""The requests that are open in the host of vLLM: which of their choices vLLM computes, and which still wait.
+
+vLLM gets only as many choices as it computes at once. The others wait here, so that tenants get equal shares
+(``core/wait_queue.py``), which vLLM does not know. A request with n choices is n requests for vLLM, whose seeds count
+up, so choice k equals a single request with that seed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from itertools import count
+from time import monotonic
+from typing import Any, Protocol
+
+from parley.core.sequence import Sequence
+from parley.core.wait_queue import WaitQueue
+from parley.engine.messages import StepOutputs
+from parley.types import EngineOutput, EngineRequest, TokenCost
+from parley.worker.vllm.output_reader import read_output
+from parley.worker.vllm.sampling_fields import explain_refusal, scores_prompt
+from parley.worker.vllm.step_totals import StepTotals
+
+log = logging.getLogger("parley.engine")
+
+UNKNOWN_ADAPTER = "There is no adapter of this name."
+
+
+class ChoiceClient(Protocol):
+    """vLLM, as the loop sees it. ``max_choices``: how many choices it computes at once."""
+
+    max_choices: int
+    kv_blocks: int
+    end_ids: frozenset[int]
+
+    def knows_adapter(self, name: str) -> bool:
+        """Whether an adapter of this name is loaded."""
+
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int) -> None:
+        """Give a choice to vLLM."""
+
+    def cancel_choices(self, choice_ids: list[str]) -> None:
+        """Take choices away from vLLM."""
+
+
+class HostLoop:
+    """Passes requests to ``client`` and its outputs to ``emit``."""
+
+    def __init__(self, client: ChoiceClient, emit: Callable[[StepOutputs], None]):
+        self._client = client
+        self._emit = emit
+        self._waiting = WaitQueue()
+        self._computing: dict[str, Sequence] = {}  # choices in vLLM, by their id there
+        self._open_requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
+        self._choice_numbers = count()
+        self._arrival_numbers = count()
+        self._counters = StepTotals(client.kv_blocks)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no choice is open."""
+        return not self._open_requests
+
+    def uses_adapter(self, name: str) -> bool:
+        """Whether an open request uses an adapter."""
+        return any(
+            sequence.request.adapter == name
+            for choices in self._open_requests.values()
+            for sequence in choices.values()
+        )
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue all choices of a request."""
+        if request.id in self._open_requests:
+            log.error("a request was submitted twice under one id; the second is ignored")
+            return
+        if not request.resumed:
+            self._counters.prompt_tokens += len(request.token_ids)
+        queued_at = monotonic()
+        refused: list[EngineOutput] = []
+        for index in range(request.n):
+            if refusal := self._explain_refusal(request, index):
+                refused.append(EngineOutput(request.id, index, finish_reason="error", error=refusal))
+                continue
+            sequence = Sequence(
+                request.id, index, request, request.token_ids, len(request.token_ids), request.seed + index,
+                next(self._arrival_numbers), queued_at=queued_at,
+            )  # fmt: skip
+            if scores_prompt(request, index):
+                sequence.prompt_scores.append(None)  # nothing precedes the first token
+            self._open_requests.setdefault(request.id, {})[index] = sequence
+            self._waiting.enqueue(sequence)
+        self._start_choices()
+        if refused:
+            self._emit_outputs(refused)
+
+    def cancel_request(self, request_id: str, index: int = -1) -> None:
+        """Cancel one choice of a request, or (-1) all. No output of them follows. Unknown ids are ignored."""
+        cancelled = [
+            sequence
+            for sequence in self._open_requests.get(request_id, {}).values()
+            if index < 0 or sequence.index == index
+        ]
+        self._stop_choices(cancelled)
+        if cancelled:
+            self._start_choices()
+            self._emit_outputs([])
+
+    def reject_choice(self, choice_id: str, reason: str) -> None:
+        """End a choice that vLLM does not accept with an error."""
+        if sequence := self._computing.pop(choice_id, None):
+            self._close_choice(sequence)
+            self._start_choices()
+            self._emit_outputs([EngineOutput(sequence.request_id, sequence.index, finish_reason="error", error=reason)])
+
+    def handle_step(self, step: Any) -> None:
+        """Pass on the outputs of one step of vLLM (``EngineCoreOutputs``)."""
+        rows, outputs = len(step.outputs), []
+        for raw in step.outputs:
+            sequence = self._computing.get(raw.request_id)
+            if sequence is not None and (output := self._read_choice(sequence, raw, step.timestamp, rows)) is not None:
+                outputs.append(output)
+        self._counters.record_step(step)
+        self._start_choices()
+        self._emit_outputs(outputs)
+        self._counters.reset_step()
+
+    def _read_choice(self, sequence: Sequence, raw: Any, step_ended_at: float, rows: int) -> EngineOutput | None:
+        """Return the output of a choice, and close the choice with its last one."""
+        started_at = sequence.last_token_at or sequence.queued_at
+        seconds = max(0.0, step_ended_at - started_at)
+        compute_seconds = min(seconds, self._counters.seconds_since_step(step_ended_at))
+        cost = TokenCost(rows, seconds - compute_seconds, compute_seconds)
+        try:
+            output = read_output(sequence, raw, end_ids=self._client.end_ids, cost=cost)
+        except Exception:
+            log.exception("an output of vLLM could not be read")
+            self._client.cancel_choices([raw.request_id])
+            error = "vLLM's output could not be read."
+            output = EngineOutput(sequence.request_id, sequence.index, finish_reason="error", error=error)
+        if output is None:
+            return None
+        if not sequence.last_token_at:
+            self._waiting.record_service(sequence, sequence.prompt_len - sequence.cached_tokens)
+        sequence.last_token_at = step_ended_at
+        self._waiting.record_service(sequence, len(output.token_ids))
+        self._counters.generated_tokens += len(output.token_ids)
+        if output.finish_reason is not None:
+            if raw.finish_reason is None:
+                self._client.cancel_choices([raw.request_id])
+            self._computing.pop(raw.request_id, None)
+            self._close_choice(sequence)
+        return output
+
+    def _explain_refusal(self, request: EngineRequest, index: int) -> str:
+        if request.adapter and not self._client.knows_adapter(request.adapter):
+            return UNKNOWN_ADAPTER
+        return explain_refusal(request, index)
+
+    def _start_choices(self) -> None:
+        """Give waiting choices to vLLM as long as it computes them at once."""
+        while len(self._waiting) and len(self._computing) < self._client.max_choices:
+            sequence = self._waiting.pop_head()
+            choice_id = f"{next(self._choice_numbers)}"
+            self._computing[choice_id] = sequence
+            self._client.add_choice(choice_id, sequence.request, sequence.index)
+
+    def _stop_choices(self, sequences: Iterable[Sequence]) -> None:
+        stopped = set(map(id, sequences))
+        choice_ids = [choice_id for choice_id, sequence in self._computing.items() if id(sequence) in stopped]
+        computing = {id(self._computing.pop(choice_id)) for choice_id in choice_ids}
+        if choice_ids:
+            self._client.cancel_choices(choice_ids)
+        for sequence in sequences:
+            if id(sequence) not in computing:
+                self._waiting.remove_waiting(sequence)
+            self._close_choice(sequence)
+
+    def _close_choice(self, sequence: Sequence) -> None:
+        choices = self._open_requests[sequence.request_id]
+        del choices[sequence.index]
+        if not choices:
+            del self._open_requests[sequence.request_id]
+
+    def _emit_outputs(self, outputs: list[EngineOutput]) -> None:
+        stats = self._counters.collect_stats(computing=len(self._computing), waiting=len(self._waiting))
+        self._emit(StepOutputs(outputs, stats))

@@ -1,0 +1,46 @@
+"""Writes a compiled grammar, which is a list of llguidance grammars that refer to each other, as one text in Lark.
+
+vLLM takes one text. Each grammar of the list becomes a rule with an inline grammar, next to the rules that refer to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# llguidance would otherwise force tokens where only one text can follow (``NO_FORCING`` in text/grammar/compiler.py).
+HEADER = '%llguidance {"no_forcing": true}'
+# A reference to another grammar; also matches strings and expressions, to skip them.
+REFERENCE = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|@([A-Za-z_]\w*)')
+
+
+def write_lark(compiled: str) -> str:
+    """Return a compiled grammar (``EngineRequest.grammar``) as one text in Lark."""
+    first, *others = json.loads(compiled)["grammars"]
+    grammars = {other["name"]: other for other in others}
+    return f"{HEADER}\n{_write_rules(first, grammars)}"
+
+
+def _write_rules(grammar: Mapping[str, Any], grammars: Mapping[str, Any]) -> str:
+    """Return the rules of a grammar, and a rule for each grammar that it refers to."""
+    if "json_schema" in grammar:
+        return f"start: {_write_inline(grammar, grammars)}\n"
+    names: dict[str, None] = {}
+
+    def replace_reference(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        names[match[1]] = None
+        return f"sub_{match[1]}"
+
+    rules = REFERENCE.sub(replace_reference, grammar["lark_grammar"])
+    lines = [f"sub_{name}: {_write_inline(grammars[name], grammars)}" for name in names]
+    return "\n".join([rules, *lines]) + "\n"
+
+
+def _write_inline(grammar: Mapping[str, Any], grammars: Mapping[str, Any]) -> str:
+    if "json_schema" in grammar:
+        return f"%json {json.dumps(grammar['json_schema'])}"
+    return f"%lark {{\n{_write_rules(grammar, grammars)}}}"

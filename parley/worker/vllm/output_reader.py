@@ -1,0 +1,113 @@
+"""Translates vLLM's output of one step for one choice, ``EngineCoreOutput``, into parley's.
+
+This module reads attributes of vLLM's objects and does not import vLLM, so that it can be tested with stand-ins.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from typing import Any
+
+from parley.core.sequence import Sequence
+from parley.types import EngineFinishReason, EngineOutput, TokenCost, TokenScore
+
+QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3  # vLLM's EngineCoreEventType
+# vLLM's FinishReason, by number: stop, length, abort, error, repetition.
+FINISH_REASONS: dict[int, EngineFinishReason] = {0: "stop", 1: "length", 2: "error", 3: "error", 4: "stop"}
+ABORTED = "vLLM ended the request."
+NO_TOKEN_FITS = "vLLM ended the request: no token fits its grammar together with its other options."
+LOWEST_LOGPROB = -9999.0  # stands for the log-probability of what a grammar forbids; JSON has no infinity
+
+
+def read_output(sequence: Sequence, raw: Any, *, end_ids: Collection[int], cost: TokenCost) -> EngineOutput | None:
+    """Return a choice's output of one step, None if it has no news. ``end_ids``: the model's end tokens.
+
+    ``cost``: what the step's tokens took together. Updates the sequence's counters. Raises what a broken output raises.
+    """
+    request = sequence.request
+    is_first = sequence.last_token_at == 0.0
+    _record_events(sequence, raw.events or ())
+    if raw.prefill_stats is not None and is_first:
+        sequence.cached_tokens = raw.prefill_stats.num_cached_tokens
+    if raw.new_prompt_logprobs_tensors is not None:
+        sequence.prompt_scores += read_scores(raw.new_prompt_logprobs_tensors, request.prompt_logprobs)
+    finish = None if raw.finish_reason is None else FINISH_REASONS[int(raw.finish_reason)]
+    token_ids = list(raw.new_token_ids)
+    if raw.pooling_output is None and not token_ids and finish is None:
+        return None
+    output = EngineOutput(
+        sequence.request_id,
+        sequence.index,
+        finish_reason=finish,
+        cached_tokens=sequence.cached_tokens,
+        preemptions=sequence.preemptions,
+        error=(NO_TOKEN_FITS if request.grammar else ABORTED) if finish == "error" else None,
+    )
+    if is_first:
+        output.queue_seconds = sequence.queue_seconds
+        output.prompt_scores = sequence.prompt_scores or None
+    if raw.pooling_output is not None:
+        output.vector, output.finish_reason = read_vector(raw.pooling_output), "stop"
+        return output
+    _add_tokens(output, sequence, raw, token_ids, end_ids, cost)
+    return output
+
+
+def _add_tokens(
+    output: EngineOutput,
+    sequence: Sequence,
+    raw: Any,
+    token_ids: list[int],
+    end_ids: Collection[int],
+    cost: TokenCost,
+) -> None:
+    request = sequence.request
+    if not request.max_tokens and output.finish_reason != "error":  # vLLM draws at least one token
+        output.finish_reason = "length"
+        return
+    if output.finish_reason == "stop" and token_ids:
+        if token_ids[-1] in request.stop_ids:
+            output.stop_id = token_ids[-1]
+        elif request.grammar and token_ids[-1] in end_ids:
+            token_ids.pop()  # vLLM ends every grammar with an end token, which this request does not want
+    count = len(token_ids)
+    output.token_ids = token_ids
+    if request.logprobs >= 0 and raw.new_logprobs is not None:
+        output.scores = read_scores(raw.new_logprobs, request.logprobs or len(request.logprob_ids))[:count]
+    if request.token_costs and count:
+        share = TokenCost(cost.batch_rows, cost.wait_seconds / count, cost.compute_seconds / count, count)
+        output.token_costs = [share] * count
+
+
+def read_scores(arrays: Any, alternatives: int) -> list[TokenScore]:
+    """Return the scores in vLLM's arrays: in each row, column 0 is the token itself, and the alternatives follow."""
+    token_ids, logprobs, ranks = (values.tolist() for values in arrays[:3])
+    last_column = 1 + alternatives
+    return [
+        TokenScore(
+            max(row[0], LOWEST_LOGPROB),
+            rank,
+            ids[1:last_column],
+            [max(value, LOWEST_LOGPROB) for value in row[1:last_column]],
+        )
+        for ids, row, rank in zip(token_ids, logprobs, ranks, strict=True)
+    ]
+
+
+def read_vector(tensor: Any) -> bytes:
+    """Return a vector as float32 numbers, little endian."""
+    numbers = tensor.float().flatten().tolist()
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def _record_events(sequence: Sequence, events: Collection[Any]) -> None:
+    """Record when vLLM scheduled the choice for the first time, and how often it preempted it.
+
+    The times are those of time.monotonic, which all processes of a machine share.
+    """
+    for event in events:
+        kind = int(event.type)
+        if kind == SCHEDULED and not sequence.queue_seconds:
+            sequence.queue_seconds = max(0.0, event.timestamp - sequence.queued_at)
+        sequence.preemptions += kind == PREEMPTED

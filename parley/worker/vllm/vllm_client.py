@@ -1,0 +1,213 @@
+"""vLLM as the host uses it. The only module that imports vLLM.
+
+It reads whole steps from vLLM's engine core, below ``AsyncLLM.generate``, which makes a task and an object for each
+choice and step and so costs two to four times the processor time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vllm.config.structured_outputs import StructuredOutputsConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from parley.types import EngineRequest, ModelInfo, VLLMSettings
+from parley.worker.vllm.capabilities import BOUNDS, vllm_features
+from parley.worker.vllm.engine_args import engine_arguments
+from parley.worker.vllm.sampling_fields import ChoiceFields, translate_choice, translate_pooling
+
+REJECTIONS = (ValueError, TypeError, NotImplementedError)  # what vLLM raises for requests that it does not accept
+
+
+class StartRefused(Exception):
+    """vLLM does not start with these settings. The message is one sentence."""
+
+
+class FlagParser(FlexibleArgumentParser):  # type: ignore[misc]
+    """vLLM's parser of flags. Raises StartRefused."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise StartRefused instead of ending the process."""
+        raise StartRefused(f"vLLM does not accept the flags after --: {message}.")
+
+
+def start_vllm(settings: VLLMSettings) -> AsyncLLM:
+    """Start vLLM's processes and load the model. Call it outside of an event loop. Raises StartRefused, Exception."""
+    if settings.exact and current_platform.is_cpu():
+        raise StartRefused("--exact needs a GPU: vLLM has no batch-invariant kernels for CPUs.")
+    parser = AsyncEngineArgs.add_cli_args(FlagParser())
+    options = parser.parse_args(settings.arguments)
+    vars(options).update(
+        engine_arguments(settings), structured_outputs_config=StructuredOutputsConfig(backend="guidance")
+    )
+    return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(options))
+
+
+class VLLMClient:
+    """A running vLLM. ``on_rejection(choice_id, reason)`` is called for choices that vLLM does not accept.
+
+    Create it with ``connect``.
+    """
+
+    def __init__(self, llm: AsyncLLM, tasks: tuple[str, ...], on_rejection: Callable[[str, str], None]):
+        config = llm.vllm_config
+        self._llm = llm
+        self._tasks = tasks
+        self._on_rejection = on_rejection
+        self._adapters: dict[str, LoRARequest] = {}
+        self._adapter_numbers = count(1)  # vLLM takes adapters with one number for the same
+        self._preparing: set[str] = set()
+        self._running_tasks: set[asyncio.Task[None]] = set()
+        self.max_choices: int = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        self.kv_blocks: int = config.cache_config.num_gpu_blocks or 0
+        end_id = llm.renderer.get_eos_token_id()
+        self.end_ids = frozenset() if end_id is None else frozenset({end_id})
+
+    @classmethod
+    async def connect(cls, llm: AsyncLLM, on_rejection: Callable[[str, str], None]) -> VLLMClient:
+        """Return a client of a vLLM that has been started."""
+        return cls(llm, await llm.get_supported_tasks(), on_rejection)
+
+    async def next_step(self) -> Any:
+        """Return vLLM's outputs of the next step. Raises an exception if its engine has died."""
+        return await self._llm.engine_core.get_output_async()
+
+    def knows_adapter(self, name: str) -> bool:
+        """Whether an adapter of this name is loaded."""
+        return name in self._adapters
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load an adapter under a name, in place of another. Raises an exception with vLLM's reason."""
+        adapter = LoRARequest(name, next(self._adapter_numbers), folder)
+        await self._llm.add_lora(adapter)
+        self._adapters[name] = adapter
+
+    async def unload_adapter(self, name: str, *, in_use: bool) -> None:
+        """Unload an adapter. Requests that use it keep it: then vLLM drops it when it needs its place."""
+        adapter = self._adapters.pop(name)
+        if not in_use:
+            await self._llm.remove_lora(adapter.lora_int_id)
+
+    async def reset_prefix_cache(self, *, running: bool) -> bool:
+        """Clear the prefix cache. ``running``: preempt running requests for it. Returns whether it was cleared."""
+        return bool(await self._llm.reset_prefix_cache(reset_running_requests=running))
+
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int) -> None:
+        """Give a choice to vLLM."""
+        self._preparing.add(choice_id)
+        adapter = self._adapters.get(request.adapter)
+        task = asyncio.create_task(self._submit_choice(choice_id, request, index, adapter))
+        self._running_tasks.add(task)
+        task.add_done_callback(self._running_tasks.discard)
+
+    def cancel_choices(self, choice_ids: list[str]) -> None:
+        """Take choices away from vLLM."""
+        submitted = [choice_id for choice_id in choice_ids if choice_id not in self._preparing]
+        self._preparing.difference_update(choice_ids)
+        if submitted:
+            task = asyncio.create_task(self._llm.engine_core.abort_requests_async(submitted))
+            self._running_tasks.add(task)
+            task.add_done_callback(self._running_tasks.discard)
+
+    async def _submit_choice(
+        self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None
+    ) -> None:
+        try:
+            if request.grammar:  # vLLM compiles it to check it
+                core_request = await asyncio.to_thread(self._core_request, choice_id, request, index, adapter)
+            else:
+                core_request = self._core_request(choice_id, request, index, adapter)
+        except REJECTIONS as error:
+            if choice_id in self._preparing:
+                self._preparing.discard(choice_id)
+                self._on_rejection(choice_id, f"vLLM does not accept the request: {error}")
+            return
+        if choice_id in self._preparing:  # it was not cancelled meanwhile
+            self._preparing.discard(choice_id)
+            await self._llm.engine_core.add_request_async(core_request)
+
+    def _core_request(self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None) -> Any:
+        """Return vLLM's form of a choice. Raises REJECTIONS."""
+        if request.pooling is None:
+            fields = translate_choice(request, index)
+            parameters, token_ids = sampling_params(fields), fields.token_ids
+        else:
+            fields, parameters, token_ids = None, PoolingParams(**translate_pooling(request)), request.token_ids
+        core_request = self._llm.input_processor.process_inputs(
+            choice_id,
+            tokens_input(token_ids, cache_salt=request.cache_salt or None),
+            parameters,
+            supported_tasks=self._tasks,
+            lora_request=adapter,
+            priority=request.priority,
+        )
+        if fields is not None and fields.banned:
+            # After process_inputs, which derives them from words. No public member takes token sequences.
+            core_request.sampling_params._bad_words_token_ids = fields.banned
+        return core_request
+
+    def describe_model(self, settings: VLLMSettings, version: str) -> ModelInfo:
+        """Return what the API process needs to know about the model."""
+        config = self._llm.vllm_config
+        model, cache = config.model_config, config.cache_config
+        generates = "generate" in self._tasks
+        parameters, weights_bytes = measure_weights(Path(settings.model))
+        return ModelInfo(
+            architecture=model.architecture,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=current_platform.device_type,
+            parameters=parameters,
+            vocab_size=model.get_vocab_size(),
+            max_model_len=model.max_model_len,
+            weights_bytes=weights_bytes,
+            kv_bytes=0,
+            kv_blocks=self.kv_blocks,
+            block_size=cache.block_size,
+            fused=False,
+            quantization=model.quantization or "none",
+            generates=generates,
+            dimensions=model.embedding_size if "embed" in self._tasks else 0,
+            engine=f"vllm {version}",
+            features=vllm_features(
+                adapters=config.lora_config is not None, speculation=config.speculative_config is not None
+            ),
+            bounds=dict(BOUNDS),
+        )
+
+    def shut_down(self) -> None:
+        """End vLLM's processes."""
+        self._llm.shutdown()
+
+
+def sampling_params(fields: ChoiceFields) -> SamplingParams:
+    """Return vLLM's sampling parameters of a choice. Raises REJECTIONS."""
+    grammar = StructuredOutputsParams(grammar=fields.lark) if fields.lark else None
+    return SamplingParams(**fields.sampling, structured_outputs=grammar, detokenize=False, skip_clone=True)
+
+
+def measure_weights(folder: Path) -> tuple[int, int]:
+    """Return the number of parameters and of bytes in a folder's safetensors files, whose headers are JSON."""
+    parameters = size = 0
+    for file in folder.glob("*.safetensors"):
+        size += file.stat().st_size
+        with file.open("rb") as content:
+            header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                count_of_tensor = 1
+                for length in tensor["shape"]:
+                    count_of_tensor *= length
+                parameters += count_of_tensor
+    return parameters, size

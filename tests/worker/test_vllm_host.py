@@ -1,0 +1,177 @@
+"""The host of vLLM: what it gives to vLLM and when, with a stand-in for vLLM; and what it makes of vLLM's log."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+from parley.engine.messages import StepOutputs
+from parley.types import EngineOutput, EngineRequest
+from parley.worker.vllm.host import explain_failure
+from parley.worker.vllm.host_loop import HostLoop
+from parley.worker.vllm.tree_log import TreeLog
+
+
+class RecordedClient:
+    """Records what the loop gives to vLLM, and lets a test answer for it."""
+
+    def __init__(self, max_choices: int = 2):
+        self.max_choices = max_choices
+        self.kv_blocks = 10
+        self.end_ids = frozenset({2})
+        self.computing: dict[str, tuple[EngineRequest, int]] = {}
+        self.cancelled: list[str] = []
+
+    def knows_adapter(self, name: str) -> bool:
+        return name == "known"
+
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int) -> None:
+        self.computing[choice_id] = request, index
+
+    def cancel_choices(self, choice_ids: list[str]) -> None:
+        self.cancelled += choice_ids
+        for choice_id in choice_ids:
+            del self.computing[choice_id]
+
+    @property
+    def names(self) -> list[tuple[str, int]]:
+        return [(request.id, index) for request, index in self.computing.values()]
+
+
+class Harness:
+    """A loop with a recorded client."""
+
+    def __init__(self, max_choices: int = 2):
+        self.client = RecordedClient(max_choices)
+        self.sent: list[StepOutputs] = []
+        self.loop = HostLoop(self.client, self.sent.append)
+        self.time = 100.0
+
+    def add(self, name: str, **members: Any) -> None:
+        self.loop.add_request(EngineRequest(**({"id": name, "token_ids": [5, 6], "max_tokens": 4} | members)))
+
+    def step(self, *names: str, finish: int | None = None) -> list[EngineOutput]:
+        """Give each choice of these requests a token."""
+        outputs = []
+        for choice_id, (request, _) in list(self.client.computing.items()):
+            if request.id in names:
+                stats = SimpleNamespace(num_cached_tokens=0, num_computed_tokens=2)
+                outputs.append(raw_output(choice_id, finish, stats))
+                if finish is not None:
+                    del self.client.computing[choice_id]
+        self.time += 1
+        caching = SimpleNamespace(queries=2, hits=1)
+        scheduler = SimpleNamespace(
+            num_waiting_reqs=0, kv_cache_usage=0.5, prefix_cache_stats=caching, spec_decoding_stats=None
+        )
+        step = SimpleNamespace(engine_index=0, outputs=outputs, scheduler_stats=scheduler, timestamp=self.time)
+        self.loop.handle_step(step)
+        return self.sent[-1].outputs
+
+
+def raw_output(choice_id: str, finish: int | None, stats: Any) -> SimpleNamespace:
+    names = ("new_logprobs", "new_prompt_logprobs_tensors", "pooling_output", "events")
+    return SimpleNamespace(
+        **dict.fromkeys(names), request_id=choice_id, new_token_ids=[7], finish_reason=finish, prefill_stats=stats
+    )
+
+
+def test_vllm_gets_no_more_choices_than_it_computes_at_once():
+    harness = Harness(2)
+    harness.add("a", n=3)
+    assert harness.client.names == [("a", 0), ("a", 1)]
+    assert [output.index for output in harness.step("a", finish=1)] == [0, 1]
+    assert harness.client.names == [("a", 2)]
+    harness.step("a", finish=1)
+    assert harness.loop.is_idle
+
+
+def test_tenants_take_turns():
+    harness = Harness(1)
+    for name in ("a1", "a2", "a3"):
+        harness.add(name, tenant="a")
+    harness.add("b1", tenant="b")
+    order = []
+    for _ in range(4):
+        order.append(harness.client.names[0][0])
+        harness.step(order[-1], finish=1)
+    assert order == ["a1", "b1", "a2", "a3"]
+
+
+def test_better_priority_goes_first():
+    harness = Harness(1)
+    for name, priority in (("running", 0), ("low", 1), ("high", -1)):
+        harness.add(name, priority=priority)
+    harness.step("running", finish=1)
+    assert harness.client.names == [("high", 0)]
+
+
+def test_cancel_takes_choices_from_vllm_and_from_the_queue():
+    harness = Harness(1)
+    harness.add("a", n=2)
+    harness.add("b")
+    harness.loop.cancel_request("a", 1)
+    assert harness.client.cancelled == []
+    harness.loop.cancel_request("a")
+    assert harness.client.cancelled == ["0"] and harness.client.names == [("b", 0)]
+    assert not harness.step("a") and harness.sent[-1].stats.running == 1
+    harness.loop.cancel_request("b")
+    harness.loop.cancel_request("unknown")
+    stats = harness.sent[-1].stats
+    assert harness.loop.is_idle and (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+
+
+def test_statistics_count_each_token_once():
+    harness = Harness(2)
+    harness.add("a", n=2)
+    harness.step("a")
+    stats = harness.sent[-1].stats
+    assert (stats.prompt_tokens, stats.generated_tokens, stats.running, stats.blocks_used) == (2, 2, 2, 5)
+    assert (stats.step_rows, stats.step_tokens, stats.prefix_queries, stats.prefix_hits) == (2, 6, 2, 1)
+    harness.add("resumed", resumed=True)
+    harness.step("a", finish=1)
+    assert harness.sent[-1].stats.prompt_tokens == 2
+
+
+def test_costs_count_the_time_between_steps_as_computing():
+    harness = Harness(1)
+    harness.add("first", token_costs=True)
+    harness.step("first")
+    (output,) = harness.step("first")
+    (cost,) = output.token_costs
+    assert (cost.batch_rows, cost.compute_seconds, cost.wait_seconds) == (1, 1.0, 0.0)
+
+
+def test_unknown_adapters_and_rejected_choices_end_with_an_error():
+    harness = Harness(2)
+    harness.add("a", adapter="gone", n=2)
+    assert [output.error for output in harness.sent[-1].outputs] == ["There is no adapter of this name."] * 2
+    harness.add("b", adapter="known")
+    assert harness.loop.uses_adapter("known")
+    harness.loop.reject_choice("0", "Too long.")
+    assert [output.error for output in harness.sent[-1].outputs] == ["Too long."]
+    assert harness.loop.is_idle and not harness.loop.uses_adapter("known")
+
+
+def test_log_becomes_progress_and_then_warnings(caplog):
+    caplog.set_level(logging.INFO)
+    stages: list[tuple[str, float]] = []
+    tree_log = TreeLog(lambda *stage: stages.append(stage), lambda: None)
+    tree_log.read_line("(EngineCore pid=9) INFO 11-22 23:00:01 [core.py:100] Loading weights")
+    tree_log.read_line("INFO 11-22 23:00:02 [core.py:101] Warming up")
+    tree_log.read_line("(EngineCore pid=9) ERROR 11-22 23:00:03 [core.py:9] ValueError: No room for the KV cache.")
+    tree_log.read_line("Loading: 100%|####| 1/1")
+    assert [stage for stage, _ in stages] == ["Loading weights", "Warming up"] and stages[0][1] < stages[1][1] < 1
+    assert tree_log.cause == "No room for the KV cache." and not caplog.records
+    tree_log.end_loading()
+    tree_log.read_line("INFO 11-22 23:00:04 [core.py:100] A request came")
+    tree_log.read_line("WARNING 11-22 23:00:04 [core.py:100] Something is slow")
+    assert [record.getMessage() for record in caplog.records] == ["vLLM: Something is slow"]
+
+
+def test_failed_start_is_explained_by_its_cause():
+    error = RuntimeError("Engine core initialization failed. See root cause above.")
+    told = explain_failure(error, "To serve one request, 3 GiB KV cache is needed.")
+    assert told.startswith("vLLM did not start: To serve one request, 3 GiB KV cache is needed. Less memory")
+    assert explain_failure(ValueError("Unknown\n quantization"), "") == "vLLM did not start: Unknown quantization."
