@@ -5,21 +5,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.member_paths import member_paths
 
 EXAMPLES = json.loads((Path(__file__).parent.parent / "data" / "examples.json").read_text("utf-8"))
-
-
-def member_paths(value: Any, at: str = "") -> set[str]:
-    """Return the paths of all members; entries of a list share one path."""
-    if isinstance(value, list):
-        return set().union(*(member_paths(entry, at) for entry in value))
-    if not isinstance(value, dict):
-        return set()
-    paths = {f"{at}.{name}".strip(".") for name in value}
-    return paths.union(*(member_paths(inner, f"{at}.{name}".strip(".")) for name, inner in value.items()))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each['source']}: {each['name']}" for each in EXAMPLES])

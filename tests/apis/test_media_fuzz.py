@@ -14,21 +14,20 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from support.fuzz import MAX_EXAMPLES, encode, run_in_loop
 from support.http_client import Answer, RunningServer
 from support.media_answers import picture_bytes, picture_url
 from support.media_files import sine, wav_file
 from support.media_host import http_answer, redirect_to, run_media_host
 from support.multimodal_models import multimodal_folder
-from support.odd_media import MEDIA_CALLS
+from support.odd_media import media_calls
 
 from parley.dialects.dialect import ApiOptions
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 from parley.types import Settings
 
-EXAMPLES = MAX_EXAMPLES if "PARLEY_FUZZ" in os.environ else 60
+EXAMPLES = MAX_EXAMPLES if "PARLEY_FUZZ" in os.environ else 40
 CACHE_BYTES = 4 << 20
 # What no error may have, unless its request has it.
 LEAK = re.compile(rb"0x[0-9a-f]{6,}|/proc/|site-packages|\.py\b|BytesIO|Errno|Traceback|Invalid data found")
@@ -111,7 +110,7 @@ async def test_odd_media_get_an_answer_or_an_error_of_their_api(server: Any, tmp
         suppress_health_check=list(HealthCheck),
         database=None,
     )
-    @given(call=st.sampled_from(sorted(MEDIA_CALLS)).flatmap(lambda key: st.tuples(st.just(key), MEDIA_CALLS[key])))
+    @given(call=media_calls)
     async def fuzz(call):
         error_members, (path, members) = call
         body = encode(members).replace(b"{host}", host.encode()).replace(b"{folder}", str(tmp_path).encode())

@@ -248,13 +248,18 @@ def calls(paths: list[str], bodies: st.SearchStrategy[Any]) -> st.SearchStrategy
 
 
 DATABRICKS = "/databricks/serving-endpoints/tiny/invocations"
-# Paths with bodies, for each API, by the members that its errors have.
-MEDIA_CALLS: dict[tuple[str, ...], st.SearchStrategy[tuple[str, Any]]] = {
-    ("error",): calls(["/v1/chat/completions", "/vllm/v1/chat/completions", "/tokenize"], chat_bodies)
-    | calls(["/triton/v2/models/tiny/generate", "/v2/models/tiny/generate"], generate_bodies)
-    | calls(["/triton/v2/models/tiny/infer"], infer_bodies),
-    ("error", "error_type"): mindie_calls
-    | calls(["/mindie/v1/chat/completions", "/tgi/v1/chat/completions", "/tgi/chat_tokenize"], chat_bodies)
-    | calls(["/tgi/generate", "/tgi/generate_stream", "/tgi/tokenize"], tgi_bodies),
-    ("error_code", "message"): calls([DATABRICKS], chat_bodies),
-}
+databricks_bodies = st.builds(lambda messages: {"messages": messages, "max_tokens": 2}, messages)
+ERROR, ERROR_AND_TYPE, CODE_AND_MESSAGE = ("error",), ("error", "error_type"), ("error_code", "message")
+# Paths with bodies for each API, beside the members of its errors.
+media_calls = st.one_of(
+    st.tuples(st.just(ERROR), calls(["/v1/chat/completions", "/vllm/v1/chat/completions", "/tokenize"], chat_bodies)),
+    st.tuples(st.just(ERROR), calls(["/triton/v2/models/tiny/generate", "/v2/models/tiny/generate"], generate_bodies)),
+    st.tuples(st.just(ERROR), calls(["/triton/v2/models/tiny/infer"], infer_bodies)),
+    st.tuples(st.just(ERROR_AND_TYPE), mindie_calls),
+    st.tuples(
+        st.just(ERROR_AND_TYPE),
+        calls(["/mindie/v1/chat/completions", "/tgi/v1/chat/completions", "/tgi/chat_tokenize"], chat_bodies),
+    ),
+    st.tuples(st.just(ERROR_AND_TYPE), calls(["/tgi/generate", "/tgi/generate_stream", "/tgi/tokenize"], tgi_bodies)),
+    st.tuples(st.just(CODE_AND_MESSAGE), calls([DATABRICKS], databricks_bodies)),
+)
