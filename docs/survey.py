@@ -22,7 +22,16 @@ from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFact
 from parley.dialects.fields import Fields
 from parley.errors import ParleyError, Unsupported
 
-PATH = {"model": "m", "version": "1", "repo": "r", "region": "x", "endpoint": "e", "served": "m", "id": "i"}
+PATH = {
+    "digest": "sha256:00",
+    "model": "m",
+    "version": "1",
+    "repo": "r",
+    "region": "x",
+    "endpoint": "e",
+    "served": "m",
+    "id": "i",
+}
 CONTEXT = RequestContext(  # a model that reads every kind of media, and an operator who allows everything
     "0f",
     1,
@@ -46,6 +55,8 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"model": "m", "messages": [{"role": "user", "content": "a"}]},
     {"model": "m", "prompt": "a"},
     {"input": "a"},
+    {"model": "m", "input": "a"},
+    {"model": "m", "name": "m"},
     {"queries": "a", "documents": "b"},
     {"query": "a", "documents": "b"},
     {"texts": "a"},
@@ -140,6 +151,8 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "documents": [[{"title": "t"}], "b"],
     "parameters": [{}, {"max_new_tokens": 1}],
     "stop": ["a", ["a"]],
+    "images": [["aGk="]],
+    "think": [True, False, "high"],
     "stop_token_ids": [[1]],
     "chat_template_kwargs": [{"enable_thinking": False}],
     "prompt_embedding_table": [[0.5]],

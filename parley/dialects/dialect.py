@@ -18,7 +18,7 @@ from parley.dialects.bench import BenchApi
 from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.errors import ParleyError
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
-from parley.types import Event, MediaKind, Request, Usage
+from parley.types import ALL_MODEL_ABILITIES, Event, MediaKind, ModelAbility, Request, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class RequestContext:
     requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
     cache holds and can hold, the number of waiting sequences, the sampling defaults of its generation_config.json,
     under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
-    how many items of each kind of media a request may have (a kind that is missing: the model cannot read it), and its
-    model type if it reads media.
+    how many items of each kind of media a request may have (a kind that is missing: the model cannot read it), its
+    model type if it reads media, and what its chat template and tokenizer allow (``abilities``).
     About the server: ``api_options``, and the seal of reasoning that clients send back. About the HTTP request: the
     decoded path parts that the route names, the headers with lower-case names, the query string, and the tenant's id.
     """
@@ -78,6 +78,7 @@ class RequestContext:
     media_family: str = ""
     tenant: str = ""
     reasoning_seal: ReasoningSeal = RANDOM_SEAL
+    abilities: frozenset[ModelAbility] = ALL_MODEL_ABILITIES
 
     def seal_reasoning(self, data: bytes) -> str:
         """Return reasoning as a text that the tenant can send back."""
@@ -110,6 +111,10 @@ class Answer(NamedTuple):
     status: int = 200
     body: bytes = b""
     content_type: bytes = b"application/json"
+
+
+class Acknowledgement(Answer):
+    """The answer to a generating request that asks for nothing to be generated, and is no refusal."""
 
 
 HeaderList = Sequence[tuple[bytes, bytes]]
@@ -314,7 +319,8 @@ class Dialect:
     under this API's names, for the page that all APIs at the root share; ``own_metrics`` writes the whole page, where
     this API has one of its own; ``add_buckets`` adds the buckets of both to the histograms of a model, given the length
     of its context in tokens. ``any_model``: a regular expression of names that stand for any model, in requests of
-    every API. ``bench_apis``: how ``parley bench`` calls this API, by the name of its option.
+    every API. ``default_tag``: the end that a model's name may have or lack, in requests of every API. ``bench_apis``:
+    how ``parley bench`` calls this API, by the name of its option.
 
     For the coordinator of a cluster: ``documented_errors``: clients of this API get errors as the plain texts that
     MindIE documents; ``no_memory_body``: the body of the refusal when memory is exhausted, empty for the usual one;
@@ -341,4 +347,5 @@ class Dialect:
     documented_errors: bool = False
     no_memory_body: bytes = b""
     framed_answers: bool = False
+    default_tag: str = ""
     id_header: bytes = b""  # the name of the header that carries the request's unique id in all answers

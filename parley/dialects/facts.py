@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
 from parley.metrics.totals import RequestTotals
-from parley.types import EngineStats, ModelInfo
+from parley.types import EngineStats, ModelAbility, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,9 @@ class ModelCard:
     ``max_model_len`` is None until the model is loaded. ``phase``: loading, ready, restarting, draining, failed,
     closed; held or prepared after a ``PauseCommand`` of that kind. ``adapter_folder``: the folder of the adapter, if
     the name is an adapter's; ``root`` is then its base model. ``totals``: counts over all names of the model.
-    ``purpose``: the model's task as far as it is known: conversations and text, text only, vectors only.
+    ``purpose``: the model's task as far as it is known: conversations and text, text only, vectors only. ``info``: the
+    engine's description, None until the model is loaded. ``abilities``: what its chat template and tokenizer allow.
+    ``config``: its config.json. ``sampling_defaults``: the values in its generation_config.json, by their names there.
     """
 
     name: str
@@ -30,6 +32,10 @@ class ModelCard:
     totals: RequestTotals = field(default_factory=RequestTotals)
     purpose: Literal["chat", "text", "vectors"] = "chat"
     adapter_folder: str = ""
+    info: ModelInfo | None = None
+    abilities: frozenset[ModelAbility] = frozenset()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ module knows routes and no handlers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
 
-from parley.dialects import databricks, mindie, openai, tgi, triton, vllm
+from parley.dialects import databricks, mindie, ollama, openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Route, RouteKind
 from parley.dialects.json_body import check_json_size
 from parley.dialects.triton.calls import GRPC_CALLS
@@ -91,6 +91,8 @@ API_MOUNTS = (
     ApiMount("", mindie.DIALECT),
     ApiMount("/mindie", mindie.STRICT),
     ApiMount("/mindie-old", mindie.OLD),
+    ApiMount("", ollama.DIALECT),
+    ApiMount("/ollama", ollama.STRICT),
 )
 
 INSTANCE_PLANE = mindie.INSTANCE_PLANE  # the routes between instances and coordinators
@@ -104,6 +106,22 @@ INNER_MOUNTS = (SERVER_MOUNT, ApiMount("", GRPC_CALLS))  # in addition to the AP
 # APIs that are served only at ports of their own: their clients may stop the server.
 ADMIN_PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
 DEDICATED_APIS = {surface.prefix[1:]: surface.dialect for surface in API_MOUNTS if surface.prefix} | ADMIN_PLANES
+
+
+DEFAULT_TAGS = tuple(sorted({surface.dialect.default_tag for surface in API_MOUNTS} - {""}))
+
+
+def model_spellings(name: str) -> tuple[str, ...]:
+    """Return the names that mean the same model as ``name``, itself first: with and without a default tag."""
+    bare_names = [name.removesuffix(tag) for tag in DEFAULT_TAGS if name.endswith(tag)]
+    return (name, *bare_names, *(name + tag for tag in DEFAULT_TAGS))
+
+
+def known_spelling(name: str, known_names: Collection[str]) -> str | None:
+    """Return the spelling of a model's name that is among the known names, None if there is none."""
+    if name in known_names:
+        return name
+    return next((spelling for spelling in model_spellings(name) if name and spelling in known_names), None)
 
 
 def universal_mounts(strict: bool = False, tgi_compat: str = "3") -> tuple[ApiMount, ...]:

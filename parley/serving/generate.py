@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Answer, Reply, RequestContext, Route
+from parley.dialects.dialect import Acknowledgement, Answer, Reply, RequestContext, Route
 from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
 from parley.serving.generation import Generation
 from parley.serving.registry import ModelRegistry
@@ -40,7 +40,8 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
         )
         del body  # it may be large, and the answer long
         if isinstance(reply, Answer):
-            model.metrics.invalid_requests.add_count()
+            if not isinstance(reply, Acknowledgement):
+                model.metrics.invalid_requests.add_count()
             marks = exchange.coordinator_headers(None)
             await exchange.send_response(reply.body, reply.status, reply.content_type, marks)
             return

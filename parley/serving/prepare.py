@@ -190,7 +190,7 @@ def _prepare_prompt(
     prompt: Prompt,
 ) -> tuple[PreparedPrompt, int]:
     """Tokenize a prompt, and compute how many tokens may follow it. Raises BadRequest."""
-    context_length, max_prompt = model.model_info.max_model_len, model.options.max_prompt
+    context_length, max_prompt = _context_length(model, request), model.options.max_prompt
     keeps_tokens = request.on_overflow in ("head", "tail")
     prepared = model.text_pipeline.prepare_prompt(
         prompt,
@@ -208,6 +208,15 @@ def _prepare_prompt(
     if predicted is not None:
         prepared = replace(prepared, predicted=predicted)
     return prepared, _output_limit(model, request, prepared)
+
+
+def _context_length(model: ServedModel, request: Request) -> int:
+    """Return how many tokens a prompt and its output may have together."""
+    return min(model.model_info.max_model_len, request.context_limit or model.model_info.max_model_len)
+
+
+def _context_owner(request: Request) -> str:
+    return "This model's" if request.context_limit is None else "This request's"
 
 
 def _truncate_prompt(request: Request, prepared: PreparedPrompt, max_prompt: int) -> PreparedPrompt:
@@ -230,6 +239,7 @@ def _truncate_prompt(request: Request, prepared: PreparedPrompt, max_prompt: int
 def _output_limit(model: ServedModel, request: Request, prepared: PreparedPrompt) -> int:
     """Return how many tokens may be generated after the prompt. Raises ContextLength, Invalid."""
     info, stop_conditions, token_ids = model.model_info, request.stop_conditions, prepared.token_ids
+    context_length = _context_length(model, request)
     if not token_ids:
         raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
     if max(token_ids) >= info.vocab_size:
@@ -237,7 +247,7 @@ def _output_limit(model: ServedModel, request: Request, prepared: PreparedPrompt
         raise UnknownToken(message, token_id=max(token_ids), field="prompt")
     # The positions of a video may run ahead of its tokens.
     prompt_positions = max(len(token_ids), largest_position(prepared.media, len(token_ids)) + 1)
-    context_room = info.max_model_len - prompt_positions
+    context_room = context_length - prompt_positions
     min_room = (
         stop_conditions.max_tokens if stop_conditions.max_tokens is not None else max(1, stop_conditions.min_tokens)
     )
@@ -249,10 +259,11 @@ def _output_limit(model: ServedModel, request: Request, prepared: PreparedPrompt
         names_max_tokens = stop_conditions.max_tokens is not None and request.pooling is None
         request_part = f" and {min_room} tokens were requested after it" if names_max_tokens else ""
         raise ContextLength(
-            f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {prompt_positions}"
-            f"{request_part}. Shorten the prompt{' or ask for fewer tokens' if request.pooling is None else ''}.",
+            f"{_context_owner(request)} maximum context length is {context_length} tokens. "
+            f"The prompt has {prompt_positions}{request_part}. "
+            f"Shorten the prompt{' or ask for fewer tokens' if request.pooling is None else ''}.",
             field="prompt",
-            limit=info.max_model_len,
+            limit=context_length,
             prompt=prompt_positions,
             requested=min_room if names_max_tokens else None,
         )

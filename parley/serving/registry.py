@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from parley.dialects.facts import ServerFacts
-from parley.dialects.mounts import API_MOUNTS
+from parley.dialects.mounts import API_MOUNTS, model_spellings
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.metrics.series import LabelledCounter
@@ -100,10 +100,11 @@ class ModelRegistry:
 
     def get_model(self, name: str) -> ServedModel | None:
         """Return the model or the adapter's model of this name, None if unknown. An empty name means the main model,
-        as do the placeholders that stand for any model."""
-        for model in self.models:
-            if name in model.names or name in model.adapters:
-                return model
+        as do the placeholders that stand for any model. A default tag may be there or not."""
+        for spelling in model_spellings(name):
+            for model in self.models:
+                if spelling in model.names or spelling in model.adapters:
+                    return model
         return self.main_model if not name or ANY_MODEL_NAME.fullmatch(name) else None
 
     def find_model(self, name: str) -> ServedModel:

@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 from parley import hub
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerStatus
+from parley.dialects.mounts import known_spelling
 from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
@@ -31,7 +32,8 @@ from parley.serving.media.workers import MediaWorkers
 from parley.serving.metrics_page import fit_buckets
 from parley.serving.options import MediaOptions, ServerOptions
 from parley.text import TextPipeline
-from parley.types import EngineSettings, Media, ModelInfo, Tenant
+from parley.text.tokens.tokenizer import read_json_object
+from parley.types import EngineSettings, Media, ModelAbility, ModelInfo, Tenant
 from parley.version import __version__
 
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
@@ -89,6 +91,7 @@ class ServedModel:
         self.pause_state = ""  # "held" or "prepared": requests are refused until admission resumes
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
         self._text_pipeline: TextPipeline | None = None
+        self._config: Mapping[str, object] = {}  # of the model's config.json
         self.media_workers: MediaWorkers | None = None  # of a model that reads media
         self._media_loader: MediaLoader | None = None
 
@@ -145,6 +148,7 @@ class ServedModel:
     def _load_text_pipeline(self) -> TextPipeline:
         """Load the tokenizer and all else that text needs; slow, so call it in a thread."""
         settings = self.settings
+        self._config = read_json_object(Path(settings.model) / "config.json")
         return TextPipeline.from_folder(
             settings.model, settings.tool_parser, settings.reasoning_parser, settings.trust_marks
         )
@@ -249,7 +253,7 @@ class ServedModel:
 
     def answer_name(self, name: str) -> str:
         """Return the name that answers carry if the request used ``name``."""
-        return name if name in self.names or name in self.adapters else self.name
+        return known_spelling(name, self.names) or known_spelling(name, self.adapters) or self.name
 
     def model_cards(self) -> list[ModelCard]:
         """Return one card for each name, adapters last."""
@@ -263,7 +267,24 @@ class ServedModel:
         if name in self.adapters:
             created, folder = self.adapters[name], self.settings.adapters[name]
         totals = self.metrics.totals
-        return ModelCard(name, created, context, self.name, self.model_phase, totals, self._model_purpose, folder)
+        return ModelCard(
+            name,
+            created,
+            context,
+            self.name,
+            self.model_phase,
+            totals,
+            self._model_purpose,
+            folder,
+            info,
+            self._abilities,
+            self._config,
+            self._text_pipeline.generation_defaults if self._text_pipeline is not None else {},
+        )
+
+    @property
+    def _abilities(self) -> frozenset[ModelAbility]:
+        return self._text_pipeline.abilities if self._text_pipeline is not None else frozenset()
 
     @property
     def _model_purpose(self) -> Literal["chat", "text", "vectors"]:
@@ -319,6 +340,7 @@ class ServedModel:
             self._text_pipeline.media_family if self._text_pipeline is not None else "",
             tenant_id,
             reasoning_seal,
+            self._abilities,
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

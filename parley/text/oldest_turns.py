@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,6 +12,8 @@ from parley.errors import ContextLength
 from parley.types import Chat
 
 T = TypeVar("T")
+
+log = logging.getLogger("parley.server")
 
 
 def shorter_chats(chat: Chat) -> list[Chat]:
@@ -43,4 +46,6 @@ def fit_chat(chat: Chat, prepare: Callable[[Chat], T]) -> T:
             fitting, shortest = prepare(chats[middle]), middle
         except ContextLength:
             longest = middle + 1
+    dropped = len(chat.messages) - len(chats[shortest].messages)
+    log.warning("A conversation lost its %d oldest messages, because it was too long.", dropped)
     return fitting

@@ -41,6 +41,7 @@ from parley.types import (
     MediaItem,
     MediaKind,
     Message,
+    ModelAbility,
     PoolingOptions,
     ProcessedMedia,
     Prompt,
@@ -214,7 +215,7 @@ class TextPipeline:
         if isinstance(prompt, Chat):
             rendered = self.render_chat(prompt, media)
             text = rendered.template_text
-            ids = encode(rendered.encoder, rendered.encodable, prompt.special)
+            ids = prompt.preceding_ids + encode(rendered.encoder, rendered.encodable, prompt.special)
             if pooling is not None:
                 return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
             if keep == "head" and cut is not None:  # the start of the answer depends on the text that is left
@@ -231,6 +232,18 @@ class TextPipeline:
             ids = encode(self.tokenizer, text, prompt.special)
             return PreparedPrompt(ids, media=self._place_media(ids, media))
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
+
+    @cached_property
+    def abilities(self) -> frozenset[ModelAbility]:
+        """What the chat template and the tokenizer allow."""
+        abilities: set[ModelAbility] = set()
+        if self.template:
+            abilities.add("chat")
+        if self.markup.call_forms or "tools" in self.template.all_sources:
+            abilities.add("tools")
+        if self.markup.reasoning_marks is not None:
+            abilities.add("thinking")
+        return frozenset(abilities)
 
     @cached_property
     def placeholder_ids(self) -> frozenset[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from parley.types.engine import (
     ALL_ENGINE_FEATURES,
+    ALL_MODEL_ABILITIES,
     Arena,
     EngineBound,
     EngineFeature,
@@ -23,6 +24,7 @@ from parley.types.engine import (
     EngineStats,
     KVPrefix,
     LayerRegion,
+    ModelAbility,
     ModelInfo,
     OutputBatch,
     ReasoningLimit,
@@ -95,6 +97,7 @@ from parley.types.tenant import NO_TENANT, Tenant
 
 __all__ = [
     "ALL_ENGINE_FEATURES",
+    "ALL_MODEL_ABILITIES",
     "MEDIA_KINDS",
     "NO_TENANT",
     "Arena",
@@ -128,6 +131,7 @@ __all__ = [
     "MediaPath",
     "MediaSource",
     "Message",
+    "ModelAbility",
     "ModelInfo",
     "OutputBatch",
     "OutputOptions",

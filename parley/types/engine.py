@@ -237,6 +237,9 @@ EngineFeature = Literal[
     "page_transfer",
 ]
 ALL_ENGINE_FEATURES: frozenset[EngineFeature] = frozenset(get_args(EngineFeature))
+# What a model's chat template and tokenizer allow: conversations, calls of tools, reasoning, text between two others.
+ModelAbility = Literal["chat", "tools", "thinking", "insert"]
+ALL_MODEL_ABILITIES: frozenset[ModelAbility] = frozenset(get_args(ModelAbility))
 EngineBound = Literal[
     "temperature",
     "top_k",

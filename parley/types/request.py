@@ -61,7 +61,8 @@ class Chat(msgspec.Struct, frozen=True):
     ``thinking`` switches reasoning on or off, and ``reasoning_effort`` sets its amount ("none" to "max"); None is the
     model's default. ``options``: extra variables for the template; they override all of the above.
     ``continue_final``: leave the last turn open so that the model continues it. ``special``: add the special tokens
-    that the model expects around plain text, besides those in its template.
+    that the model expects around plain text, besides those in its template. ``preceding_ids``: tokens before the
+    conversation's own, such as those of an earlier one that it goes on from.
     """
 
     messages: list[Message]
@@ -76,6 +77,7 @@ class Chat(msgspec.Struct, frozen=True):
     add_generation_prompt: bool = True
     continue_final: bool = False
     special: bool = False
+    preceding_ids: list[int] = []
 
 
 Prompt = Text | Tokens | Chat
@@ -215,6 +217,8 @@ class Request(msgspec.Struct, kw_only=True):
     # The part that is kept of a prompt too long for the model. "oldest_turns": a conversation loses its oldest turns,
     # but not its first system message and its last turn.
     on_overflow: Literal["refuse", "oldest_turns"] | TruncationSide = "refuse"
+    # Most tokens of a prompt and its output together; None: the model's context.
+    context_limit: int | None = None
     # Count the tokens of a prompt that is too long up to this number, to name it in the refusal.
     counted_tokens: int = 0
     cancel_ids: tuple[str, ...] = ()  # further ids by which clients can cancel the request

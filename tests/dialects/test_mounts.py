@@ -5,6 +5,7 @@ from parley.dialects.mounts import (
     DEDICATED_APIS,
     INNER_MOUNTS,
     dedicated_mounts,
+    known_spelling,
     mount_table,
     universal_mounts,
 )
@@ -37,6 +38,12 @@ def test_alone_an_api_has_every_path_it_has_below_its_prefix():
         here = mount_table(dedicated_mounts(name))
         for route in dialect.routes:
             assert (route, dedicated_mounts(name)[0]) in here[route.method, route.path]
+
+
+def test_a_default_tag_may_be_there_or_not():
+    assert known_spelling("m:latest", {"m"}) == known_spelling("m", {"m", "m:latest"}) == "m"
+    assert known_spelling("m", {"m:latest"}) == known_spelling("m:latest", {"m:latest"}) == "m:latest"
+    assert known_spelling("m:7b", {"m", "m:latest"}) is known_spelling("", {"", ":latest"} - {""}) is None
 
 
 async def test_a_strict_server_refuses_what_the_original_refuses(serve):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from parley.dialects import vectors
 from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.dialect import RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerInfo
@@ -690,7 +691,7 @@ def test_tgi_writes_timing_headers():
 @example(9052559478095872.0)  # has a six-digit and a different seven-digit form
 def test_tgi_single_gives_shortest_float32_form(value):
     """The shortest decimal form that reads back to the same float32, as TGI writes it."""
-    shortest = shared.shortest_float32(value)
+    shortest = vectors.shortest_float32(value)
     if shortest is None:
         assert not -shared.F32 <= value <= shared.F32
         return
@@ -702,11 +703,11 @@ def test_tgi_single_gives_shortest_float32_form(value):
 
 
 def test_tgi_single_rounds_to_float32():
-    assert shared.shortest_float32(-1.107274843) == -1.1072749
+    assert vectors.shortest_float32(-1.107274843) == -1.1072749
     assert (
-        shared.shortest_float32(None),
-        shared.shortest_float32(float("-inf")),
-        shared.shortest_float32(float("nan")),
+        vectors.shortest_float32(None),
+        vectors.shortest_float32(float("-inf")),
+        vectors.shortest_float32(float("nan")),
     ) == (None, None, None)
 
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from functools import reduce
 from typing import Any
 
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.frames import FrameSplitter, StreamFailure
 
-TIMINGS = re.compile(rb'("[a-z_]*(?:time|cost|time_arr|batch_size)": ?)([0-9.e+-]+|\[[^\]]*\])')
+TIMINGS = re.compile(rb'("[a-z_]*(?:time|cost|time_arr|batch_size|_duration)": ?)([0-9.e+-]+|\[[^\]]*\])')
 EVENT_BOUNDARY = re.compile(rb"(?<=\n\n)|(?<=\0)")
-TEXT_MEMBERS = {"text", "content", "arguments", "reasoning", "reasoning_content", "text_output", "name"}
+TEXT_MEMBERS = {
+    "text",
+    "content",
+    "arguments",
+    "reasoning",
+    "reasoning_content",
+    "text_output",
+    "name",
+    "response",
+    "thinking",
+}
 
 
 def same_answer(one: bytes, other: bytes) -> bool:
@@ -27,7 +38,15 @@ def same_answer(one: bytes, other: bytes) -> bool:
         return join_grpc_stream(one) == join_grpc_stream(other)
     if one.startswith(b'{"text"'):  # each event repeats the whole text so far
         return re.split(rb"[\n\0]+", one)[-2:] == re.split(rb"[\n\0]+", other)[-2:]
+    if one.startswith(b'{"model"'):  # Ollama's lines
+        return join_lines(one) == join_lines(other)
     return one.count(b"data:") > 1 and join_events(one) == join_events(other)
+
+
+def join_lines(stream: bytes) -> Any:
+    """Join the lines of a stream."""
+    lines = [json.loads(line.replace(b":_", b":0")) for line in stream.splitlines()]
+    return reduce(merge_event, lines)
 
 
 def join_grpc_stream(stream: bytes) -> tuple[bytes, list[StreamFailure], Any]:

@@ -41,6 +41,14 @@ TGI_PARAMETERS: list[Members] = [
     {"best_of": 2, "do_sample": True}, {"decoder_input_details": True}, {"return_full_text": True}, {"stop": ["e"]},
     {"top_n_tokens": 2}, {"truncate": 3}, {"typical_p": 0.5}, {"repetition_penalty": 1.3}, {"watermark": True},
 ]  # fmt: skip
+OLLAMA_OPTIONS: list[Members] = [
+    {"temperature": 0}, {"temperature": 0.7}, {"top_p": 0.5}, {"top_k": 7}, {"seed": 5}, {"repeat_penalty": 1.2},
+    {"frequency_penalty": 0.3}, {"stop": ["e"]}, {"stop": ["a", " b", "he"]}, {"num_ctx": 2000}, {"min_p": 0.1},
+]  # fmt: skip
+OLLAMA: list[Members] = [
+    {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}, {"think": False}, {"keep_alive": "5m"}, {"think": None},
+    {"format": "json"},
+]  # fmt: skip
 TRITON_PARAMETERS: list[Members] = [
     {"temperature": 0.7}, {"seed": 9}, {"details": True}, {"top_k": 3}, {"do_sample": True}, {"batch_size": 1},
     {"bad_words_list": ["a"]}, {"stop_words_list": ["e"]}, {"perf_stat": True},
@@ -89,6 +97,8 @@ def with_image(body: bytes, dialect: str, url: str) -> bytes | None:
             members["inputs"] = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
         case {"inputs": str(text)}, _:
             members["inputs"] = f"![]({url}){text}"
+        case {"messages": [turn]} | turn, "ollama":
+            turn["images"] = [url]
         case {"messages": [[turn], *_]} | {"messages": [turn]}, _:
             part = {"type": "image_url", "image_url": {"url": url}}
             turn["content"] = [{"type": "text", "text": turn["content"]}, part]
@@ -117,6 +127,13 @@ def random_body(path: str, rng: random.Random) -> bytes:
         inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}]
         inputs += [{"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [length]}] * rng.randint(0, 1)
         return json.dumps({"id": "7", "inputs": inputs}).encode()
+    request: Members
+    if "/api/" in path:  # Ollama's
+        request = {"model": "tiny", "stream": rng.random() < 0.6} | pick_options(OLLAMA)
+        prompt = {"messages": [{"role": "user", "content": text}]} if path.endswith("chat") else {"prompt": text}
+        return json.dumps(
+            request | prompt | {"options": {"num_predict": length} | pick_options(OLLAMA_OPTIONS)}
+        ).encode()
     stream: Members = {"stream": True} if rng.random() < 0.6 else {}
     if "/v2/models" in path:
         return json.dumps(
@@ -135,7 +152,7 @@ def random_body(path: str, rng: random.Random) -> bytes:
         return json.dumps(
             {"inputs": text, "parameters": {"max_new_tokens": length} | pick_options(TGI_PARAMETERS)} | stream
         ).encode()
-    request: Members = {"model": "tiny", "max_tokens": length}
+    request = {"model": "tiny", "max_tokens": length}
     if path.endswith("/batch"):
         turns = [[{"role": "user", "content": content}] for content in (text, "Hello!", text + "?")]
         return json.dumps(request | {"messages": turns} | pick_options(SAMPLING)).encode()

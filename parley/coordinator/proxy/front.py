@@ -252,6 +252,7 @@ class InferenceFront:
     ) -> list[ClusterInstance]:
         """Return the instances that have the requested model, or all if none has it."""
         model = client.path_params.get("model", "") or (await self._inspect_body(client, body)).model
+        model = self._scheduler.table.served_name(model)
         return [each for each in usable if model in each.models] or usable
 
     def _sorted_by_load(self, usable: list[ClusterInstance]) -> list[ClusterInstance]:
@@ -322,6 +323,7 @@ class InferenceFront:
         options, table, tenant = self._scheduler.options, self._scheduler.table, self._tenant_of(client)
         prompt_info = await self._inspect_body(client, body, tenant if table.has_private_prefixes else "")
         model = client.path_params.get("model", "") or ("" if path.shares else prompt_info.model)
+        model = table.served_name(model)
         turns = prompt_info.conversation_hashes() if options.algorithm_type == "cache_affinity" else None
         return SchedulingRequest(
             prompt_info.token_count, prompt_info.marks, client.client_timeout(), model, turns, tenant=tenant

@@ -35,7 +35,8 @@ def unite_lists(pages: Iterable[bytes]) -> bytes:
 
 
 def _entry_id(entry: Any) -> str:
-    return str(entry.get("id") if isinstance(entry, dict) else entry)
+    """Return what identifies an entry of a list of models: its id, or its name in APIs without ids."""
+    return str(entry.get("id", entry.get("name")) if isinstance(entry, dict) else entry)
 
 
 def _merge_values(left: Any, right: Any) -> Any:

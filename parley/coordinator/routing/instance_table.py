@@ -13,6 +13,7 @@ from typing import Any, Literal
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.status_report import apply_status
+from parley.dialects.mounts import known_spelling
 from parley.disagg.kv.layout import layout_difference
 
 InstanceNews = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
@@ -157,6 +158,11 @@ class InstanceTable:
         """Record that an instance finishes its requests and takes no more."""
         was_usable, instance.accepting = instance.is_usable(self.clock()), False
         self.record_answer(instance, was_usable=was_usable)
+
+    def served_name(self, model: str) -> str:
+        """Return a model's name as instances report it, which may have or lack a default tag; itself if none does."""
+        known_names = {name for each in self for name in each.models}
+        return known_spelling(model, known_names) or model
 
     def is_cluster_ready(self, model: str = "") -> bool:
         """Whether the usable instances form a complete cluster, optionally counting only those with ``model``."""

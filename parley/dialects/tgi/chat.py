@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -225,4 +226,4 @@ class TgiChatReply(openai.TgiOpenAIReply):
 
 
 def _token_logprob(token: TokenInfo) -> dict[str, Any]:
-    return {"token": token.text, "logprob": shared.shortest_float32(token.logprob)}
+    return {"token": token.text, "logprob": vectors.shortest_float32(token.logprob)}

@@ -10,6 +10,7 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from parley.dialects import vectors
 from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -213,7 +214,7 @@ class TgiGenerateReply(Reply):
         top = token.top_tokens if self._params.top_n_tokens else []
         if done is None and not top:  # the fast path, for nearly all events
             logprob, special = (
-                encode_json(shared.shortest_float32(token.logprob)),
+                encode_json(vectors.shortest_float32(token.logprob)),
                 b"true" if token.is_special else b"false",
             )
             index = b"" if self._rules.old else INDEX_MEMBER % self._event_count
@@ -313,4 +314,4 @@ def _token_object(token: TokenInfo, text: str) -> dict[str, Any]:
 
 
 def _scored_token(token: TokenInfo, text: str) -> dict[str, Any]:
-    return {"id": token.id, "text": text, "logprob": shared.shortest_float32(token.logprob)}
+    return {"id": token.id, "text": text, "logprob": vectors.shortest_float32(token.logprob)}

@@ -6,7 +6,6 @@ wrong type, a missing field) are plain text; errors of its validation are JSON w
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -300,19 +299,3 @@ def _milliseconds(seconds: float) -> bytes:
 def tgi_frame(event: Any, rules: TgiRules = STRICT) -> bytes:
     """Encode one event of a stream."""
     return rules.line_prefix + encode_json(event) + b"\n\n"
-
-
-_FLOAT32 = struct.Struct("f")
-
-
-def shortest_float32(value: float | None) -> float | None:
-    """Return the float whose shortest decimal form is that of its 32-bit value; None for NaN and infinity."""
-    if value is None or not -F32 <= value <= F32:
-        return None
-    packed = _FLOAT32.pack(value)
-    (exact,) = _FLOAT32.unpack(packed)
-    for digits in (6, 7, 8):  # six digits also yield all shorter forms
-        short = float(f"{exact:.{digits}g}")
-        if _FLOAT32.pack(short) == packed:
-            return short
-    return float(f"{exact:.9g}")

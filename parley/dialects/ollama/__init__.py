@@ -1,0 +1,76 @@
+"""Ollama's API: its table of routes.
+
+``STRICT`` has the original's refusals, and ``/``, where it is mounted alone. ``DIALECT`` lifts those that only get in a
+client's way. Lists show models with a tag, as ``m:latest``, and every route takes names with and without it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
+from parley.dialects.ollama import bench, chat, embeddings, generate, models, shared
+from parley.dialects.ollama.shared import LENIENT, STRICT_RULES, OllamaRules
+
+OLLAMA_PROMPT_MEMBERS = PromptMembers(
+    conversations=("messages",), prompts=("prompt",), preceding=("tools", "system"), media=("images",)
+)
+REFUSED_CHANGES = {  # subjects of the refusals, and the members that name models
+    ("POST", "/api/create"): ("Creating models", ("model",)),
+    ("POST", "/api/copy"): ("Copying models", ("source", "destination")),
+    ("POST", "/api/push"): ("Pushing models", ("model",)),
+    ("DELETE", "/api/delete"): ("Deleting models", ("model",)),
+}
+ROOT_ROUTES = (Route("GET", "/", "probe", reader=models.answer_root),)
+
+
+def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
+    return (
+        Route("POST", "/api/chat", "generate", reader=partial(chat.read_chat, rules), model_reader=model_in_body),
+        Route(
+            "POST",
+            "/api/generate",
+            "generate",
+            reader=partial(generate.read_generate, rules),
+            model_reader=model_in_body,
+        ),
+        Route("POST", "/api/embed", "embed", reader=partial(embeddings.read_embed, rules), model_reader=model_in_body),
+        Route(
+            "POST",
+            "/api/embeddings",
+            "embed",
+            reader=partial(embeddings.read_embeddings, rules),
+            model_reader=model_in_body,
+        ),
+        Route("GET", "/api/tags", "models", writer=models.write_tags),
+        Route("GET", "/api/ps", "models", writer=models.write_running),
+        Route("POST", "/api/show", "info", reader=partial(models.answer_show, rules)),
+        Route("GET", "/api/version", "version", writer=models.write_version),
+        Route("POST", "/api/pull", "info", reader=partial(models.answer_pull, rules)),
+        *(
+            Route(method, path, "info", reader=models.refuse_change(subject, members))
+            for (method, path), (subject, members) in REFUSED_CHANGES.items()
+        ),
+        Route("HEAD", "/api/blobs/{digest}", "info", reader=models.answer_no_blob),
+        Route("POST", "/api/blobs/{digest}", "info", reader=models.refuse_blob),
+    )
+
+
+def _ollama_dialect(rules: OllamaRules) -> Dialect:
+    return Dialect(
+        name="ollama",
+        title="Ollama",
+        base_path="",
+        other_bases=("/api",),
+        render_error=shared.ollama_error,
+        prompt_members=OLLAMA_PROMPT_MEMBERS,
+        retry_hints=not rules.strict,
+        bench_apis=bench.BENCH_APIS,
+        default_tag=shared.DEFAULT_TAG,
+        no_memory_body=shared.NO_MEMORY_BODY,
+        routes=(*_api_routes(rules), *(ROOT_ROUTES if rules.strict else ())),
+    )
+
+
+DIALECT = _ollama_dialect(LENIENT)
+STRICT = _ollama_dialect(STRICT_RULES)

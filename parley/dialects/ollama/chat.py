@@ -1,0 +1,85 @@
+"""``POST /api/chat``: a conversation in, lines with pieces of a message out, or one message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.ollama import shared
+from parley.dialects.ollama.answers import AnswerEnd, AnswerPiece, OllamaReply, load_answer
+from parley.dialects.ollama.messages import read_messages, read_tools
+from parley.dialects.ollama.options import (
+    check_keep_alive,
+    read_format,
+    read_logprobs,
+    read_options,
+    read_think,
+    refuse_unavailable,
+)
+from parley.dialects.ollama.shared import OLLAMA_WORDING, OllamaRules
+from parley.types import Chat, OutputOptions, Request
+
+EMPTY_MESSAGE = {"role": "assistant", "content": ""}
+
+
+def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> ChatReply | Answer:
+    """Read a conversation; one without messages asks to load the model, which needs nothing. Raises BadRequest."""
+    fields = decode_fields(body, OLLAMA_WORDING)
+    name = shared.read_model_name(fields)
+    stays = check_keep_alive(fields, rules)
+    if not fields.array("messages", cap=1 << 20):
+        shared.check_served(name, context)
+        return load_answer(name, context, {"message": EMPTY_MESSAGE}, stays=stays)
+    return ChatReply(name, rules, fields, context)
+
+
+class ChatReply(OllamaReply):
+    """A reply to a conversation."""
+
+    def __init__(self, name: str, rules: OllamaRules, body: Fields, context: RequestContext):
+        if not context.generates or "chat" not in context.abilities:
+            raise shared.incapable_model(name, "chat")
+        think = read_think(body, name, context)
+        super().__init__(name, context, shows_thinking=think.shown)
+        options = read_options(body, rules, context)
+        refuse_unavailable(body)
+        chat = Chat(
+            read_messages(body, rules, context),
+            read_tools(body, name, context),
+            thinking=think.thinking,
+            reasoning_effort=think.effort,
+        )
+        self.request = Request(
+            id=context.unique_id,
+            model=name,
+            prompts=[chat],
+            sampling=options.sampling,
+            stop_conditions=options.stop_conditions,
+            output_options=OutputOptions(logprobs=read_logprobs(body)),
+            grammar=read_format(body),
+            stream=body.boolean("stream", True),
+            context_limit=options.context_limit,
+            on_overflow="oldest_turns" if body.boolean("truncate", True) else "refuse",
+        )
+        self._line_start = b""
+
+    def render_piece(self, piece: AnswerPiece) -> bytes:
+        """Return the line of a piece of output."""
+        if piece.thinking or piece.calls or piece.tokens:
+            return super().render_piece(piece)
+        if not self._line_start:  # nearly every line has the same beginning
+            self._line_start = shared.encode_go(self.envelope() | {"message": EMPTY_MESSAGE}).removesuffix(b'""}}')
+        return self._line_start + shared.encode_go(piece.content) + b'},"done":false}\n'
+
+    def answer_record(self, piece: AnswerPiece, end: AnswerEnd | None) -> dict[str, Any]:
+        """Return a line's members in their order."""
+        message: dict[str, Any] = {"role": "assistant", "content": piece.content}
+        if piece.thinking:
+            message["thinking"] = piece.thinking
+        if piece.calls:
+            message["tool_calls"] = piece.calls
+        record = self.envelope() | {"message": message, "done": end is not None}
+        if end is None:
+            return record | self.logprobs_member(piece)
+        return record | {"done_reason": end.reason} | self.logprobs_member(piece) | end.metrics

@@ -1,0 +1,119 @@
+"""``POST /api/embed``: vectors of length 1 for texts; ``/api/embeddings``, its older form, one vector as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parley.dialects import vectors
+from parley.dialects.dialect import Acknowledgement, Answer, RequestContext, UnstreamedReply
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.ollama import shared
+from parley.dialects.ollama.options import check_keep_alive, read_options
+from parley.dialects.ollama.shared import OLLAMA_WORDING, OllamaRules, go_answer, invalid_member
+from parley.errors import ContextLength, Incapable, ParleyError, UnknownModel
+from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
+
+MAX_TEXTS = 2048
+MAX_CHARACTERS = 2**31  # of all texts; the limit of a body is lower
+MAX_DIMENSIONS = 2**31 - 1
+
+
+def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> EmbedReply | Answer:
+    """Read texts to embed; without any the answer is empty. Raises BadRequest."""
+    fields = decode_fields(body, OLLAMA_WORDING)
+    name = _read_common(fields, rules, context)
+    texts = _read_texts(fields)
+    dimensions = fields.integer("dimensions", None, 0, MAX_DIMENSIONS) or None
+    truncate = fields.boolean("truncate", True)
+    if not texts:
+        shared.check_served(name, context)
+        return Acknowledgement(*go_answer({"model": name, "embeddings": []}))
+    return EmbedReply(name, texts, PoolingOptions(dimensions, normalize=True), context, truncate=truncate)
+
+
+def read_embeddings(rules: OllamaRules, body: bytes, context: RequestContext) -> SingleEmbeddingReply | Answer:
+    """Read one text to embed; an empty one has no vector. Raises BadRequest."""
+    fields = decode_fields(body, OLLAMA_WORDING)
+    name = _read_common(fields, rules, context)
+    text = fields.string("prompt", "")
+    if not text:
+        shared.check_served(name, context)
+        return Acknowledgement(*go_answer({"embedding": []}))
+    return SingleEmbeddingReply(name, [text], PoolingOptions(normalize=False), context, truncate=True)
+
+
+def _read_common(fields: Fields, rules: OllamaRules, context: RequestContext) -> str:
+    """Return the model's name, and check the members that have no effect on vectors."""
+    name = shared.read_model_name(fields)
+    check_keep_alive(fields, rules)
+    read_options(fields, rules, context)
+    return name
+
+
+def _read_texts(fields: Fields) -> list[str]:
+    value = fields.raw_value("input")
+    if value is None or value == "":
+        return []
+    if isinstance(value, list) and not all(isinstance(text, str) for text in value):
+        raise invalid_member("input", "invalid input type")
+    if not isinstance(value, str | list):
+        raise invalid_member("input", "invalid input type")
+    return fields.strings("input", cap=MAX_TEXTS, total=MAX_CHARACTERS)
+
+
+class EmbedReply(UnstreamedReply):
+    """A request for the vectors of texts."""
+
+    content_type = shared.JSON_TYPE
+
+    def __init__(
+        self, name: str, texts: list[str], pooling: PoolingOptions, context: RequestContext, *, truncate: bool
+    ):
+        self.name = name
+        self.request = Request(
+            id=context.unique_id,
+            model=name,
+            prompts=[Text(text) for text in texts],
+            pooling=pooling,
+            max_prompt_tokens=context.context_length or None if truncate else None,
+            truncation_side="head",
+        )
+        self._vectors: dict[int, bytes] = {}
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Keep the vectors of these events by text."""
+        for event in events:
+            if isinstance(event, PromptVector):
+                self._vectors[event.prompt] = event.values
+
+    def render_refusal(self, error: ParleyError) -> Answer | None:
+        """Return the errors that these routes word in their own way."""
+        match error:
+            case UnknownModel():
+                return go_answer({"error": f'model "{error.name}" not found, try pulling it first'}, 404)
+            case ContextLength():
+                return go_answer({"error": shared.INPUT_TOO_LONG}, 400)
+            case Incapable():
+                return go_answer({"error": f'"{self.name}" does not support embeddings'}, 400)
+        return None
+
+    def render_body(self, usage: Usage) -> bytes:
+        """Return the vectors, whose numbers have as many digits as their 24 bits need."""
+        answer: dict[str, Any] = {"model": self.name, "embeddings": [self.vector(n) for n in range(len(self._vectors))]}
+        if self.timings is not None:
+            answer["total_duration"] = shared.nanoseconds(self.timings.total)
+            answer["load_duration"] = shared.nanoseconds(self.timings.validation + self.timings.queue)
+        return shared.encode_go(answer | {"prompt_eval_count": usage.prompt_tokens})
+
+    def vector(self, number: int) -> list[float | None]:
+        """Return the vector of a text."""
+        return list(map(vectors.shortest_float32, vectors.vector_numbers(self._vectors[number])))
+
+
+class SingleEmbeddingReply(EmbedReply):
+    """A request for the vector of one text, in the older form."""
+
+    def render_body(self, usage: Usage) -> bytes:
+        """Return the vector."""
+        return shared.encode_go({"embedding": vectors.vector_numbers(self._vectors[0])})

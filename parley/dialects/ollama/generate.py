@@ -1,0 +1,145 @@
+"""``POST /api/generate``: a prompt in, lines with pieces of text out, or one text.
+
+A prompt is a turn of the user, rendered by the chat template, or with ``raw`` the model's input as it is. ``context``
+continues an earlier answer: its tokens come before the prompt's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parley.dialects import media
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.ollama import shared
+from parley.dialects.ollama.answers import AnswerEnd, AnswerPiece, OllamaReply, load_answer
+from parley.dialects.ollama.messages import read_images
+from parley.dialects.ollama.options import (
+    ThinkMember,
+    check_keep_alive,
+    read_format,
+    read_logprobs,
+    read_options,
+    read_think,
+    refuse_unavailable,
+)
+from parley.dialects.ollama.shared import OLLAMA_WORDING, OllamaRules
+from parley.dialects.parameters import MAX_TOKEN_ID
+from parley.errors import Invalid, UnknownModel, Unsupported
+from parley.types import (
+    Chat,
+    ChoiceDelta,
+    Event,
+    Message,
+    OutputOptions,
+    PlacedMedia,
+    Prompt,
+    PromptAccepted,
+    Request,
+    Text,
+)
+
+MAX_CONTEXT_IDS = 1 << 22
+IMAGE_MODEL_MEMBERS = ("width", "height", "steps")
+
+
+def read_generate(rules: OllamaRules, body: bytes, context: RequestContext) -> GenerateReply | Answer:
+    """Read a prompt; an empty one asks to load the model, which needs nothing. Raises BadRequest, UnknownModel."""
+    fields = decode_fields(body, OLLAMA_WORDING)
+    name = fields.string("model", "", cap=shared.MAX_NAME_CHARACTERS)
+    if not name:
+        raise UnknownModel("model '' not found", field="model")
+    stays = check_keep_alive(fields, rules)
+    if not any(fields.raw_value(member) for member in ("prompt", "suffix", "images")):
+        shared.check_served(name, context)
+        return load_answer(name, context, {"response": ""}, stays=stays)
+    return GenerateReply(name, rules, fields, context)
+
+
+class GenerateReply(OllamaReply):
+    """A reply to a prompt."""
+
+    def __init__(self, name: str, rules: OllamaRules, body: Fields, context: RequestContext):
+        if not context.generates:
+            raise shared.incapable_model(name, "generate")
+        think = read_think(body, name, context)
+        super().__init__(name, context, shows_thinking=think.shown)
+        _refuse_members(body, name)
+        refuse_unavailable(body)
+        options = read_options(body, rules, context)
+        self._raw = body.boolean("raw", False)
+        body.boolean("truncate", True)  # one turn cannot lose earlier ones
+        images = read_images(body, context)
+        media.check_media_counts((placed.media for placed in images), context.media_limits)
+        self.request = Request(
+            id=context.unique_id,
+            model=name,
+            prompts=[_read_raw_prompt(body, images) if self._raw else _read_turn(body, images, think, context)],
+            sampling=options.sampling,
+            stop_conditions=options.stop_conditions,
+            output_options=OutputOptions(logprobs=read_logprobs(body), ids=not self._raw),
+            grammar=read_format(body),
+            stream=body.boolean("stream", True),
+            context_limit=options.context_limit,
+        )
+        self._context_ids: list[int] = []  # of the prompt and the answer
+
+    def read_event(self, event: Event) -> AnswerPiece | None:
+        """Return the output of an event that can be sent now, and keep its tokens for ``context``."""
+        if isinstance(event, PromptAccepted) and not self._raw:
+            self._context_ids = list(event.token_ids)
+        elif isinstance(event, ChoiceDelta) and not self._raw:
+            self._context_ids += [token.id for token in event.tokens]
+        return super().read_event(event)
+
+    def answer_record(self, piece: AnswerPiece, end: AnswerEnd | None) -> dict[str, Any]:
+        """Return a line's members in their order."""
+        record = self.envelope() | {"response": piece.content}
+        if piece.thinking:
+            record["thinking"] = piece.thinking
+        record["done"] = end is not None
+        if end is not None:
+            record["done_reason"] = end.reason
+            if self._context_ids:
+                record["context"] = self._context_ids
+            record |= end.metrics
+        if piece.calls:
+            record["tool_calls"] = piece.calls
+        return record | self.logprobs_member(piece)
+
+
+def _refuse_members(body: Fields, name: str) -> None:
+    """Refuse what the API has and this server does not. Raises Unsupported, Incapable."""
+    if body.string("template", ""):
+        raise Unsupported(
+            "'template' is not available on this server: prompts follow the model's own chat template.",
+            field="template",
+        )
+    if body.string("suffix", ""):
+        raise shared.incapable_model(name, "insert")
+    for member in IMAGE_MODEL_MEMBERS:
+        if body.integer(member, 0):
+            raise Unsupported(f"'{member}' is not available on this server: it makes no pictures.", field=member)
+
+
+def _read_raw_prompt(body: Fields, images: Sequence[PlacedMedia]) -> Text:
+    if body.string("system", "") or body.array("context", cap=MAX_CONTEXT_IDS):
+        raise Invalid("raw mode does not support template, system, or context", field="raw")
+    return Text(body.string("prompt", ""), media=list(images))
+
+
+def _read_turn(body: Fields, images: Sequence[PlacedMedia], think: ThinkMember, context: RequestContext) -> Prompt:
+    """Return the prompt as a turn of a conversation, after the system's, if the model has conversations."""
+    prompt, system = body.string("prompt", ""), body.string("system", "")
+    earlier_ids = body.integers("context", cap=MAX_CONTEXT_IDS, low=0, high=MAX_TOKEN_ID)
+    if "chat" not in context.abilities:
+        if system or earlier_ids:
+            raise Unsupported(
+                f"'{'system' if system else 'context'}' is not available with this model: it has no chat template.",
+                field="system" if system else "context",
+            )
+        return Text(prompt, media=list(images))
+    messages = [Message("system", system)] if system else []
+    messages.append(Message("user", prompt, media=list(images)))
+    return Chat(messages, thinking=think.thinking, reasoning_effort=think.effort, preceding_ids=earlier_ids)

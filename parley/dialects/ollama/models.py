@@ -1,0 +1,240 @@
+"""The routes that describe models: lists, details, the version; and those that change them, which are refused by name.
+
+Every model is always loaded, and stays so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.facts import ModelCard, ServerFacts
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.ollama import shared
+from parley.dialects.ollama.shared import OLLAMA_WORDING, OllamaRules
+from parley.errors import UnknownModel, Unsupported
+
+# Clients compare it with the least version that they accept, so it is Ollama's, whose API this is.
+OLLAMA_VERSION = "0.35.0"
+NEVER = "2318-01-01T00:00:00Z"  # when a model is unloaded
+ROOT_TEXT = b"Ollama is running"
+NOT_PULLED = "pulling models is not served here: start the server with the model"
+COPILOT_AGENT = b"GitHubCopilotChat"
+ABILITY_NAMES = {"tools": "tools", "insert": "insert", "thinking": "thinking"}
+DTYPE_LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+QUANTIZED_LEVELS = {"int8": "Q8_0", "int4": "Q4_0"}
+# Members of a model's config.json, by the name that GGUF files have for them after the architecture's.
+CONFIG_MEMBERS = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "feed_forward_length": "intermediate_size",
+}
+PARAMETER_NAMES = {"repetition_penalty": "repeat_penalty"}
+HIDDEN_PARAMETERS = ("max_new_tokens",)
+
+
+def answer_root(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Return the text by which clients recognize the server."""
+    return Answer(200, ROOT_TEXT, b"text/plain; charset=utf-8")
+
+
+def write_version(version: str) -> bytes:
+    """Return the version of Ollama that this API is like."""
+    return shared.encode_go({"version": OLLAMA_VERSION})
+
+
+def write_tags(cards: Sequence[ModelCard]) -> bytes:
+    """Return the list of models, newest first."""
+    cards = sorted(cards, key=lambda card: -card.created)
+    return shared.encode_go({"models": [_list_entry(card) | _capabilities(card) for card in cards]})
+
+
+def write_running(cards: Sequence[ModelCard]) -> bytes:
+    """Return the list of loaded models: those that are ready."""
+    entries = []
+    for card in cards:
+        if card.phase == "ready":
+            entry = _list_entry(card)
+            del entry["modified_at"]
+            size = entry["size"] if card.info is not None and card.info.device != "cpu" else 0
+            more = {"expires_at": NEVER, "size_vram": size, "context_length": card.max_model_len or 0}
+            entries.append(entry | more)
+    return shared.encode_go({"models": entries})
+
+
+def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Describe one model. Raises BadRequest, UnknownModel."""
+    fields = decode_fields(body, OLLAMA_WORDING)
+    name, card = _find_card(fields, facts)
+    fields.boolean("verbose", False)  # tensors and vocabularies are never listed
+    answer: dict[str, Any] = {}
+    if parameters := _parameter_lines(card.sampling_defaults):
+        answer["parameters"] = parameters
+    answer["template"] = _template_stand_in(card)
+    answer["details"] = _details(card)
+    answer["model_info"] = _model_info(card, _shown_name(name, card, context.headers))
+    return shared.go_answer(answer | _capabilities(card) | {"modified_at": shared.go_time(card.created)})
+
+
+def answer_pull(rules: OllamaRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Report a model that is served as pulled. Any other is refused. Raises BadRequest."""
+    fields = decode_fields(body, OLLAMA_WORDING)
+    fields.boolean("insecure", False)
+    stream = fields.boolean("stream", True)
+    try:
+        _find_card(fields, facts)
+    except UnknownModel:
+        return shared.go_answer({"error": NOT_PULLED}, 500)
+    lines = [{"status": status} for status in ("pulling manifest", "success")]
+    if not stream:
+        return shared.go_answer(lines[-1])
+    return Answer(200, b"".join(shared.encode_go(line) + b"\n" for line in lines), b"application/x-ndjson")
+
+
+def refuse_change(subject: str, members: Sequence[str]) -> Callable[[bytes, RequestContext, ServerFacts], Answer]:
+    """Return a reader that refuses to change models; ``members`` are the names of models that it needs."""
+
+    def refuse(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+        fields = decode_fields(body, OLLAMA_WORDING)
+        for member in members:
+            if not fields.string(member, "", cap=shared.MAX_NAME_CHARACTERS) and not fields.has_value("name"):
+                shared.read_model_name(fields, member)
+        raise Unsupported(f"{subject} is not available on this server: its operator chooses its models.")
+
+    return refuse
+
+
+def refuse_blob(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Refuse to store a file. Raises Unsupported."""
+    raise Unsupported("Uploading files is not available on this server: its operator chooses its models.")
+
+
+def answer_no_blob(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Answer that there is no file of this digest."""
+    return Answer(404)
+
+
+def _find_card(fields: Fields, facts: ServerFacts) -> tuple[str, ModelCard]:
+    """Return the name in a body, also under its older member, and its card. Raises BadRequest, UnknownModel."""
+    name = shared.read_model_name(fields, "model" if fields.has_value("model") else "name")
+    cards = {card.name: card for card in facts.cards}
+    known_name = shared.names_one_of(name, cards)
+    if known_name is None:
+        raise UnknownModel(f"model '{name}' not found", name=name, served=list(cards), field="model")
+    return name, cards[known_name]
+
+
+def _list_entry(card: ModelCard) -> dict[str, Any]:
+    """Return the members that both lists of models have."""
+    name = shared.tagged_name(card.name)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": shared.go_time(card.created),
+        "size": card.info.weights_bytes if card.info is not None else 0,
+        "digest": _digest(card),
+        "details": _details(card),
+    }
+
+
+def _digest(card: ModelCard) -> str:
+    """Return a digest that stays the same as long as the model does."""
+    info = card.info
+    numbers = (info.architecture, info.parameters, info.dtype, info.quantization) if info is not None else ()
+    return hashlib.sha256(repr((card.root, card.name, *numbers)).encode()).hexdigest()
+
+
+def _details(card: ModelCard) -> dict[str, Any]:
+    architecture = _architecture(card)
+    return {
+        "parent_model": card.root if card.adapter_folder else "",
+        "format": "safetensors",
+        "family": architecture,
+        "families": [architecture],
+        "parameter_size": _size_in_words(card.info.parameters) if card.info is not None else "",
+        "quantization_level": _quantization_level(card),
+    }
+
+
+def _architecture(card: ModelCard) -> str:
+    model_type = _text_config(card.config).get("model_type") or card.config.get("model_type")
+    return model_type if isinstance(model_type, str) and model_type else "unknown"
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of config.json about the language model, which others have inside a member."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def _size_in_words(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.{1 if unit == 'B' else 2}f}{unit}"
+    return str(count)
+
+
+def _quantization_level(card: ModelCard) -> str:
+    if card.info is None:
+        return ""
+    quantization = card.info.quantization
+    if quantization == "none":
+        return DTYPE_LEVELS.get(card.info.dtype, card.info.dtype.upper())
+    return QUANTIZED_LEVELS.get(quantization, quantization.upper())
+
+
+def _capabilities(card: ModelCard) -> dict[str, list[str]]:
+    """Return what the model can do, in the words by which clients choose models."""
+    names = []
+    if card.purpose != "vectors":
+        names = ["completion", *(name for ability, name in ABILITY_NAMES.items() if ability in card.abilities)]
+    if card.info is not None and "image" in card.info.media_kinds:
+        names.append("vision")
+    if card.info is not None and "audio" in card.info.media_kinds:
+        names.append("audio")
+    if card.purpose == "vectors":
+        names.append("embedding")
+    return {"capabilities": names} if names else {}
+
+
+def _parameter_lines(defaults: Mapping[str, float]) -> str:
+    """Return the sampling values that the model's makers recommend, one to a line."""
+    shown = {
+        PARAMETER_NAMES.get(name, name): value for name, value in defaults.items() if name not in HIDDEN_PARAMETERS
+    }
+    return "\n".join(f"{name:<30} {value:g}" for name, value in shown.items())
+
+
+def _template_stand_in(card: ModelCard) -> str:
+    """Return what clients look for in a template: the variables that say what the model can do."""
+    parts = []
+    if "insert" in card.abilities:
+        parts.append("{{ if .Suffix }}{{ .Prompt }}{{ .Suffix }}{{ else }}")
+    if "tools" in card.abilities and card.purpose == "chat":
+        parts.append("{{ if .Tools }}{{ .Tools }}{{ end }}")
+    parts.append("{{ .System }}{{ .Prompt }}" if card.purpose == "chat" else "{{ .Prompt }}")
+    return "".join(parts) + ("{{ end }}" if "insert" in card.abilities else "")
+
+
+def _shown_name(name: str, card: ModelCard, headers: Mapping[bytes, bytes]) -> str:
+    """Return the model's base name; Copilot shows it, and looks for the name that it asked for."""
+    return name if COPILOT_AGENT in headers.get(b"user-agent", b"") else card.name.rpartition("/")[2]
+
+
+def _model_info(card: ModelCard, base_name: str) -> dict[str, Any]:
+    """Return the model's numbers under the names that GGUF files have for them."""
+    architecture, config = _architecture(card), _text_config(card.config)
+    members: dict[str, Any] = {"general.architecture": architecture, "general.basename": base_name}
+    if card.info is not None:
+        members["general.parameter_count"] = card.info.parameters
+        members[f"{architecture}.vocab_size"] = card.info.vocab_size
+    if card.max_model_len is not None:
+        members[f"{architecture}.context_length"] = card.max_model_len
+    for name, source in CONFIG_MEMBERS.items():
+        if isinstance(value := config.get(source), int):
+            members[f"{architecture}.{name}"] = value
+    return dict(sorted(members.items()))

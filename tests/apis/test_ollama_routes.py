@@ -1,0 +1,120 @@
+"""Ollama through a running server: whole and streamed answers, names with tags, windows, discovery and errors."""
+
+import json
+
+import pytest
+from support.http_client import HELLO_CHAT
+
+from parley.dialects.mounts import dedicated_mounts
+
+HELLO = HELLO_CHAT["messages"]
+PLAIN = {"think": False, "options": {"temperature": 0, "num_predict": 8}}
+TURN = {"role": "user", "content": "word " * 12}
+
+
+@pytest.fixture
+async def server(serve):
+    return await serve()
+
+
+def read_lines(answer):
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.body.endswith(b"\n")
+    return [json.loads(line) for line in answer.body.splitlines()]
+
+
+async def test_ollama_stream_and_whole_answer_have_the_same_content(server):
+    for path, body in (("chat", {"messages": HELLO}), ("generate", {"prompt": "Hello", "raw": True})):
+        for prefix in ("/api/", "/ollama/api/"):
+            request = {"model": "tiny", **body, **PLAIN}
+            *lines, last = read_lines(await server.post(prefix + path, request))
+            whole = (await server.post(prefix + path, request | {"stream": False})).json
+            texts = [line["message"]["content"] if path == "chat" else line["response"] for line in (*lines, last)]
+            assert "".join(texts) == (whole["message"]["content"] if path == "chat" else whole["response"])
+            assert not any(line["done"] for line in lines) and last["done"] and whole["done"]
+            for answer in (last, whole):
+                assert (answer["eval_count"], answer["done_reason"]) == (8, "length")
+                assert answer["total_duration"] >= answer["eval_duration"] > 0 and answer["prompt_eval_count"]
+
+
+async def test_ollama_context_continues_an_answer(server):
+    first = (await server.post("/api/generate", {"model": "tiny", "prompt": "Hello", "stream": False, **PLAIN})).json
+    body = {"model": "tiny", "prompt": "More", "stream": False, "context": first["context"], **PLAIN}
+    second = (await server.post("/api/generate", body)).json
+    assert second["context"][: len(first["context"])] == first["context"]
+    wrong = await server.post("/api/generate", body | {"context": [10**6]})
+    assert wrong.status == 400 and "out of vocabulary" in wrong.json["error"]
+
+
+async def test_ollama_takes_names_with_and_without_the_default_tag(serve):
+    server = await serve(names=("org/tiny", "beta:latest"))
+    for name in ("org/tiny", "org/tiny:latest", "beta", "beta:latest"):
+        body = {"model": name, "messages": HELLO, "stream": False, **PLAIN}
+        assert (await server.post("/api/chat", body)).json["model"] == name
+        assert (await server.post("/api/show", {"model": name})).status == 200
+        assert (await server.post("/v1/chat/completions", {"model": name, "messages": HELLO})).status == 200
+    names = [entry["name"] for entry in (await server.get("/api/tags")).json["models"]]
+    assert sorted(names) == ["beta:latest", "org/tiny:latest"]
+    for name in ("org/tiny:7b", "tiny"):
+        answer = await server.post("/api/chat", {"model": name, "messages": HELLO})
+        assert (answer.status, answer.json) == (404, {"error": f"model '{name}' not found"})
+
+
+async def test_ollama_window_drops_whole_turns_and_never_a_part(server, caplog):
+    system = {"role": "system", "content": "Be brief."}
+    body = {"model": "tiny", "stream": False, "think": False}
+
+    async def prompt_tokens(*messages, **options):
+        answer = await server.post("/api/chat", body | {"messages": messages, "options": {"num_predict": 1, **options}})
+        return answer.json.get("prompt_eval_count"), answer
+
+    full, _ = await prompt_tokens(system, TURN, {"role": "assistant", "content": "x"}, TURN)
+    short, _ = await prompt_tokens(system, TURN)
+    cut, _ = await prompt_tokens(system, TURN, {"role": "assistant", "content": "x"}, TURN, num_ctx=full)
+    assert cut == short < full
+    assert "lost its 2 oldest messages" in caplog.text
+    count, refused = await prompt_tokens(system, TURN, num_ctx=8)
+    assert (count, refused.status) == (None, 400)
+    assert refused.json["error"].startswith("the input length exceeds the context length: This request's maximum")
+    messages = [system, TURN, {"role": "assistant", "content": "x"}, TURN]
+    refused = await server.post(
+        "/api/chat", body | {"messages": messages, "truncate": False, "options": {"num_ctx": full}}
+    )
+    assert refused.status == 400
+    long, answer = await prompt_tokens(system, TURN, num_ctx=short + 5, num_predict=100)
+    assert (long, answer.json["eval_count"], answer.json["done_reason"]) == (short, 5, "length")
+
+
+async def test_ollama_port_is_recognized_by_its_clients(serve):
+    server = await serve(surfaces=dedicated_mounts("ollama", "openai"))
+    assert (await server.get("/")).body == b"Ollama is running"
+    assert (await server.call("HEAD", "/")).status == (await server.call("HEAD", "/api/tags")).status == 200
+    version = (await server.get("/api/version")).json["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 13, 4)
+    (model,) = (await server.get("/api/tags")).json["models"]
+    assert (await server.get("/api/ps")).json["models"][0]["name"] == model["name"] == "tiny:latest"
+    shown = (await server.post("/api/show", {"model": model["name"]})).json
+    assert shown["model_info"][shown["model_info"]["general.architecture"] + ".context_length"] == 4096
+    assert "completion" in shown["capabilities"]
+    assert (await server.post("/api/pull", {"model": model["name"], "stream": False})).json == {"status": "success"}
+    answer = await server.post("/v1/chat/completions", {"model": model["name"], "messages": HELLO, "max_tokens": 1})
+    assert answer.status == 200
+
+
+async def test_ollama_words_errors_of_paths_and_models(server):
+    missing, wrong_method = await server.get("/api/me"), await server.call("DELETE", "/api/tags")
+    assert (missing.status, missing.body) == (404, b"404 page not found")
+    assert (wrong_method.status, wrong_method.body) == (405, b"405 method not allowed")
+    assert (await server.call("HEAD", "/api/blobs/sha256:00")).status == 404
+    unknown = await server.post("/api/embed", {"model": "x", "input": "a"})
+    assert (unknown.status, unknown.json["error"]) == (404, 'model "x" not found, try pulling it first')
+    for path in ("/api/generate", "/ollama/api/chat"):
+        answer = await server.post(path, b"{", **{"content-type": "application/x-www-form-urlencoded"})
+        assert answer.status == 400 and list(answer.json) == ["error"]
+
+
+async def test_ollama_load_requests_count_as_no_mistakes(server):
+    for path, body in (("chat", {"messages": []}), ("generate", {"prompt": "", "keep_alive": 0})):
+        assert (await server.post(f"/api/{path}", {"model": "tiny"} | body)).json["done"]
+    assert server.model.metrics.invalid_requests.total_count == 0
+    await server.idle()
