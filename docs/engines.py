@@ -62,6 +62,7 @@ DIFFERENCES = """
 * **Tenants** get equal shares: vLLM holds no more choices than it computes at once, and the others wait in the host.
 * **Answers that another instance began** are continued if they are greedy, without penalties that count output tokens,
   banned sequences or a grammar.
+* **Beam search** is done by parley: a round of vLLM for each token. It takes no options that change logits.
 * **Predictions** of the output have no effect. Speculation is configured with vLLM's `--speculative-config`.
 * **Pictures, video and sound** are refused.
 * **Roles** other than mixed are refused: vLLM exchanges no KV pages with parley's instances.

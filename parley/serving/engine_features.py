@@ -43,7 +43,8 @@ def check_used_features(request: Request, info: ModelInfo) -> None:
     """Check that the engine has every feature that the request uses. Raises Unsupported."""
     for feature, read_field in FEATURE_FIELDS.items():
         if feature not in info.features and (field := read_field(request)) is not None:
-            raise Unsupported(f"'{field}' is not available with the engine {info.engine}.", field=field)
+            together = FEATURE_CONTEXTS.get(feature, "")
+            raise Unsupported(f"'{field}' is not available with the engine {info.engine}{together}.", field=field)
 
 
 def check_engine_bounds(request: Request, info: ModelInfo) -> None:
@@ -81,6 +82,14 @@ def _beam_search_field(request: Request) -> str | None:
     return beam_options.field if beam_options is not None and beam_options.width > 1 else None  # 1: greedy decoding
 
 
+def _beam_edits_field(request: Request) -> str | None:
+    """Return the field that excludes or prefers tokens, if the request searches with beams."""
+    if _beam_search_field(request) is None:
+        return None
+    readers = (_grammar_field, _banned_tokens_field, *(FEATURE_FIELDS[feature] for feature in BEAM_EDITS))
+    return next((field for read_field in readers if (field := read_field(request)) is not None), None)
+
+
 def _logprobs_field(request: Request) -> str | None:
     if request.output_options.logprobs is not None:
         return "logprobs"
@@ -111,6 +120,7 @@ FEATURE_FIELDS: dict[EngineFeature, FieldReader] = {
     "watermark": _sampling_field("watermark", "watermark"),
     "min_tokens": lambda request: "min_tokens" if request.stop_conditions.min_tokens else None,
     "beam_search": _beam_search_field,
+    "beam_edits": _beam_edits_field,
     "logprobs": _logprobs_field,
     "named_logprobs": lambda request: "logprob_token_ids" if request.output_options.logprob_ids else None,
     "prompt_logprobs": lambda request: (
@@ -121,6 +131,20 @@ FEATURE_FIELDS: dict[EngineFeature, FieldReader] = {
     "adapters": lambda request: "adapter" if request.adapter is not None else None,
     "cache_salt": lambda request: "cache_salt" if request.cache_salt else None,
 }
+
+
+# Features that only one kind of request uses: what an error adds to the name of the engine.
+FEATURE_CONTEXTS: dict[EngineFeature, str] = {"beam_edits": " together with a beam search"}
+# Features of sampling that also change the candidates of a beam search.
+BEAM_EDITS: tuple[EngineFeature, ...] = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_tokens",
+    "no_repeat_ngram",
+    "watermark",
+)
 
 
 BoundReader = Callable[[Request], BoundedValue | None]  # returns None if the request does not use it

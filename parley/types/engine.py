@@ -211,8 +211,9 @@ class Arena(msgspec.Struct, frozen=True):
 
 
 # Features that engines may lack: the members of ``Sampling`` and ``EngineRequest`` that not every engine can follow
-# (``named_logprobs``: of ``logprob_ids``; ``allowed_tokens``, ``banned_tokens``: ``allowed``, ``banned``), and
-# ``page_transfer``: KV pages are exchanged with other instances by ``engine.page_transfer``.
+# (``named_logprobs``: of ``logprob_ids``; ``allowed_tokens``, ``banned_tokens``: ``allowed``, ``banned``;
+# ``beam_edits``: a grammar or an edit of the logits in a beam search), and ``page_transfer``: KV pages are exchanged
+# with other instances by ``engine.page_transfer``.
 EngineFeature = Literal[
     "top_k",
     "min_p",
@@ -227,6 +228,7 @@ EngineFeature = Literal[
     "watermark",
     "min_tokens",
     "beam_search",
+    "beam_edits",
     "logprobs",
     "named_logprobs",
     "prompt_logprobs",

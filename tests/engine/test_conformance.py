@@ -116,6 +116,7 @@ FEATURE_OPTIONS: dict[EngineFeature, dict[str, Any]] = {
     "watermark": {"sampling": Sampling(watermark=True)},
     "min_tokens": {"min_tokens": 3, "stop_ids": [5, 6]},
     "beam_search": {"beam": BeamOptions(2), "n": 2},
+    "beam_edits": {"beam": BeamOptions(2), "sampling": Sampling(logit_bias={7: 1.0})},
     "logprobs": {"logprobs": 2},
     "named_logprobs": {"logprobs": 0, "logprob_ids": [7, 8]},
     "prompt_logprobs": {"prompt_logprobs": 1},

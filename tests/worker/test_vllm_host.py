@@ -6,8 +6,10 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from parley.engine.messages import StepOutputs
-from parley.types import EngineOutput, EngineRequest
+from parley.types import BeamOptions, EngineOutput, EngineRequest
 from parley.worker.vllm.host import explain_failure
 from parley.worker.vllm.host_loop import HostLoop
 from parley.worker.vllm.tree_log import TreeLog
@@ -141,6 +143,73 @@ def test_costs_count_the_time_between_steps_as_computing():
     (output,) = harness.step("first")
     (cost,) = output.token_costs
     assert (cost.batch_rows, cost.compute_seconds, cost.wait_seconds) == (1, 1.0, 0.0)
+
+
+# Log-probabilities of the next token after the last one, for tokens 7, 8 and 9. Token 9 ends an answer.
+NEXT = {6: {7: -0.5, 8: -1.0, 9: -3.0}, 7: {7: -2.0, 8: -2.0, 9: -2.5}, 8: {8: -0.1, 7: -3.0, 9: -4.0}}
+
+
+def beam_step(harness: Harness) -> list[EngineOutput]:
+    """Answer the rounds of all beams from NEXT."""
+    outputs = []
+    for choice_id, (round_, _) in list(harness.client.computing.items()):
+        assert round_.max_tokens == 1 and not round_.stop_ids and round_.logprobs == 5
+        ranked = sorted(NEXT[round_.token_ids[-1]].items(), key=lambda each: -each[1])
+        raw = raw_output(choice_id, 1, SimpleNamespace(num_cached_tokens=1, num_computed_tokens=1))
+        ids, values = ([ranked[0][column], *(each[column] for each in ranked)] for column in (0, 1))
+        raw.new_logprobs = np.array([ids]), np.array([values]), np.array([1])
+        outputs.append(raw)
+        del harness.client.computing[choice_id]
+    harness.time += 1
+    step = SimpleNamespace(engine_index=0, outputs=outputs, scheduler_stats=None, timestamp=harness.time)
+    harness.loop.handle_step(step)
+    return harness.sent[-1].outputs
+
+
+def search(harness: Harness, **members: Any) -> None:
+    harness.add("s", beam=BeamOptions(2), n=2, stop_ids=[9], **({"max_tokens": 3} | members))
+
+
+def rounds(harness: Harness) -> list[list[int]]:
+    return sorted(round_.token_ids for round_, _ in harness.client.computing.values())
+
+
+def test_beams_of_a_search_go_on_together():
+    harness = Harness(4)
+    search(harness, logprobs=1)
+    assert rounds(harness) == [[5, 6]]
+    beam_step(harness)
+    assert rounds(harness) == [[5, 6, 7], [5, 6, 8]]
+    beam_step(harness)
+    assert rounds(harness) == [[5, 6, 7, 7], [5, 6, 8, 8]]
+    first, second = beam_step(harness)
+    assert first.token_ids == [8, 8, 8] and first.finish_reason == "length" and first.cached_tokens == 1
+    assert first.scores[0].logprob == -1.0 and first.scores[0].rank == 2 and first.scores[0].top_ids == [7]
+    assert second.index == 1 and harness.loop.is_idle and harness.sent[-1].stats.generated_tokens == 6
+
+
+def test_stop_token_ends_a_beam_after_min_tokens():
+    harness = Harness(4)
+    search(harness, max_tokens=2, min_tokens=2)
+    beam_step(harness)
+    assert all(9 not in output.token_ids for output in beam_step(harness))
+
+
+def test_search_can_be_finished_cancelled_and_rejected():
+    for end in ("finish", "cancel", "reject"):
+        harness = Harness(1)
+        search(harness)
+        beam_step(harness)
+        if end == "finish":
+            harness.loop.finish_beam_search("s", "length")
+            assert [output.token_ids for output in harness.sent[-1].outputs] == [[7], [8]]
+        elif end == "cancel":
+            harness.loop.cancel_request("s")
+            assert harness.sent[-1].outputs == []
+        else:
+            harness.loop.reject_choice(next(iter(harness.client.computing)), "Too long.")
+            assert [output.error for output in harness.sent[-1].outputs] == ["Too long."] * 2
+        assert harness.loop.is_idle and (harness.sent[-1].stats.running, harness.sent[-1].stats.waiting) == (0, 0)
 
 
 def test_unknown_adapters_and_rejected_choices_end_with_an_error():

@@ -211,7 +211,9 @@ class Host:
             while True:
                 self._loop.handle_step(await self._client.next_step())
         except Exception as error:
-            self._send(EngineFatal(f"vLLM's engine ended: {' '.join(str(error).split()) or type(error).__name__}"))
+            is_dead = type(error).__name__ == "EngineDeadError"
+            reason = "its processes died" if is_dead else " ".join(str(error).split()) or type(error).__name__
+            self._send(EngineFatal(f"vLLM ended: {reason.rstrip('.')}."))
 
     async def _read_messages(self, reader: asyncio.StreamReader) -> None:
         """Apply messages until Shutdown or the end of file."""
@@ -237,8 +239,8 @@ class Host:
                 self._answer(number, partial(self._client.unload_adapter, name, in_use=in_use))
             case ResetPrefixCache():
                 self._start(self._reset_prefix_cache(message))
-            case FinishBeamSearch():
-                pass
+            case FinishBeamSearch(request_id, reason):
+                self._loop.finish_beam_search(request_id, reason)
 
     def _answer(self, number: int, change: Callable[[], Awaitable[None]]) -> None:
         async def change_and_answer() -> None:

@@ -13,11 +13,13 @@ from itertools import count
 from time import monotonic
 from typing import Any, Protocol
 
+from parley.core.search.beam import BeamSearch
 from parley.core.sequence import Sequence
 from parley.core.wait_queue import WaitQueue
 from parley.engine.messages import StepOutputs
-from parley.types import EngineOutput, EngineRequest, TokenCost
-from parley.worker.vllm.output_reader import read_output
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, TokenCost
+from parley.worker.vllm.beam_rounds import BeamRounds, round_request
+from parley.worker.vllm.output_reader import read_output, record_progress
 from parley.worker.vllm.sampling_fields import explain_refusal, scores_prompt
 from parley.worker.vllm.step_totals import StepTotals
 
@@ -55,11 +57,12 @@ class HostLoop:
         self._choice_numbers = count()
         self._arrival_numbers = count()
         self._counters = StepTotals(client.kv_blocks)
+        self._beam_rounds = BeamRounds(self._waiting.enqueue, self._end_search)
 
     @property
     def is_idle(self) -> bool:
         """Whether no choice is open."""
-        return not self._open_requests
+        return not self._open_requests and not self._beam_rounds
 
     def uses_adapter(self, name: str) -> bool:
         """Whether an open request uses an adapter."""
@@ -71,31 +74,33 @@ class HostLoop:
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue all choices of a request."""
-        if request.id in self._open_requests:
+        if request.id in self._open_requests or request.id in self._beam_rounds:
             log.error("a request was submitted twice under one id; the second is ignored")
             return
         if not request.resumed:
             self._counters.prompt_tokens += len(request.token_ids)
-        queued_at = monotonic()
         refused: list[EngineOutput] = []
         for index in range(request.n):
             if refusal := self._explain_refusal(request, index):
                 refused.append(EngineOutput(request.id, index, finish_reason="error", error=refusal))
-                continue
-            sequence = Sequence(
-                request.id, index, request, request.token_ids, len(request.token_ids), request.seed + index,
-                next(self._arrival_numbers), queued_at=queued_at,
-            )  # fmt: skip
-            if scores_prompt(request, index):
-                sequence.prompt_scores.append(None)  # nothing precedes the first token
-            self._open_requests.setdefault(request.id, {})[index] = sequence
-            self._waiting.enqueue(sequence)
+        if refused or not request.beam or not request.max_tokens:
+            refused_choices = {output.index for output in refused}
+            for sequence in self._make_sequences(request, request.n):
+                if sequence.index not in refused_choices:
+                    self._open_requests.setdefault(request.id, {})[sequence.index] = sequence
+                    self._waiting.enqueue(sequence)
+        else:
+            self._beam_rounds.add_search(request, self._make_sequences(request, request.beam.width))
         self._start_choices()
         if refused:
             self._emit_outputs(refused)
 
     def cancel_request(self, request_id: str, index: int = -1) -> None:
         """Cancel one choice of a request, or (-1) all. No output of them follows. Unknown ids are ignored."""
+        if request_id in self._beam_rounds:
+            self._beam_rounds.cancel_search(request_id, index)
+            self._start_choices()
+            self._emit_outputs([])
         cancelled = [
             sequence
             for sequence in self._open_requests.get(request_id, {}).values()
@@ -106,31 +111,62 @@ class HostLoop:
             self._start_choices()
             self._emit_outputs([])
 
+    def finish_beam_search(self, request_id: str, reason: EngineFinishReason) -> None:
+        """End a beam search with the results so far. Unknown ids are ignored."""
+        if request_id in self._beam_rounds:
+            self._beam_rounds.finish_search(request_id, reason)
+            self._start_choices()
+            self._emit_outputs([])
+
     def reject_choice(self, choice_id: str, reason: str) -> None:
         """End a choice that vLLM does not accept with an error."""
-        if sequence := self._computing.pop(choice_id, None):
+        sequence = self._computing.pop(choice_id, None)
+        if sequence is None:
+            return
+        rejected: list[EngineOutput] = []
+        if sequence.request_id in self._beam_rounds:
+            self._beam_rounds.fail_search(sequence.request_id, reason)
+        else:
             self._close_choice(sequence)
-            self._start_choices()
-            self._emit_outputs([EngineOutput(sequence.request_id, sequence.index, finish_reason="error", error=reason)])
+            rejected = [EngineOutput(sequence.request_id, sequence.index, finish_reason="error", error=reason)]
+        self._start_choices()
+        self._emit_outputs(rejected)
 
     def handle_step(self, step: Any) -> None:
         """Pass on the outputs of one step of vLLM (``EngineCoreOutputs``)."""
         rows, outputs = len(step.outputs), []
         for raw in step.outputs:
             sequence = self._computing.get(raw.request_id)
-            if sequence is not None and (output := self._read_choice(sequence, raw, step.timestamp, rows)) is not None:
+            if sequence is None:
+                continue
+            cost = self._cost_of(sequence, step.timestamp, rows)
+            if sequence.request_id in self._beam_rounds:
+                self._read_beam(sequence, raw, step.timestamp, cost)
+            elif (output := self._read_choice(sequence, raw, step.timestamp, cost)) is not None:
                 outputs.append(output)
         self._counters.record_step(step)
         self._start_choices()
         self._emit_outputs(outputs)
         self._counters.reset_step()
 
-    def _read_choice(self, sequence: Sequence, raw: Any, step_ended_at: float, rows: int) -> EngineOutput | None:
-        """Return the output of a choice, and close the choice with its last one."""
-        started_at = sequence.last_token_at or sequence.queued_at
-        seconds = max(0.0, step_ended_at - started_at)
+    def _cost_of(self, sequence: Sequence, step_ended_at: float, rows: int) -> TokenCost:
+        """Return what a step took of the time since the last token of a choice, and since it was queued at first."""
+        seconds = max(0.0, step_ended_at - (sequence.last_token_at or sequence.queued_at))
         compute_seconds = min(seconds, self._counters.seconds_since_step(step_ended_at))
-        cost = TokenCost(rows, seconds - compute_seconds, compute_seconds)
+        return TokenCost(rows, seconds - compute_seconds, compute_seconds)
+
+    def _read_beam(self, beam: Sequence, raw: Any, step_ended_at: float, cost: TokenCost) -> None:
+        """Pass a beam's round on to its search."""
+        del self._computing[raw.request_id]
+        record_progress(beam, raw)
+        if not beam.last_token_at:
+            self._waiting.record_service(beam, beam.prompt_len - beam.cached_tokens)
+        beam.last_token_at = step_ended_at
+        self._waiting.record_service(beam, 1)
+        self._beam_rounds.take_round(beam, raw, cost)
+
+    def _read_choice(self, sequence: Sequence, raw: Any, step_ended_at: float, cost: TokenCost) -> EngineOutput | None:
+        """Return the output of a choice, and close the choice with its last one."""
         try:
             output = read_output(sequence, raw, end_ids=self._client.end_ids, cost=cost)
         except Exception:
@@ -144,7 +180,6 @@ class HostLoop:
             self._waiting.record_service(sequence, sequence.prompt_len - sequence.cached_tokens)
         sequence.last_token_at = step_ended_at
         self._waiting.record_service(sequence, len(output.token_ids))
-        self._counters.generated_tokens += len(output.token_ids)
         if output.finish_reason is not None:
             if raw.finish_reason is None:
                 self._client.cancel_choices([raw.request_id])
@@ -163,18 +198,44 @@ class HostLoop:
             sequence = self._waiting.pop_head()
             choice_id = f"{next(self._choice_numbers)}"
             self._computing[choice_id] = sequence
-            self._client.add_choice(choice_id, sequence.request, sequence.index)
+            if sequence.request_id in self._beam_rounds:
+                self._client.add_choice(choice_id, round_request(sequence), 0)
+            else:
+                self._client.add_choice(choice_id, sequence.request, sequence.index)
+
+    def _make_sequences(self, request: EngineRequest, number: int) -> list[Sequence]:
+        """Return the choices of a request, or the beams of a search, which wait from now on."""
+        queued_at = monotonic()
+        sequences = [
+            Sequence(
+                request.id, index, request, request.token_ids, len(request.token_ids), request.seed + index,
+                next(self._arrival_numbers), queued_at=queued_at,
+            )
+            for index in range(number)
+        ]  # fmt: skip
+        if scores_prompt(request, 0):
+            sequences[0].prompt_scores.append(None)  # nothing precedes the first token
+        return sequences
 
     def _stop_choices(self, sequences: Iterable[Sequence]) -> None:
-        stopped = set(map(id, sequences))
-        choice_ids = [choice_id for choice_id, sequence in self._computing.items() if id(sequence) in stopped]
-        computing = {id(self._computing.pop(choice_id)) for choice_id in choice_ids}
+        self._withdraw(sequences)
+        for sequence in sequences:
+            self._close_choice(sequence)
+
+    def _end_search(self, search: BeamSearch) -> None:
+        """Withdraw the rounds of a search that has ended."""
+        self._withdraw(search.beam_sequences)
+
+    def _withdraw(self, sequences: Iterable[Sequence]) -> None:
+        """Take those of these sequences that are queued or computed out of the queue and out of vLLM."""
+        ids = set(map(id, sequences))
+        choice_ids = [choice_id for choice_id, sequence in self._computing.items() if id(sequence) in ids]
+        for choice_id in choice_ids:
+            del self._computing[choice_id]
         if choice_ids:
             self._client.cancel_choices(choice_ids)
-        for sequence in sequences:
-            if id(sequence) not in computing:
-                self._waiting.remove_waiting(sequence)
-            self._close_choice(sequence)
+        for sequence in [each for each in self._waiting if id(each) in ids]:
+            self._waiting.remove_waiting(sequence)
 
     def _close_choice(self, sequence: Sequence) -> None:
         choices = self._open_requests[sequence.request_id]
@@ -183,5 +244,7 @@ class HostLoop:
             del self._open_requests[sequence.request_id]
 
     def _emit_outputs(self, outputs: list[EngineOutput]) -> None:
+        outputs, self._beam_rounds.outputs = outputs + self._beam_rounds.outputs, []
+        self._counters.generated_tokens += sum(len(output.token_ids) for output in outputs)
         stats = self._counters.collect_stats(computing=len(self._computing), waiting=len(self._waiting))
         self._emit(StepOutputs(outputs, stats))

@@ -27,11 +27,7 @@ def read_output(sequence: Sequence, raw: Any, *, end_ids: Collection[int], cost:
     """
     request = sequence.request
     is_first = sequence.last_token_at == 0.0
-    _record_events(sequence, raw.events or ())
-    if raw.prefill_stats is not None and is_first:
-        sequence.cached_tokens = raw.prefill_stats.num_cached_tokens
-    if raw.new_prompt_logprobs_tensors is not None:
-        sequence.prompt_scores += read_scores(raw.new_prompt_logprobs_tensors, request.prompt_logprobs)
+    record_progress(sequence, raw)
     finish = None if raw.finish_reason is None else FINISH_REASONS[int(raw.finish_reason)]
     token_ids = list(raw.new_token_ids)
     if raw.pooling_output is None and not token_ids and finish is None:
@@ -101,12 +97,16 @@ def read_vector(tensor: Any) -> bytes:
     return struct.pack(f"<{len(numbers)}f", *numbers)
 
 
-def _record_events(sequence: Sequence, events: Collection[Any]) -> None:
-    """Record when vLLM scheduled the choice for the first time, and how often it preempted it.
+def record_progress(sequence: Sequence, raw: Any) -> None:
+    """Record in the sequence what vLLM tells about the prompt, its start and its preemptions.
 
     The times are those of time.monotonic, which all processes of a machine share.
     """
-    for event in events:
+    if raw.prefill_stats is not None and sequence.last_token_at == 0.0:
+        sequence.cached_tokens = raw.prefill_stats.num_cached_tokens
+    if raw.new_prompt_logprobs_tensors is not None:
+        sequence.prompt_scores += read_scores(raw.new_prompt_logprobs_tensors, sequence.request.prompt_logprobs)
+    for event in raw.events or ():
         kind = int(event.type)
         if kind == SCHEDULED and not sequence.queue_seconds:
             sequence.queue_seconds = max(0.0, event.timestamp - sequence.queued_at)
