@@ -71,7 +71,7 @@ def simulated_settings(folder: Path) -> Settings:
 
 SCRIPTED_BOUNDS: dict[EngineBound, tuple[float, float]] = {"logprobs": (0, 3), "n": (1, 6), "stop_ids": (-math.inf, 2)}
 SCRIPTED_MODEL = msgspec.structs.replace(
-    FAKE_MODEL, features=ALL_ENGINE_FEATURES - {"watermark", "beam_search"}, bounds=SCRIPTED_BOUNDS
+    FAKE_MODEL, features=ALL_ENGINE_FEATURES - {"watermark", "beam_search", "beam_edits"}, bounds=SCRIPTED_BOUNDS
 )
 
 
