@@ -20,6 +20,7 @@ from unittest import mock
 from parley.dialects.dialect import Answer, ApiOptions, Dialect, RequestContext, Route
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields
+from parley.dialects.records import NoRecords
 from parley.errors import ParleyError, Unsupported
 
 PATH = {
@@ -30,8 +31,20 @@ PATH = {
     "region": "x",
     "endpoint": "e",
     "served": "m",
-    "id": "i",
+    "id": "conv_i",
+    "item": "i",
 }
+
+
+class SurveyedRecords(NoRecords):
+    """Records with one conversation."""
+
+    are_kept = True
+
+    def find(self, name: str) -> bytes | None:
+        return b'{"conversation":{"id":"conv_i"},"items":[{"id":"i"}]}' if name == "conv_i" else None
+
+
 CONTEXT = RequestContext(  # a model that reads every kind of media, and an operator who allows everything
     "0f",
     1,
@@ -41,6 +54,7 @@ CONTEXT = RequestContext(  # a model that reads every kind of media, and an oper
     headers={b"content-type": b"application/json"},
     media_limits={"image": 9, "video": 9, "audio": 9},
     api_options=ApiOptions(enable_mm_embeds=True, trust_request_mm_kwargs=True),
+    records=SurveyedRecords(),
 )
 BOUNDARY = "b"
 FORM_CONTEXT = replace(
@@ -66,6 +80,8 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"tokens": [5]},
     {"token_ids": [5], "sampling_params": {}},
     {"request_ids": ["a"]},
+    {"model": "m", "input": "a"},
+    {"metadata": {}, "items": []},
     {"text_input": "a"},
     {"id": "a"},
     {"lora_name": "a", "lora_path": "b"},
@@ -116,6 +132,9 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "reasoning": [{"effort": "low", "summary": "auto"}],
     "format": [{"type": "json_schema", "name": "n", "schema": {}}],
     "metadata": [{"a": "b"}],
+    "items": [[{"type": "message", "role": "user", "content": "a"}]],
+    "conversation": ["conv_i", {"id": "conv_i"}],
+    "background_options": [{"completion_window": "soonest"}],
     "messages": [
         [TURN, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
         [{"role": "tool", "content": "a", "tool_call_id": "c"}],
@@ -280,6 +299,7 @@ def read_outcome(route: Route, body: dict[str, Any]) -> str:
         "tokenize": (CONTEXT,),
         "abort": (CONTEXT,),
         "abort_list": (CONTEXT,),
+        "stored": (CONTEXT,),
         "adapter": (CONTEXT,),
         "info": (CONTEXT, FACTS),
         "summed_info": (CONTEXT, FACTS),

@@ -18,7 +18,8 @@ ParleyError                      500
 ├── Unauthorized                 401
 ├── Forbidden                    403
 ├── NotFound                     404  no such route or object
-│   └── UnknownModel             404
+│   ├── UnknownModel             404
+│   └── UnknownRecord            404  nothing is stored under that id
 ├── NotAllowed                   405
 ├── Conflict                     409  an object of that name already exists, or is busy
 ├── TimedOut                     408  the body did not arrive in time
@@ -249,6 +250,10 @@ class UnknownModel(NotFound):
         super().__init__(message, field=field)
         self.name = name
         self.served = served
+
+
+class UnknownRecord(NotFound):
+    """Nothing is stored under the id that the client named."""
 
 
 class NotAllowed(ParleyError):

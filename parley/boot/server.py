@@ -35,6 +35,7 @@ from parley.disagg.wire.networks import TrustedNetworks
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import EngineFailed
 from parley.serving.options import OfferedModel, ServerOptions
+from parley.serving.records.record_store import BadRecordFile
 from parley.serving.served_model import ServedModel, divide_memory
 from parley.serving.traffic_split import BadEndpointFile
 from parley.settings.options import ConfigError
@@ -103,7 +104,7 @@ def run_server(
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
             server = ServerInstance(offers, options, sockets, tls_contexts, read_options)
-        except BadEndpointFile as error:
+        except (BadEndpointFile, BadRecordFile) as error:
             banner.print_line(f"parley: {error}")
             return 1
         except TlsFileError as error:

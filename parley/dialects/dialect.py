@@ -16,6 +16,7 @@ import msgspec
 
 from parley.dialects.bench import BenchApi
 from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
+from parley.dialects.records import NO_RECORDS, TenantRecords
 from parley.errors import ParleyError
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.types import ALL_MODEL_ABILITIES, Event, MediaKind, ModelAbility, Request, Usage
@@ -54,8 +55,9 @@ class RequestContext:
     under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
     how many items of each kind of media a request may have (a kind that is missing: the model cannot read it), its
     model type if it reads media, and what its chat template and tokenizer allow (``abilities``).
-    About the server: ``api_options``, and the seal of reasoning that clients send back. About the HTTP request: the
-    decoded path parts that the route names, the headers with lower-case names, the query string, and the tenant's id.
+    About the server: ``api_options``, the seal of reasoning that clients send back, and the tenant's records. About the
+    HTTP request: the decoded path parts that the route names, the headers with lower-case names, the query string, and
+    the tenant's id.
     """
 
     unique_id: str
@@ -79,6 +81,7 @@ class RequestContext:
     tenant: str = ""
     reasoning_seal: ReasoningSeal = RANDOM_SEAL
     abilities: frozenset[ModelAbility] = ALL_MODEL_ABILITIES
+    records: TenantRecords = NO_RECORDS
 
     def seal_reasoning(self, data: bytes) -> str:
         """Return reasoning as a text that the tenant can send back."""
@@ -132,6 +135,9 @@ class Reply(ABC):
     ``ping_bytes`` are sent into a silent stream, every ``ping_interval`` seconds if this API has a customary interval
     and the server has no other setting; if empty, nothing is sent. ``served_model``: the model of an endpoint that the
     server chose, under the endpoint's name for it. ``timings`` are set before ``finish_stream`` and ``render_body``.
+
+    ``background_name``: if not empty, the request runs in the background, as a stream, and keeps a record of this name
+    itself; the client gets ``render_accepted``, or follows the stream if it asked for one.
     """
 
     content_type: bytes = b"application/json"
@@ -142,6 +148,7 @@ class Reply(ABC):
     ping_interval: ClassVar[float | None] = None
     request: Request
     served_model: str = ""
+    background_name: str = ""
     timings: RequestTimings | None = None
 
     @abstractmethod
@@ -155,6 +162,10 @@ class Reply(ABC):
     @abstractmethod
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the last bytes of a stream that ends with an error. If it raises the error, the connection is cut."""
+
+    def render_accepted(self) -> bytes:
+        """Return the answer to a request that runs in the background."""
+        raise AssertionError("it does not run in the background")
 
     def render_ping(self) -> bytes:
         """Return what is sent into a silent stream now."""
@@ -227,6 +238,7 @@ RouteKind = Literal[
     "health",  # an empty 200 while the engine serves, otherwise an error
     "live",  # 200 as long as the process answers at all; writer(bool) -> Answer gives it the API's own form
     "ready",  # 200 when requests are accepted, otherwise 503 with progress; writer(bool) -> Answer as above
+    "stored",  # read or change stored records: reader(body, RequestContext) -> Answer | StreamReplay
     "info",  # information about the server: reader(body, RequestContext, ServerFacts) -> Answer
     "summed_info",  # the same, with numbers that are summed over several servers
     "endpoint",  # show or change endpoints: reader(body, RequestContext, ServerFacts, all) -> Answer | EndpointChange

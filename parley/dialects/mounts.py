@@ -47,6 +47,7 @@ ROUTE_SCOPES: dict[RouteKind, RouteScope] = {
     "health": "open",
     "live": "open",
     "ready": "open",
+    "stored": "client",  # the client's own records
     "info": "client",
     "summed_info": "client",
     "endpoint": "admin",  # GET: "client"

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from functools import partial
 
 from parley.dialects.dialect import Acknowledgement, Answer, Reply, RequestContext, Route
-from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
+from parley.errors import BadRequest, ParleyError, UnknownModel, Unsupported, excerpt
 from parley.serving.generation import Generation
+from parley.serving.records.background import BackgroundRun
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
@@ -51,6 +52,12 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
             reply.request.timeout = min(client_timeout, reply.request.timeout or client_timeout)
         request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at)
         generation = Generation(model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange))
+        if reply.background_name:
+            if exchange.stage is not None:
+                generation.close()
+                raise Unsupported("Requests in the background are not available behind a coordinator.")
+            await _run_in_background(registry, exchange, reply, generation)
+            return
         try:
             await exchange.while_connected(_answer_generation(exchange, reply, generation))
         finally:
@@ -118,6 +125,7 @@ def request_context(registry: ModelRegistry, model: ServedModel, exchange: Excha
         exchange.created_at,
         exchange.tenant.id,
         registry.reasoning_seal,
+        registry.tenant_records(exchange.tenant, is_distributed=exchange.stage is not None),
     )
 
 
@@ -126,6 +134,32 @@ def _request_stage(exchange: Exchange) -> RequestStage | None:
     stage = exchange.stage
     assert stage is None or isinstance(stage, RequestStage)
     return stage
+
+
+async def _run_in_background(registry: ModelRegistry, exchange: Exchange, reply: Reply, generation: Generation) -> None:
+    """Submit a request that then runs without its client. Raises ParleyError, ClientGone before that."""
+    try:
+        await exchange.while_connected(generation.submit_request())
+    except BaseException:
+        generation.close()
+        raise
+    exchange.release_body()
+    accepted = reply.render_accepted()
+    run = registry.background_runs.start(exchange.tenant.id, reply, generation)
+    if reply.request.stream:
+        await follow_run(exchange, run, 0, reply.media_type)
+    else:
+        await exchange.send_response(accepted, content_type=reply.content_type)
+
+
+async def follow_run(exchange: Exchange, run: BackgroundRun, first_event: int, media_type: str) -> None:
+    """Write the events of a run from this one on, until it ends. Raises ClientGone."""
+
+    async def write(data: bytes) -> None:
+        await exchange.write_stream(data, media_type)
+
+    await exchange.while_connected(run.follow(first_event, write))
+    await exchange.write_stream(b"", media_type, last=True)
 
 
 async def _answer_generation(exchange: Exchange, reply: Reply, generation: Generation) -> None:

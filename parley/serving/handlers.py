@@ -18,12 +18,13 @@ from parley.dialects.admin_requests import (
     TokenizeRequest,
     TokenizeResult,
 )
-from parley.dialects.dialect import Answer, PromptRenderer, RenderedPrompt, Route, RouteKind, model_in_body
+from parley.dialects.dialect import Answer, PromptRenderer, RenderedPrompt, Reply, Route, RouteKind, model_in_body
 from parley.dialects.facts import ModelCard, ServerInfo
+from parley.dialects.records import StreamReplay
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.metrics.recorded import ModelSnapshot
 from parley.serving import adapters, control, metrics_page
-from parley.serving.generate import handle_generate, read_generation_body, request_context
+from parley.serving.generate import follow_run, handle_generate, read_generation_body, request_context
 from parley.serving.media.request_media import prompt_media
 from parley.serving.prepare import check_request, prepare_engine_requests
 from parley.serving.registry import ModelRegistry
@@ -289,6 +290,21 @@ async def handle_info(registry: ModelRegistry, route: Route, exchange: Exchange)
     await _send_answer(exchange, answer)
 
 
+async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Read or change the client's stored records, or stream a background request again."""
+    assert route.reader is not None
+    body = await exchange.read_body()
+    context = request_context(registry, registry.main_model, exchange)
+    result: Answer | StreamReplay = await exchange.run_work(len(body), partial(route.reader, body, context))
+    if isinstance(result, Answer):
+        await _send_answer(exchange, result)
+        return
+    run = registry.background_runs.find(exchange.tenant.id, result.name)
+    if run is None or not run.streams:
+        raise result.refusal
+    await follow_run(exchange, run, result.first_event, Reply.media_type)
+
+
 async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Show or change the endpoints whose models share requests."""
     assert route.reader is not None
@@ -379,6 +395,7 @@ SERVER_HANDLERS: dict[RouteKind, RouteHandler] = {  # all kinds but those that o
     "load": handle_open_requests,
     "reset": handle_cache_reset,
     "health": handle_health,
+    "stored": handle_stored,
     "info": handle_info,
     "summed_info": handle_info,
     "endpoint": handle_endpoint,

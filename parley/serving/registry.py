@@ -13,11 +13,15 @@ from typing import Protocol
 from parley.dialects.facts import ServerFacts
 from parley.dialects.mounts import API_MOUNTS, model_spellings
 from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.dialects.records import NO_RECORDS, TenantRecords
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.metrics.series import LabelledCounter
 from parley.serving.options import ServerOptions
+from parley.serving.records.background import BackgroundRuns, RecordsOfTenant
+from parley.serving.records.record_store import RecordStore
 from parley.serving.served_model import OpenRequest, ServedModel
 from parley.serving.traffic_split import EndpointStore
+from parley.types import Tenant
 from parley.version import __version__
 
 ANY_MODEL_NAME = re.compile("|".join(filter(None, (mount.dialect.any_model for mount in API_MOUNTS))), re.DOTALL)
@@ -56,6 +60,8 @@ class ModelRegistry:
         self.adapter_lock = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.huge_text_lock = asyncio.Lock()  # held while a huge text is tokenized at a client's request
         self.shutting_down = False
+        self.record_store = RecordStore(options.response_store, options.response_lifetime, options.response_store_file)
+        self.background_runs = BackgroundRuns(self.record_store)
         self.reasoning_seal = ReasoningSeal(options.cluster_secret)
         self.stop_server = stop_server
         self._observers = observers
@@ -119,6 +125,13 @@ class ModelRegistry:
             served=known_names,
             field="model",
         )
+
+    def tenant_records(self, tenant: Tenant, *, is_distributed: bool) -> TenantRecords:
+        """Return the records of a tenant. ``is_distributed``: a coordinator sent the request; others that refer to a
+        record may come to another instance, so only records in a shared file are of use."""
+        if not self.record_store.size or (is_distributed and not self.record_store.is_shared):
+            return NO_RECORDS
+        return RecordsOfTenant(self.record_store, self.background_runs, tenant.id)
 
     def use_options(self, options: ServerOptions) -> None:
         """Take other options from now on, for all models."""
@@ -221,5 +234,7 @@ class ModelRegistry:
     async def close_models(self) -> None:
         """Close all engines, whose open requests then fail, and release the endpoints file to other servers."""
         self.endpoint_store.release_file()
+        await self.background_runs.close()
         await asyncio.gather(*(model.close_engine() for model in self.models))
         await self.wait_all_idle(CLOSE_GRACE_SECONDS)
+        self.record_store.close()

@@ -21,6 +21,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerStatus
 from parley.dialects.mounts import known_spelling
 from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
+from parley.dialects.records import NO_RECORDS, TenantRecords
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.errors import NotReady, Overloaded, ParleyError, Stopping, Unsupported
@@ -309,6 +310,7 @@ class ServedModel:
         created: int | None = None,
         tenant_id: str = "",
         reasoning_seal: ReasoningSeal = RANDOM_SEAL,
+        records: TenantRecords = NO_RECORDS,
     ) -> RequestContext:
         """Return the server state that a dialect needs to read request ``unique_id``; ``created`` defaults to now."""
         info, stats = self.engine.info, self.engine.stats
@@ -341,6 +343,7 @@ class ServedModel:
             tenant_id,
             reasoning_seal,
             self._abilities,
+            records,
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

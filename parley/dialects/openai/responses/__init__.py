@@ -6,21 +6,50 @@ from collections.abc import Sequence
 from functools import partial
 
 from parley.dialects.dialect import Route, model_in_body
-from parley.dialects.openai.responses.reply import read_response_request
+from parley.dialects.openai.responses import compact, reply, stored_routes
 from parley.dialects.openai.responses.rules import LENIENT, STRICT, ResponsesRules
 
 
-def response_routes(rules: ResponsesRules) -> Sequence[Route]:
-    """Return the routes of one surface."""
+def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
+    """Return the routes of one surface that read input."""
     return (
         Route(
             "POST",
             "/v1/responses",
             "generate",
-            reader=partial(read_response_request, rules=rules),
+            reader=partial(reply.read_response_request, rules=rules),
             model_reader=model_in_body,
+        ),
+        Route(
+            "POST",
+            "/v1/responses/compact",
+            "generate",
+            reader=partial(compact.read_compact_request, rules=rules),
+            model_reader=model_in_body,
+        ),
+        Route(
+            "POST",
+            "/v1/responses/input_tokens",
+            "tokenize",
+            reader=partial(reply.read_token_count, rules=rules),
+            writer=reply.write_token_count,
         ),
     )
 
 
-ROUTES, STRICT_ROUTES = response_routes(LENIENT), response_routes(STRICT)
+STORED_ROUTES = (
+    Route("GET", "/v1/responses/{id}", "stored", reader=stored_routes.read_response),
+    Route("DELETE", "/v1/responses/{id}", "stored", reader=stored_routes.delete_response),
+    Route("POST", "/v1/responses/{id}/cancel", "stored", reader=stored_routes.cancel_response),
+    Route("GET", "/v1/responses/{id}/input_items", "stored", reader=stored_routes.list_input_items),
+    Route("POST", "/v1/conversations", "stored", reader=stored_routes.create_conversation),
+    Route("GET", "/v1/conversations/{id}", "stored", reader=stored_routes.read_conversation),
+    Route("POST", "/v1/conversations/{id}", "stored", reader=stored_routes.update_conversation),
+    Route("DELETE", "/v1/conversations/{id}", "stored", reader=stored_routes.delete_conversation),
+    Route("POST", "/v1/conversations/{id}/items", "stored", reader=stored_routes.add_items),
+    Route("GET", "/v1/conversations/{id}/items", "stored", reader=stored_routes.list_items),
+    Route("GET", "/v1/conversations/{id}/items/{item}", "stored", reader=stored_routes.read_item),
+    Route("DELETE", "/v1/conversations/{id}/items/{item}", "stored", reader=stored_routes.delete_item),
+)
+ROUTES = (*generating_routes(LENIENT), *STORED_ROUTES)
+STRICT_ROUTES = (*generating_routes(STRICT), *STORED_ROUTES)

@@ -8,6 +8,7 @@ accept one system message and strictly alternating turns only. Ids in items are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -20,12 +21,14 @@ from parley.dialects.openai.responses import tools
 from parley.dialects.openai.responses.content import ContentReader
 from parley.dialects.openai.responses.rules import ResponsesRules, conversation_error, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS
-from parley.errors import BadRequest, Invalid, NotFound, excerpt
+from parley.errors import BadRequest, Invalid, UnknownRecord, excerpt
 from parley.types import Message, PlacedMedia, ToolCall
 
+Item = dict[str, Any]
 MAX_ITEMS = 10_000
 MAX_NAME = 256  # characters of ids and names
 ROLES = ("user", "assistant", "system", "developer")
+SUMMARY_HEADING = "Summary of the conversation so far:"
 MESSAGE_JOINT = "\n\n"  # between messages that become one
 TURN_JOINT = "\n"  # between the texts of one turn of the assistant
 # Calls of tools that another provider ran: they hold no text for the model.
@@ -60,7 +63,7 @@ class ConversationReader:
             "function_call_output": self._read_call_output,
             "custom_tool_call_output": self._read_call_output,
             "reasoning": self._read_reasoning,
-            "item_reference": self._read_reference,
+            "compaction": self._read_compaction,
             "additional_tools": self._read_added_tools,
             "tool_search_output": self._read_added_tools,
         }
@@ -70,25 +73,14 @@ class ConversationReader:
         if text:
             self._append("system", InterleavedText(text, []))
 
-    def read_input(self, body: Fields) -> None:
-        """Read ``input``: items, or a text, which is one message of the user. Raises BadRequest if it is empty."""
-        value = body.raw_value("input")
-        if value is None:
-            raise body.missing_member("input")
-        if not value:
-            raise body.empty_member("input", "string" if isinstance(value, str) else "array")
-        if isinstance(value, str):
-            self._append("user", InterleavedText(value, []))
-        elif isinstance(value, list):
-            self.read_items(body.objects("input", cap=MAX_ITEMS))
-        else:
-            raise body.mistyped_member("input", "a string or an array of items")
+    def read_earlier(self, items: list[Item]) -> None:
+        """Read the items of an earlier response or of a conversation, as they were stored."""
+        self.read_items(Fields(item, f"earlier[{number}]") for number, item in enumerate(items))
 
     def read_items(self, items: Iterable[Fields]) -> None:
         """Read the items of one list. Raises BadRequest."""
         for item in items:
-            implied = "message" if item.has_value("role") else "item_reference" if item.has_value("id") else None
-            kind = item.string("type", implied, cap=MAX_NAME)
+            kind = item.string("type", "message" if item.has_value("role") else None, cap=MAX_NAME)
             if kind is None:
                 raise item.missing_member("type")
             reader = self._readers.get(kind)
@@ -170,8 +162,16 @@ class ConversationReader:
                 raise encrypted_content_error(item) from None
             return visible
 
-    def _read_reference(self, item: Fields) -> None:
-        raise unknown_item_error(_required(item, "id"))
+    def _read_compaction(self, item: Fields) -> None:
+        """Read a summary that stands for earlier turns, as ``/v1/responses/compact`` returned it."""
+        sealed = item.string("encrypted_content", None)
+        if sealed is None:
+            raise item.missing_member("encrypted_content")
+        try:
+            summary = self._context.open_reasoning(sealed).decode()
+        except ValueError:
+            raise encrypted_content_error(item) from None
+        self._append("user", InterleavedText(f"{SUMMARY_HEADING}\n{summary}", []))
 
     def _read_added_tools(self, item: Fields) -> None:
         if self._rules.strict:
@@ -190,6 +190,37 @@ class ConversationReader:
         self._reasoning, self._texts, self._calls = [], [], []
 
 
+def input_with_items(
+    body: Fields, find_item: Callable[[str], Item], *, may_be_missing: bool = False
+) -> tuple[Fields, list[Any]]:
+    """Return the body with items as its ``input``, and these items: a text is a message of the user, and a reference
+    is the stored item.
+
+    ``may_be_missing``: there are earlier items. Raises BadRequest, and what ``find_item`` raises for an id.
+    """
+    value = body.raw_value("input")
+    if value is None and not may_be_missing:
+        raise body.missing_member("input")
+    if value is not None and not value and not may_be_missing:
+        raise body.empty_member("input", "string" if isinstance(value, str) else "array")
+    if isinstance(value, str):
+        new_items: list[Any] = [{"type": "message", "role": "user", "content": value}] if value else []
+    elif value is None or isinstance(value, list):
+        new_items = [_referred_item(item, find_item) for item in body.array("input", cap=MAX_ITEMS)]
+    else:
+        raise body.mistyped_member("input", "a string or an array of items")
+    return body.without_members({"input"}).with_defaults({"input": new_items}), new_items
+
+
+def _referred_item(item: Any, find_item: Callable[[str], Item]) -> Any:
+    """Return the item that a reference names, or the item itself."""
+    if not isinstance(item, dict) or not isinstance(item_id := item.get("id"), str):
+        return item
+    kind = item.get("type")
+    is_reference = kind == "item_reference" or (kind is None and item.get("role") is None)
+    return find_item(item_id) if is_reference else item
+
+
 def encrypted_content_error(item: Fields) -> BadRequest:
     """Return the refusal of an encrypted content that this server did not make for this client."""
     path = item.member_path("encrypted_content")
@@ -198,15 +229,13 @@ def encrypted_content_error(item: Fields) -> BadRequest:
                    code="invalid_encrypted_content")  # fmt: skip
 
 
-def unknown_item_error(item_id: str) -> NotFound:
+def unknown_item_error(item_id: str) -> UnknownRecord:
     """Return the error for a reference to an item that is not stored."""
-    error = NotFound(
+    return UnknownRecord(
         f"Item with id {excerpt(item_id)} not found. Items are not persisted when `store` is set to false. Try again "
         "with `store` set to true, or remove this item from your input.",
         field="input",
     )
-    error.code = ""
-    return error
 
 
 def _unread_item(item: Fields, kind: str) -> BadRequest:

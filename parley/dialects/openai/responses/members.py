@@ -12,7 +12,7 @@ from parley.dialects.openai import shared, strict
 from parley.dialects.openai.messages import EFFORTS
 from parley.dialects.openai.responses.rules import ResponsesRules, refuse_member, unserved_error
 from parley.dialects.parameters import MAX_ALTERNATIVES
-from parley.errors import Invalid, Unsupported, excerpt
+from parley.errors import Invalid, Unsupported
 from parley.types import Grammar
 
 SUMMARIES = ("auto", "concise", "detailed")
@@ -72,12 +72,6 @@ def check_members(body: Fields, rules: ResponsesRules) -> None:
     refuse_member(body, "moderation", "Moderation is")
     refuse_member(body, "image", "Output of images is")
     refuse_member(body, "access_programs", "Access programs are")
-    if body.boolean("background", False):
-        raise unserved_error("Responses in the background are not available on this server.", "background")
-    refuse_member(body, "conversation", "Conversations of the server are")
-    if (previous := body.string("previous_response_id", None, cap=MAX_LABEL)) is not None:
-        message = f"Previous response with id {excerpt(previous)} not found."
-        raise Invalid(message, field="previous_response_id", code="previous_response_not_found")
     options = body.object("background_options")
     if options is not None and options.string("completion_window", "soonest", cap=MAX_LABEL) != "soonest":
         raise unserved_error(
@@ -167,6 +161,49 @@ def read_metadata(body: Fields) -> dict[str, str]:
             raise body.member_error("metadata", f"keys have at most {MAX_KEY} characters, but one has {len(name)}.")
         metadata.string(name, None, cap=MAX_VALUE)
     return {name: value for name, value in pairs.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class StorageMembers:
+    """``is_stored``: the response is kept. ``previous``, ``conversation``: ids of what precedes its input."""
+
+    is_stored: bool
+    in_background: bool
+    previous: str | None
+    conversation: str | None
+
+
+def read_storage(body: Fields, context: RequestContext) -> StorageMembers:
+    """Read the members that say what is kept and what precedes the input. Raises BadRequest."""
+    wants_storage = body.boolean("store", True)
+    in_background = body.boolean("background", False)
+    previous = body.string("previous_response_id", None, cap=MAX_LABEL)
+    conversation = _read_conversation_id(body)
+    if in_background and not wants_storage:
+        raise body.member_error("background", "can only be used when `store` is true.")
+    if conversation is not None and not wants_storage:
+        raise body.member_error("conversation", "can only be used when `store` is true.")
+    if (in_background or conversation is not None) and not context.records.are_kept:
+        name = "background" if in_background else "conversation"
+        raise Unsupported(f"Unsupported parameter: '{name}'. This server stores no responses.", field=name)
+    if previous is not None and conversation is not None:
+        raise Invalid(
+            "'previous_response_id' and 'conversation' cannot be used together.",
+            field="previous_response_id",
+            code="mutually_exclusive_parameters",
+        )
+    return StorageMembers(wants_storage and context.records.are_kept, in_background, previous, conversation)
+
+
+def _read_conversation_id(body: Fields) -> str | None:
+    if isinstance(body.raw_value("conversation"), str):
+        return body.string("conversation", None, cap=MAX_LABEL)
+    conversation = body.object("conversation")
+    if conversation is None:
+        return None
+    if (conversation_id := conversation.string("id", None, cap=MAX_LABEL)) is None:
+        raise conversation.missing_member("id")
+    return conversation_id
 
 
 def read_labels(body: Fields) -> dict[str, Any]:

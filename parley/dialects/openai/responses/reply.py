@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from parley.dialects import forms, parameters
+from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared
 from parley.dialects.openai.messages import read_template_options
-from parley.dialects.openai.responses import members, tools
+from parley.dialects.openai.responses import items, members, stored, tools
 from parley.dialects.openai.responses.events import KEEPALIVE, EventStream
 from parley.dialects.openai.responses.items import ConversationReader
+from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.openai.responses.output import OutputItems
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus
 from parley.dialects.openai.responses.rules import LENIENT, ResponsesRules
@@ -30,6 +34,7 @@ from parley.types import (
 )
 
 KEEPALIVE_SECONDS = 15.0
+TRUNCATIONS = ("auto", "disabled")
 NO_MEMBERS = Fields({})
 
 
@@ -38,11 +43,29 @@ def read_response_request(body: bytes, context: RequestContext, rules: Responses
     return ResponsesReply(decode_fields(body), context, rules)
 
 
-def read_conversation(body: Fields, context: RequestContext, rules: ResponsesRules) -> tuple[Chat, tools.ToolMembers]:
-    """Read the conversation of a body with its tools. Raises BadRequest."""
+@dataclass(frozen=True, slots=True)
+class ResponseInput:
+    """What a body asks the model: the conversation, with all its items as they are stored, and the tools.
+
+    ``new_items``: those of ``all_items`` that the body brought.
+    """
+
+    chat: Chat
+    tool_members: tools.ToolMembers
+    all_items: list[stored.Item]
+    new_items: list[stored.Item]
+
+
+def read_response_input(
+    body: Fields, context: RequestContext, rules: ResponsesRules, storage: StorageMembers
+) -> ResponseInput:
+    """Read the conversation of a body with its tools. Raises BadRequest, UnknownRecord."""
+    earlier = _earlier_items(context, storage)
     reader = ConversationReader(rules, context)
     reader.read_instructions(body.string("instructions", None))
-    reader.read_input(body)
+    reader.read_earlier(earlier)
+    body, new_items = items.input_with_items(body, partial(stored.find_item, context), may_be_missing=bool(earlier))
+    reader.read_items(body.objects("input", cap=items.MAX_ITEMS))
     messages = reader.finish()
     tool_members = tools.read_tools(body, reader.added_tools, rules)
     is_callable = tool_members.choice != "none"
@@ -56,7 +79,31 @@ def read_conversation(body: Fields, context: RequestContext, rules: ResponsesRul
         reasoning_effort=members.read_reasoning(body).effort,
         options=read_template_options(body),
     )
-    return chat, tool_members
+    listed_items = stored.with_ids(new_items, context.unique_id)
+    return ResponseInput(chat, tool_members, [*earlier, *listed_items], listed_items)
+
+
+def _earlier_items(context: RequestContext, storage: StorageMembers) -> list[stored.Item]:
+    if storage.previous is not None:
+        return stored.load_previous(context, storage.previous)
+    if storage.conversation is not None:
+        return stored.load_conversation(context, storage.conversation).items
+    return []
+
+
+def read_token_count(body: bytes, context: RequestContext, rules: ResponsesRules = LENIENT) -> TokenizeRequest:
+    """Read the body of a count of input tokens, which has members of a create. Raises BadRequest."""
+    fields = decode_fields(body)
+    storage = members.read_storage(fields, context)
+    response_input = read_response_input(fields, context, rules, storage)
+    members.read_text_form(fields)
+    fields.string("truncation", "disabled", allowed=TRUNCATIONS)
+    return TokenizeRequest(model=fields.string("model", "", cap=256), prompt=response_input.chat)
+
+
+def write_token_count(result: TokenizeResult) -> bytes:
+    """Return the number of input tokens."""
+    return encode_json({"object": "response.input_tokens", "input_tokens": len(result.token_ids)})
 
 
 class ResponsesReply(Reply):
@@ -72,17 +119,19 @@ class ResponsesReply(Reply):
 
     def __init__(self, body: Fields, context: RequestContext, rules: ResponsesRules):
         members.check_members(body, rules)
-        chat, tool_members = read_conversation(body, context, rules)
+        self._storage = storage = members.read_storage(body, context)
+        self._input = response_input = read_response_input(body, context, rules, storage)
+        tool_members = response_input.tool_members
         max_tokens = body.integer("max_output_tokens", None, rules.min_output_tokens, shared.MAX_TOKENS)
         extra_members = extras.read_extras(NO_MEMBERS if rules.strict else body, context, max_tokens=max_tokens)
         text_form, reasoning = members.read_text_form(body), members.read_reasoning(body)
         included = members.read_include(body)
         top_logprobs, alternatives = members.read_logprobs(body, included, context)
-        truncation = body.string("truncation", "disabled", allowed=("auto", "disabled"))
+        truncation = body.string("truncation", "disabled", allowed=TRUNCATIONS)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[chat],
+            prompts=[response_input.chat],
             sampling=shared.read_openai_sampling(body),
             stop_conditions=shared.read_stop_conditions(body, max_tokens),
             output_options=OutputOptions(logprobs=alternatives, stream_interval=shared.read_stream_interval(body)),
@@ -113,6 +162,9 @@ class ResponsesReply(Reply):
         )
         self._response: ResponseObject | None = None  # once the model's name is final
         self._done: ChoiceDone | None = None
+        self._has_output = False
+        if storage.in_background:
+            self.background_name = self._settings["id"]
 
     def _read_settings(self, body: Fields, tool_members: tools.ToolMembers) -> dict[str, Any]:
         sampling = self.request.sampling
@@ -120,13 +172,14 @@ class ResponsesReply(Reply):
             "id": f"resp_{self._context.unique_id}",
             "object": "response",
             "created_at": self._context.created,
-            "background": body.boolean("background", False),
+            "background": self._storage.in_background,
+            **({"conversation": {"id": self._storage.conversation}} if self._storage.conversation else {}),
             "frequency_penalty": sampling.frequency_penalty,
             "instructions": body.string("instructions", None),
             "parallel_tool_calls": body.boolean("parallel_tool_calls", True),
             "presence_penalty": sampling.presence_penalty,
-            "previous_response_id": body.string("previous_response_id", None, cap=256),
-            "store": False,
+            "previous_response_id": self._storage.previous,
+            "store": self._storage.is_stored,
             "temperature": sampling.temperature,
             "tool_choice": tool_members.shown_choice,
             "tools": tool_members.shown,
@@ -168,6 +221,7 @@ class ResponsesReply(Reply):
         self._events.write("error", error=flat | {"type": fault["type"]}, **flat)
         failure = {"code": code, "message": error.message}
         failed = self._object.snapshot("failed", self._output.items, error=failure)
+        self._keep(failed)
         self._events.write("response.failed", response=failed)
         return self._events.end_bytes()
 
@@ -185,6 +239,8 @@ class ResponsesReply(Reply):
         for event in events:
             match event:
                 case ChoiceDelta():
+                    if not self._has_output:
+                        self._begin_output()
                     self._output.add_delta(event)
                 case ChoiceDone():
                     self._done = event
@@ -195,11 +251,35 @@ class ResponsesReply(Reply):
         """Return the response as JSON."""
         return encode_json(self._final_object(usage))
 
+    def render_accepted(self) -> bytes:
+        """Keep the response as queued, and return it."""
+        queued = self._object.snapshot("queued")
+        self._keep(queued)
+        return encode_json(queued)
+
     def _announce(self) -> None:
         if self._events.enabled:
-            opening = self._object.snapshot("in_progress")
+            opening = self._object.snapshot("queued" if self._storage.in_background else "in_progress")
             self._events.write("response.created", response=opening)
-            self._events.write("response.in_progress", response=opening)
+            if self._storage.in_background:
+                self._events.write("response.queued", response=opening)
+            self._events.write("response.in_progress", response=opening | {"status": "in_progress"})
+
+    def _begin_output(self) -> None:
+        self._has_output = True
+        if self._storage.in_background:
+            self._keep(self._object.snapshot("in_progress"))
+
+    def _keep(self, response: dict[str, Any]) -> None:
+        """Keep the response as it is now, and add one that has ended to its conversation."""
+        if not self._storage.is_stored:
+            return
+        records, new_items = self._context.records, self._input.new_items
+        record = stored.StoredResponse(response, self._input.all_items)
+        record.keep(records, new_items)
+        if self._storage.conversation is not None and not record.is_running:
+            items_of_turn = [*new_items, *response["output"]]
+            stored.add_to_conversation(self._context, self._storage.conversation, items_of_turn)
 
     def _final_object(self, usage: Usage) -> dict[str, Any]:
         """End the output, and return the response as it stays."""
@@ -207,7 +287,9 @@ class ResponsesReply(Reply):
         output = self._output.close_items("completed" if status == "completed" else "incomplete")
         seconds = int(self.timings.total) if self.timings is not None else 0
         completed_at = self._context.created + seconds if status == "completed" else None
-        return self._object.snapshot(status, output, completed_at=completed_at, incomplete_reason=reason, usage=usage)
+        final = self._object.snapshot(status, output, completed_at=completed_at, incomplete_reason=reason, usage=usage)
+        self._keep(final)
+        return final
 
 
 def _final_status(done: ChoiceDone | None) -> tuple[ResponseStatus, str | None]:

@@ -1,0 +1,72 @@
+"""``POST /v1/responses/compact``: the conversation as a summary by the model, and the messages of its user.
+
+The summary comes sealed in an item that later requests send back in place of the conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from parley.dialects.dialect import RequestContext, UnstreamedReply
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.responses import members
+from parley.dialects.openai.responses.reply import read_response_input
+from parley.dialects.openai.responses.response_object import usage_object
+from parley.dialects.openai.responses.rules import LENIENT, ResponsesRules
+from parley.types import ChoiceDelta, Event, Message, Request, StopConditions, Usage
+
+SUMMARY_REQUEST = (
+    "Summarize the conversation so far, so that you can continue it from the summary alone. Keep all facts, decisions, "
+    "names and open tasks. Write nothing but the summary."
+)
+MAX_SUMMARY_TOKENS = 4096
+
+
+def read_compact_request(body: bytes, context: RequestContext, rules: ResponsesRules = LENIENT) -> CompactReply:
+    """Read the body of a compaction. Raises BadRequest."""
+    return CompactReply(decode_fields(body), context, rules)
+
+
+class CompactReply(UnstreamedReply):
+    """A request for a summary of a conversation."""
+
+    field_names = {"prompt": "input"}  # noqa: RUF012  # never changed
+
+    def __init__(self, body: Fields, context: RequestContext, rules: ResponsesRules):
+        if not body.has_value("model"):
+            raise body.missing_member("model")
+        body.string("prompt_cache_key", None, cap=members.MAX_LABEL)
+        storage = members.read_storage(body, context)
+        response_input = read_response_input(body, context, rules, storage)
+        messages = [*response_input.chat.messages, Message("user", SUMMARY_REQUEST)]
+        room = max(1, context.context_length // 4) if context.context_length else MAX_SUMMARY_TOKENS
+        self.request = Request(
+            id=context.unique_id,
+            model=body.string("model", "", cap=256),
+            prompts=[msgspec.structs.replace(response_input.chat, messages=messages, tools=[], tool_choice="auto")],
+            stop_conditions=StopConditions(max_tokens=min(MAX_SUMMARY_TOKENS, room), reserved_tokens=1),
+        )
+        self._context, self._items, self._texts = context, response_input.all_items, list[str]()
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Collect the text of the summary."""
+        self._texts += [event.text for event in events if isinstance(event, ChoiceDelta) and event.part == "content"]
+
+    def render_body(self, usage: Usage) -> bytes:
+        """Return the compacted conversation."""
+        summary = self._context.seal_reasoning("".join(self._texts).encode())
+        compaction: dict[str, Any] = {"id": f"cmp_{self._context.unique_id}", "type": "compaction"}
+        kept = [item for item in self._items if item["type"] == "message" and item.get("role") == "user"]
+        return encode_json(
+            {
+                "id": f"resp_{self._context.unique_id}",
+                "object": "response.compaction",
+                "created_at": self._context.created,
+                "output": [*kept, compaction | {"encrypted_content": summary}],
+                "usage": usage_object(usage),
+            }
+        )

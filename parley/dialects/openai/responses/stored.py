@@ -1,0 +1,129 @@
+"""Stored responses: the record of each with its input, and how later requests find them and their items."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from parley.dialects.dialect import RequestContext
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.responses.items import unknown_item_error
+from parley.dialects.records import TenantRecords
+from parley.errors import Invalid, UnknownRecord, excerpt
+
+Item = dict[str, Any]
+RUNNING = ("queued", "in_progress")
+SILENT_SECONDS = 90.0  # after which the server that ran a response in the background has ended
+ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
+LOST = {"code": "server_error", "message": "The server that ran this response has ended."}
+
+
+class StoredResponse(msgspec.Struct):
+    """A record: the response as clients get it, and all items before its output, those of earlier responses too."""
+
+    response: dict[str, Any]
+    input: list[Item]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.response["status"] in RUNNING
+
+    def keep(self, records: TenantRecords, new_items: Sequence[Item]) -> None:
+        """Keep the record; its own items, ``new_items`` and the output, are found by their ids."""
+        parts = [item["id"] for item in (*new_items, *self.response["output"])]
+        records.keep(self.response["id"], encode_json(self), parts)
+
+
+class StoredConversation(msgspec.Struct):
+    """A record: a conversation as clients get it, and its items."""
+
+    conversation: dict[str, Any]
+    items: list[Item]
+
+    def keep(self, records: TenantRecords) -> None:
+        """Keep the record."""
+        records.keep(self.conversation["id"], encode_json(self), [item["id"] for item in self.items])
+
+
+def find_response(context: RequestContext, response_id: str) -> StoredResponse | None:
+    """Return a stored response, None if there is none. One whose server has ended while it ran has failed."""
+    data = context.records.find(response_id) if response_id.startswith("resp_") else None
+    if data is None:
+        return None
+    stored = msgspec.json.decode(data, type=StoredResponse)
+    if stored.is_running and context.records.age(response_id) > SILENT_SECONDS:
+        stored.response |= {"status": "failed", "error": LOST}
+        stored.keep(context.records, ())
+    return stored
+
+
+def load_response(context: RequestContext, response_id: str) -> StoredResponse:
+    """Return a stored response. Raises UnknownRecord."""
+    stored = find_response(context, response_id)
+    if stored is None:
+        raise UnknownRecord(f"Response with id {excerpt(response_id)} not found.")
+    return stored
+
+
+def load_previous(context: RequestContext, response_id: str) -> list[Item]:
+    """Return all items up to the end of a response. Raises BadRequest."""
+    stored = find_response(context, response_id)
+    if stored is None:
+        reason = "" if context.records.are_kept else " This server stores no responses."
+        message = f"Previous response with id {excerpt(response_id)} not found.{reason}"
+        raise Invalid(message, field="previous_response_id", code="previous_response_not_found")
+    if stored.is_running:
+        message = f"Previous response with id {excerpt(response_id)} has not ended."
+        raise Invalid(message, field="previous_response_id")
+    return [*stored.input, *stored.response["output"]]
+
+
+def load_conversation(context: RequestContext, conversation_id: str) -> StoredConversation:
+    """Return a stored conversation. Raises UnknownRecord."""
+    data = context.records.find(conversation_id) if conversation_id.startswith("conv_") else None
+    if data is None:
+        raise UnknownRecord(f"Conversation with id {excerpt(conversation_id)} not found.")
+    return msgspec.json.decode(data, type=StoredConversation)
+
+
+def add_to_conversation(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> None:
+    """Add items to a conversation, unless it was deleted meanwhile."""
+    with contextlib.suppress(UnknownRecord):
+        record = load_conversation(context, conversation_id)
+        record.items += items
+        record.keep(context.records)
+
+
+def find_item(context: RequestContext, item_id: str) -> Item:
+    """Return a stored item of a response or a conversation. Raises UnknownRecord."""
+    data = context.records.find_part(item_id)
+    record: dict[str, Any] = {"items": []} if data is None else msgspec.json.decode(data)
+    items: list[Item] = record["items"] if "items" in record else record["input"] + record["response"]["output"]
+    item = next((item for item in reversed(items) if item["id"] == item_id), None)
+    if item is None:
+        raise unknown_item_error(item_id)
+    return item
+
+
+def with_ids(items: Sequence[Any], unique_id: str) -> list[Item]:
+    """Return items as they are listed: with ids, and messages with status and parts."""
+    return [_with_id(item, unique_id, number) for number, item in enumerate(items) if isinstance(item, dict)]
+
+
+def _with_id(item: Item, unique_id: str, number: int) -> Item:
+    kind = item.get("type") or "message"
+    item_id = item.get("id")
+    if not isinstance(item_id, str) or not item_id:
+        item_id = f"{ITEM_PREFIXES.get(kind, 'item')}_{unique_id}i{number:04x}"
+    listed = {"id": item_id, "type": kind}
+    if kind == "message":
+        listed |= {"status": "completed", "content": item.get("content")}
+    listed |= {name: value for name, value in item.items() if name not in ("id", "type")}
+    if kind == "message" and isinstance(listed["content"], str):
+        part_type = "output_text" if item.get("role") == "assistant" else "input_text"
+        listed["content"] = [{"type": part_type, "text": listed["content"]}]
+    return listed

@@ -1,0 +1,198 @@
+"""The routes of stored responses and conversations: read, list, cancel and delete."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs
+
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import json_answer
+from parley.dialects.openai.responses import members, stored
+from parley.dialects.openai.responses.items import MAX_NAME
+from parley.dialects.openai.responses.stored import Item, StoredConversation
+from parley.dialects.records import StreamReplay
+from parley.errors import BadRequest, Invalid, UnknownRecord, Unsupported, excerpt
+
+MAX_QUERY_MEMBERS = 64
+MAX_LISTED = 100
+DEFAULT_LISTED = 20
+MAX_ADDED_ITEMS = 20
+
+
+def read_response(body: bytes, context: RequestContext) -> Answer | StreamReplay:
+    """Return a stored response, or the order to stream it again. Raises UnknownRecord, BadRequest."""
+    query = _read_query(context)
+    record = stored.load_response(context, context.path_parts["id"])
+    if query.string("stream", "false", allowed=("true", "false")) == "false":
+        return json_answer(record.response)
+    after = query.string("starting_after", "-1", cap=16)
+    if not after.removeprefix("-").isdecimal():
+        raise query.mistyped_member("starting_after", "an integer")
+    reason = "background=true" if not record.response["background"] else "stream=true, or too long ago"
+    if reason == "background=true":
+        raise BadRequest(f"This response cannot be streamed because it was not created with {reason}.")
+    return StreamReplay(
+        record.response["id"],
+        max(0, int(after) + 1),
+        BadRequest(f"This response cannot be streamed because it was not created with {reason}."),
+    )
+
+
+def delete_response(body: bytes, context: RequestContext) -> Answer:
+    """Delete a stored response; one that runs in the background is stopped. Raises UnknownRecord."""
+    response_id = stored.load_response(context, context.path_parts["id"]).response["id"]
+    context.records.stop_run(response_id)
+    context.records.drop(response_id)
+    return json_answer({"id": response_id, "object": "response", "deleted": True})
+
+
+def cancel_response(body: bytes, context: RequestContext) -> Answer:
+    """Stop a response that runs in the background. Raises UnknownRecord, BadRequest."""
+    record = stored.load_response(context, context.path_parts["id"])
+    response = record.response
+    if not response["background"]:
+        raise BadRequest("Cannot cancel a synchronous response.")
+    if response["status"] == "cancelled":
+        return json_answer(response)
+    if not record.is_running:
+        raise BadRequest(f"Cannot cancel a {response['status']} response.")
+    if not context.records.stop_run(response["id"]):
+        raise BadRequest("Cannot cancel a response that runs on another server.")
+    response["status"] = "cancelled"
+    record.keep(context.records, ())
+    return json_answer(response)
+
+
+def list_input_items(body: bytes, context: RequestContext) -> Answer:
+    """List the items before the output of a response. Raises UnknownRecord, BadRequest."""
+    return _list_items(stored.load_response(context, context.path_parts["id"]).input, context)
+
+
+# -- conversations
+
+
+def create_conversation(body: bytes, context: RequestContext) -> Answer:
+    """Create a conversation. Raises BadRequest."""
+    fields = decode_fields(body or b"{}")
+    if not context.records.are_kept:
+        raise Unsupported("This server stores no conversations.")
+    conversation = {
+        "id": f"conv_{context.unique_id}",
+        "object": "conversation",
+        "created_at": context.created,
+        "metadata": members.read_metadata(fields),
+    }
+    record = StoredConversation(conversation, _read_added_items(fields, context))
+    record.keep(context.records)
+    return json_answer(conversation)
+
+
+def read_conversation(body: bytes, context: RequestContext) -> Answer:
+    """Return a conversation. Raises UnknownRecord."""
+    return json_answer(_load(context).conversation)
+
+
+def update_conversation(body: bytes, context: RequestContext) -> Answer:
+    """Replace the metadata of a conversation. Raises UnknownRecord, BadRequest."""
+    record, fields = _load(context), decode_fields(body)
+    if not fields.has_value("metadata"):
+        raise fields.missing_member("metadata")
+    record.conversation["metadata"] = members.read_metadata(fields)
+    record.keep(context.records)
+    return json_answer(record.conversation)
+
+
+def delete_conversation(body: bytes, context: RequestContext) -> Answer:
+    """Delete a conversation. Raises UnknownRecord."""
+    conversation_id = _load(context).conversation["id"]
+    context.records.drop(conversation_id)
+    return json_answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+def add_items(body: bytes, context: RequestContext) -> Answer:
+    """Add items to a conversation, and list them. Raises UnknownRecord, BadRequest."""
+    record, fields = _load(context), decode_fields(body)
+    if not fields.has_value("items"):
+        raise fields.missing_member("items")
+    added = _read_added_items(fields, context)
+    record.items += added
+    record.keep(context.records)
+    return json_answer(_list_object(added, has_more=False))
+
+
+def list_items(body: bytes, context: RequestContext) -> Answer:
+    """List the items of a conversation. Raises UnknownRecord, BadRequest."""
+    return _list_items(_load(context).items, context)
+
+
+def read_item(body: bytes, context: RequestContext) -> Answer:
+    """Return an item of a conversation. Raises UnknownRecord."""
+    return json_answer(_find_item(_load(context), context))
+
+
+def delete_item(body: bytes, context: RequestContext) -> Answer:
+    """Remove an item from a conversation, and return the conversation. Raises UnknownRecord."""
+    record = _load(context)
+    record.items.remove(_find_item(record, context))
+    record.keep(context.records)
+    return json_answer(record.conversation)
+
+
+def _load(context: RequestContext) -> StoredConversation:
+    return stored.load_conversation(context, context.path_parts["id"])
+
+
+def _find_item(record: StoredConversation, context: RequestContext) -> Item:
+    item_id = context.path_parts["item"]
+    item = next((item for item in record.items if item["id"] == item_id), None)
+    if item is None:
+        raise UnknownRecord(f"Item with id {excerpt(item_id)} not found in this conversation.")
+    return item
+
+
+def _read_added_items(fields: Fields, context: RequestContext) -> list[Item]:
+    """Return the items of ``items`` as they are stored. Raises BadRequest."""
+    for item in fields.objects("items", cap=MAX_ADDED_ITEMS):
+        item.string("type", None, cap=MAX_NAME)
+    return stored.with_ids(fields.array("items", cap=MAX_ADDED_ITEMS), context.unique_id)
+
+
+# -- lists
+
+
+def _list_items(items: list[Item], context: RequestContext) -> Answer:
+    """List items as the query asks: ``limit``, ``order``, ``after``."""
+    query = _read_query(context)
+    limit_text = query.string("limit", str(DEFAULT_LISTED), cap=16)
+    limit = int(limit_text) if limit_text.isdecimal() else 0
+    if not 1 <= limit <= MAX_LISTED:
+        raise query.member_error("limit", f"must be an integer from 1 to {MAX_LISTED}, but got {excerpt(limit_text)}.")
+    ordered = items if query.string("order", "desc", allowed=("asc", "desc")) == "asc" else items[::-1]
+    after = query.string("after", None, cap=MAX_NAME)
+    if after is not None:
+        position = next((number for number, item in enumerate(ordered) if item["id"] == after), None)
+        if position is None:
+            raise Invalid(f"Invalid 'after': there is no item {excerpt(after)}.", field="after")
+        ordered = ordered[position + 1 :]
+    return json_answer(_list_object(ordered[:limit], has_more=len(ordered) > limit))
+
+
+def _list_object(items: list[Item], *, has_more: bool) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": has_more,
+    }
+
+
+def _read_query(context: RequestContext) -> Fields:
+    """Return the parameters of the query, the last of each name."""
+    text = context.query_string.decode("latin-1")
+    try:
+        values = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_QUERY_MEMBERS)
+    except ValueError:
+        raise Invalid(f"The query has more than {MAX_QUERY_MEMBERS} parameters.") from None
+    return Fields({name: given[-1] for name, given in values.items()})

@@ -1,0 +1,83 @@
+"""Records that a server keeps for its clients between requests, such as the responses that later requests refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from parley.errors import ParleyError
+
+
+class TenantRecords(Protocol):
+    """The records of one tenant. Records of others are unknown here.
+
+    A record has a ``name`` and the names of its ``parts``, by which it is found as well. Old records are dropped when
+    the store is full or they have expired.
+    """
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether anything is kept at all."""
+
+    def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
+        """Keep a record in place of any other of this name. A part that another record has is this one's from now."""
+
+    def find(self, name: str) -> bytes | None:
+        """Return the record of this name, None if there is none."""
+
+    def find_part(self, part: str) -> bytes | None:
+        """Return the record that has this part, None if there is none."""
+
+    def age(self, name: str) -> float:
+        """Return the seconds since a record was kept, or touched by the run that writes it."""
+
+    def drop(self, name: str) -> bool:
+        """Drop the record of this name. Return whether there was one."""
+
+    def stop_run(self, name: str) -> bool:
+        """Stop the request that is writing this record in the background. Return whether one runs in this process."""
+
+
+class NoRecords:
+    """The records of a server that keeps none."""
+
+    are_kept = False
+
+    def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
+        """Do nothing."""
+
+    def find(self, name: str) -> bytes | None:
+        """Return None."""
+        return None
+
+    def find_part(self, part: str) -> bytes | None:
+        """Return None."""
+        return None
+
+    def age(self, name: str) -> float:
+        """Return 0."""
+        return 0.0
+
+    def drop(self, name: str) -> bool:
+        """Return False."""
+        return False
+
+    def stop_run(self, name: str) -> bool:
+        """Return False."""
+        return False
+
+
+NO_RECORDS = NoRecords()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReplay:
+    """An order to send the events of a background request again from number ``first_event`` on, and those to come.
+
+    ``name``: of its record. ``refusal``: the error if its events are not kept, or it was not asked for as a stream.
+    """
+
+    name: str
+    first_event: int
+    refusal: ParleyError

@@ -1,0 +1,129 @@
+"""The records of all tenants: a bounded SQLite database in memory or in a file that several servers may share.
+
+When the store is full, the tenant whose records are the largest loses its oldest ones.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS records (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL, name TEXT NOT NULL, kept_at REAL NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL,
+    UNIQUE (tenant, name));
+CREATE INDEX IF NOT EXISTS records_by_age ON records (kept_at);
+CREATE TABLE IF NOT EXISTS parts (
+    tenant TEXT NOT NULL, part TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (tenant, part)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS parts_by_record ON parts (number);
+CREATE TABLE IF NOT EXISTS sizes (tenant TEXT PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS record_added AFTER INSERT ON records BEGIN
+    INSERT INTO sizes VALUES (new.tenant, new.size) ON CONFLICT DO UPDATE SET size = size + new.size;
+END;
+CREATE TRIGGER IF NOT EXISTS record_dropped AFTER DELETE ON records BEGIN
+    UPDATE sizes SET size = size - old.size WHERE tenant = old.tenant;
+    DELETE FROM sizes WHERE tenant = old.tenant AND size <= 0;
+    DELETE FROM parts WHERE number = old.number;
+END;
+"""
+RECORD_OVERHEAD, PART_OVERHEAD = 300, 200  # bytes that the database needs besides the data, about
+LOCK_SECONDS = 5.0  # how long to wait for another process that writes
+
+
+class BadRecordFile(Exception):
+    """The file of the store cannot be used. The message is one sentence for an operator."""
+
+
+class RecordStore:
+    """All records. ``size``: bytes at most; 0: nothing is kept. ``lifetime``: seconds. ``file``: None: in memory."""
+
+    def __init__(self, size: int, lifetime: float, file: str | None = None, *, clock: Callable[[], float] = time.time):
+        self.size, self.lifetime, self.is_shared = size, lifetime, file is not None
+        self._clock = clock
+        self._lock = threading.Lock()  # bodies are read in threads
+        self._database = _open_database(file)
+
+    def keep(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
+        """Keep a record, and drop expired and old ones."""
+        size = len(data) + RECORD_OVERHEAD + PART_OVERHEAD * len(parts)
+        if size > self.size:
+            return
+        now = self._clock()
+        with self._lock, self._database as database:
+            database.execute("DELETE FROM records WHERE tenant = ? AND name = ?", (tenant, name))
+            row = database.execute(
+                "INSERT INTO records (tenant, name, kept_at, size, data) VALUES (?, ?, ?, ?, ?)",
+                (tenant, name, now, size, data),
+            )
+            database.executemany(
+                "INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", [(tenant, part, row.lastrowid) for part in parts]
+            )
+            database.execute("DELETE FROM records WHERE kept_at < ?", (now - self.lifetime,))
+            while self._total_size() > self.size:
+                database.execute(
+                    "DELETE FROM records WHERE number = (SELECT min(number) FROM records WHERE tenant = "
+                    "(SELECT tenant FROM sizes ORDER BY size DESC LIMIT 1))"
+                )
+
+    def find(self, tenant: str, name: str) -> bytes | None:
+        """Return a record, None if there is none."""
+        return self._select("WHERE tenant = ? AND name = ?", tenant, name)
+
+    def find_part(self, tenant: str, part: str) -> bytes | None:
+        """Return the record that has this part, None if there is none."""
+        return self._select("WHERE number = (SELECT number FROM parts WHERE tenant = ? AND part = ?)", tenant, part)
+
+    def touch(self, tenant: str, name: str) -> None:
+        """Let a record count as new."""
+        with self._lock, self._database as database:
+            values = (self._clock(), tenant, name)
+            database.execute("UPDATE records SET kept_at = ? WHERE tenant = ? AND name = ?", values)
+
+    def age(self, tenant: str, name: str) -> float:
+        """Return the seconds since a record was kept or touched; 0 if there is none."""
+        query = "SELECT kept_at FROM records WHERE tenant = ? AND name = ?"
+        with self._lock:
+            row = self._database.execute(query, (tenant, name)).fetchone()
+        return 0.0 if row is None else self._clock() - float(row[0])
+
+    def drop(self, tenant: str, name: str) -> bool:
+        """Drop a record. Return whether there was one."""
+        with self._lock, self._database as database:
+            return database.execute("DELETE FROM records WHERE tenant = ? AND name = ?", (tenant, name)).rowcount > 0
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._database.close()
+
+    def _select(self, condition: str, *values: str) -> bytes | None:
+        query = f"SELECT data FROM records {condition} AND kept_at >= ?"
+        with self._lock:
+            row = self._database.execute(query, (*values, self._clock() - self.lifetime)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def _total_size(self) -> int:
+        (total,) = self._database.execute("SELECT coalesce(sum(size), 0) FROM sizes").fetchone()
+        return int(total)
+
+
+def _open_database(file: str | None) -> sqlite3.Connection:
+    """Open the database; a new file is readable by its owner only. Raises BadRecordFile."""
+    try:
+        if file is not None:
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        database = sqlite3.connect(file or ":memory:", timeout=LOCK_SECONDS, check_same_thread=False)
+        if file is not None:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+        database.executescript(SCHEMA)
+        return database
+    except OSError as error:
+        raise BadRecordFile(f"The file for responses {Path(file or '')} cannot be opened: {error.strerror}.") from None
+    except sqlite3.Error as error:
+        raise BadRecordFile(f"The file for responses {Path(file or '')} is no database: {error}.") from None

@@ -1,0 +1,210 @@
+"""Stored responses, conversations and background over HTTP: what is kept, for whom, and how runs end."""
+
+import json
+from typing import Any
+
+import pytest
+from support.http_client import Answer, RunningServer
+
+OWNER, OTHER = {"authorization": "Bearer sk-one-key-0123456789"}, {"authorization": "Bearer sk-two-key-0123456789"}
+KEYS = ("sk-one-key-0123456789", "sk-two-key-0123456789")
+ENDED = ("completed", "incomplete", "failed", "cancelled")
+
+
+async def create(server: RunningServer, headers: dict[str, str] | None = None, **members: Any) -> dict[str, Any]:
+    answer = await server.call("POST", "/v1/responses", {"input": "Hello", "max_output_tokens": 8} | members, headers)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+async def ended(server: RunningServer, response: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    async def look() -> bool:
+        found.update((await server.get(f"/v1/responses/{response['id']}")).json)
+        return found["status"] in ENDED
+
+    while not await look():
+        pass
+    return found
+
+
+def lines(answer: Answer) -> list[dict[str, Any]]:
+    data = [line for line in answer.body.decode().split("\n") if line.startswith("data: ")]
+    assert data.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in data]
+
+
+async def test_a_response_continues_another_one(serve):
+    server = await serve()
+    first = await create(server, instructions="Be brief.", metadata={"a": "b"})
+    assert first["store"] and first["output"]
+    path = f"/v1/responses/{first['id']}"
+    assert (await server.get(path)).json == first
+    second = await create(server, input="More", previous_response_id=first["id"])
+    listed = (await server.get(f"/v1/responses/{second['id']}/input_items?order=asc")).json
+    assert [item["role"] for item in listed["data"]] == ["user", "assistant", "user"]
+    assert listed["data"][1] == first["output"][0]
+    count = await server.post("/v1/responses/input_tokens", {"input": "More", "previous_response_id": first["id"]})
+    assert count.json == {"object": "response.input_tokens", "input_tokens": second["usage"]["input_tokens"]}
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    await create(server, input=[{"role": "user", "content": "a"}, reference, {"role": "user", "content": "b"}])
+    assert (await server.call("DELETE", path)).json == {"id": first["id"], "object": "response", "deleted": True}
+    assert (await server.get(path)).status == 404
+    answer = await server.post("/v1/responses", {"input": "a", "previous_response_id": first["id"]})
+    assert (answer.status, answer.error["code"]) == (400, "previous_response_not_found")
+    assert (await create(server, previous_response_id=second["id"]))["output"]  # it has its own copy
+
+
+async def test_what_is_not_stored_is_unknown(serve):
+    server = await serve()
+    response = await create(server, store=False)
+    assert not response["store"] and (await server.get(f"/v1/responses/{response['id']}")).status == 404
+    empty = await serve(response_store=0)
+    assert not (await create(empty))["store"]
+    for members in ({"background": True}, {"conversation": "conv_x"}, {"previous_response_id": "resp_x"}):
+        answer = await empty.post("/v1/responses", {"input": "a"} | members)
+        assert answer.status == 400 and "stores no responses" in answer.error["message"]
+    assert (await empty.post("/v1/conversations", {})).status == 400
+
+
+async def test_lists_go_on_after_an_item(serve):
+    server = await serve()
+    items = [{"role": "user", "content": f"a{number}"} for number in range(5)]
+    path = f"/v1/responses/{(await create(server, input=items))['id']}/input_items"
+    newest = (await server.get(f"{path}?limit=2")).json
+    assert [item["content"][0]["text"] for item in newest["data"]] == ["a4", "a3"] and newest["has_more"]
+    rest = (await server.get(f"{path}?after={newest['last_id']}&include[]=a")).json
+    assert [item["content"][0]["text"] for item in rest["data"]] == ["a2", "a1", "a0"] and not rest["has_more"]
+    for query in ("limit=0", "limit=x", "after=nothing", "order=up"):
+        assert (await server.get(f"{path}?{query}")).status == 400
+
+
+async def test_conversations_collect_the_items_of_their_responses(serve):
+    server = await serve()
+    items = [{"role": "user", "content": "I live in Rome."}]
+    conversation = (await server.post("/v1/conversations", {"items": items, "metadata": {"a": "b"}})).json
+    path = f"/v1/conversations/{conversation['id']}"
+    response = await create(server, conversation={"id": conversation["id"]})
+    assert response["conversation"] == {"id": conversation["id"]}
+    listed = (await server.get(f"{path}/items?order=asc")).json["data"]
+    assert [item["role"] for item in listed] == ["user", "user", "assistant"]
+    added = (await server.post(f"{path}/items", {"items": [{"type": "message", "role": "user", "content": "x"}]})).json
+    assert (await server.get(f"{path}/items/{added['first_id']}")).json == added["data"][0]
+    assert (await server.call("DELETE", f"{path}/items/{added['first_id']}")).json == conversation
+    assert (await server.get(f"{path}/items/{added['first_id']}")).status == 404
+    changed = (await server.post(path, {"metadata": {"c": "d"}})).json
+    assert (await server.get(path)).json == changed and changed["metadata"] == {"c": "d"}
+    assert (await server.call("DELETE", path)).json["object"] == "conversation.deleted"
+    assert (await server.get(path)).status == 404
+    both = {"input": "a", "conversation": "conv_x", "previous_response_id": "resp_x"}
+    assert (await server.post("/v1/responses", both)).error["code"] == "mutually_exclusive_parameters"
+
+
+async def test_compaction_stands_for_the_conversation(serve):
+    server = await serve()
+    body = {"model": "tiny", "input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    compacted = (await server.post("/v1/responses/compact", body)).json
+    kept, compaction = compacted["output"]
+    assert compacted["object"] == "response.compaction" and kept["content"][0]["text"] == "a"
+    assert (await create(server, input=[*compacted["output"], {"role": "user", "content": "c"}]))["output"]
+    foreign = [compaction | {"encrypted_content": "AAAA"}]
+    assert (await server.post("/v1/responses", {"input": foreign})).error["code"] == "invalid_encrypted_content"
+    assert (await server.post("/v1/responses/compact", {"input": "a"})).error["param"] == "model"
+
+
+async def test_no_tenant_finds_the_responses_of_another(serve):
+    server = await serve(api_keys=KEYS, tick=0.01)
+    response = await create(server, OWNER, background=True, max_output_tokens=2000)
+    path = f"/v1/responses/{response['id']}"
+    for method, place in (("GET", path), ("GET", f"{path}?stream=true"), ("DELETE", path), ("POST", f"{path}/cancel"),
+                          ("GET", f"{path}/input_items")):  # fmt: skip
+        assert (await server.call(method, place, None, OTHER)).status == 404
+    answer = await server.call("POST", "/v1/responses", {"input": "a", "previous_response_id": response["id"]}, OTHER)
+    assert answer.error["code"] == "previous_response_not_found"
+    assert (await server.call("POST", f"{path}/cancel", None, OWNER)).json["status"] == "cancelled"
+    conversation = (await server.call("POST", "/v1/conversations", {}, OWNER)).json["id"]
+    assert (await server.call("GET", f"/v1/conversations/{conversation}", None, OTHER)).status == 404
+
+
+async def test_background_answers_at_once_and_ends_without_its_client(serve):
+    server = await serve(tick=0.005)
+    queued = await create(server, background=True)
+    assert (queued["status"], queued["output"], queued["usage"]) == ("queued", [], None)
+    done = await ended(server, queued)
+    assert done["status"] in ("completed", "incomplete") and done["output"] and done["background"]
+    path = f"/v1/responses/{queued['id']}"
+    assert (await server.post(f"{path}/cancel")).status == 400
+    assert "stream=true" in (await server.get(f"{path}?stream=true")).error["message"]
+    whole = await create(server)
+    assert "synchronous" in (await server.post(f"/v1/responses/{whole['id']}/cancel")).error["message"]
+
+
+async def test_background_stream_goes_on_at_any_event(serve):
+    server = await serve(tick=0.005)
+    connection = await server.connect()
+    body = json.dumps({"input": "Hello there", "background": True, "stream": True, "max_output_tokens": 8}).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    await connection.send(head + body)
+    data = await connection.reader.readuntil(b'"sequence_number":2}')
+    connection.close()  # the client leaves
+    response_id = data.split(b'"id":"', 1)[1].split(b'"', 1)[0].decode()
+    path = f"/v1/responses/{response_id}?stream=true"
+    events = lines(await server.get(path))
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert (await server.get(f"/v1/responses/{response_id}")).json == events[-1]["response"]
+    for cursor in (0, 4, len(events) - 1):
+        assert lines(await server.get(f"{path}&starting_after={cursor}")) == events[cursor + 1 :]
+    assert (await server.get(f"{path}&starting_after={len(events) + 9}")).body == b""
+
+
+async def test_background_is_stopped_by_delete(serve):
+    server = await serve(tick=0.01)
+    response = await create(server, background=True, max_output_tokens=3000)
+    assert server.model.used_slots == 1
+    assert (await server.call("DELETE", f"/v1/responses/{response['id']}")).status == 200
+    await server.until(lambda: not server.model.used_slots)
+    assert (await server.get(f"/v1/responses/{response['id']}")).status == 404
+
+
+async def test_background_counts_against_the_limits(serve):
+    server = await serve(tick=0.01, max_batch=1, max_queue=0)
+    response = await create(server, background=True, max_output_tokens=3000)
+    for background in (True, False):
+        assert (await server.post("/v1/responses", {"input": "a", "background": background})).status == 429
+    await server.post(f"/v1/responses/{response['id']}/cancel")
+    await server.until(lambda: not server.model.used_slots)
+    assert (await create(server))["status"]
+
+
+async def test_background_fails_with_the_engine(serve):
+    server = await serve(tick=0.01)
+    response = await create(server, background=True, max_output_tokens=3000)
+    await server.until(lambda: bool(server.model.open_requests))
+    await server.engine.close()
+    failed = await ended(server, response)
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+
+
+async def test_a_response_that_lost_its_server_has_failed(serve, tmp_path):
+    file = str(tmp_path / "responses.db")
+    server = await serve(tick=0.01, response_store_file=file)
+    response = await create(server, background=True, max_output_tokens=3000)
+    other = await serve(response_store_file=file)
+    assert (await other.get(f"/v1/responses/{response['id']}")).json["status"] in ("queued", "in_progress")
+    assert "another server" in (await other.post(f"/v1/responses/{response['id']}/cancel")).error["message"]
+    await server.service.background_runs.close()
+    database = other.service.record_store._database
+    database.execute("UPDATE records SET kept_at = kept_at - 100")
+    database.commit()
+    lost = (await other.get(f"/v1/responses/{response['id']}")).json
+    assert (lost["status"], lost["error"]["code"]) == ("failed", "server_error")
+
+
+@pytest.mark.parametrize("members", [{"store": False}, {"response_format": {}}])
+async def test_background_refuses_what_cannot_run(serve, members):
+    server = await serve()
+    answer = await server.post("/v1/responses", {"input": "a", "background": True} | members)
+    assert answer.status == 400 and not server.model.used_slots

@@ -1,0 +1,85 @@
+"""The store of records: what it finds, what it drops when it is full, and what another process sees."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from parley.serving.records.record_store import RECORD_OVERHEAD, BadRecordFile, RecordStore
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_store(size: int = 1 << 20, clock: Clock | None = None, file: Path | None = None) -> RecordStore:
+    return RecordStore(size, 60.0, None if file is None else str(file), clock=clock or Clock())
+
+
+def test_finds_a_record_by_its_name_and_its_parts():
+    store = open_store()
+    store.keep("t", "a", b"1", ["p", "q"])
+    assert (store.find("t", "a"), store.find_part("t", "q"), store.find("t", "b")) == (b"1", b"1", None)
+    store.keep("t", "a", b"2", ["p"])
+    assert (store.find("t", "a"), store.find_part("t", "p"), store.find_part("t", "q")) == (b"2", b"2", None)
+    store.keep("t", "b", b"3", ["p"])
+    assert store.find_part("t", "p") == b"3"
+    assert store.drop("t", "b") and not store.drop("t", "b")
+    assert store.find("t", "b") is None and store.find_part("t", "p") is None
+
+
+def test_a_tenant_sees_only_its_own_records():
+    store = open_store()
+    store.keep("t", "a", b"1", ["p"])
+    store.keep("", "a", b"2", ["p"])
+    assert (store.find("t", "a"), store.find("", "a"), store.find_part("t", "p")) == (b"1", b"2", b"1")
+    assert store.find("u", "a") is None and store.find_part("u", "p") is None and not store.drop("u", "a")
+
+
+def test_the_tenant_with_the_most_loses_its_oldest_records():
+    record = b"x" * (1000 - RECORD_OVERHEAD)
+    store = open_store(5000)
+    store.keep("small", "a", record)
+    for number in range(6):
+        store.keep("large", f"r{number}", record)
+    assert store.find("small", "a") == record
+    assert [number for number in range(6) if store.find("large", f"r{number}")] == [2, 3, 4, 5]
+    store.keep("large", "huge", b"x" * 6000)
+    assert store.find("large", "huge") is None and store.find("large", "r5")
+
+
+def test_records_expire_unless_they_are_touched():
+    clock = Clock()
+    store = open_store(clock=clock)
+    store.keep("t", "a", b"1")
+    store.keep("t", "b", b"2")
+    clock.now += 50
+    store.touch("t", "b")
+    clock.now += 15
+    assert (store.find("t", "a"), store.find("t", "b"), store.age("t", "b")) == (None, b"2", 15.0)
+
+
+def test_servers_with_one_file_share_their_records(tmp_path):
+    file = tmp_path / "responses.db"
+    one, two = open_store(file=file), open_store(file=file)
+    one.keep("t", "a", b"1", ["p"])
+    assert two.find_part("t", "p") == b"1"
+    two.drop("t", "a")
+    assert one.find("t", "a") is None
+    one.keep("t", "b", b"2")
+    one.close()
+    two.close()
+    assert open_store(file=file).find("t", "b") == b"2"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_refuses_a_file_that_is_no_database(tmp_path):
+    (tmp_path / "text").write_text("no database " * 100)
+    with pytest.raises(BadRecordFile, match="is no database"):
+        open_store(file=tmp_path / "text")
+    with pytest.raises(BadRecordFile, match="cannot be opened"):
+        open_store(file=tmp_path / "missing" / "file")
