@@ -149,6 +149,18 @@ def test_a_template_that_reads_no_parts_gets_marks_in_lines():
     assert text == "[Be brief.][<image>\nWhat is this?]"
 
 
+def test_a_template_that_reads_parts_for_pictures_alone_reads_them_as_parts():
+    pipeline = load_pipeline("llava")
+    source = """{% for turn in messages %}{% if turn['content'] is string %}{{ turn['content'] }}{% else %}
+        {%- for part in turn['content'] %}{{ part['text'] if part['type'] == 'text' else '(<image>)' }}{% endfor %}
+        {%- endif %}{% endfor %}"""
+    marks = {"image": "<image>", "video": "<video>"}
+    template = type(pipeline.template)({"default": source}, media_marks=marks)
+    turns = [Message("user", "See", media=[placed(0)]), Message("user", "Play", media=[placed(0, "video")])]
+    assert template.render_conversation(Chat(turns[:1])) == "(<image>)See"
+    assert template.render_conversation(Chat(turns)) == "<image>\nSee<video>\nPlay"
+
+
 def test_runs_follow_the_grids_of_a_video():
     item = ProcessedMedia("video", b"v" * 32, "", "<v>", 12, [(1, 2, 3), (1, 2, 3)], [1.0, 2.0])
     ids = [7, 1, 1, 1, 1, 1, 1, 8, 1, 1, 1, 1, 1, 1, 9]

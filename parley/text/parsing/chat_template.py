@@ -248,7 +248,7 @@ class ChatTemplate:
         values = {"documents": None, **self._names, **values, "add_generation_prompt": generation_prompt}
         if self._reads_parts[name]:
             values["messages"] = [_content_as_parts(turn) for turn in values["messages"]]
-        elif not self._reads_media_parts[name]:
+        elif not _media_kinds(values["messages"]) <= self._kinds_read_as_parts[name]:
             values["messages"] = [self._content_as_text(turn) for turn in values["messages"]]
         text = _render_with_retries(template, values)
         return _cut_at_continuation(text, final_content) if chat.continue_final else text
@@ -263,13 +263,14 @@ class ChatTemplate:
         }
 
     @cached_property
-    def _reads_media_parts(self) -> dict[str, bool]:
-        """Whether each template writes marks for the parts of a content that are not text."""
+    def _kinds_read_as_parts(self) -> dict[str, set[str]]:
+        """The kinds of media for whose parts each template writes marks."""
         return {
-            name: all(
-                self._renders_probe(template, {"role": "user", "content": [{"type": kind}, PROBE_PART]}, mark)
+            name: {
+                kind
                 for kind, mark in self._media_marks.items()
-            )
+                if self._renders_probe(template, {"role": "user", "content": [{"type": kind}, PROBE_PART]}, mark)
+            }
             for name, template in self._templates.items()
         }
 
@@ -321,6 +322,12 @@ def _content_as_parts(turn: dict[str, Any]) -> dict[str, Any]:
     """Return a turn whose text is a list of one part."""
     content = turn.get("content")
     return {**turn, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else turn
+
+
+def _media_kinds(turns: list[dict[str, Any]]) -> set[str]:
+    """Return the kinds of the media in a conversation."""
+    contents = [turn["content"] for turn in turns if isinstance(turn.get("content"), list)]
+    return {part["type"] for parts in contents for part in parts if part["type"] != "text"}
 
 
 def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
