@@ -6,6 +6,8 @@ The kernels' own tests show this for each kernel; here they all run one after an
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -17,8 +19,12 @@ from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
 
-COUNTS = [*range(1, 65), 100, 128, 256, 512]
+# Every size of a small batch by night; else those around the widths of the kernels' tiles.
+COUNTS = (
+    [*range(1, 65), 100, 128, 256, 512] if os.environ.get("PARLEY_NIGHTLY") else [2, 5, 8, 17, 31, 33, 64, 100, 512]
+)
 ROWS = max(COUNTS)
+SINGLES = range(0, ROWS, 8 if os.environ.get("PARLEY_NIGHTLY") else 64)  # the rows that also make a batch of their own
 PAST = 20  # tokens before each row, so that it reads more than its own page
 PAGES = 2  # per sequence
 VOCAB = 64
@@ -99,7 +105,7 @@ def test_row_of_real_width_layers_is_batch_invariant(size, layers, kind):
 
     full_batch = next_logits(0, ROWS)
     assert full_batch.isfinite().all() and full_batch.unique(dim=0).shape[0] == ROWS
-    for i in range(0, ROWS, 8):
+    for i in SINGLES:
         assert torch.equal(next_logits(i, 1), full_batch[i : i + 1]), i
     for count in COUNTS:
         first = 7 * count % (ROWS - count + 1)
