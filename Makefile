@@ -7,6 +7,7 @@
 # make test-clients  official clients of every API, each in an environment of its own (needs a package index and npm)
 # make coverage the branch coverage of core/ and dialects/ over every test (make test measures it over some folders)
 # make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 1,000
+# make kernels compiles the kernels for every kind of processor that this compiler knows
 # make lint    formatter, linter and type checker
 # make sanitize  the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs g++)
 # make format, make docs  rewrite the files that make lint and the tests would reject
@@ -23,7 +24,7 @@ STAMP := $(VENV)/installed-$(shell cat $(LOCKS) pyproject.toml | cksum | cut -d 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test coverage test-torch test-nightly test-clients fuzz lint format docs engines bench bench-peers load sanitize clean
+.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients fuzz lint format docs engines bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -50,12 +51,15 @@ test: setup
 ifneq ($(strip $(ARGS)),)
 	@$(VENV)/bin/python -m pytest $(ARGS)
 else
-	@$(VENV)/bin/python parley/native/build.py >/dev/null || true  # once, before every process needs the kernels
+	@$(MAKE) --no-print-directory kernels  # once, before every process needs them
 	@status=0; \
 	$(VENV)/bin/python -m pytest $(PARALLEL) --cov --cov-report=term $(COVERED) || status=$$?; \
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(COVERED)) || status=$$?; \
 	exit $$status
 endif
+
+kernels: setup
+	@$(VENV)/bin/python parley/native/build.py >/dev/null || true  # without a compiler, torch's kernels are used
 
 test-torch: setup
 	@PARLEY_NATIVE=off $(VENV)/bin/python -m pytest $(ARGS)
