@@ -514,7 +514,8 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "media-eager",
         switch_kind(),
-        "Start such a process with the server, not with the first request that needs it.",
+        "Start such a process with the server, and load the encoders with the model, not with the first request that "
+        "needs them. A checkpoint whose encoders lack a tensor is then refused at the start, as by `parley doctor`.",
         False,
         section="media",
         configurable=True,
@@ -817,6 +818,7 @@ def engine_settings(config: Mapping[str, Any], folder: str) -> Settings:
         max_adapters=config["max-loras"],
         max_rank=config["max-lora-rank"],
         media_cache=config["media-cache"],
+        media_eager=config["media-eager"],
         speculate=config["speculate"],
         speculate_tokens=config["speculate-tokens"],
         shared=config["role"] != "mixed",

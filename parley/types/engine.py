@@ -336,6 +336,7 @@ class Settings(EngineSettings, kw_only=True):
     shared: bool = False  # place the KV cache pages where other processes can open them
     staging: int | None = None  # bytes of host memory for staged pages, if not shared in place; None: see model.memory
     media_cache: int = 256 << 20  # bytes of embeddings of media items that are kept
+    media_eager: bool = False  # load the encoders of media with the model, not with the first item
     costs: str = ""  # file of a cost model: the engine computes nothing, and steps take the time that it predicts
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from transformers import AutoModelForMultimodalLM
 
 from parley.model.checkpoint.files import read_config
 from parley.model.load.check import check_model
-from parley.model.load.loader import LoadError
+from parley.model.load.loader import LoadError, load_runner
 from parley.model.load.towers import load_towers, plan_towers
 from parley.model.media import slices
 from parley.model.media.encoder import TransformersEncoder, encoder_parts
@@ -289,12 +289,16 @@ def test_a_checkpoint_without_a_tensor_of_a_block_is_refused_at_the_start(tmp_pa
             load(folder)
 
 
-def test_the_check_finds_any_missing_tensor(tmp_path):
+def test_the_check_and_an_eager_start_find_any_missing_tensor(tmp_path):
     check_model(Settings(model=str(multimodal_folder("llava"))))
+    runner, _ = load_test_runner(multimodal_folder("llava"), dtype="float32", media_eager=True)
+    assert len(encode_processed(runner.media_encoder, process_item("llava", "image"), "image").rows)
     name = "multi_modal_projector.linear_1.weight"
     folder = copy_model(multimodal_folder("llava"), tmp_path / "copy", lambda each: None if each == name else each)
-    with pytest.raises(LoadError, match=rf"^The checkpoint has no tensor model\.{name} \(1 missing in all\)\.$"):
-        check_model(Settings(model=str(folder)))
+    load_test_runner(folder)  # text needs no projector
+    for check in (check_model, partial(load_runner, progress=lambda stage, fraction: None)):
+        with pytest.raises(LoadError, match=rf"^The checkpoint has no tensor model\.{name} \(1 missing in all\)\.$"):
+            check(Settings(model=str(folder), media_eager=True, kv_memory=1 << 20))
 
 
 def test_the_check_finds_a_tensor_of_another_shape(tmp_path):

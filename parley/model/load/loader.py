@@ -150,7 +150,7 @@ def _load_decoder(
             grammars=grammars,
             proposer=draft,
             staging=staging,
-            media_encoder=None if towers is None else _media_encoder(towers, network, lowered),
+            media_encoder=None if towers is None else _media_encoder(settings, towers, network, lowered),
         )
         progress("warming up", 0.96)
         runner.warm_up()
@@ -177,13 +177,20 @@ def _load_decoder(
     )
 
 
-def _media_encoder(towers: MediaTowers, network: Any, lowered: bool) -> TransformersEncoder:
-    """Return the encoder of media. ``network``: has a whole model of Transformers, unless it is the fused decoder."""
-    if lowered:
-        return TransformersEncoder(partial(load_towers, towers), towers.dtype, towers.device)
-    from parley.model.media.slices import optimize_encoders  # imports Transformers, as the network has done
+def _media_encoder(settings: Settings, towers: MediaTowers, network: Any, lowered: bool) -> TransformersEncoder:
+    """Return the encoder of media. ``network``: has a whole model of Transformers, unless it is the fused decoder.
 
-    return TransformersEncoder(partial(optimize_encoders, network.model), towers.dtype, towers.device)
+    Raises LoadError if the encoder is loaded now.
+    """
+    if lowered:
+        encoder = TransformersEncoder(partial(load_towers, towers), towers.dtype, towers.device)
+    else:
+        from parley.model.media.slices import optimize_encoders  # imports Transformers, as the network has done
+
+        encoder = TransformersEncoder(partial(optimize_encoders, network.model), towers.dtype, towers.device)
+    if settings.media_eager:
+        encoder.load()
+    return encoder
 
 
 def _describe_arena(

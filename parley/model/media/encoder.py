@@ -64,6 +64,11 @@ class TransformersEncoder:
         self._load_model = load_model
         self._loading: Future[Any] | None = None
 
+    def load(self) -> None:
+        """Load the model now. Raises LoadError."""
+        self._loading = Future()
+        self._loading.set_result(self._load_model())
+
     @torch.inference_mode()
     def encode_item(self, item: MediaItem, between_blocks: Callable[[], None]) -> EncodedItem:
         """Return the embeddings of an item. Raises EncoderError, or what ``between_blocks`` raises."""
