@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from parley.errors import BadRequest, Invalid, UnknownPromptName, excerpt
+from parley.errors import BadRequest, Invalid, UnknownPromptName, Unsupported, excerpt
+from parley.text.fill_in_middle import find_fill_layout, write_gap
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
 from parley.text.grammar.answer_question import CompilerSetup
@@ -204,6 +205,8 @@ class TextPipeline:
         )
         if isinstance(prompt, Text) and prompt.max_tokens is not None:
             prompt = msgspec.structs.replace(prompt, text=self._first_tokens(prompt.text, prompt.max_tokens))
+        if isinstance(prompt, Text) and prompt.suffix:
+            return PreparedPrompt(encode(self.tokenizer, self._write_gap(prompt), prompt.special))
         if pooling is not None and isinstance(prompt, Text):
             prompt = msgspec.structs.replace(
                 prompt, text=self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt)
@@ -234,6 +237,11 @@ class TextPipeline:
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
 
     @cached_property
+    def fill_layout(self) -> Sequence[str] | None:
+        """How the model reads a text with a gap, None if it was not trained for that."""
+        return find_fill_layout(self.tokenizer.marks)
+
+    @cached_property
     def abilities(self) -> frozenset[ModelAbility]:
         """What the chat template and the tokenizer allow."""
         abilities: set[ModelAbility] = set()
@@ -243,6 +251,8 @@ class TextPipeline:
             abilities.add("tools")
         if self.markup.reasoning_marks is not None:
             abilities.add("thinking")
+        if self.fill_layout is not None:
+            abilities.add("insert")
         return frozenset(abilities)
 
     @cached_property
@@ -257,6 +267,12 @@ class TextPipeline:
         A prompt without media may have placeholder tokens if a client wrote them: they are read as plain tokens.
         """
         return find_media_items(token_ids, media, self.tokenizer.find_token) if media else []
+
+    def _write_gap(self, prompt: Text) -> str:
+        """Return the text of a prompt with a suffix. Raises Unsupported."""
+        if self.fill_layout is None:
+            raise Unsupported("The model has no marks for text between two others.", field="suffix")
+        return write_gap(self.fill_layout, prompt.text, prompt.suffix)
 
     def _first_tokens(self, text: str, count: int) -> str:
         """Return the start of a text that has at most ``count`` tokens."""

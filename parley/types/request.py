@@ -15,6 +15,7 @@ class Text(msgspec.Struct, frozen=True):
 
     ``turn``: wrap the text as a user turn in the model's chat template, if it has one. ``max_tokens``: keep only the
     text's first tokens, at most this many; special tokens around it do not count. ``media``: items within the text.
+    ``suffix``: the text that follows what is to be written between the two, for models that have marks for that.
     """
 
     text: str
@@ -22,6 +23,7 @@ class Text(msgspec.Struct, frozen=True):
     turn: bool = False
     max_tokens: int | None = None
     media: list[PlacedMedia] = []
+    suffix: str = ""
 
 
 class Tokens(msgspec.Struct, frozen=True):

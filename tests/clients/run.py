@@ -30,7 +30,7 @@ ROOT = HERE.parent.parent
 FOLDER = Path(os.environ.get("PARLEY_CLIENTS", ROOT / ".clients"))
 MEDIA_CASES = FOLDER / "media" / "cases.json"
 
-# Packages that cannot be installed together have separate environments; "node" is npm's.
+# Packages that cannot be installed together have separate environments; those called "node" are npm's.
 ENVIRONMENTS = {
     "text": ("openai==3.51.0", "text-generation==0.7.0", "tritonclient[http,grpc]==2.73.0"),
     "hub": ("huggingface_hub==1.33.0",),
@@ -44,6 +44,8 @@ ENVIRONMENTS = {
         "databricks-openai==0.18.0",
         "databricks-langchain==0.22.0",
     ),
+    "ollama": ("ollama==0.6.3", "langchain-ollama==1.1.0"),
+    "node-ollama": ("ollama@0.6.4",),
     "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
 }
 RESOLVED_BY_UV = ("databricks",)  # resolved by uv, because pip would take minutes
@@ -61,6 +63,11 @@ SCRIPTS = {
     "mlflow_client.py": "databricks",
     "databricks_openai_client.py": "databricks",
     "databricks_langchain_client.py": "databricks",
+    "ollama_client.py": "ollama",
+    "langchain_ollama_client.py": "ollama",
+    "litellm_ollama_client.py": "litellm",
+    "open_webui_requests.py": "ollama",
+    "ollama_client.mjs": "node-ollama",
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",
     "huggingface_inference.mjs": "node",
@@ -105,7 +112,7 @@ def prepare_environment(name: str) -> Path:
     print(f"{name}: installing {', '.join(packages)}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    if name == "node":
+    if name.startswith("node"):
         (folder / "package.json").write_text('{"private": true, "type": "module"}\n')
         run(["npm", "install", "--no-audit", "--no-fund", "--silent", *packages], folder)
     else:

@@ -319,6 +319,7 @@ def test_ollama_generate_reads_a_turn_or_a_raw_prompt():
     assert generate.read_generate(LENIENT, json.dumps(body).encode(), HEAD).request.prompts == [turn]
     raw = read_generate(raw=True).request
     assert raw.prompts == [Text("Hi")] and not raw.output_options.ids
+    assert read_generate(suffix="there").request.prompts == [Text("Hi", suffix="there")]
     no_chat = dataclasses.replace(PLAIN, abilities=frozenset())
     assert read_generate(context=no_chat).request.prompts == [Text("Hi")]
     image = PlacedMedia(0, Media("image", EncodedMedia("aGk="), "images[0]"))
@@ -332,6 +333,9 @@ REFUSALS: list[tuple[Any, dict[str, Any], int, str]] = [
     (read_chat, {"context": PLAIN, "tools": [TOOL]}, 400, '"m:latest" does not support tools'),
     (read_chat, {"_debug_render_only": True}, 400, "'_debug_render_only' is not available on this server."),
     (read_generate, {"raw": True, "system": "x"}, 400, "raw mode does not support template, system, or context"),
+    (read_generate, {"context": PLAIN, "suffix": "x"}, 400, '"m" does not support insert'),
+    (read_generate, {"suffix": "x", "raw": True}, 400, "Invalid 'suffix': cannot be used together with 'raw'."),
+    (read_generate, {"suffix": "x", "system": "x"}, 400, "Invalid 'system': cannot be used together with 'suffix'."),
     (read_generate, {"width": 64}, 400, "'width' is not available on this server: it makes no pictures."),
     (read_generate, {"height": 64}, 400, "'height' is not available on this server: it makes no pictures."),
     (read_generate, {"steps": 4}, 400, "'steps' is not available on this server: it makes no pictures."),

@@ -1,5 +1,6 @@
 """Completions and the small routes: meaning of bodies, and the exact bytes of answers."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -152,9 +153,15 @@ def test_openai_completions_refuses_return_prompt_text():
     assert read_completion(return_prompt_text=False).request == read_completion().request
 
 
-def test_openai_completions_refuses_suffix():
-    assert isinstance(refusal(suffix="end"), Unsupported)
-    read_completion(suffix="")
+def test_openai_completions_reads_a_suffix_if_the_model_has_marks_for_it():
+    request = read_completion(prompt=["a", "b"], suffix="end").request
+    assert request.prompts == [Text("a", suffix="end"), Text("b", suffix="end")]
+    assert read_completion(suffix="").request.prompts == [Text("Hi")]
+    assert "echo" in refusal(suffix="end", echo=True).message
+    assert "text" in refusal(suffix="end", prompt=[1, 2]).message
+    unable = dataclasses.replace(HEAD, abilities=frozenset())
+    with pytest.raises(Unsupported):
+        completions.read_completion_request(b'{"prompt": "a", "suffix": "end"}', unable)
 
 
 OPENING = (

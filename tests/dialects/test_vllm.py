@@ -1,5 +1,6 @@
 """vLLM's chat and completions: reading of bodies, wording of refusals, and the exact bytes of answers."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -22,10 +23,17 @@ from parley.errors import (
     Unauthorized,
     UnknownModel,
 )
-from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, PromptScored, TokenInfo, ToolCallDelta, Usage
+from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, PromptScored, Text, TokenInfo, ToolCallDelta, Usage
 
 JSON = {b"content-type": b"application/json; charset=utf-8"}
-HEAD = RequestContext("0123456789abcdef0123456789abcdef", 1700000000, "fp_1", context_length=256, headers=JSON)
+HEAD = RequestContext(
+    "0123456789abcdef0123456789abcdef",
+    1700000000,
+    "fp_1",
+    context_length=256,
+    headers=JSON,
+    abilities=frozenset({"chat", "tools", "thinking"}),
+)
 ID = HEAD.unique_id[:16]
 MESSAGES = [{"role": "user", "content": "Hi"}]
 USAGE = Usage(prompt_tokens=11, completion_tokens=3, cached_tokens=4)
@@ -333,6 +341,11 @@ COMPLETION_SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
 def test_vllm_refusals_of_one_route_use_original_wording(kind, members, sentence, param):
     error = refusal(READERS[kind], **members)
     assert (error["message"], error["param"]) == (sentence, param)
+
+
+def test_vllm_reads_a_suffix_if_the_model_has_marks_for_it():
+    able = dataclasses.replace(HEAD, abilities=frozenset({"insert"}))
+    assert read_completion(able, suffix="x").request.prompts == [Text("Hi", suffix="x")]
 
 
 SHAPES: list[tuple[bytes, str, str]] = [

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import tokenizers
 from support.tiny_models import write_tokenizer
 from support.tiny_tokenizers import byte_level, word_level
 
 from parley.demo.template import CHAT_TEMPLATE
-from parley.errors import BadRequest, ContextLength, Invalid
-from parley.text import ChatTemplate, TextPipeline
+from parley.errors import BadRequest, ContextLength, Invalid, Unsupported
+from parley.text import ChatTemplate, TextPipeline, Tokenizer, fill_in_middle
 from parley.text.tokens import long_text
 from parley.types import Chat, Message, PoolingOptions, Text, Tokens
 
@@ -44,6 +45,22 @@ def test_text_with_its_own_limit_keeps_its_first_tokens() -> None:
             ids = pipeline.prepare_prompt(Text(text, special, max_tokens=limit)).token_ids
             assert len(ids) - marks <= limit and text.startswith(tokenizer.decode(ids)), limit
             assert limit < whole or ids == tokenizer.encode(text, special)
+
+
+@pytest.mark.parametrize("layout", fill_in_middle.FILL_LAYOUTS, ids=lambda layout: layout[0])
+def test_text_with_a_suffix_stands_between_the_marks_of_its_family(layout) -> None:
+    plain = template_pipeline()
+    assert "insert" not in plain.abilities
+    with pytest.raises(Unsupported):
+        plain.prepare_prompt(Text("def f(", suffix="): pass"))
+    backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
+    backend.add_special_tokens(sorted(fill_in_middle.marks_of(layout)))
+    tokenizer = Tokenizer(backend, {"bos_token": "<s>"})
+    pipeline = TextPipeline(tokenizer, ChatTemplate({}, tokenizer.names))
+    ids = pipeline.prepare_prompt(Text("def f(", suffix="): pass")).token_ids
+    texts = {"before": tokenizer.encode("def f(", False), "after": tokenizer.encode("): pass", False)}
+    assert ids == [token for piece in layout for token in texts.get(piece, [backend.token_to_id(piece)])]
+    assert pipeline.abilities == {"insert"}
 
 
 def test_chat_is_rendered_and_encoded_without_extra_marks() -> None:

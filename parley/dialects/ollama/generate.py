@@ -65,7 +65,7 @@ class GenerateReply(OllamaReply):
             raise shared.incapable_model(name, "generate")
         think = read_think(body, name, context)
         super().__init__(name, context, shows_thinking=think.shown)
-        _refuse_members(body, name)
+        _refuse_members(body, name, context)
         refuse_unavailable(body)
         options = read_options(body, rules, context)
         self._raw = body.boolean("raw", False)
@@ -75,7 +75,7 @@ class GenerateReply(OllamaReply):
         self.request = Request(
             id=context.unique_id,
             model=name,
-            prompts=[_read_raw_prompt(body, images) if self._raw else _read_turn(body, images, think, context)],
+            prompts=[_read_prompt(body, images, think, context)],
             sampling=options.sampling,
             stop_conditions=options.stop_conditions,
             output_options=OutputOptions(logprobs=read_logprobs(body), ids=not self._raw),
@@ -109,23 +109,41 @@ class GenerateReply(OllamaReply):
         return record | self.logprobs_member(piece)
 
 
-def _refuse_members(body: Fields, name: str) -> None:
+def _refuse_members(body: Fields, name: str, context: RequestContext) -> None:
     """Refuse what the API has and this server does not. Raises Unsupported, Incapable."""
     if body.string("template", ""):
         raise Unsupported(
             "'template' is not available on this server: prompts follow the model's own chat template.",
             field="template",
         )
-    if body.string("suffix", ""):
+    if body.string("suffix", "") and "insert" not in context.abilities:
         raise shared.incapable_model(name, "insert")
     for member in IMAGE_MODEL_MEMBERS:
         if body.integer(member, 0):
             raise Unsupported(f"'{member}' is not available on this server: it makes no pictures.", field=member)
 
 
+def _read_prompt(body: Fields, images: Sequence[PlacedMedia], think: ThinkMember, context: RequestContext) -> Prompt:
+    if body.boolean("raw", False):
+        return _read_raw_prompt(body, images)
+    if body.string("suffix", ""):
+        return _read_gap(body)
+    return _read_turn(body, images, think, context)
+
+
+def _read_gap(body: Fields) -> Text:
+    """Return the prompt and its suffix, between which the model writes."""
+    for member in ("system", "context", "images"):
+        if body.raw_value(member):
+            raise body.member_error(member, "cannot be used together with 'suffix'.")
+    return Text(body.string("prompt", ""), suffix=body.string("suffix", ""))
+
+
 def _read_raw_prompt(body: Fields, images: Sequence[PlacedMedia]) -> Text:
     if body.string("system", "") or body.array("context", cap=MAX_CONTEXT_IDS):
         raise Invalid("raw mode does not support template, system, or context", field="raw")
+    if body.string("suffix", ""):
+        raise body.member_error("suffix", "cannot be used together with 'raw'.")
     return Text(body.string("prompt", ""), media=list(images))
 
 

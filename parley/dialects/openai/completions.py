@@ -10,6 +10,8 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from parley.dialects import parameters
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
@@ -27,6 +29,7 @@ from parley.types import (
     PromptAccepted,
     PromptScored,
     Request,
+    Text,
     TokenInfo,
     Usage,
 )
@@ -137,8 +140,7 @@ class CompletionReply(Reply):
         prompt_list = _read_prompts(body)
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
         extra_members = extras.read_extras(body, context, max_tokens=max_tokens)
-        if body.string("suffix", ""):
-            raise shared.unsupported_member(body, "suffix", "Filling in before a suffix is")
+        prompt_list = _with_suffix(prompt_list, body, context)
         if body.boolean("return_prompt_text", False):
             raise shared.unsupported_member(
                 body, "return_prompt_text", "The prompt's text in a completion, but by 'echo', is"
@@ -340,6 +342,20 @@ class CompletionReply(Reply):
         if usage is not None:
             envelope["usage"] = shared.usage_object(usage)
         return envelope
+
+
+def _with_suffix(prompt_list: list[Prompt], body: Fields, context: RequestContext) -> list[Prompt]:
+    """Return the prompts with the text that follows what is to be written. Raises BadRequest."""
+    suffix = body.string("suffix", "")
+    if not suffix:
+        return prompt_list
+    if "insert" not in context.abilities:
+        raise shared.unsupported_member(body, "suffix", "With this model, filling in before a suffix is")
+    if body.boolean("echo", False):
+        raise body.member_error("suffix", "cannot be used together with 'echo'.")
+    if not all(isinstance(prompt, Text) for prompt in prompt_list):
+        raise body.member_error("suffix", "needs a 'prompt' that is text.")
+    return [msgspec.structs.replace(prompt, suffix=suffix) for prompt in prompt_list]
 
 
 def _read_prompts(body: Fields) -> list[Prompt]:

@@ -32,7 +32,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
     reading_rules: ClassVar[ReadingRules] = requests.VLLM_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
-        requests.check_prompt(body)
+        requests.check_prompt(body, context)
         requests.check_generation(body, context)
         super().__init__(requests.with_response_format(body), context)
         self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)

@@ -221,11 +221,11 @@ def check_chat(body: Fields) -> None:
         raise Invalid("You can only either use constraints for structured outputs or tools, not both.")
 
 
-def check_prompt(body: Fields) -> None:
+def check_prompt(body: Fields, context: RequestContext) -> None:
     """Check the rules for plain prompts. Raises BadRequest."""
     if not (body.has_value("prompt") or body.raw_value("prompt_embeds")):
         raise body.empty_member("prompt", "string")
-    if body.string("suffix", ""):
+    if body.string("suffix", "") and "insert" not in context.abilities:
         raise Invalid("suffix is only supported for models with FIM completion rendering")
 
 
