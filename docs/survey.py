@@ -51,7 +51,7 @@ CONTEXT = RequestContext(  # a model that reads every kind of media, and an oper
     "fp",
     context_length=4096,
     path_parts=PATH,
-    headers={b"content-type": b"application/json"},
+    headers={b"content-type": b"application/json", b"anthropic-version": b"2023-06-01"},
     media_limits={"image": 9, "video": 9, "audio": 9},
     api_options=ApiOptions(enable_mm_embeds=True, trust_request_mm_kwargs=True),
     records=SurveyedRecords(),
@@ -65,6 +65,7 @@ FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True)
 ENDPOINTS = {"e": Endpoint("e", [EndpointShare("m", "m", 100)])}
 COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of them
     {"messages": [{"role": "user", "content": "a"}]},
+    {"model": "m", "max_tokens": 2048, "messages": [{"role": "user", "content": "a"}]},
     {"prompt": "a"},
     {"model": "m", "messages": [{"role": "user", "content": "a"}]},
     {"model": "m", "prompt": "a"},
@@ -126,6 +127,26 @@ RESPONSE_TOOLS = [
     {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
     {"type": "web_search"},
 ]
+BLOCKS: list[dict[str, Any]] = [  # of Anthropic's messages
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
+    {"type": "image", "source": {"type": "url", "url": DATA_URL}},
+    {"type": "document", "title": "t", "source": {"type": "text", "data": "a"}, "citations": {"enabled": False}},
+    {"type": "document", "source": {"type": "content", "content": "a"}},
+    {"type": "search_result", "title": "t", "source": "s", "content": [{"type": "text", "text": "a"}]},
+]
+CALLING_TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [
+        {"type": "text", "text": "a"}, {"type": "tool_reference", "tool_name": "f"}]}]},
+]  # fmt: skip
+THINKING_TURN = {"role": "assistant", "content": [
+    {"type": "thinking", "thinking": "a"}, {"type": "redacted_thinking", "data": "a"}, {"type": "text", "text": "a"},
+]}  # fmt: skip
+TOOL_CHANGES: list[dict[str, Any]] = [
+    {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "f"}}},
+    {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}},
+]
 SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "input": [RESPONSE_ITEMS, [{"type": "item_reference", "id": "m"}]],
     "text": [{"format": {"type": "json_schema", "name": "n", "schema": {}}}],
@@ -143,12 +164,29 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         [{"role": "user", "content": MEDIA_PARTS}],
         *([{"role": "user", "content": [part]}] for part in MEDIA_PARTS),
         [[TURN]],
+        [{"role": "user", "content": BLOCKS}],
+        CALLING_TURNS,
+        [TURN, THINKING_TURN, TURN],
+        [TURN, {"role": "system", "content": TOOL_CHANGES, "clear_at": "never"}],
     ],
-    "tools": [[{"type": "function", "function": FUNCTION}], RESPONSE_TOOLS],
+    "system": [[{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "5m"}}]],
+    "output_config": [{"effort": "low", "format": {"type": "json_schema", "schema": {}}}],
+    "output_format": [{"type": "json_schema", "schema": {}}],
+    "cache_control": [{"type": "ephemeral", "ttl": "5m"}],
+    "context_management": [
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 9999}}]},
+    ],
+    "tools": [
+        [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+        [{"type": "function", "function": FUNCTION}],
+        RESPONSE_TOOLS,
+    ],
     "functions": [[FUNCTION]],
     "tool_choice": [
         "auto",
         "none",
+        {"type": "auto", "disable_parallel_tool_use": True},
         {"type": "function", "function": {"name": "f"}},
         {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
             {"type": "function", "function": {"name": "f"}}]}},
@@ -177,7 +215,8 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "prompt_embedding_table": [[0.5]],
     "lora_weights": [[0.5]],
     "modalities": [["text"], ["audio"]],
-    "thinking": [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 5}],
+    "thinking": [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 5},
+                 {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}],
     "config": [{"served_entities": [{"entity_name": "m"}]}],
     "served_entities": [[{"entity_name": "m"}], [{"model_name": "m"}]],
     "served_models": [[{"model_name": "m"}]],

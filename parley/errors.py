@@ -63,13 +63,15 @@ class ParleyError(Exception):
     """Base class. ``status`` is the HTTP status that most APIs use; a dialect may choose another.
 
     ``retry_after``: seconds after which a retry makes sense. ``documented``: the text that the original
-    coordinator documents for this error, if it is one of its errors.
+    coordinator documents for this error, if it is one of its errors. ``request_uuid``: the id of the request that it
+    ends, for APIs whose errors name it; set when it is answered.
     """
 
     status = 500
     code: str | None = None
     retry_after: float | None = None
     documented = ""
+    request_uuid = ""
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None):
         self.message = hide_data(message)

@@ -7,8 +7,9 @@ API's field name. A new API is a module that builds one ``Dialect``, and a line 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -279,10 +280,10 @@ class Route:
     routes whose bodies name their model; other routes use the main model. ``resolve_model_first``: the model is
     resolved before the rest of the body is read. ``names_endpoint``: the name in the body, or ``{endpoint}`` in the
     path, is an endpoint's, and ``{served}`` one of its models. ``claiming_members``: where several APIs share a path, a
-    body with one of these members belongs to this route. ``yields_unclaimed``: a body without any claiming member
-    belongs to another route if there is one. ``refuse_headers``: returns the answer to a tokenizing request whose
-    headers are refused, else None; the readers of generating routes see the headers themselves. ``reads_form``: the
-    body is multipart/form-data rather than JSON.
+    body with one of these members belongs to this route; ``claiming_header``: so does a request with this header.
+    ``yields_unclaimed``: a body without any claiming member belongs to another route if there is one.
+    ``refuse_headers``: returns the answer to a tokenizing request whose headers are refused, else None; the readers of
+    generating routes see the headers themselves. ``reads_form``: the body is multipart/form-data rather than JSON.
     """
 
     method: str
@@ -294,9 +295,19 @@ class Route:
     resolve_model_first: bool = False
     names_endpoint: bool = False
     claiming_members: tuple[str, ...] = ()
+    claiming_header: bytes = b""
     yields_unclaimed: bool = False
     refuse_headers: Callable[[Mapping[bytes, bytes]], Answer | None] | None = None
     reads_form: bool = False
+
+    @property
+    def claims(self) -> bool:
+        """Whether it claims some requests for a path that several APIs share."""
+        return bool(self.claiming_members or self.claiming_header)
+
+    def claims_request(self, member_names: Set[str], headers: Mapping[bytes, bytes]) -> bool:
+        """Whether it claims a request with these members in its body and these headers."""
+        return self.claiming_header in headers or not member_names.isdisjoint(self.claiming_members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +316,9 @@ class PromptMembers:
 
     ``conversations`` hold messages, ``prompts`` hold any other prompt, and ``preceding`` members come before either in
     the model's input, and so do those with ``media``, such as pictures in base64. ``salts`` separate equal prompts, in
-    addition to ``model``. ``read_non_json`` reads the model and the prompt of a body that is not JSON, and returns ""
-    for both if it cannot read the body.
+    addition to ``model``. ``dropped_texts`` match JSON text in ``preceding`` members that never reaches the model.
+    ``read_non_json`` reads the model and the prompt of a body that is not JSON, and returns "" for both if it cannot
+    read the body.
     """
 
     conversations: tuple[str, ...] = ()
@@ -314,6 +326,7 @@ class PromptMembers:
     preceding: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
     salts: tuple[str, ...] = ()
+    dropped_texts: tuple[re.Pattern[bytes], ...] = ()
     read_non_json: Callable[[bytes], tuple[str, bytes]] | None = None
 
 
@@ -361,3 +374,4 @@ class Dialect:
     framed_answers: bool = False
     default_tag: str = ""
     id_header: bytes = b""  # the name of the header that carries the request's unique id in all answers
+    id_prefix: bytes = b""  # before the id in that header

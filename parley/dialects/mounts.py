@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from parley.dialects import databricks, mindie, ollama, openai, tgi, triton, vllm
+from parley.dialects import anthropic, databricks, mindie, ollama, openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Route, RouteKind
 from parley.dialects.json_body import check_json_size
 from parley.dialects.triton.calls import GRPC_CALLS
@@ -94,6 +94,8 @@ API_MOUNTS = (
     ApiMount("/mindie-old", mindie.OLD),
     ApiMount("", ollama.DIALECT),
     ApiMount("/ollama", ollama.STRICT),
+    ApiMount("", anthropic.DIALECT),
+    ApiMount("/anthropic", anthropic.STRICT),
 )
 
 INSTANCE_PLANE = mindie.INSTANCE_PLANE  # the routes between instances and coordinators
@@ -163,7 +165,7 @@ def mount_table(surfaces: Sequence[ApiMount]) -> dict[tuple[str, str], list[tupl
         for route in surface.dialect.routes:
             for path in _mounted_paths(surface.prefix, route.path):
                 place = places.setdefault((route.method, path), [])
-                if not place or route.claiming_members:
+                if not place or route.claims:
                     place.append((route, surface))
     return places
 

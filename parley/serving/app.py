@@ -106,7 +106,8 @@ class RouteEndpoint:
 class SharedPathEndpoint:
     """The ASGI endpoint of a path that several APIs share.
 
-    The body goes to the first route that claims one of its members, otherwise to the first route that does not yield.
+    The request goes to the first route that claims it by a header or a member of its body, otherwise to the first route
+    that does not yield.
     """
 
     def __init__(self, endpoints: Sequence[RouteEndpoint]):
@@ -127,7 +128,7 @@ class SharedPathEndpoint:
         body = await exchange.peek_body()
         member_names = await exchange.run_work(len(body), partial(non_null_members, body))
         claiming = (
-            endpoint for endpoint in self.endpoints if not member_names.isdisjoint(endpoint.route.claiming_members)
+            endpoint for endpoint in self.endpoints if endpoint.route.claims_request(member_names, exchange.headers)
         )
         await next(claiming, self.default_endpoint)(scope, receive, send)
 

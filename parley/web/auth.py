@@ -78,21 +78,22 @@ class ApiKeys:
     def check_key(self, headers: dict[bytes, bytes]) -> Tenant:
         """Return the tenant whose key the headers carry, NO_TENANT if no keys are configured.
 
-        Raises Unauthorized if the headers carry no accepted key.
+        One of several keys is enough: clients that have a key for another server as well send both. Raises Unauthorized
+        if the headers carry no accepted key.
         """
         if not self._key_digests:
             return NO_TENANT
-        key = presented_key(headers)
-        if not key:
+        keys = presented_keys(headers)
+        if not keys:
             raise Unauthorized(
                 "You did not provide an API key. Send it in the header 'Authorization: Bearer KEY'.", code=""
             )
-        digest = _key_digest(key)
         number = 0
-        for candidate_number, candidate in enumerate(self._key_digests, 1):
-            number = max(number, candidate_number * hmac.compare_digest(digest, candidate))
+        for digest in map(_key_digest, keys):
+            for candidate_number, candidate in enumerate(self._key_digests, 1):
+                number = max(number, candidate_number * hmac.compare_digest(digest, candidate))
         if not number:
-            raise Unauthorized(f"Incorrect API key provided: {mask_key(key)}.")
+            raise Unauthorized(f"Incorrect API key provided: {mask_key(keys[0])}.")
         return self._tenants[number - 1]
 
     def check_admin_key(self, headers: dict[bytes, bytes]) -> None:
@@ -112,13 +113,17 @@ class ApiKeys:
 
 
 def presented_key(headers: dict[bytes, bytes]) -> bytes:
-    """Return the key that a client sent, or b"" if it sent none."""
+    """Return the first key that a client sent, or b"" if it sent none."""
+    return next(iter(presented_keys(headers)), b"")
+
+
+def presented_keys(headers: dict[bytes, bytes]) -> list[bytes]:
+    """Return the keys that a client sent, in the header Authorization and in those of other APIs."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"basic":
         key = _token_password(key)
-    if scheme.lower() in (b"bearer", b"basic") and key.strip():
-        return key.strip()
-    return next((headers[name].strip() for name in KEY_HEADERS if headers.get(name)), b"")
+    bearer_key = key.strip() if scheme.lower() in (b"bearer", b"basic") else b""
+    return list(filter(None, (bearer_key, *(headers.get(name, b"").strip() for name in KEY_HEADERS))))
 
 
 def _token_password(credentials: bytes) -> bytes:

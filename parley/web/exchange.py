@@ -254,6 +254,7 @@ class Exchange:
     async def send_error(self, error: ParleyError, extra_headers: HeaderList = ()) -> None:
         """Send an error as the whole response."""
         error = self.translate_field(error)
+        error.request_uuid = self.request_uuid
         stage_answer = self.stage.coordinator_answer(error) if self.stage is not None else None
         reply_answer = self._reply.render_refusal(error) if self._reply is not None else None
         answer = stage_answer or reply_answer or self.dialect.render_error(error)
@@ -287,7 +288,7 @@ class Exchange:
     def id_headers(self) -> HeaderList:
         """Return the response headers that carry the request's ids."""
         id_header = self.dialect.id_header
-        own_id = [(id_header, self.request_uuid.encode())] if id_header else []
+        own_id = [(id_header, self.dialect.id_prefix + self.request_uuid.encode())] if id_header else []
         return [(b"x-request-id", self.request_id.encode()), *own_id]
 
     async def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -35,7 +35,7 @@ HEAD = RequestContext(
     "fp",
     context_length=4096,
     path_parts={"model": "m", "version": "1", "endpoint": "e", "served": "m"},
-    headers={b"content-type": b"application/json"},
+    headers={b"content-type": b"application/json", b"anthropic-version": b"2023-06-01"},
 )
 TEXT, IDS = "zebra", [11, 12, 13]
 TURNS = [{"role": "user", "content": TEXT}]
@@ -46,7 +46,7 @@ WAYS: list[Any] = [  # forms that a prompt can have inside a member
 ]  # fmt: skip
 
 BESIDE: list[dict[str, Any]] = [  # what a body needs besides
-    {}, {"model": "m"}, {"outputs": [{"name": "output0"}]}, {"sampling_params": {}},
+    {}, {"model": "m", "max_tokens": 1}, {"outputs": [{"name": "output0"}]}, {"sampling_params": {}},
 ]  # fmt: skip
 
 

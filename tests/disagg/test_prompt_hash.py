@@ -49,6 +49,20 @@ def test_prompt_hashes_differ_from_the_first_difference_on(turns, at):
     )
 
 
+def test_texts_that_a_dialect_drops_do_not_change_the_hashes():
+    """Claude Code writes another hash into its billing line in each request, before everything else."""
+    rules = {"type": "text", "text": "rules " * 100}
+    bodies = [
+        chat_body(
+            ["x" * 500], system=[{"type": "text", "text": f"x-anthropic-billing-header: cch={code};{end}"}, rules]
+        )
+        for code, end in (("a", ""), ("bcd", ""), ('"', "\nYou are"), ("e", "\nYou are"), ("e", "\nYou were"))
+    ]
+    one, two, *longer, other = (hash_prompt(body).marks for body in bodies)
+    assert one and one == two
+    assert longer[0] == longer[1] != other
+
+
 def test_prompt_hashes_depend_on_model_salt_tools_and_adapter():
     texts = ["x" * 500]
     bodies = [

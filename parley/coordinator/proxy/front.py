@@ -171,7 +171,7 @@ class InferenceFront:
         body, kind = None, path.kind
         if kind is None:  # the path belongs to two APIs
             body = await client.read_body()
-            route, client.dialect = await client.run_work(len(body), partial(path.pick_route, body))
+            route, client.dialect = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
             kind = route.kind
         if kind == "generate":
             await self._run_generation(path, client, body)
@@ -303,7 +303,9 @@ class InferenceFront:
             finally:
                 self._runners.discard(runner)
         except ParleyError:
-            _, client.dialect = await client.run_work(len(body), partial(path.pick_route, body))  # to word the error
+            _, client.dialect = await client.run_work(
+                len(body), partial(path.pick_route, body, client.headers)
+            )  # to word the error
             raise
         finally:
             self.body_bytes -= inflated
@@ -331,7 +333,7 @@ class InferenceFront:
 
     def _error_ending(self, path: ApiPath, client: DownstreamClient, body: bytes, error: ParleyError) -> bytes:
         """Return the last bytes of a stream that ends with an error; none if the API has no form for it."""
-        route, dialect = path.pick_route(body)
+        route, dialect = path.pick_route(body, client.headers)
         if self._strict or dialect.documented_errors:
             error.message = error.documented or error.message
             if not dialect.framed_answers:

@@ -27,12 +27,12 @@ class ApiPath:
         self.kind: RouteKind | None = self.route.kind if len(kinds) == 1 else None  # None: depends on the body
         self.shares = any(route.names_endpoint for route, _ in routes)
 
-    def pick_route(self, body: bytes) -> tuple[Route, Dialect]:
-        """Return the route and API that a body belongs to."""
+    def pick_route(self, body: bytes, headers: Mapping[bytes, bytes]) -> tuple[Route, Dialect]:
+        """Return the route and API that a request belongs to."""
         if len(self._routes) == 1:
             return self.route, self.dialect
         names = non_null_members(body)
-        claiming = (each for each in self._routes if not names.isdisjoint(each[0].claiming_members))
+        claiming = (each for each in self._routes if each[0].claims_request(names, headers))
         route, surface = next(claiming, self._default_route)
         return route, surface.dialect
 

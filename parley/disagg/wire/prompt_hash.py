@@ -111,6 +111,7 @@ class PromptReader:
         self._prefix_members = _unique_names(each.preceding for each in prompt_members)
         salt_members = sorted(_unique_names(each.salts for each in prompt_members))  # in no table's order
         self._salt_members = ("model", *salt_members)
+        self._dropped_texts = list(dict.fromkeys(text for each in prompt_members for text in each.dropped_texts))
         self._media_members = _unique_names(each.media for each in prompt_members)
         self._message_readers = list(
             dict.fromkeys(each.read_non_json for each in prompt_members if each.read_non_json is not None)
@@ -144,6 +145,8 @@ class PromptReader:
         prompt = conversation or shrink_media(_first_present(member_texts(self._prompt_members)))
         media = map(_digest_text, member_texts(self._media_members))
         prefix, salts = b"".join((*member_texts(self._prefix_members), *media)), member_texts(self._salt_members)
+        for dropped_text in self._dropped_texts:
+            prefix = dropped_text.sub(b"", prefix)
         text = prefix + prompt.rstrip(b']}" \t\r\n')  # without its end, a prompt is a prefix of its own continuation
         length = _estimate_tokens(prompt, characters_per_token) + int(len(prefix) / characters_per_token)
         salt = _owner_salt(owner, b"\0".join(salts))

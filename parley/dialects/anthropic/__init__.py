@@ -1,0 +1,85 @@
+"""Anthropic's Messages API: its table of routes.
+
+``STRICT`` refuses what the original refuses; ``DIALECT`` drops refusals that only get in a client's way. Both refuse by
+name what would change the answer and is not available: hosted tools, PDF files, batches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+
+from parley.dialects.anthropic import bench, messages, models, shared
+from parley.dialects.anthropic.shared import AnthropicRules
+from parley.dialects.dialect import Answer, Dialect, PromptMembers, RequestContext, Route, model_in_body
+from parley.dialects.facts import ServerFacts
+from parley.errors import NotFound
+
+PROMPT_MEMBERS = PromptMembers(
+    conversations=("messages",),
+    preceding=("system", "tools"),
+    dropped_texts=(re.compile(rb'"x-anthropic-billing-header:(?:[^"\\]|\\[^n])*'),),
+)
+BATCHES = "/v1/messages/batches"
+NO_BATCHES = "Message batches are not available on this server. Send each request to /v1/messages."
+DOUBLED_VERSION = "Not found. The base URL of this API's clients ends without /v1."
+
+
+def refuse_path(sentence: str, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Raise NotFound: the original has this path, or a client built it wrongly."""
+    raise NotFound(sentence)
+
+
+def _refused_routes() -> Iterator[Route]:
+    refuse_batches = partial(refuse_path, NO_BATCHES)
+    for path in (BATCHES, BATCHES + "/{rest:path}"):
+        for method in ("GET", "POST"):
+            yield Route(method, path, "info", reader=refuse_batches)
+    yield Route("DELETE", BATCHES + "/{rest:path}", "info", reader=refuse_batches)
+    yield Route("POST", "/v1/v1/messages", "info", reader=partial(refuse_path, DOUBLED_VERSION))
+
+
+def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
+    return Dialect(
+        name="anthropic",
+        title="Anthropic",
+        base_path="",
+        render_error=partial(shared.render_error, rules),
+        prompt_members=PROMPT_MEMBERS,
+        body_limit=shared.MAX_BODY if rules.strict else None,
+        other_bases=("/v1/messages",),
+        bench_apis=bench.BENCH_APIS,
+        id_header=b"request-id",
+        id_prefix=shared.REQUEST_ID_PREFIX.encode(),
+        routes=(
+            Route(
+                "POST",
+                "/v1/messages",
+                "generate",
+                reader=partial(messages.read_messages, rules),
+                model_reader=model_in_body,
+            ),
+            Route(
+                "POST",
+                "/v1/messages/count_tokens",
+                "tokenize",
+                reader=partial(messages.read_count, rules),
+                writer=messages.write_count,
+            ),
+            Route("GET", "/v1/models", "info", reader=models.answer_models, claiming_header=shared.VERSION_HEADER),
+            Route(
+                "GET",
+                "/v1/models/{model:path}",
+                "info",
+                reader=models.answer_model,
+                claiming_header=shared.VERSION_HEADER,
+            ),
+            Route("GET", "/", "health"),
+            *_refused_routes(),
+        ),
+    )
+
+
+DIALECT = _anthropic_dialect(shared.LENIENT_RULES)
+STRICT = _anthropic_dialect(shared.STRICT_RULES)

@@ -1,0 +1,171 @@
+"""The content of an answer as blocks: one after another in a stream, or all together.
+
+Indexes count up from 0, one block is open at a time, and no block is empty: clients send the blocks back, and a text
+without characters would be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from parley.dialects.anthropic.shared import sse_event
+from parley.dialects.json_answer import encode_json
+from parley.types import ChoiceDelta, FinishReason, ToolCallDelta
+
+PING_EVENT = sse_event("ping", {"type": "ping"})
+TEXT_DELTA = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"text_delta",'
+    b'"text":%b}}\n\n'
+)
+BlockType = Literal["text", "thinking", "tool_use"]
+
+
+@dataclass
+class AnswerBlock:
+    """One block so far. ``pieces``: its text, its thinking, or the JSON text of its call's arguments."""
+
+    block_type: BlockType
+    pieces: list[str] = field(default_factory=list)
+    call_id: str = ""
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        """All pieces so far."""
+        return "".join(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingDisplay:
+    """How thinking is shown. ``hidden``: not at all; ``omitted``: by its signature alone, which ``seal`` makes."""
+
+    hidden: bool
+    omitted: bool
+    seal: Callable[[str], str]
+
+
+def client_call_id(call_id: str) -> str:
+    """Return a call's id in the original's form; ids that a model itself writes stay as they are."""
+    return f"toolu_{call_id.removeprefix('call_')}" if call_id.startswith("call_") else call_id
+
+
+class BlockStream:
+    """Writes an answer's deltas as the events of blocks. ``called``: there was a call."""
+
+    def __init__(self, display: ThinkingDisplay):
+        self.called = False
+        self._display = display
+        self._open: AnswerBlock | None = None
+        self._count = 0  # blocks so far
+
+    def write_delta(self, delta: ChoiceDelta) -> bytes:
+        """Return the events of a delta."""
+        if delta.call is not None:
+            return self._write_call(delta.call)
+        if delta.part == "tool" or not delta.text or (delta.part == "reasoning" and self._display.hidden):
+            return b""
+        if delta.part == "content":
+            opening = self._open_block(AnswerBlock("text")) if not self._is_open("text") else b""
+            return opening + TEXT_DELTA % (self._count - 1, encode_json(delta.text))
+        opening = self._open_block(AnswerBlock("thinking")) if not self._is_open("thinking") else b""
+        assert self._open is not None
+        self._open.pieces.append(delta.text)
+        if self._display.omitted:
+            return opening
+        return opening + self._delta_event({"type": "thinking_delta", "thinking": delta.text})
+
+    def close_block(self) -> bytes:
+        """Return the end of the open block, if there is one."""
+        block, self._open = self._open, None
+        if block is None:
+            return b""
+        signature = b""
+        if block.block_type == "thinking":
+            sealed = self._display.seal(block.text)
+            signature = self._delta_event({"type": "signature_delta", "signature": sealed})
+        stop = {"type": "content_block_stop", "index": self._count - 1}
+        return signature + sse_event("content_block_stop", stop)
+
+    def _write_call(self, call: ToolCallDelta) -> bytes:
+        """Return the events of a piece of a call; its arguments are passed on as they arrive."""
+        opening = b""
+        if call.name is not None:
+            self.called = True
+            block = AnswerBlock("tool_use", call_id=client_call_id(call.id or ""), name=call.name)
+            opening = self._open_block(block) + self._delta_event({"type": "input_json_delta", "partial_json": ""})
+        if not call.arguments or not self._is_open("tool_use"):
+            return opening
+        return opening + self._delta_event({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _is_open(self, block_type: BlockType) -> bool:
+        return self._open is not None and self._open.block_type == block_type
+
+    def _open_block(self, block: AnswerBlock) -> bytes:
+        start = self.close_block()
+        self._open, self._count = block, self._count + 1
+        event = {"type": "content_block_start", "index": self._count - 1, "content_block": _start_of_block(block)}
+        ping = PING_EVENT if self._count == 1 else b""
+        return start + sse_event("content_block_start", event) + ping
+
+    def _delta_event(self, delta: dict[str, Any]) -> bytes:
+        event = {"type": "content_block_delta", "index": self._count - 1, "delta": delta}
+        return sse_event("content_block_delta", event)
+
+
+def _start_of_block(block: AnswerBlock) -> dict[str, Any]:
+    match block.block_type:
+        case "text":
+            return {"type": "text", "text": ""}
+        case "thinking":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+
+
+class BlockList:
+    """Collects the blocks of an answer in one piece."""
+
+    def __init__(self, display: ThinkingDisplay):
+        self._display = display
+        self._blocks: list[AnswerBlock] = []
+
+    def add_delta(self, delta: ChoiceDelta) -> None:
+        """Add a delta to the last block, or begin another."""
+        call = delta.call
+        if call is not None:
+            if call.name is not None:
+                self._blocks.append(AnswerBlock("tool_use", [], client_call_id(call.id or ""), call.name))
+            self._blocks[-1].pieces.append(call.arguments)
+        elif delta.text and delta.part != "tool" and not (delta.part == "reasoning" and self._display.hidden):
+            block_type: BlockType = "text" if delta.part == "content" else "thinking"
+            if not self._blocks or self._blocks[-1].block_type != block_type:
+                self._blocks.append(AnswerBlock(block_type))
+            self._blocks[-1].pieces.append(delta.text)
+
+    def content(self, reason: FinishReason) -> list[dict[str, Any]]:
+        """Return the blocks of an answer that ended for this reason."""
+        return list(self._finished_blocks(reason))
+
+    def _finished_blocks(self, reason: FinishReason) -> Iterator[dict[str, Any]]:
+        for number, block in enumerate(self._blocks, 1):
+            if block.block_type == "text":
+                yield {"type": "text", "text": block.text}
+            elif block.block_type == "thinking":
+                shown = "" if self._display.omitted else block.text
+                yield {"type": "thinking", "thinking": shown, "signature": self._display.seal(block.text)}
+            elif (arguments := _read_arguments(block.text)) is not None:
+                yield {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
+            elif reason != "length" or number < len(self._blocks):  # a call that was cut off is left out
+                yield {"type": "text", "text": f"{block.name}({block.text})"}
+
+
+def _read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a call, or None if a model wrote something else than an object."""
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,239 @@
+"""``POST /v1/messages`` and its token count: reads a conversation, and writes one message or the events of a stream.
+
+The stream begins as soon as the prompt is accepted: clients wait for headers while a long prompt is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
+from parley.dialects.anthropic import options, shared
+from parley.dialects.anthropic.answer import PING_EVENT, BlockList, BlockStream, ThinkingDisplay
+from parley.dialects.anthropic.blocks import BlockReader
+from parley.dialects.anthropic.options import CREATE_MEMBERS, MAX_TOKENS, SHARED_MEMBERS, OutputForm, Thinking
+from parley.dialects.anthropic.shared import WORDING, AnthropicRules, check_members, sse_event
+from parley.dialects.anthropic.tools import read_tools
+from parley.dialects.anthropic.turns import NO_PREFILL, TurnReader
+from parley.dialects.dialect import Reply, RequestContext
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.messages import read_template_options
+from parley.errors import Invalid, ParleyError
+from parley.types import Chat, ChoiceDelta, ChoiceDone, Event, Message, PromptAccepted, Request, Usage
+
+COUNTED_CONTEXTS = 4  # a prompt is counted up to this many times the context, to say how much it is too long
+PING_SECONDS = 15.0
+FIELD_NAMES: Mapping[str, str] = {"prompt": "messages", "stop": "stop_sequences", "continue_final_message": "messages"}
+SAMPLING_CONFLICT = "`temperature` may only be set to 1 when thinking is enabled."
+VERSION_MISSING = "anthropic-version: header is required"
+
+
+class MessageBody:
+    """The members of a body that decide the prompt. ``max_tokens``: None where tokens are only counted."""
+
+    def __init__(
+        self, rules: AnthropicRules, body: Fields, context: RequestContext, known: Collection[str],
+        max_tokens: int | None = None,
+    ):  # fmt: skip
+        if rules.strict and shared.VERSION_HEADER not in context.headers:
+            raise Invalid(VERSION_MISSING, field="anthropic-version")
+        check_members(body, known, rules)
+        blocks = BlockReader(context, rules)
+        turn_reader = TurnReader(blocks, context)
+        system = turn_reader.read_system(body)
+        turns = turn_reader.read_turns(body)
+        turn_reader.check_media(turns, dict(context.media_limits))
+        tools = read_tools(body, blocks, turn_reader.tool_changes)
+        self.thinking: Thinking = options.read_thinking(body, rules, max_tokens, forced_call=tools.choice == "required")
+        self.form: OutputForm = options.read_output_form(body, rules)
+        options.check_other_members(body, blocks, context)
+        self.cache_ttl = blocks.cache_ttl
+        self.model = _required_model(body)
+        continues = _continues_last(turns, rules, thinks=self.thinking.enabled)
+        self.chat = Chat(
+            messages=_with_system(system, turns),
+            tools=tools.tools,
+            tool_choice=tools.choice,
+            forced_tool=tools.forced,
+            parallel_calls=tools.parallel,
+            thinking=self.thinking.enabled and not continues,
+            reasoning_effort=self.form.effort,
+            options={} if rules.strict else read_template_options(body),
+            add_generation_prompt=not continues,
+            continue_final=continues,
+        )
+
+
+def _required_model(body: Fields) -> str:
+    model = body.string("model", None, cap=256)
+    if model is None:
+        raise body.missing_member("model")
+    return model
+
+
+def _with_system(system: str, turns: list[Message]) -> list[Message]:
+    """Return the turns with the system prompt before them, or within a first turn of the system."""
+    if not system:
+        return turns
+    if turns and turns[0].role == "system":
+        return [Message("system", f"{system}\n{turns[0].content}"), *turns[1:]]
+    return [Message("system", system), *turns]
+
+
+def _continues_last(turns: Sequence[Message], rules: AnthropicRules, *, thinks: bool) -> bool:
+    """Whether the model continues the assistant's last turn. Raises Invalid."""
+    last = turns[-1] if turns else None
+    if last is None or last.role != "assistant" or last.tool_calls or not last.content:
+        return False
+    if rules.strict and thinks:
+        raise Invalid(NO_PREFILL, field="messages")
+    if rules.strict and last.content != last.content.rstrip():
+        raise Invalid("messages: final assistant content cannot end with trailing whitespace", field="messages")
+    return True
+
+
+def read_messages(rules: AnthropicRules, body: bytes, context: RequestContext) -> MessagesReply:
+    """Read the body of a request for a message. Raises BadRequest."""
+    return MessagesReply(rules, decode_fields(body, WORDING), context)
+
+
+def read_count(rules: AnthropicRules, body: bytes, context: RequestContext) -> TokenizeRequest:
+    """Read the body of a request that counts tokens; it may have all members of a message's. Raises BadRequest."""
+    known = SHARED_MEMBERS if rules.strict else CREATE_MEMBERS
+    message = MessageBody(rules, decode_fields(body, WORDING), context, known)
+    return TokenizeRequest(model=message.model, prompt=message.chat)
+
+
+def write_count(result: TokenizeResult) -> bytes:
+    """Return the number of a prompt's tokens."""
+    return encode_json({"input_tokens": len(result.token_ids)})
+
+
+class MessagesReply(Reply):
+    """A request for a message."""
+
+    field_names: ClassVar[Mapping[str, str]] = FIELD_NAMES
+    ping_bytes: ClassVar[bytes] = PING_EVENT
+    ping_interval: ClassVar[float | None] = PING_SECONDS
+
+    def __init__(self, rules: AnthropicRules, body: Fields, context: RequestContext):
+        max_tokens = body.integer("max_tokens", None, 1, MAX_TOKENS)
+        message = MessageBody(rules, body, context, CREATE_MEMBERS, max_tokens)
+        if max_tokens is None:
+            raise body.missing_member("max_tokens")
+        sampling = options.read_sampling(body, rules)
+        if rules.strict and message.thinking.enabled and sampling.temperature != 1:
+            raise Invalid(SAMPLING_CONFLICT, field="temperature")
+        self.request = Request(
+            id=context.unique_id,
+            model=message.model,
+            prompts=[message.chat],
+            sampling=sampling,
+            stop_conditions=options.read_stop_conditions(body, rules, max_tokens),
+            grammar=message.form.grammar,
+            thinking_budget=message.thinking.budget,
+            stream=body.boolean("stream", False),
+            counted_tokens=COUNTED_CONTEXTS * context.context_length,
+        )
+        self._rules, self._context, self._cache_ttl = rules, context, message.cache_ttl
+        self._reasons = message.thinking.enabled
+        self._model = message.model  # as the client wrote it
+        self._manages_context = body.has_value("context_management")
+        display = ThinkingDisplay(not self._reasons, message.thinking.omitted, self._seal_thinking)
+        self._block_stream, self._block_list = BlockStream(display), BlockList(display)
+        self._done: ChoiceDone | None = None
+
+    def _seal_thinking(self, text: str) -> str:
+        return self._context.seal_reasoning(text.encode())
+
+    # -- a stream
+
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
+        """Return the events of the message's start, its blocks and their ends."""
+        parts = []
+        for event in events:
+            match event:
+                case ChoiceDelta():
+                    parts.append(self._block_stream.write_delta(event))
+                case PromptAccepted():
+                    parts.append(self._message_start(len(event.token_ids)))
+                case ChoiceDone():
+                    self._done = event
+                    parts.append(self._block_stream.close_block())
+        return b"".join(parts)
+
+    def finish_stream(self, usage: Usage) -> bytes:
+        """Return the end of the message. The counts are those of the whole message, not differences."""
+        reason, sequence = self._stop_reason(usage, called=self._block_stream.called)
+        event: dict[str, Any] = {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": shared.input_counts(usage, marked=self._cache_ttl is not None)
+            | shared.output_counts(usage, reasons=self._reasons),
+            **self._context_member(),
+        }
+        return sse_event("message_delta", event) + sse_event("message_stop", {"type": "message_stop"})
+
+    def fail_stream(self, error: ParleyError) -> bytes:
+        """Return the error event, after which the stream ends."""
+        return sse_event("error", shared.error_object(error, self._context.unique_id))
+
+    def _message_start(self, prompt_tokens: int) -> bytes:
+        """Return the first event. Which tokens the cache has is not known yet; ``message_delta`` says it."""
+        usage = shared.usage_object(Usage(prompt_tokens=prompt_tokens), None, reasons=False)
+        message = self._envelope([], None, None, usage)
+        return sse_event("message_start", {"type": "message_start", "message": message})
+
+    # -- one answer
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Collect the blocks of these events."""
+        for event in events:
+            match event:
+                case ChoiceDelta():
+                    self._block_list.add_delta(event)
+                case ChoiceDone():
+                    self._done = event
+
+    def render_body(self, usage: Usage) -> bytes:
+        """Return the whole message."""
+        assert self._done is not None
+        content = self._block_list.content(self._done.reason)
+        called = any(block["type"] == "tool_use" for block in content)
+        counts = shared.usage_object(usage, self._cache_ttl, reasons=self._reasons)
+        envelope = self._envelope(content, *self._stop_reason(usage, called=called), counts)
+        return encode_json(envelope | self._context_member())
+
+    # -- both
+
+    def _envelope(
+        self, content: list[dict[str, Any]], reason: str | None, sequence: str | None, usage: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "id": shared.message_id(self._context.unique_id),
+            "type": "message",
+            "role": "assistant",
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": usage,
+        }
+
+    def _stop_reason(self, usage: Usage, *, called: bool) -> tuple[str, str | None]:
+        """Return why the message ended, and the stop sequence that ended it."""
+        assert self._done is not None
+        if self._done.reason == "length":
+            fills_context = usage.prompt_tokens + usage.completion_tokens >= self._context.context_length
+            wanted = self.request.stop_conditions.max_tokens or 0
+            is_clamped = fills_context and usage.completion_tokens < wanted
+            return ("model_context_window_exceeded" if is_clamped else "max_tokens"), None
+        if isinstance(self._done.stop, str):
+            return "stop_sequence", self._done.stop
+        return ("tool_use" if called else "end_turn"), None
+
+    def _context_member(self) -> dict[str, Any]:
+        """Return the edits of the context, of which there are never any, if the request asked for some."""
+        return {"context_management": {"applied_edits": []}} if self._manages_context else {}

@@ -1,0 +1,74 @@
+"""``GET /v1/models`` in Anthropic's form: the served models by pages, or one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs
+
+from parley.dialects.anthropic.shared import WORDING
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.facts import ModelCard, ServerFacts
+from parley.dialects.json_answer import json_answer
+from parley.errors import UnknownModel, excerpt
+
+DEFAULT_PAGE, MAX_PAGE = 20, 1000  # models in a page
+
+
+def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Return a page of the models, as ``limit``, ``after_id`` and ``before_id`` of the query ask. Raises Invalid."""
+    query = {name: values[-1] for name, values in parse_qs(context.query_string.decode("latin-1")).items()}
+    limit = _read_limit(query.get("limit"))
+    cards = list(facts.cards)
+    if (after := query.get("after_id")) is not None:
+        cards = cards[_place_of(cards, after) + 1 :]
+        page, has_more = cards[:limit], len(cards) > limit
+    elif (before := query.get("before_id")) is not None:
+        cards = cards[: _place_of(cards, before)]
+        page, has_more = cards[-limit:], len(cards) > limit
+    else:
+        page, has_more = cards[:limit], len(cards) > limit
+    return json_answer(
+        {
+            "data": [_model_object(card) for card in page],
+            "has_more": has_more,
+            "first_id": page[0].name if page else None,
+            "last_id": page[-1].name if page else None,
+        }
+    )
+
+
+def answer_model(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Return one model. Raises UnknownModel."""
+    name = context.path_parts["model"]
+    for card in facts.cards:
+        if card.name == name:
+            return json_answer(_model_object(card))
+    served = [card.name for card in facts.cards]
+    raise UnknownModel(f"There is no model {excerpt(name)}.", name=name, served=served)
+
+
+def _model_object(card: ModelCard) -> dict[str, Any]:
+    created = datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    model: dict[str, Any] = {"type": "model", "id": card.name, "display_name": card.name, "created_at": created}
+    if card.max_model_len is None:
+        return model | {"lifecycle": "active"}
+    return model | {"max_input_tokens": card.max_model_len, "max_tokens": card.max_model_len, "lifecycle": "active"}
+
+
+def _read_limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_PAGE
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_PAGE):
+        sentence = f"Input should be an integer greater than or equal to 1 and less than or equal to {MAX_PAGE}"
+        raise WORDING.invalid_error("limit", f"{sentence}, but got {excerpt(text)}")
+    return int(text)
+
+
+def _place_of(cards: Sequence[ModelCard], name: str) -> int:
+    """Return the place of a model in the list. Raises Invalid."""
+    for place, card in enumerate(cards):
+        if card.name == name:
+            return place
+    raise WORDING.invalid_error("after_id", f"there is no model {excerpt(name)}")

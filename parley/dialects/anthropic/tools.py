@@ -1,0 +1,114 @@
+"""Tools of a request, in Anthropic's form: those that clients run, and the choice among them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from parley.dialects.anthropic.blocks import BlockReader
+from parley.dialects.anthropic.shared import AnthropicRules, check_members, unsupported_value
+from parley.dialects.anthropic.turns import ToolChanges
+from parley.dialects.fields import Fields
+from parley.errors import Invalid, excerpt
+
+MAX_TOOLS = 1024
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+SEARCH_TOOL = re.compile(r"tool_?search", re.IGNORECASE)  # Claude Code's, and those that clients write themselves
+TOOL_MEMBERS = {
+    "type", "name", "description", "input_schema", "cache_control", "strict", "eager_input_streaming", "defer_loading",
+    "input_examples", "allowed_callers",
+}  # fmt: skip
+CHOICE_MEMBERS = {"type", "name", "disable_parallel_tool_use"}
+Choice = Literal["auto", "none", "required"]
+CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+ToolObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMembers:
+    """The tool members of a request, as in ``Chat``."""
+
+    tools: list[ToolObject] = field(default_factory=list)
+    choice: Choice = "auto"
+    forced: str | None = None
+    parallel: bool = True
+
+
+def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> ToolMembers:
+    """Read the tools and the choice among them. Call it after the conversation is read. Raises BadRequest."""
+    definitions = [*body.objects("tools", cap=MAX_TOOLS), *changes.definitions]
+    tools = [(each.boolean("defer_loading", False), _read_tool(each, blocks)) for each in definitions]
+    _check_names(definitions)
+    names = [_name_of(tool) for _, tool in tools]
+    hides_deferred = bool(blocks.revealed_tools) or any(map(SEARCH_TOOL.search, names))
+    shown = [
+        tool
+        for is_deferred, tool in tools
+        if _name_of(tool) not in changes.removed
+        and not (is_deferred and hides_deferred and _name_of(tool) not in blocks.revealed_tools)
+    ]
+    return _read_choice(body, shown, names, blocks.rules)
+
+
+def _name_of(tool: ToolObject) -> str:
+    name: str = tool["function"]["name"]
+    return name
+
+
+def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
+    """Return a tool in the form that chat templates read."""
+    kind = tool.string("type", "custom", cap=256)
+    if kind != "custom":  # hosted tools, and those whose schemas only the original's models know
+        raise unsupported_value(tool, "type", kind)
+    check_members(tool, TOOL_MEMBERS, blocks.rules, "custom")
+    blocks.read_cache_control(tool)
+    name = tool.string("name", None)
+    if name is None:
+        raise tool.missing_member("name")
+    if not NAME.fullmatch(name):
+        raise tool.member_error("name", f"String should match pattern '^{NAME.pattern}$', but got {excerpt(name)}")
+    function: ToolObject = {"name": name}
+    description = tool.string("description", None)
+    if description is not None:
+        function["description"] = description
+    if not tool.has_value("input_schema") and blocks.rules.strict:
+        raise tool.missing_member("input_schema")
+    function["parameters"] = tool.free_object("input_schema") or {"type": "object", "properties": {}}
+    if tool.boolean("strict", False):
+        function["strict"] = True
+    tool.boolean("eager_input_streaming", None)  # arguments are always passed on as they arrive
+    return {"type": "function", "function": function}
+
+
+def _check_names(tools: Iterable[Fields]) -> None:
+    """Raise Invalid if two tools have the same name."""
+    known: set[str] = set()
+    for tool in tools:
+        name = tool.string("name", "")
+        if name in known:
+            raise Invalid("tools: Tool names must be unique.", field=tool.member_path("name"))
+        known.add(name)
+
+
+def _read_choice(body: Fields, tools: list[ToolObject], names: list[str], rules: AnthropicRules) -> ToolMembers:
+    choice = body.object("tool_choice")
+    if choice is None:
+        return ToolMembers(tools)
+    check_members(choice, CHOICE_MEMBERS, rules)
+    kind = choice.string("type", None, allowed=tuple(CHOICES))
+    if kind is None:
+        raise choice.missing_member("type")
+    parallel = not choice.boolean("disable_parallel_tool_use", False)
+    if kind in ("any", "tool") and not tools:
+        raise body.member_error("tool_choice", f"'{kind}' may only be specified while providing `tools`.")
+    if kind != "tool":
+        return ToolMembers(tools, CHOICES[kind], None, parallel)
+    name = choice.string("name", None, cap=256)
+    if name is None:
+        raise choice.missing_member("name")
+    if name not in map(_name_of, tools):
+        problem = "is deferred or removed" if name in names else "not found in provided tools"
+        raise Invalid(f"Tool '{name}' {problem}", field=choice.member_path("name"))
+    return ToolMembers(tools, "required", name, parallel)

@@ -1,0 +1,286 @@
+"""Turns of a request: ``system`` and ``messages``, read into a neutral conversation.
+
+Consecutive messages of one role are one turn. Messages of the role system stay in their place, because moving them to
+the front would change the beginning of every later prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from parley.dialects.anthropic.blocks import MAX_BLOCKS, SHARED_BLOCKS, BlockReader, Parts
+from parley.dialects.anthropic.shared import check_members, unsupported_value
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.media import check_media_counts, interleave_parts
+from parley.errors import Invalid
+from parley.types import Media, MediaKind, Message, ToolCall
+
+MAX_MESSAGES = 100_000
+ROLES = ("user", "assistant", "system")
+JOINT = "\n"  # between two texts of one turn
+# Claude Code writes its version and a hash of each request here, before 40 KB that are always the same.
+BILLING_HEADER = "x-anthropic-billing-header:"
+ERROR_PREFIX = "Error: "  # before the result of a call that failed, for which templates have no mark
+MESSAGE_MEMBERS = {"role", "content", "clear_at", "output_config"}
+THINKING_MEMBERS = {"type", "thinking", "signature"}
+USE_MEMBERS = {"type", "id", "name", "input", "cache_control", "caller", "toolset_name"}
+RESULT_MEMBERS = {"type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"}
+NO_MESSAGES = "messages: at least one message is required"
+NO_PREFILL = "This model does not support assistant message prefill. The conversation must end with a user message."
+UNANSWERED = (
+    "messages.{place}: `tool_use` ids were found without `tool_result` blocks immediately after: {ids}. Each "
+    "`tool_use` block must have a corresponding `tool_result` block in the next message."
+)
+ORPHAN = (
+    "messages.{place}: unexpected `tool_use_id` found in `tool_result` blocks: {ids}. Each `tool_result` block must "
+    "have a corresponding `tool_use` block in the previous message."
+)
+
+
+@dataclass
+class ToolChanges:
+    """Tools that join or leave in the middle of a conversation: names, and definitions of new ones."""
+
+    removed: set[str] = field(default_factory=set)
+    definitions: list[Fields] = field(default_factory=list)
+
+
+@dataclass
+class AssistantTurn:
+    """What an assistant's turn consists of so far."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+class TurnReader:
+    """Reads the conversation of one request."""
+
+    def __init__(self, blocks: BlockReader, context: RequestContext):
+        self.blocks = blocks
+        self.tool_changes = ToolChanges()
+        self._rules = blocks.rules
+        self._context = context
+
+    def read_system(self, body: Fields) -> str:
+        """Return the system prompt without Claude Code's billing line, or "". Raises BadRequest."""
+        parts = self.blocks.read_parts(body, "system")
+        texts = [_drop_billing_line(part) for part in parts if isinstance(part, str)]
+        if len(texts) < len(parts):
+            raise body.member_error("system", "Input should be text blocks only")
+        return JOINT.join(filter(None, texts))
+
+    def read_turns(self, body: Fields) -> list[Message]:
+        """Return the messages, consecutive ones of a role as one. Raises BadRequest."""
+        items = [(self._read_role(item), item) for item in body.objects("messages", cap=MAX_MESSAGES)]
+        if not items:
+            raise (
+                Invalid(NO_MESSAGES, field="messages")
+                if body.has_value("messages")
+                else body.missing_member("messages")
+            )
+        if self._rules.strict:
+            check_order(items)
+        last_user = max((place for place, (role, _) in enumerate(items) if role == "user"), default=-1)
+        shown = [
+            (role, item)
+            for place, (role, item) in enumerate(items)
+            if not (role == "system" and place < last_user and _is_cleared(item))
+        ]
+        turns: list[Message] = []
+        for role, group in groupby(shown, key=lambda pair: pair[0]):
+            turns += self._read_turn(role, [item for _, item in group])
+        return turns
+
+    def check_media(self, turns: Iterable[Message], limits: dict[MediaKind, int]) -> None:
+        """Raise BadMedia if the turns have too many items of a kind."""
+        check_media_counts((placed.media for turn in turns for placed in turn.media), limits)
+
+    def _read_role(self, item: Fields) -> str:
+        check_members(item, MESSAGE_MEMBERS, self._rules)
+        role = item.string("role", None, allowed=ROLES)
+        if role is None:
+            raise item.missing_member("role")
+        if not item.has_value("content") and not (role == "system" and item.has_value("output_config")):
+            raise item.missing_member("content")
+        return role
+
+    def _read_turn(self, role: str, items: Sequence[Fields]) -> list[Message]:
+        if role == "assistant":
+            return self._read_assistant_turn(items)
+        if role == "system":
+            text = JOINT.join(filter(None, (text for item in items for text in self._read_system_message(item))))
+            return [Message("system", text)] if text else []
+        return self._read_user_turn(items)
+
+    def _read_user_turn(self, items: Sequence[Fields]) -> list[Message]:
+        """Return the results of calls, then the rest. Pictures of results come with the rest: not every template shows
+        them in a result."""
+        results: list[Message] = []
+        pictures: Parts = []
+        parts: Parts = []
+        for block in blocks_of(items):
+            if isinstance(block, str):
+                parts.append(block)
+            elif self.blocks.read_block_type(block) == "tool_result":
+                result, media = self._read_tool_result(block)
+                results.append(result)
+                pictures += media
+            else:
+                parts += self.blocks.read_block(block)
+        content = interleave_parts([*pictures, *(part for part in parts if part != "")], JOINT)
+        if results and not content.text and not content.media:
+            return results
+        return [*results, Message("user", content.text, media=content.media)]
+
+    def _read_tool_result(self, block: Fields) -> tuple[Message, Parts]:
+        """Return the result of a call, and its pictures."""
+        check_members(block, RESULT_MEMBERS, self._rules, "tool_result")
+        self.blocks.read_cache_control(block)
+        use_id = block.string("tool_use_id", None, cap=256)
+        if use_id is None:
+            raise block.missing_member("tool_use_id")
+        parts = self.blocks.read_parts(block, "content", in_result=True)
+        text = JOINT.join(part for part in parts if isinstance(part, str))
+        prefix = ERROR_PREFIX if block.boolean("is_error", False) else ""
+        return Message("tool", prefix + text, tool_call_id=use_id), [part for part in parts if isinstance(part, Media)]
+
+    def _read_system_message(self, item: Fields) -> Iterator[str]:
+        for block in blocks_of([item]):
+            if isinstance(block, str):
+                yield block
+                continue
+            block_type = self.blocks.read_block_type(block)
+            if block_type in ("tool_addition", "tool_removal"):
+                self._read_tool_change(block, block_type)
+            elif block_type == "text":
+                self.blocks.read_cache_control(block)
+                yield self.blocks.read_text(block)
+            else:
+                raise block.member_error("type", f"Input should be 'text', but got '{block_type[:60]}'")
+
+    def _read_tool_change(self, block: Fields, block_type: str) -> None:
+        tool = block.object("tool")
+        if tool is None:
+            raise block.missing_member("tool")
+        kind = tool.string("type", None, cap=256)
+        if kind == "tool_definition" and block_type == "tool_addition":
+            definition = tool.object("definition")
+            if definition is None:
+                raise tool.missing_member("definition")
+            self.tool_changes.definitions.append(definition)
+            return
+        if kind != "tool_reference":
+            raise tool.missing_member("type") if kind is None else unsupported_value(tool, "type", kind)
+        name = tool.string("name", None, cap=256)
+        if name is None:
+            raise tool.missing_member("name")
+        if block_type == "tool_removal":
+            self.tool_changes.removed.add(name)
+        else:
+            self.tool_changes.removed.discard(name)
+            self.blocks.revealed_tools.add(name)
+
+    def _read_assistant_turn(self, items: Sequence[Fields]) -> list[Message]:
+        turn = AssistantTurn()
+        for block in blocks_of(items):
+            if isinstance(block, str):
+                turn.texts.append(block)
+            else:
+                self._read_assistant_block(block, turn)
+        texts, thoughts = list(filter(None, turn.texts)), list(filter(None, turn.thoughts))
+        if not texts and not thoughts and not turn.calls:
+            return [Message("assistant", "")]
+        content = JOINT.join(texts) if texts or not turn.calls else None
+        return [Message("assistant", content, None, JOINT.join(thoughts) or None, turn.calls)]
+
+    def _read_assistant_block(self, block: Fields, turn: AssistantTurn) -> None:
+        block_type = self.blocks.read_block_type(block)
+        match block_type:
+            case "thinking":
+                turn.thoughts.append(self._read_thinking(block))
+            case "redacted_thinking":
+                block.string("data", "")
+            case "tool_use":
+                turn.calls.append(self._read_tool_use(block))
+            case _ if block_type in SHARED_BLOCKS and block_type != "text":
+                raise block.member_error("type", f"'{block_type}' blocks are not allowed in assistant messages")
+            case _:
+                turn.texts += [part for part in self.blocks.read_block(block) if isinstance(part, str)]
+
+    def _read_thinking(self, block: Fields) -> str:
+        """Return the thinking that the model wrote, as its signature holds it, else as the client shows it."""
+        check_members(block, THINKING_MEMBERS, self._rules, "thinking")
+        shown, signature = block.string("thinking", None), block.string("signature", "")
+        if shown is None:
+            raise block.missing_member("thinking")
+        try:
+            return self._context.open_reasoning(signature).decode()
+        except ValueError:  # of another server, or of another tenant
+            if self._rules.strict:
+                raise block.member_error("signature", "Invalid `signature` in `thinking` block") from None
+            return shown
+
+    def _read_tool_use(self, block: Fields) -> ToolCall:
+        check_members(block, USE_MEMBERS, self._rules, "tool_use")
+        self.blocks.read_cache_control(block)
+        use_id, name = (block.string(member, None, cap=256) for member in ("id", "name"))
+        if use_id is None or name is None:
+            raise block.missing_member("id" if use_id is None else "name")
+        if not block.has_value("input"):
+            raise block.missing_member("input")
+        return ToolCall(use_id, name, encode_json(block.free_object("input")).decode())
+
+
+def blocks_of(items: Iterable[Fields]) -> Iterator[str | Fields]:
+    """Yield the contents of messages: a string as such, else its blocks."""
+    for item in items:
+        if isinstance(item.raw_value("content"), str):
+            yield item.string("content", "")
+        else:
+            yield from item.objects("content", cap=MAX_BLOCKS)
+
+
+def _is_cleared(item: Fields) -> bool:
+    """Whether a system message disappears with the next message of the user."""
+    return item.string("clear_at", "never", allowed=("next_user_message", "never")) == "next_user_message"
+
+
+def _drop_billing_line(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
+
+
+# -- the order of turns
+
+
+def check_order(items: Sequence[tuple[str, Fields]]) -> None:
+    """Raise Invalid unless a user begins, and each call has its result in the message after it."""
+    spoken = [(place, role, item) for place, (role, item) in enumerate(items) if role != "system"]
+    if not spoken or spoken[0][1] != "user":
+        raise Invalid('messages: first message must use the "user" role', field="messages")
+    open_calls: list[str] = []
+    calls_place = 0
+    for place, role, item in spoken:
+        answered = _ids_in(item, "tool_result", "tool_use_id") if role == "user" else []
+        if unknown := [use_id for use_id in answered if use_id not in open_calls]:
+            raise Invalid(ORPHAN.format(place=f"{place}.content.0", ids=", ".join(unknown)[:256]), field="messages")
+        open_calls = [use_id for use_id in open_calls if use_id not in answered]
+        if open_calls:
+            break
+        open_calls, calls_place = _ids_in(item, "tool_use", "id") if role == "assistant" else [], place
+    if open_calls:
+        raise Invalid(UNANSWERED.format(place=calls_place, ids=", ".join(open_calls)[:256]), field="messages")
+
+
+def _ids_in(item: Fields, block_type: str, member: str) -> list[str]:
+    """Return the ids in a message's blocks of a type, as far as they are texts."""
+    content: Any = item.raw_value("content")
+    blocks = content if isinstance(content, list) else []
+    ids = [block.get(member) for block in blocks if isinstance(block, dict) and block.get("type") == block_type]
+    return [use_id for use_id in ids if isinstance(use_id, str)]

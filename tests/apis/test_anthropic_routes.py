@@ -1,0 +1,81 @@
+"""Anthropic's API through a running server: paths shared with other APIs, keys, headers, errors and overflow."""
+
+import json
+import re
+
+import pytest
+from support.http_client import Answer, RunningServer
+
+VERSION = {"anthropic-version": "2023-06-01"}
+TALK = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def post(server: RunningServer, path: str, body: object, **headers: str) -> Answer:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await server.call("POST", path, data, {"content-type": "application/json"} | VERSION | headers)
+
+
+@pytest.mark.parametrize("prefix", ["", "/anthropic"])
+async def test_anthropic_answers_at_the_root_and_below_its_prefix(serve, prefix):
+    server = await serve(api_keys=("key",))
+    for headers in ({"x-api-key": "key"}, {"authorization": "Bearer key"},
+                    {"authorization": "Bearer other", "x-api-key": "key"}):  # fmt: skip
+        answer = await post(server, f"{prefix}/v1/messages?beta=true", TALK, **headers)
+        assert answer.status == 200, answer.body
+        assert answer.json["usage"]["output_tokens"] == 4 and answer.json["stop_reason"] == "max_tokens"
+        assert re.fullmatch("req_[0-9a-f]{32}", answer.headers["request-id"])
+        counted = await post(
+            server, f"{prefix}/v1/messages/count_tokens", {k: TALK[k] for k in ("model", "messages")}, **headers
+        )
+        assert counted.json == {"input_tokens": answer.json["usage"]["input_tokens"]}
+    answer = await post(server, f"{prefix}/v1/messages", TALK, **{"x-api-key": "wrong"})
+    assert (answer.status, answer.error["type"]) == (401, "authentication_error")
+    assert answer.json["request_id"] == answer.headers["request-id"]
+
+
+async def test_anthropic_streams_named_events_until_message_stop(serve):
+    server = await serve()
+    answer = await post(server, "/v1/messages", TALK | {"stream": True})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    frames = answer.body.decode().removesuffix("\n\n").split("\n\n")
+    names = [frame.partition("\n")[0].removeprefix("event: ") for frame in frames]
+    assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"]
+
+
+async def test_models_have_the_form_of_the_client_that_asks(serve):
+    server = await serve()
+    for path in ("/v1/models", "/v1/models/tiny"):
+        plain = (await server.get(path)).json
+        versioned = (await server.call("GET", path, headers=VERSION)).json
+        assert "object" in plain and "object" not in versioned
+    assert (await server.get("/anthropic/v1/models")).json["data"][0]["type"] == "model"
+    unknown = await server.call("GET", "/v1/models/x", headers=VERSION)
+    assert (unknown.status, unknown.error) == (404, {"type": "not_found_error", "message": "model: x"})
+
+
+async def test_anthropic_words_the_refusals_that_programs_read(serve):
+    server = await serve()
+    long_turns = [{"role": "user", "content": "abc " * 9000}]
+    overflow = await post(server, "/v1/messages", TALK | {"messages": long_turns})
+    assert overflow.status == 400
+    match = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", overflow.error["message"])
+    assert match is not None and int(match[1]) > int(match[2]) == 4095
+    counted = await post(server, "/v1/messages/count_tokens", {"model": "tiny", "messages": long_turns})
+    assert counted.json["input_tokens"] == int(match[1])
+    for path, body, status, sentence in (
+        ("/v1/messages", TALK | {"model": "x"}, 404, "model: x"),
+        ("/v1/messages", b"{", 400, "The body could not be parsed as JSON: Input data was truncated."),
+        ("/v1/messages/batches", {"requests": []}, 404, "Message batches are not available on this server. Send each"),
+        ("/v1/v1/messages", TALK, 404, "Not found. The base URL of this API's clients ends without /v1."),
+        ("/anthropic/v1/complete", {}, 404, "Unknown request URL"),
+    ):
+        answer = await post(server, path, body)
+        assert answer.status == status and answer.error["message"].startswith(sentence), answer.body
+
+
+async def test_anthropic_cuts_the_answer_to_the_room_in_the_context(serve):
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    answer = await post(server, "/v1/messages", TALK | {"max_tokens": 32000})
+    usage = answer.json["usage"]
+    assert usage["input_tokens"] + usage["output_tokens"] == 4096
+    assert answer.json["stop_reason"] == "model_context_window_exceeded"

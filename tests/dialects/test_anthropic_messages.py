@@ -1,0 +1,365 @@
+"""Messages of Anthropic's API: the exact bytes of answers, streams and errors, and the routes."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.anthropic import DIALECT, STRICT, messages, models, shared
+from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, AnthropicRules
+from parley.dialects.dialect import RequestContext
+from parley.dialects.facts import ModelCard, ServerFacts
+from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.errors import (
+    BadRequest,
+    ContextLength,
+    EngineDied,
+    EngineError,
+    NotFound,
+    Overloaded,
+    ParleyError,
+    TooLarge,
+    Unauthorized,
+    UnknownModel,
+)
+from parley.types import ChoiceDelta, ChoiceDone, FinishReason, PromptAccepted, ToolCallDelta, Usage
+
+SEAL = ReasoningSeal("secret")
+VERSION = {b"anthropic-version": b"2023-06-01"}
+HEAD = RequestContext("0f", 1700000000, "fp", context_length=100, headers=VERSION, reasoning_seal=SEAL)
+TURNS = [{"role": "user", "content": "Hi"}]
+USAGE = Usage(prompt_tokens=12, completion_tokens=5, cached_tokens=8, reasoning_tokens=2)
+ACCEPTED = PromptAccepted(0, list(range(12)))
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+THINKING = {"type": "enabled", "budget_tokens": 1024}
+ID = "msg_01" + "1" * 21 + "G"  # 15 in base 58
+START = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"model":"m","id":"%b","type":"message",'
+    b'"role":"assistant","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":12,'
+    b'"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"cache_creation":{"ephemeral_5m_input_tokens":0,'
+    b'"ephemeral_1h_input_tokens":0},"output_tokens":0,"service_tier":"standard","inference_geo":"not_available"}}}\n\n'
+) % ID.encode()
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+def read(rules: AnthropicRules = LENIENT_RULES, **members: Any) -> messages.MessagesReply:
+    body = {"model": "m", "max_tokens": 2000, "messages": TURNS} | members
+    return messages.read_messages(rules, json.dumps(body).encode(), HEAD)
+
+
+def refusal(rules: AnthropicRules = LENIENT_RULES, **members: Any) -> str:
+    with pytest.raises(BadRequest) as caught:
+        read(rules, **members)
+    return json.loads(shared.render_error(rules, caught.value).body)["error"]["message"]
+
+
+def done(reason: FinishReason = "stop", stop: str | None = None) -> ChoiceDone:
+    return ChoiceDone(0, reason, USAGE, stop)
+
+
+def call(index: int, name: str, *pieces: str) -> list[ChoiceDelta]:
+    first = ToolCallDelta(index, f"call_{index}", name)
+    return [
+        ChoiceDelta(0, "", "tool", call=each) for each in (first, *(ToolCallDelta(index, arguments=p) for p in pieces))
+    ]
+
+
+def whole(events: list[Any], usage: Usage = USAGE, **members: Any) -> dict[str, Any]:
+    reply = read(**members)
+    reply.add_events([ACCEPTED, *events])
+    return json.loads(reply.render_body(usage))
+
+
+def stream(events: list[Any], **members: Any) -> bytes:
+    reply = read(stream=True, **members)
+    return b"".join([reply.render_chunk([ACCEPTED]), *(reply.render_chunk([each]) for each in events)]) + (
+        reply.finish_stream(USAGE)
+    )
+
+
+def event(name: str, data: str) -> bytes:
+    return f"event: {name}\ndata: {data}\n\n".encode()
+
+
+def block_event(kind: str, index: int, member: str, value: str) -> bytes:
+    return event(f"content_block_{kind}", f'{{"type":"content_block_{kind}","index":{index},"{member}":{value}}}')
+
+
+def block_stop(index: int) -> bytes:
+    return event("content_block_stop", f'{{"type":"content_block_stop","index":{index}}}')
+
+
+def end_of_message(reason: str, more: str = "") -> bytes:
+    counts = '"input_tokens":4,"cache_creation_input_tokens":0,"cache_read_input_tokens":8,"output_tokens":5'
+    delta = f'{{"stop_reason":"{reason}","stop_sequence":null}}'
+    return event("message_delta", f'{{"type":"message_delta","delta":{delta},"usage":{{{counts}{more}}}}}') + STOP
+
+
+def test_anthropic_writes_a_message():
+    reply = read()
+    reply.add_events([ACCEPTED, ChoiceDelta(0, "Hel"), ChoiceDelta(0, "lo"), done()])
+    assert reply.render_body(USAGE) == (
+        b'{"model":"m","id":"%b","type":"message","role":"assistant","content":[{"type":"text","text":"Hello"}],'
+        b'"stop_reason":"end_turn","stop_sequence":null,"usage":{"input_tokens":4,"cache_creation_input_tokens":0,'
+        b'"cache_read_input_tokens":8,"cache_creation":{"ephemeral_5m_input_tokens":0,"ephemeral_1h_input_tokens":0},'
+        b'"output_tokens":5,"service_tier":"standard","inference_geo":"not_available"}}' % ID.encode()
+    )
+
+
+def test_anthropic_streams_a_text():
+    text = [ChoiceDelta(0, "Hel"), ChoiceDelta(0, "lo"), done()]
+    assert stream(text) == START + b"".join([
+        block_event("start", 0, "content_block", '{"type":"text","text":""}'),
+        PING,
+        block_event("delta", 0, "delta", '{"type":"text_delta","text":"Hel"}'),
+        block_event("delta", 0, "delta", '{"type":"text_delta","text":"lo"}'),
+        block_stop(0),
+        end_of_message("end_turn"),
+    ])  # fmt: skip
+
+
+def test_anthropic_streams_thinking_text_and_calls():
+    """One block is open at a time; a call without arguments has the empty first piece alone."""
+    events = [
+        ChoiceDelta(0, "hm", "reasoning"),
+        ChoiceDelta(0, "So"),
+        *call(0, "f", '{"a":', "1}"),
+        *call(1, "g"),
+        done("tool"),
+    ]
+    signature = json.dumps(SEAL.seal("", b"hm"))
+    thinking = ',"output_tokens_details":{"thinking_tokens":2}'
+    assert stream(events, thinking=THINKING, tools=[TOOL]) == START + b"".join([
+        block_event("start", 0, "content_block", '{"type":"thinking","thinking":"","signature":""}'),
+        PING,
+        block_event("delta", 0, "delta", '{"type":"thinking_delta","thinking":"hm"}'),
+        block_event("delta", 0, "delta", f'{{"type":"signature_delta","signature":{signature}}}'),
+        block_stop(0),
+        block_event("start", 1, "content_block", '{"type":"text","text":""}'),
+        block_event("delta", 1, "delta", '{"type":"text_delta","text":"So"}'),
+        block_stop(1),
+        block_event("start", 2, "content_block", '{"type":"tool_use","id":"toolu_0","name":"f","input":{}}'),
+        block_event("delta", 2, "delta", '{"type":"input_json_delta","partial_json":""}'),
+        block_event("delta", 2, "delta", r'{"type":"input_json_delta","partial_json":"{\"a\":"}'),
+        block_event("delta", 2, "delta", '{"type":"input_json_delta","partial_json":"1}"}'),
+        block_stop(2),
+        block_event("start", 3, "content_block", '{"type":"tool_use","id":"toolu_1","name":"g","input":{}}'),
+        block_event("delta", 3, "delta", '{"type":"input_json_delta","partial_json":""}'),
+        block_stop(3),
+        end_of_message("tool_use", thinking),
+    ])  # fmt: skip
+
+
+def test_anthropic_omits_thinking_and_still_signs_it():
+    events = [ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "So"), done()]
+    omitted = {"type": "adaptive", "display": "omitted"}
+    signature = SEAL.seal("", b"hm")
+    assert b"thinking_delta" not in stream(events, thinking=omitted) and signature.encode() in stream(
+        events, thinking=omitted
+    )
+    thinking, text = whole(events, thinking=omitted)["content"]
+    assert thinking == {"type": "thinking", "thinking": "", "signature": signature}
+    assert text == {"type": "text", "text": "So"}
+
+
+def test_anthropic_hides_thinking_that_was_not_asked_for():
+    events = [ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "So"), done()]
+    assert whole(events)["content"] == [{"type": "text", "text": "So"}]
+    assert b"thinking" not in stream(events)
+
+
+def joined(data: bytes) -> list[dict[str, Any]]:
+    """The blocks of a stream, put together as clients do it."""
+    blocks: list[dict[str, Any]] = []
+    arguments = ""
+    for frame in data.decode().removesuffix("\n\n").split("\n\n"):
+        name, _, text = frame.partition("\n")
+        value = json.loads(text.removeprefix("data: "))
+        assert name == f"event: {value['type']}"
+        if value["type"] == "content_block_start":
+            assert value["index"] == len(blocks)
+            blocks.append(value["content_block"])
+            arguments = ""
+        elif value["type"] == "content_block_delta":
+            assert value["index"] == len(blocks) - 1
+            delta = value["delta"]
+            if delta["type"] == "input_json_delta":
+                arguments += delta["partial_json"]
+                if arguments:
+                    blocks[-1]["input"] = json.loads(arguments) if arguments.endswith("}") else None
+            else:
+                member = delta["type"].removesuffix("_delta")
+                blocks[-1][member] += delta[member]
+    return blocks
+
+
+def test_anthropic_stream_joins_to_the_whole_message():
+    events = [
+        ChoiceDelta(0, "h", "reasoning"), ChoiceDelta(0, "m", "reasoning"), ChoiceDelta(0, "So"), ChoiceDelta(0, " é"),
+        *call(0, "f", '{"a":', "1}"), *call(1, "g"), done("tool"),
+    ]  # fmt: skip
+    for thinking in (THINKING, {"type": "disabled"}, {"type": "adaptive", "display": "omitted"}):
+        members: dict[str, Any] = {"thinking": thinking, "tools": [TOOL]}
+        assert joined(stream(events, **members)) == whole(events, **members)["content"]
+
+
+def test_anthropic_writes_calls_as_objects_and_broken_ones_as_text():
+    message = whole([*call(0, "f", '{"a": 1}'), *call(1, "g", "{broken"), *call(2, "h", "[1]"), done("tool")])
+    assert message["content"] == [
+        {"type": "tool_use", "id": "toolu_0", "name": "f", "input": {"a": 1}},
+        {"type": "text", "text": "g({broken)"},
+        {"type": "text", "text": "h([1])"},
+    ]
+    assert message["stop_reason"] == "tool_use"
+    assert whole([*call(0, "f", "{"), done("tool")])["stop_reason"] == "end_turn"
+    cut = whole([ChoiceDelta(0, "a"), *call(0, "f", '{"a'), done("length")])
+    assert (cut["content"], cut["stop_reason"]) == ([{"type": "text", "text": "a"}], "max_tokens")
+
+
+def test_anthropic_keeps_call_ids_that_a_model_writes():
+    delta = ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "functions.f:0", "f", "{}"))
+    assert whole([delta, done("tool")])["content"][0]["id"] == "functions.f:0"
+
+
+@pytest.mark.parametrize(
+    ("end", "usage", "expected"),
+    [
+        (done(), USAGE, ("end_turn", None)),
+        (done("stop", "END"), USAGE, ("stop_sequence", "END")),
+        (done("length"), USAGE, ("max_tokens", None)),
+        (done("length"), Usage(prompt_tokens=90, completion_tokens=10), ("model_context_window_exceeded", None)),
+        (done("cancel"), USAGE, ("end_turn", None)),
+    ],
+)
+def test_anthropic_says_why_a_message_ended(end: ChoiceDone, usage: Usage, expected: tuple[str, str | None]):
+    message = whole([ChoiceDelta(0, "a"), end], usage)
+    assert (message["stop_reason"], message["stop_sequence"]) == expected
+
+
+def test_anthropic_counts_what_the_cache_found_and_stores():
+    """The three input counts add up to the prompt, so that clients do not count tokens twice."""
+    for control, hour in (({"type": "ephemeral"}, False), ({"type": "ephemeral", "ttl": "1h"}, True)):
+        for members in (
+            {"cache_control": control},
+            {"system": [{"type": "text", "text": "a", "cache_control": control}]},
+            {"tools": [TOOL | {"cache_control": control}]},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": control}]}]},
+        ):
+            usage = whole([ChoiceDelta(0, "a"), done()], **members)["usage"]
+            assert (usage["input_tokens"], usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]) == (
+                0,
+                4,
+                8,
+            )
+            assert usage["cache_creation"] == {
+                "ephemeral_5m_input_tokens": 0 if hour else 4, "ephemeral_1h_input_tokens": 4 if hour else 0,
+            }  # fmt: skip
+
+
+def test_anthropic_reports_no_edits_of_the_context():
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    assert whole([done()], context_management=edits)["context_management"] == {"applied_edits": []}
+    assert b'"output_tokens":5},"context_management":{"applied_edits":[]}}' in stream(
+        [done()], context_management=edits
+    )
+
+
+# -- errors
+
+ERRORS: list[tuple[ParleyError, int, str, str]] = [
+    (BadRequest("wrong"), 400, "invalid_request_error", "wrong"),
+    (Unauthorized("no key"), 401, "authentication_error", "no key"),
+    (NotFound("nothing here"), 404, "not_found_error", "nothing here"),
+    (UnknownModel("There is no model 'x'.", name="x", served=["m"]), 404, "not_found_error", "model: x"),
+    (TooLarge("large"), 413, "request_too_large", "large"),
+    (Overloaded("full"), 429, "rate_limit_error", "full"),
+    (EngineError("broken"), 500, "api_error", "broken"),
+    (EngineDied("dead"), 503, "overloaded_error", "dead"),
+    (
+        ContextLength("long", limit=4096, prompt=5000, requested=1),
+        400,
+        "invalid_request_error",
+        "prompt is too long: 5000 tokens > 4095 maximum",
+    ),
+    (
+        ContextLength("long", limit=4096, prompt_over=16384),
+        400,
+        "invalid_request_error",
+        "prompt is too long: 16385 tokens > 4095 maximum",
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "sentence"), ERRORS)
+def test_anthropic_words_errors(error: ParleyError, status: int, kind: str, sentence: str):
+    error.request_uuid = "0f"
+    answer = DIALECT.render_error(error)
+    assert answer.status == status
+    assert answer.body == (
+        f'{{"type":"error","error":{{"type":"{kind}","message":"{sentence}"}},"request_id":"req_0f"}}'.encode()
+    )
+
+
+def test_anthropic_strict_overload_has_the_original_status():
+    assert STRICT.render_error(EngineDied("dead")).status == 529
+
+
+def test_anthropic_ends_a_failed_stream_with_an_error_event():
+    assert read(stream=True).fail_stream(EngineDied("dead")) == (
+        b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"dead"},'
+        b'"request_id":"req_0f"}\n\n'
+    )
+
+
+def test_anthropic_counts_prompts_that_are_too_long():
+    assert read().request.counted_tokens == 400
+
+
+# -- tokens and models
+
+
+def test_anthropic_counts_tokens_of_the_same_prompt():
+    members: dict[str, Any] = {"system": "s", "tools": [TOOL], "thinking": THINKING, "messages": TURNS}
+    body = json.dumps({"model": "m"} | members).encode()
+    assert messages.read_count(LENIENT_RULES, body, HEAD).prompt == read(**members).request.prompts[0]
+    with pytest.raises(BadRequest, match="Extra inputs are not permitted"):
+        messages.read_count(STRICT_RULES, json.dumps({"model": "m", "messages": TURNS, "max_tokens": 5}).encode(), HEAD)
+
+
+FACTS = ServerFacts("1", [ModelCard(name, 1770000000, 4096 if name == "a" else None) for name in "abc"], True)
+
+
+def list_models(query: bytes = b"") -> dict[str, Any]:
+    context = RequestContext("0f", 1, "fp", query_string=query)
+    return json.loads(models.answer_models(b"", context, FACTS).body)
+
+
+def test_anthropic_lists_models_by_pages():
+    page = list_models()
+    assert page["data"][0] == {
+        "type": "model", "id": "a", "display_name": "a", "created_at": "2026-02-02T02:40:00Z",
+        "max_input_tokens": 4096, "max_tokens": 4096, "lifecycle": "active",
+    }  # fmt: skip
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "a", "c")
+    shown = {query: [model["id"] for model in list_models(query)["data"]] for query in (
+        b"limit=2", b"limit=2&after_id=b", b"limit=1&before_id=c", b"after_id=c",
+    )}  # fmt: skip
+    assert list(shown.values()) == [["a", "b"], ["c"], ["b"], []]
+    assert list_models(b"limit=2")["has_more"] and list_models(b"limit=1&before_id=c")["has_more"]
+
+
+@pytest.mark.parametrize("query", [b"limit=0", b"limit=1001", b"limit=x", b"after_id=zz", b"before_id=zz"])
+def test_anthropic_refuses_pages_that_do_not_exist(query: bytes):
+    with pytest.raises(BadRequest):
+        list_models(query)
+
+
+def test_anthropic_refuses_batches_by_name():
+    for dialect in (DIALECT, STRICT):
+        paths = {(route.method, route.path): route for route in dialect.routes}
+        for method, path in (("POST", "/v1/messages/batches"), ("DELETE", "/v1/messages/batches/{rest:path}")):
+            reader = paths[method, path].reader
+            assert reader is not None
+            with pytest.raises(NotFound, match="batches are not available"):
+                reader(b"", HEAD, FACTS)

@@ -1,0 +1,384 @@
+"""Bodies of Anthropic's API: turns, blocks, tools and options, and the refusals of both manners."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.anthropic import messages, shared
+from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, AnthropicRules
+from parley.dialects.dialect import RequestContext
+from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.errors import BadRequest, Unsupported
+from parley.types import Chat, EncodedMedia, Media, MediaAddress, Message, PlacedMedia, Request, ToolCall
+
+SEAL = ReasoningSeal("secret")
+VERSION = {b"anthropic-version": b"2023-06-01"}
+HEAD = RequestContext("0f", 1, "fp", context_length=4096, headers=VERSION, tenant="t", reasoning_seal=SEAL)
+SEES = RequestContext("0f", 1, "fp", context_length=4096, headers=VERSION, media_limits={"image": 2})
+TURNS = [{"role": "user", "content": "Hi"}]
+TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
+USE = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": "b"}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "r"}
+PNG = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+IMAGE = {"type": "image", "source": PNG}
+OUT_OF_RANGE = (
+    "temperature: Input should be greater than or equal to 0 and less than or equal to {high}, but got {value}"
+)
+
+
+def read(rules: AnthropicRules = LENIENT_RULES, head: RequestContext = HEAD, **members: Any) -> Request:
+    body = {"model": "m", "max_tokens": 2000, "messages": TURNS} | members
+    return messages.read_messages(rules, json.dumps(body).encode(), head).request
+
+
+def chat(rules: AnthropicRules = LENIENT_RULES, head: RequestContext = HEAD, **members: Any) -> Chat:
+    prompt = read(rules, head, **members).prompts[0]
+    assert isinstance(prompt, Chat)
+    return prompt
+
+
+def turns(*items: dict[str, Any], rules: AnthropicRules = LENIENT_RULES, head: RequestContext = HEAD) -> list[Message]:
+    return chat(rules, head, messages=list(items)).messages
+
+
+def user(*blocks: dict[str, Any] | str) -> dict[str, Any]:
+    return {"role": "user", "content": blocks[0] if isinstance(blocks[0], str) else list(blocks)}
+
+
+def assistant(*blocks: dict[str, Any] | str) -> dict[str, Any]:
+    return user(*blocks) | {"role": "assistant"}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
+def refusal(rules: AnthropicRules = LENIENT_RULES, head: RequestContext = HEAD, **members: Any) -> str:
+    with pytest.raises(BadRequest) as caught:
+        read(rules, head, **members)
+    return shared.error_sentence(caught.value)
+
+
+def test_anthropic_minimal_body_means_defaults():
+    request = read()
+    assert (request.id, request.model, request.n, request.stream) == ("0f", "m", 1, False)
+    assert request.sampling.temperature == 1.0 and request.thinking_budget is None and request.grammar is None
+    assert (request.stop_conditions.max_tokens, request.stop_conditions.reserved_tokens) == (2000, 1)
+    prompt = chat()
+    assert prompt.messages == [Message("user", "Hi")]
+    assert prompt.thinking is False and prompt.reasoning_effort is None and prompt.tool_choice == "auto"
+    assert prompt.add_generation_prompt and not prompt.continue_final
+
+
+def test_anthropic_members_reach_the_request():
+    request = read(temperature=0.5, top_p=0.9, top_k=40, seed=7, stop_sequences=["END"], stream=True, min_tokens=3,
+                   ignore_eos=True, metadata={"user_id": "u" * 400}, service_tier="auto", inference_geo="eu",
+                   speed="fast", diagnostics={}, billing_policy={}, container=None, mcp_servers=[],
+                   compaction={}, thread={}, chat_template_kwargs={"a": 1})  # fmt: skip
+    sampling, stop = request.sampling, request.stop_conditions
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 40, 7)
+    assert (stop.strings, stop.min_tokens, stop.ignore_eos, request.stream) == (["END"], 3, True, True)
+    assert isinstance(request.prompts[0], Chat) and request.prompts[0].options == {"a": 1}
+
+
+# -- turns
+
+
+def test_anthropic_joins_consecutive_messages_of_a_role():
+    assert turns(user("a"), user(text("b"), text("c")), assistant("d"), assistant("e"), user("f")) == [
+        Message("user", "a\nb\nc"), Message("assistant", "d\ne"), Message("user", "f")
+    ]  # fmt: skip
+
+
+def test_anthropic_reads_calls_and_their_results():
+    thinking = {"type": "thinking", "thinking": "hm", "signature": ""}
+    failed = {"type": "tool_result", "tool_use_id": "toolu_2", "is_error": True, "content": [text("x"), text("y")]}
+    empty = {"type": "tool_result", "tool_use_id": "toolu_3"}
+    read_turns = turns(
+        user("a"), assistant(thinking, text("b"), USE), user(text("first"), RESULT, failed, empty, text("c"))
+    )
+    assert read_turns == [
+        Message("user", "a"),
+        Message("assistant", "b", None, "hm", [ToolCall("toolu_1", "f", '{"a":"b"}')]),
+        Message("tool", "r", tool_call_id="toolu_1"),
+        Message("tool", "Error: x\ny", tool_call_id="toolu_2"),
+        Message("tool", "", tool_call_id="toolu_3"),
+        Message("user", "first\nc"),
+    ]
+    assert turns(user("a"), assistant(USE), user(RESULT))[-1] == Message("tool", "r", tool_call_id="toolu_1")
+
+
+def test_anthropic_replays_thinking_from_its_signature():
+    """The client may have seen nothing of it; a signature of another tenant or server is worth nothing."""
+    sealed = {"type": "thinking", "thinking": "", "signature": SEAL.seal("t", "héy\n".encode())}
+    foreign = {"type": "thinking", "thinking": "shown", "signature": SEAL.seal("other", b"x")}
+    redacted = {"type": "redacted_thinking", "data": "abc"}
+    for block, reasoning in (
+        (sealed, "héy\n"),
+        (foreign, "shown"),
+        (foreign | {"thinking": ""}, None),
+        (redacted, None),
+    ):
+        assert turns(user("a"), assistant(block, text("b")), user("c"))[1].reasoning == reasoning
+    assert refusal(STRICT_RULES, messages=[user("a"), assistant(foreign, text("b")), user("c")]) == (
+        "messages.1.content.0.signature: Invalid `signature` in `thinking` block"
+    )
+
+
+def test_anthropic_continues_an_answer_that_the_client_begins():
+    prompt = chat(messages=[*TURNS, assistant("The answer is")], thinking={"type": "adaptive"})
+    assert prompt.continue_final and not prompt.add_generation_prompt and prompt.thinking is False
+    assert not chat(messages=[*TURNS, assistant(USE)]).continue_final
+
+
+def test_anthropic_drops_claude_codes_billing_line():
+    billing = "x-anthropic-billing-header: cc_version=2.1.330.572; cc_entrypoint=sdk-cli; cch=%s;"
+    prompts = [chat(system=[text(billing % code), text("You are"), text("rules")]) for code in ("a1b2", "c3d4")]
+    assert prompts[0] == prompts[1] and prompts[0].messages[0] == Message("system", "You are\nrules")
+    assert chat(system=billing % "a").messages == [Message("user", "Hi")]
+    assert chat(system=billing % "a" + "\nYou are").messages[0] == Message("system", "You are")
+
+
+def test_anthropic_keeps_system_messages_in_their_place():
+    reminder = {"role": "system", "content": "env"}
+    once = {"role": "system", "content": [text("once")], "clear_at": "next_user_message"}
+    assert turns(user("a"), reminder, assistant("b"), once, user("c"), once) == [
+        Message("user", "a"), Message("system", "env"), Message("assistant", "b"), Message("user", "c"),
+        Message("system", "once"),
+    ]  # fmt: skip
+    assert chat(system="s", messages=[reminder, user("a")]).messages[0] == Message("system", "s\nenv")
+
+
+# -- blocks
+
+
+def test_anthropic_writes_documents_and_search_results_as_text():
+    plain = {"type": "document", "title": "T", "context": "C", "citations": {"enabled": True},
+             "source": {"type": "text", "media_type": "text/plain", "data": "D"}}  # fmt: skip
+    parts = {"type": "document", "source": {"type": "content", "content": [text("x"), text("y")]}}
+    found = {"type": "search_result", "source": "http://a", "title": "S", "content": [text("z")]}
+    hosted = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [{"type": "x", "text": "h"}]}
+    gone = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
+    assert turns(user(plain, parts, found), assistant(gone, hosted), user("q")) == [
+        Message("user", "T\nC\nD\nx\ny\nS\nhttp://a\nz"), Message("assistant", "h"), Message("user", "q")
+    ]  # fmt: skip
+
+
+def test_anthropic_reads_images_in_their_places():
+    address = {"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}}
+    (turn,) = turns(user(text("ab"), IMAGE, text("cd"), address), head=SEES)
+    encoded = Media("image", EncodedMedia("iVBORw0KGgo=", "image/png"), "messages.0.content.1.source")
+    linked = Media("image", MediaAddress("https://a.b/c.png"), "messages.0.content.3.source")
+    assert turn == Message("user", "abcd", media=[PlacedMedia(2, encoded), PlacedMedia(4, linked)])
+
+
+def test_anthropic_moves_images_of_results_to_the_user():
+    result = RESULT | {"content": [text("seen"), IMAGE]}
+    tool, after = turns(user("a"), assistant(USE), user(result, text("and?")), head=SEES)[2:]
+    assert tool == Message("tool", "seen", tool_call_id="toolu_1")
+    assert (after.role, after.content, [placed.position for placed in after.media]) == ("user", "and?", [0])
+
+
+BLOCK_REFUSALS: list[tuple[dict[str, Any], str]] = [
+    (IMAGE, "messages.0.content.0.type: this model reads text only, but got 'image'"),
+    ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}},
+     "messages.0.content.0.source.type: 'base64' is not supported by this server"),
+    ({"type": "image"}, "messages.0.content.0.type: this model reads text only, but got 'image'"),
+    ({"type": "x"}, "messages.0.content.0.type: Input tag 'x' does not match any of the expected tags"),
+    ({"text": "a"}, "messages.0.content.0.type: Field required"),
+    ({"type": "text"}, "messages.0.content.0.text: Field required"),
+    ({"type": "tool_result", "content": "r"}, "messages.0.content.0.tool_use_id: Field required"),
+    (text("a") | {"cache_control": {"type": "x"}},
+     "messages.0.content.0.cache_control.type: Input should be 'ephemeral', but got 'x'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "sentence"), BLOCK_REFUSALS)
+def test_anthropic_refuses_blocks_by_their_path(block: dict[str, Any], sentence: str):
+    assert refusal(messages=[user(block)]) == sentence
+
+
+def test_anthropic_refuses_too_many_images_and_files_on_the_server():
+    assert "at most 2 image items" in refusal(head=SEES, messages=[user(IMAGE, IMAGE, IMAGE)])
+    for source in (
+        {"type": "url", "url": "file:///etc/passwd"}, {"type": "file", "file_id": "file_1"}, PNG | {"data": ""},
+    ):  # fmt: skip
+        assert "messages.0.content.0.source." in refusal(
+            head=SEES, messages=[user({"type": "image", "source": source})]
+        )
+
+
+# -- tools
+
+
+def test_anthropic_reads_tools_and_the_choice_among_them():
+    prompt = chat(tools=[TOOL | {"strict": True, "eager_input_streaming": True, "input_examples": [{}]}])
+    assert prompt.tools == [{"type": "function", "function": {
+        "name": "f", "description": "d", "parameters": TOOL["input_schema"], "strict": True}}]  # fmt: skip
+    choices = {
+        "auto": {"type": "auto"}, "none": {"type": "none"}, "any": {"type": "any", "disable_parallel_tool_use": True},
+        "tool": {"type": "tool", "name": "f"},
+    }  # fmt: skip
+    prompts = {name: chat(tools=[TOOL], tool_choice=choice) for name, choice in choices.items()}
+    seen = {name: (each.tool_choice, each.forced_tool, each.parallel_calls) for name, each in prompts.items()}
+    assert seen == {
+        "auto": ("auto", None, True), "none": ("none", None, True), "any": ("required", None, False),
+        "tool": ("required", "f", True),
+    }  # fmt: skip
+
+
+def tool_names(**members: Any) -> list[str]:
+    return [tool["function"]["name"] for tool in chat(**members).tools]
+
+
+def test_anthropic_shows_deferred_tools_when_they_are_referred_to():
+    deferred = TOOL | {"name": "g", "defer_loading": True}
+    search = TOOL | {"name": "ToolSearch"}
+    reference = RESULT | {"content": [{"type": "tool_reference", "tool_name": "g"}]}
+    revealing = [user("a"), assistant(USE), user(reference)]
+    assert tool_names(tools=[TOOL, deferred]) == ["f", "g"]  # nothing could reveal it
+    assert tool_names(tools=[search, deferred]) == ["ToolSearch"]
+    assert tool_names(tools=[search, deferred], messages=revealing) == ["ToolSearch", "g"]
+
+
+def test_anthropic_changes_tools_within_the_conversation():
+    def change(kind: str, tool: dict[str, Any]) -> list[dict[str, Any]]:
+        return [user("a"), {"role": "system", "content": [{"type": kind, "tool": tool}]}, user("b")]
+
+    by_name = {"type": "tool_reference", "name": "f"}
+    inline = {"type": "tool_definition", "definition": TOOL | {"name": "h"}}
+    assert tool_names(tools=[TOOL], messages=change("tool_removal", by_name)) == []
+    assert tool_names(tools=[TOOL], messages=change("tool_addition", by_name)) == ["f"]
+    assert tool_names(tools=[TOOL], messages=change("tool_addition", inline)) == ["f", "h"]
+    assert "mcp_tool_reference" in refusal(messages=change("tool_addition", {"type": "mcp_tool_reference"}))
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+         "tools.0.type: 'web_search_20250305' is not supported by this server"),
+        ({"tools": [TOOL | {"name": "a b"}]},
+         "tools.0.name: String should match pattern '^[a-zA-Z0-9_-]{1,128}$', but got 'a b'"),
+        ({"tools": [TOOL, TOOL]}, "tools: Tool names must be unique."),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "Tool 'g' not found in provided tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: 'any' may only be specified while providing `tools`."),
+        ({"tool_choice": {}}, "tool_choice.type: Field required"),
+    ],
+)  # fmt: skip
+def test_anthropic_refuses_tools_by_name(members: dict[str, Any], sentence: str):
+    assert refusal(**members) == sentence
+
+
+# -- options
+
+
+@pytest.mark.parametrize(
+    ("thinking", "expected"),
+    [
+        ({"type": "enabled", "budget_tokens": 1500}, (True, 1500)),
+        ({"type": "adaptive"}, (True, None)),
+        ({"type": "between_tools"}, (True, None)),
+        ({"type": "disabled"}, (False, None)),
+    ],
+)
+def test_anthropic_reads_thinking(thinking: dict[str, Any], expected: tuple[bool, int | None]):
+    request = read(thinking=thinking)
+    assert isinstance(request.prompts[0], Chat)
+    assert (request.prompts[0].thinking, request.thinking_budget) == expected
+    forced = chat(thinking=thinking, tools=[TOOL], tool_choice={"type": "any"})
+    assert forced.thinking is False  # a forced call begins at once
+
+
+def test_anthropic_reads_the_form_of_the_answer():
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
+    form = {"schema": schema, "type": "json_schema"}
+    for members in ({"output_config": {"format": form, "effort": "xhigh", "task_budget": {}}}, {"output_format": form}):
+        grammar = read(**members).grammar
+        assert grammar is not None and (grammar.kind, grammar.value) == ("json", schema)
+    assert chat(output_config={"effort": "xhigh"}).reasoning_effort == "xhigh"
+    assert refusal(output_config={"format": {"type": "json_schema"}}) == "output_config.format.schema: Field required"
+
+
+def test_anthropic_accepts_edits_that_change_nothing():
+    nothing = {"type": "clear_thinking_20251015", "keep": "all"}
+    far = {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 5000}}
+    read(context_management={"edits": [nothing, far, {"type": "compact_20260112"}]})
+    for edit in ({"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 50}},
+                 {"type": "clear_tool_uses_20250919", "trigger": {"type": "tool_uses", "value": 5000}},
+                 {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}):  # fmt: skip
+        sentence = refusal(context_management={"edits": [edit]})
+        assert sentence == f"context_management.edits.0.type: '{edit['type']}' is not supported by this server"
+
+
+@pytest.mark.parametrize("name", ["container", "mcp_servers", "compaction", "thread"])
+def test_anthropic_refuses_what_would_change_the_answer(name: str):
+    with pytest.raises(Unsupported, match=f"{name}: not supported"):
+        read(**{name: {"a": 1}})
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"max_tokens": None}, "max_tokens: Field required"),
+        ({"messages": None}, "messages: Field required"),
+        ({"messages": []}, "messages: at least one message is required"),
+        ({"model": None}, "model: Field required"),
+        ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer, but got a string"),
+        ({"temperature": 3}, OUT_OF_RANGE.format(high=2, value=3)),
+        ({"messages": [{"role": "x", "content": "a"}]},
+         "messages.0.role: Input should be 'user' or 'assistant' or 'system', but got 'x'"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),
+        ({"stop_sequences": [""]}, "stop_sequences.0: String should have at least 1 character"),
+    ],
+)  # fmt: skip
+def test_anthropic_refuses_wrong_members(members: dict[str, Any], sentence: str):
+    assert refusal(**members) == sentence
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"foo": 1}, "foo: Extra inputs are not permitted"),
+        ({"messages": [user(text("a") | {"foo": 1})]}, "messages.0.content.0.text.foo: Extra inputs are not permitted"),
+        ({"tools": [TOOL | {"foo": 1}]}, "tools.0.custom.foo: Extra inputs are not permitted"),
+        ({"temperature": 1.5}, OUT_OF_RANGE.format(high=1, value=1.5)),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}},
+         "thinking.budget_tokens: Input should be greater than or equal to 1024 and less than or equal to 2147483647, "
+         "but got 5"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}},
+         "`max_tokens` must be greater than `thinking.budget_tokens`."),
+        ({"thinking": {"type": "adaptive"}, "temperature": 0.5}, messages.SAMPLING_CONFLICT),
+        ({"thinking": {"type": "adaptive"}, "tools": [TOOL], "tool_choice": {"type": "any"}},
+         "Thinking may not be enabled when tool_choice forces tool use."),
+        ({"messages": [assistant("a")]}, 'messages: first message must use the "user" role'),
+        ({"messages": [*TURNS, assistant("a ")]},
+         "messages: final assistant content cannot end with trailing whitespace"),
+        ({"messages": [*TURNS, assistant("a")], "thinking": {"type": "adaptive"}},
+         "This model does not support assistant message prefill. The conversation must end with a user message."),
+        ({"messages": [user(text(""))]}, "messages: text content blocks must be non-empty"),
+        ({"stop_sequences": ["\n"]}, "stop_sequences: each stop sequence must contain non-whitespace"),
+        ({"messages": [*TURNS, assistant(USE), user("b")]},
+         "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_1. Each "
+         "`tool_use` block must have a corresponding `tool_result` block in the next message."),
+        ({"messages": [user(RESULT)]},
+         "messages.0.content.0: unexpected `tool_use_id` found in `tool_result` blocks: toolu_1. Each "
+         "`tool_result` block must have a corresponding `tool_use` block in the previous message."),
+        ({"messages": [*TURNS, assistant({"type": "server_tool_use"})]},
+         "messages.1.content.0.type: 'server_tool_use' is not supported by this server"),
+        ({"speed": "fast"}, "speed: 'fast' is not supported by this server"),
+        ({"metadata": {"user_id": "u" * 300}},
+         "metadata.user_id: String should have at most 256 characters, but has 300"),
+    ],
+)  # fmt: skip
+def test_anthropic_strict_refuses_what_the_original_refuses(members: dict[str, Any], sentence: str):
+    assert refusal(STRICT_RULES, **members) == sentence
+    if "message" not in sentence and "server_tool_use" not in str(members):
+        read(LENIENT_RULES, **members)
+
+
+def test_anthropic_strict_needs_a_version():
+    with pytest.raises(BadRequest, match="anthropic-version: header is required"):
+        read(STRICT_RULES, RequestContext("0f", 1, "fp"))
+    read(STRICT_RULES)
