@@ -12,7 +12,7 @@ import dataclasses
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -240,11 +240,15 @@ class LLM:
 
     def _read_prompt(self, prompt: Any, options: dict[str, Any]) -> Request:
         if not (isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], dict)):
+            if name := next((name for name in MEDIA_OPTIONS if options.get(name) is not None), None):
+                raise Invalid(f"{name} needs a conversation: use chat, or stream with messages.", field=name)
             return _read_with_dialect(CompletionReply, {**options, "prompt": prompt})
         media = {name: options.pop(name) for name in MEDIA_OPTIONS if options.get(name) is not None}
         messages = with_media_parts(prompt, media)
         media_limits = dict.fromkeys(self.model.model_info.media_kinds, UNBOUNDED_MEDIA)
-        return _read_with_dialect(ChatReply, {**options, "messages": messages}, media_limits=media_limits)
+        return _read_with_dialect(
+            ChatReply, {**options, "messages": messages}, media_limits=media_limits, own_options=MEDIA_OPTIONS
+        )
 
     async def _answer_request(self, request: Request) -> Answer:
         answer = Answer([Completion() for _ in range(request.n)], Usage())
@@ -315,8 +319,12 @@ def _read_with_dialect(
     body: dict[str, Any],
     context_length: int = 0,
     media_limits: Mapping[MediaKind, int] | None = None,
+    own_options: Iterable[str] = (),
 ) -> Request:
-    """Read a body with a dialect's reply class. Raises BadRequest for a wrong option or value."""
+    """Read a body with a dialect's reply class. Raises BadRequest for a wrong option or value.
+
+    ``own_options``: names of options that the method takes and the dialect does not know.
+    """
     members = _OptionMembers({"model": "", **body})
     adapter = members.pop("adapter", None)
     context = RequestContext(
@@ -326,7 +334,7 @@ def _read_with_dialect(
     request.adapter = adapter
     unknown = sorted(members.keys() - members.names_read)
     if unknown:
-        near = get_close_matches(unknown[0], members.names_read, 1)
+        near = get_close_matches(unknown[0], {*members.names_read, *own_options}, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise Invalid(f"There is no option {unknown[0]!r}.{hint}", field=unknown[0])
     return request

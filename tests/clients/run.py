@@ -223,7 +223,7 @@ def start_process(name: str, *words: str) -> subprocess.Popen[bytes]:
 
 def wait_ready(servers: list[subprocess.Popen[bytes]], port: int) -> list[subprocess.Popen[bytes]]:
     """Waits until the port accepts requests; returns the servers."""
-    end = time.monotonic() + 90
+    end = time.monotonic() + 240
     while all(server.poll() is None for server in servers) and time.monotonic() < end:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5)

@@ -29,14 +29,17 @@ def test_chat_takes_pictures_as_paths_bytes_and_images_of_pillow(tmp_path: Path)
             assert answer.usage.media_tokens["image"] > 0
         assert llm.chat([{"role": "user", "content": parts}], **GREEDY).text == text
         assert "".join(llm.stream(messages, images=file, **GREEDY)) == text
-        for error, media in (
-            (Invalid, {"images": [tmp_path / "none.png"]}),
-            (Invalid, {"images": [b"no picture"]}),
-            (WrongType, {"images": [3]}),
-            (BadMedia, {"audio": [b"RIFF\0\0\0\0WAVE"]}),
-            (BadMedia, {"audio": [b"\0\0\0 ftypM4A "]}),
+        for error, sentence, media in (
+            (Invalid, "none.png", {"images": [tmp_path / "none.png"]}),
+            (Invalid, "known format", {"images": [b"no picture"]}),
+            (Invalid, "Did you mean 'images'", {"image": [file]}),
+            (WrongType, "image of Pillow", {"images": [3]}),
+            (BadMedia, "images and videos only", {"audio": [b"RIFF\0\0\0\0WAVE"]}),
+            (BadMedia, "images and videos only", {"audio": [b"\0\0\0 ftypM4A "]}),
         ):
-            with pytest.raises(error):
+            with pytest.raises(error, match=sentence):
                 llm.chat(messages, **media)
+        with pytest.raises(Invalid, match="images needs a conversation"):
+            llm.generate(QUESTION, images=[file])
         with pytest.raises(Invalid, match="needs a message of a user"):
             llm.chat([{"role": "system", "content": "Be brief."}], images=[file])

@@ -169,7 +169,7 @@ class ItemFetch:
         """Return the entries of the operator's list for a URL's host and port. Raises BadMedia if there is none."""
         rules = [rule for rule in self._fetcher.options.hosts if rule.includes(address.host, address.port)]
         if not rules:
-            self._forbid("this server does not fetch from there")
+            self._forbid("this server's --media-hosts does not include that host")
         return rules
 
     async def _checked_addresses(self, address: FetchAddress, rules: Sequence[MediaHost]) -> list[IpAddress]:

@@ -37,7 +37,7 @@ class LocalMediaFolder:
         """
         item = FileRequest(kind, field, self._sizes[kind])
         if self._folder is None:
-            item.fail("forbidden_address", "This server reads no files for clients.")
+            item.fail("forbidden_address", "This server reads no files for clients: it has no --media-path.")
         parts = self._parts_below(path)
         if parts is None:
             item.fail("forbidden_address", f"The {item.name} is not in the folder that clients may name files of.")

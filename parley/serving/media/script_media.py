@@ -44,7 +44,7 @@ def _read_file(path: Path, field: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Invalid(f"{field} cannot be read: {error.strerror}.", field=field) from None
+        raise Invalid(f"{field} cannot be read from {str(path)!r}: {error.strerror}.", field=field) from None
 
 
 def _png_bytes(image: SavableImage) -> bytes:

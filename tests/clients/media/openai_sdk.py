@@ -1,10 +1,11 @@
-"""OpenAI's Python client: pictures, video and sound in chat, transcripts. Arguments: HOST:PORT VISION SPEECH."""
+"""OpenAI's Python client: media in chats and responses, transcripts. Arguments: HOST:PORT VISION SPEECH."""
 
 import sys
 
 import openai
 from cases import (
     FILES,
+    QUESTION,
     TEXT,
     TOKENS,
     base64_text,
@@ -60,6 +61,15 @@ for base in ("/v1", "/openai/v1", "/vllm/v1"):
         assert error.status_code == 400 and "example.com" in str(error), error
     else:
         raise AssertionError("it was not refused")
+
+for base in ("/v1", "/openai/v1"):
+    client = openai.OpenAI(base_url=f"http://{address}{base}", api_key="none", max_retries=0)
+    question = [{"type": "input_image", "image_url": data_url("picture")}, {"type": "input_text", "text": QUESTION}]
+    options = {"model": vision, "input": [{"role": "user", "content": question}]}
+    options |= {"temperature": 0, "max_output_tokens": TOKENS}
+    check_answer("chat", client.responses.create(**options).output_text)
+    events = client.responses.create(**options, stream=True)
+    check_answer("chat", "".join(event.delta for event in events if event.type == "response.output_text.delta"))
 
 for base in ("/v1", "/vllm/v1"):
     client = openai.OpenAI(base_url=f"http://{address}{base}", api_key="none", max_retries=0)

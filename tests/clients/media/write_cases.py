@@ -22,7 +22,7 @@ import parley.model.load  # noqa: F401  (before Transformers, so that torchvisio
 
 VISION_FAMILY, SPEECH_FAMILY = "qwen2_5_vl", "qwen3_asr"
 QUESTION = "What is in this picture?"
-TOKENS = 12
+TOKENS = 16  # the least that OpenAI's Responses API allows
 RATE = 16_000  # samples of the clip per second
 FRAMES, FRAME_RATE = 8, 4
 
