@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap, Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OPTIONS = SERVE_OPTIONS
 GRPC = "grpc"  # its name in --listen
+# Options that belong to the first model unless another one sets them for itself.
+FIRST_MODEL_ONLY: dict[str, Any] = {"lora": [], "kv-events": None, "kv-events-replay": None}
 PEER_PORT_ATTEMPTS = 64  # instances on one host that need no --peer-port of their own
 USAGE = """\
 usage: parley serve [MODEL] [options]
@@ -87,11 +89,12 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
             name: table[name].parse_raw(raw, f"--model {names[0]}: {name}") for name, raw in named_model.options.items()
         }
         if models:
-            model_options.setdefault("lora", [])  # --lora without a model belongs to the first one
+            model_options = FIRST_MODEL_ONLY | model_options
         counts.update(name for name, _ in model_options.get("lora", config["lora"]))
         merged_options = ChainMap(model_options, dict(config))
         settings = settings_of_engine(config, merged_options, named_model.model)
         models.append(OfferedModel(names, settings, engine_of(config)))
+    check_cache_events(models)
     name_counts = Counter(name for offer in models for name in offer.names)
     if twice := [name for name, count in name_counts.items() if count > 1]:
         raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
@@ -106,6 +109,21 @@ def settings_of_engine(config: ResolvedOptions, merged_options: Mapping[str, Any
         return engine_settings(merged_options, folder)
     has_rank = config.is_set("max-lora-rank")
     return vllm_settings(merged_options, folder, max_rank=config["max-lora-rank"] if has_rank else 0)
+
+
+def check_cache_events(models: Sequence[OfferedModel]) -> None:
+    """Raise ConfigError if events cannot be published: without ZeroMQ or a prefix cache, or two at one address."""
+    publishers = [model.settings for model in models if model.settings.cache_events is not None]
+    if publishers and not find_spec("zmq"):
+        raise ConfigError("The package for KV events is missing; install it with: pip install 'parley[kv-events]'.")
+    addresses: Counter[str] = Counter()
+    for settings in publishers:
+        assert settings.cache_events is not None
+        if not settings.prefix_cache:
+            raise ConfigError("kv-events: there are no events without a prefix cache.")
+        addresses.update(filter(None, (settings.cache_events.endpoint, settings.cache_events.replay_endpoint)))
+    if twice := [address for address, count in addresses.items() if count > 1]:
+        raise ConfigError(f"kv-events: {twice[0]} is given twice; every model needs addresses of its own.")
 
 
 def engine_of(config: ResolvedOptions) -> EngineKind:

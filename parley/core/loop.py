@@ -31,6 +31,7 @@ from parley.core.guess.speculation import DraftCounts, Speculation
 from parley.core.media.encode_queue import EncodeQueue
 from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
 from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
+from parley.core.pages.cache_events import CacheEvent, CacheEventLog
 from parley.core.prefill_share import PrefillShare
 from parley.core.rope_positions import hashed_items
 from parley.core.scheduler import Scheduler
@@ -63,7 +64,8 @@ class EngineLoop:
     steps; without it a step waits for an adapter to be read. ``prepare_request`` prepares a request and then calls its
     callback in the loop's thread. ``on_pages_leased(request_id, pages)`` is called with the pages added to the lease of
     a request, before the outputs of their step are emitted. ``post`` lets the loop's thread call a function between
-    steps; without it a step waits until media are encoded.
+    steps; without it a step waits until media are encoded. ``publish_events`` gets what happened to the prefix cache
+    in a step.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class EngineLoop:
         on_pages_leased: Callable[[str, list[int]], None] | None = None,
         prefill_share: PrefillShare | None = None,
         post: PostCall | None = None,
+        publish_events: Callable[[list[CacheEvent]], None] | None = None,
     ):
         if step_budget is None:
             on_cpu = settings.device.startswith("cpu")
@@ -84,7 +87,8 @@ class EngineLoop:
         self.runner = runner
         self.settings = settings
         self.prefill_share = prefill_share or PrefillShare()
-        self.pool = BlockPool(runner.blocks)
+        self._publish_events = publish_events
+        self.pool = BlockPool(runner.blocks, None if publish_events is None else CacheEventLog())
         self.max_context = runner.max_model_len
         self._prefix_caching = settings.prefix_cache and runner.blocks > 0
         self.adapter_cache = AdapterCache(
@@ -183,7 +187,9 @@ class EngineLoop:
         """Clear the prefix cache, as ``Reset`` says. False, and nothing is done, while pages are pinned."""
         if self.pinned_pages.pinned_count or self.pinned_pages.reserved_count:
             return False
-        return self.scheduler.reset_cache(running=running)
+        cleared = self.scheduler.reset_cache(running=running)
+        self._flush_events()
+        return cleared
 
     def check_invariants(self) -> None:
         """Check conservation of pages and slots, for tests. Raises AssertionError."""
@@ -192,6 +198,7 @@ class EngineLoop:
     def step(self) -> bool:
         """Schedule, run, finish, emit, lend. Returns whether there is more work."""
         if self.is_idle:
+            self._flush_events()  # pages may have arrived from other instances
             return False
         step = self._schedule_step()
         self._counters.reset_step()
@@ -204,9 +211,17 @@ class EngineLoop:
             self.encode_queue.start_next()
         outputs, self._outputs = self._outputs, []
         self._emit(outputs, self.collect_stats())
+        self._flush_events()
         if self.encode_queue is not None:
             self._lend_processor(self.encode_queue)
         return not self.is_idle
+
+    def _flush_events(self) -> None:
+        """Publish what happened to the prefix cache since the last call, where somebody follows it."""
+        if self._publish_events is not None and self.pool.event_log is not None:
+            events = self.pool.event_log.take_events()
+            if events:
+                self._publish_events(events)
 
     def encoder_has_progress(self) -> bool:
         """Whether the encoder of media items got on since the last call, or has nothing to do."""

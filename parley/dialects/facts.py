@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from parley.metrics.totals import RequestTotals
-from parley.types import EngineStats, ModelAbility, ModelInfo
+from parley.types import CacheEventSettings, EngineStats, ModelAbility, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,14 @@ class ServerStatus:
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """Everything that the server reports about itself. ``cards``: every name it serves, the main one first. ``ready``:
-    all its models accept requests."""
+    all its models accept requests.
+    ``cache_events``: where the main model's engine publishes the events of its prefix cache."""
 
     version: str
     cards: Sequence[ModelCard]
     ready: bool
     status: ServerStatus = ServerStatus()
+    cache_events: CacheEventSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,9 @@ class ModelRegistry:
     def server_facts(self) -> ServerFacts:
         """Return the facts about the server that dialects report."""
         cards = [card for model in self.models for card in model.model_cards()]
-        return ServerFacts(__version__, cards, self.first_unready_model() is None, self.main_model.server_status())
+        main = self.main_model
+        ready = self.first_unready_model() is None
+        return ServerFacts(__version__, cards, ready, main.server_status(), main.settings.cache_events)
 
     def set_pause(self, pause_state: str) -> None:
         """Pause admission ("held" or "prepared") or resume it (""); open requests continue."""

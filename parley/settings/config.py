@@ -31,7 +31,7 @@ from parley.settings.kinds import (
 from parley.settings.options import Option
 
 if TYPE_CHECKING:
-    from parley.types import Settings, VLLMSettings
+    from parley.types import CacheEventSettings, Settings, VLLMSettings
 
 DTYPE_NAMES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 
@@ -39,7 +39,8 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 PER_MODEL_OPTIONS = (
     "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-staging", "kv-dtype", "max-batch", "step-ms",
     "step-tokens", "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora",
-    "max-loras", "max-lora-rank", "media-cache", "tool-parser", "reasoning-parser", "trust-marks",
+    "max-loras", "max-lora-rank", "media-cache", "tool-parser", "reasoning-parser", "trust-marks", "kv-events",
+    "kv-events-replay", "kv-events-topic",
 )  # fmt: skip
 
 SERVE_OPTIONS: list[Option] = [
@@ -226,6 +227,48 @@ SERVE_OPTIONS: list[Option] = [
     ),
     Option(
         "lowering", switch_kind(), "Run known layers on the fused decoder.", True, section="engine", configurable=True
+    ),
+    Option(
+        "kv-events",
+        pattern_kind(r"(tcp|ipc)://.+", "ADDRESS", "tcp://HOST:PORT or ipc://FILE"),
+        "Publish what happens to the prefix cache over ZeroMQ, in vLLM's format, for routers that choose instances by "
+        "cached prefixes: tcp://*:5557 waits for subscribers, tcp://HOST:PORT connects to one. The events contain the "
+        "tokens of all prompts. Needs `pip install 'parley[kv-events]'`.",
+        section="engine",
+        unset_text="none",
+        configurable=True,
+    ),
+    Option(
+        "kv-events-replay",
+        pattern_kind(r"(tcp|ipc)://.+", "ADDRESS", "tcp://HOST:PORT or ipc://FILE"),
+        "Address for subscribers that ask for the events that they missed, such as tcp://*:5558.",
+        section="engine",
+        unset_text="none",
+        configurable=True,
+    ),
+    Option(
+        "kv-events-topic",
+        text_kind("TOPIC"),
+        "Topic of the events. Routers expect kv@POD@MODEL.",
+        section="engine",
+        unset_text="empty",
+        configurable=True,
+    ),
+    Option(
+        "kv-events-buffer",
+        integer_kind(1, 1 << 24),
+        "Steps whose events are kept for those who ask for them again.",
+        10_000,
+        section="engine",
+        configurable=True,
+    ),
+    Option(
+        "kv-events-hwm",
+        integer_kind(0, 1 << 30),
+        "Steps whose events may wait for a slow subscriber, which misses further ones; 0: any number.",
+        100_000,
+        section="engine",
+        configurable=True,
     ),
     Option(
         "speculate",
@@ -823,6 +866,22 @@ def engine_settings(config: Mapping[str, Any], folder: str) -> Settings:
         speculate_tokens=config["speculate-tokens"],
         shared=config["role"] != "mixed",
         costs=config["cost-model"] or "",
+        cache_events=_cache_event_settings(config),
+    )
+
+
+def _cache_event_settings(config: Mapping[str, Any]) -> CacheEventSettings | None:
+    """Return where the engine publishes events of its prefix cache; None for nowhere."""
+    from parley.types import CacheEventSettings
+
+    if config["kv-events"] is None:
+        return None
+    return CacheEventSettings(
+        config["kv-events"],
+        config["kv-events-replay"] or "",
+        config["kv-events-topic"] or "",
+        config["kv-events-buffer"],
+        config["kv-events-hwm"],
     )
 
 

@@ -292,6 +292,21 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     media_kinds: frozenset[MediaKind] = frozenset()  # the kinds of media that it reads besides text
 
 
+class CacheEventSettings(msgspec.Struct, frozen=True):
+    """Where an engine publishes what happens to its prefix cache, over ZeroMQ.
+
+    ``endpoint``: it waits there for subscribers if it has a star, else it connects. ``replay_endpoint``: where it
+    answers requests for the last ``buffer_steps`` batches; "" for nowhere. ``high_water_mark``: batches that may wait
+    for a slow subscriber, which misses further ones.
+    """
+
+    endpoint: str
+    replay_endpoint: str = ""
+    topic: str = ""
+    buffer_steps: int = 10_000
+    high_water_mark: int = 100_000
+
+
 class EngineSettings(msgspec.Struct, kw_only=True):
     """The settings that every kind of engine has. Plain data, so that they can be sent to another process."""
 
@@ -306,6 +321,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     kv_memory: int | None = None  # bytes; None: a share of the free memory
     kv_share: float = 1.0  # fraction of that share, if several models divide it
     set_aside: int = 0  # bytes of free memory that other models will need
+    cache_events: CacheEventSettings | None = None  # where it publishes what happens to its prefix cache
     # LoRA adapters
     adapters: dict[str, str] = {}  # folders by name; loaded on first use
     max_adapters: int = 8  # adapters in memory at once

@@ -74,6 +74,7 @@ def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage
         from parley.core.loop import EngineLoop
         from parley.core.shared_pages.staging import PageStaging
         from parley.model.load.loader import LoadError, load_runner
+        from parley.worker.kv_events import EventsError, KVEventPublisher
     except ImportError as error:
         send_message(EngineFatal(f"The engine cannot start: {error}. Is the package installed completely?"))
         return
@@ -85,6 +86,11 @@ def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage
     except Exception as error:
         log.exception("loading failed")
         send_message(EngineFatal(f"The model could not be loaded: {type(error).__name__}: {error}"))
+        return
+    try:
+        publisher = None if settings.cache_events is None else KVEventPublisher(settings.cache_events)
+    except EventsError as error:
+        send_message(EngineFatal(str(error)))
         return
     adapter_thread, grammar_thread = ThreadPoolExecutor(1, "adapters"), TenantExecutor(1, "grammars")
 
@@ -115,6 +121,7 @@ def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage
         prepare_request=prepare_request,
         on_pages_leased=send_computed_pages if page_staging is None else page_staging.add_leased_pages,
         post=inbox.put,
+        publish_events=None if publisher is None else publisher.publish,
     )
     if page_staging is not None:
         page_staging.attach_pinned_pages(loop.pinned_pages)
@@ -123,6 +130,8 @@ def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage
         serve_messages(loop, page_staging or loop.pinned_pages, inbox, send_message)
     finally:
         loop.close()
+        if publisher is not None:
+            publisher.close()
         adapter_thread.shutdown(wait=False, cancel_futures=True)
         grammar_thread.shutdown()
 

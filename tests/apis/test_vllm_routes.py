@@ -7,6 +7,7 @@ from openai import APIError, AsyncOpenAI, BadRequestError
 from support.http_client import HELLO_CHAT, build_request
 
 from parley.errors import EngineError
+from parley.types import CacheEventSettings
 
 EOS = 2
 PROMPT = "Hello there, my friend"
@@ -254,6 +255,10 @@ async def test_vllm_version_models_and_tokenizer_routes_answer(server):
     assert (await server.get("/vllm/version")).json == {"version": "0.33.0"}
     assert (await server.get("/vllm/load")).json == {"server_load": 0}
     assert (await server.get("/vllm/kv_event_sources")).json == {}
+    server.model.settings.cache_events = CacheEventSettings("tcp://*:5557", topic="kv@a@tiny")
+    source = (await server.get("/vllm/kv_event_sources")).json["0"]
+    assert (source["publisher"], source["endpoint"], source["replay_endpoint"]) == ("zmq", "tcp://*:5557", None)
+    assert (source["topic"], source["buffer_steps"], source["hwm"]) == ("kv@a@tiny", 10_000, 100_000)
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
         answer = await server.call(method, "/vllm" + path)
         assert (answer.status, answer.body) == (200, b"")

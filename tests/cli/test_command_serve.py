@@ -19,6 +19,7 @@ from parley.serving.options import ListenAddress, MediaOptions, OfferedModel, Se
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.media_hosts import MediaHost
 from parley.settings.options import ConfigError, resolve_options
+from parley.types import CacheEventSettings
 
 
 def options(*flags: str) -> ServerOptions:
@@ -192,6 +193,20 @@ def test_several_models_have_their_own_names_and_options():
     assert (third.names, third.settings.model) == (("org/x",), "org/x")
 
 
+def test_only_the_first_model_publishes_kv_events_unless_another_has_its_own_address():
+    flags = ["--kv-events", "tcp://*:5557", "--kv-events-replay", "tcp://*:5558", "--kv-events-topic", "kv@a@m"]
+    first, second, third = models(*flags, "--model", "./a", "--model", "./b", "--model", "./c,kv-events=ipc://c")
+    assert first.settings.cache_events == CacheEventSettings("tcp://*:5557", "tcp://*:5558", "kv@a@m", 10_000, 100_000)
+    assert second.settings.cache_events is None
+    assert third.settings.cache_events == CacheEventSettings("ipc://c", "", "kv@a@m", 10_000, 100_000)
+
+
+def test_refuses_kv_events_without_their_package(monkeypatch):
+    monkeypatch.setattr("parley.cli.serve.find_spec", lambda name: None if name == "zmq" else object())
+    with pytest.raises(ConfigError, match=r"install it with: pip install 'parley\[kv-events\]'"):
+        models("--kv-events", "tcp://*:5557", "--model", "./a")
+
+
 def test_reads_several_models_from_one_environment_variable():
     config = resolve_options(SERVE_OPTIONS, [], {"PARLEY_MODEL": "a,b=./x,threads=1; c=./y"})
     assert [offer.names for offer in offered_models(config)] == [("a", "b"), ("c",)]
@@ -202,6 +217,9 @@ def test_reads_several_models_from_one_environment_variable():
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--model", "./a", "--kv-events", "tcp://*:1", "--no-prefix-cache"], "no events without a prefix cache"),
+        (["--model", "./a", "--kv-events", "ipc://a", "--model", "./b,kv-events=ipc://a"], "ipc://a is given twice"),
+        (["--model", "./a", "--kv-events", "5557"], "kv-events"),
         (["--model", "a=./x", "--model", "b,a=./y"], "the name a is given to more than one"),
         (["./x", "--model", "x=./y"], "the name x is given to more than one"),
         (["--model", "a,a=./x"], "different names"),

@@ -19,6 +19,7 @@ import msgspec
 
 from parley.core.admission import PrepareRequest
 from parley.core.loop import EngineLoop
+from parley.core.pages.cache_events import CacheEvent, PageRemoved, PagesStored
 from parley.core.prefill_share import PrefillShare
 from parley.core.sequence import BLOCK_SIZE, BeamCandidate, RowResult, Sequence, Step, StepRow
 from parley.core.step_budget import FixedBudget
@@ -347,6 +348,34 @@ class SimulatedShare(PrefillShare):
             self.longest_step = max(self.longest_step, seconds)
 
 
+class CacheIndex:
+    """The content of a prefix cache as its events tell it: the first token and the tokens of each page, by hash."""
+
+    def __init__(self) -> None:
+        self.pages: dict[bytes, tuple[int, list[int]]] = {}
+
+    def apply_events(self, events: list[CacheEvent]) -> None:
+        for event in events:
+            if isinstance(event, PagesStored):
+                self._store_pages(event)
+            elif isinstance(event, PageRemoved):
+                del self.pages[event.digest]
+            else:
+                self.pages.clear()
+
+    def _store_pages(self, event: PagesStored) -> None:
+        assert len(event.token_ids) == BLOCK_SIZE * len(event.hashes) and (event.parent is None) == (event.start == 0)
+        parent, start = event.parent, event.start
+        for place, digest in enumerate(event.hashes):
+            tokens = event.token_ids[place * BLOCK_SIZE : (place + 1) * BLOCK_SIZE]
+            assert digest not in self.pages, "a page was stored twice"
+            if parent is not None and not event.media:
+                data = b"".join(token.to_bytes(4, "little") for token in tokens)
+                assert sha256(parent + data).digest()[:16] == digest, "the tokens are not those of the page"
+            self.pages[digest] = start, tokens
+            parent, start = digest, start + BLOCK_SIZE
+
+
 class LoopHarness:
     """A loop on a `LedgerRunner`: records every output and checks after each step that no page leaks."""
 
@@ -379,6 +408,7 @@ class LoopHarness:
         settings = Settings(
             model="ledger", max_batch=slots, prefix_cache=prefix_cache, step_ms=step_ms, media_cache=media_cache
         )
+        self.cache_index = CacheIndex()
         self.posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.loop = EngineLoop(
             self.runner,
@@ -389,6 +419,7 @@ class LoopHarness:
             on_pages_leased=self.on_pages_leased,
             prefill_share=self.prefill_share,
             post=self.posted.put,
+            publish_events=self.cache_index.apply_events,
         )
         self.speculates = self.loop.speculation is not None and self.loop.speculation.is_active
         if self.loop.speculation is not None:  # always draft, even where it does not pay
@@ -410,6 +441,7 @@ class LoopHarness:
         due = self._next_due()
         more = self.loop.step()
         self.check()
+        assert self.cache_index.pages.keys() == self.loop.pool._cache.keys(), "the events tell of another cache"
         is_held_back = due is not None and not due.output_length and not self.prefill_share.allows_prefill
         if (
             due is not None

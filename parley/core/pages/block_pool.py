@@ -34,6 +34,7 @@ from functools import lru_cache
 from hashlib import sha256
 from operator import attrgetter
 
+from parley.core.pages.cache_events import CacheEventLog
 from parley.core.sequence import BLOCK_SIZE
 from parley.types import MediaItem
 
@@ -88,10 +89,15 @@ def count_pages(tokens: int) -> int:
 
 
 class BlockPool:
-    """A pool of ``page_count`` pages, numbered from 0. ``free_count`` of them have no holder."""
+    """A pool of ``page_count`` pages, numbered from 0. ``free_count`` of them have no holder.
 
-    def __init__(self, page_count: int):
+    ``event_log`` records the removal of pages from the prefix cache. Whoever caches a page records that, because the
+    pool does not know its tokens.
+    """
+
+    def __init__(self, page_count: int, event_log: CacheEventLog | None = None):
         self.page_count = page_count
+        self.event_log = event_log
         self.free_count = page_count
         self.prefix_queries = 0  # tokens looked up in the prefix cache
         self.prefix_hits = 0  # tokens found there
@@ -161,6 +167,8 @@ class BlockPool:
         for block in list(self._cache.values()):
             self._hashes[block] = None
         self._cache.clear()
+        if self.event_log is not None:
+            self.event_log.record_cleared()
         return True
 
     def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
@@ -192,6 +200,8 @@ class BlockPool:
         if digest is not None:
             del self._cache[digest]
             self._hashes[block] = None
+            if self.event_log is not None:
+                self.event_log.record_removed(digest)
 
     def _remove_from_free_list(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]

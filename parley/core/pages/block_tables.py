@@ -80,12 +80,15 @@ class BlockTables:
         if not self.prefix_cache or first == end:
             return []
         self._extend_chain(sequence, end)
-        fresh = range(first, end)
-        return [
-            sequence.blocks[page]
-            for page in fresh
-            if self.pool.cache_block(sequence.blocks[page], sequence.hashes[page])
+        fresh = [
+            page for page in range(first, end) if self.pool.cache_block(sequence.blocks[page], sequence.hashes[page])
         ]
+        if fresh and self.pool.event_log is not None:
+            request = sequence.request
+            self.pool.event_log.record_stored(
+                fresh, sequence.hashes, sequence.tokens, request.adapter, request.cache_salt, sequence.hashed_items
+            )
+        return [sequence.blocks[page] for page in fresh]
 
     def fork_table(self, sequence: Sequence, parent: Sequence) -> None:
         """Share the pages of ``parent``. Its last page is copied; without a free page, those tokens are recomputed."""

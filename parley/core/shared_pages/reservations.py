@@ -46,8 +46,9 @@ class ReserveResult(NamedTuple):
 class Reservation:
     """One reservation. ``hashes``: of all its pages, in prompt order. ``pages`` await their content; the first
     ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that were not
-    revoked."""
+    revoked. ``prefix``: the prompt."""
 
+    prefix: KVPrefix
     hashes: list[bytes]
     held_pages: list[int]
     pages: list[int]
@@ -127,6 +128,7 @@ class Reservations:
         if reservation is None:
             return
         cached_count = len(reservation.hashes) - len(reservation.pages)
+        fresh: list[int] = []
         while reservation.received_count < min(count, len(reservation.pages)):
             block, digest = (
                 reservation.pages[reservation.received_count],
@@ -138,8 +140,15 @@ class Reservations:
                 self._pool.add_reference(cached_block)
                 self._pool.free_blocks([block])
                 block = cached_block
+            else:
+                fresh.append(cached_count + reservation.received_count)
             reservation.held_pages.append(block)
             reservation.received_count += 1
+        if fresh and self._pool.event_log is not None:
+            prefix = reservation.prefix
+            self._pool.event_log.record_stored(
+                fresh, reservation.hashes, prefix.token_ids, prefix.adapter, prefix.cache_salt, prefix.media
+            )
 
     def truncate_reservation(self, key: str, count: int) -> None:
         """Give up all but the first ``count`` pages of a reservation; no other instance writes the rest. Unknown keys
@@ -191,7 +200,7 @@ class Reservations:
         for block in cached_blocks:
             self._pool.add_reference(block)
         reservation = self._reservations[key] = Reservation(
-            hashes, cached_blocks, [self._pool.allocate() for _ in range(fresh_count)]
+            prefix, hashes, cached_blocks, [self._pool.allocate() for _ in range(fresh_count)]
         )
         return ReserveResult(len(cached_blocks), reservation.pages, "", adapter_digest)
 

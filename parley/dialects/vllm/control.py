@@ -137,8 +137,21 @@ def write_vllm_version(text: str) -> bytes:
 
 
 def answer_event_sources(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
-    """Return no sources of events about the KV cache, as the original does if it publishes none."""
-    return json_answer({})
+    """Return where events of the prefix cache are published, as the original's ``KVEventsConfig`` for its only rank."""
+    events = facts.cache_events
+    if events is None:
+        return json_answer({})
+    source = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": events.endpoint,
+        "replay_endpoint": events.replay_endpoint or None,
+        "buffer_steps": events.buffer_steps,
+        "hwm": events.high_water_mark,
+        "max_queue_size": 100_000,  # the original's; here the queue has no limit
+        "topic": events.topic,
+    }
+    return json_answer({"0": source})
 
 
 def read_cache_reset(context: RequestContext) -> bool:

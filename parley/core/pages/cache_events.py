@@ -1,0 +1,87 @@
+"""What happens to the prefix cache, for those outside who follow it: pages that are stored and removed.
+
+The pool and its users record here, where somebody follows; the loop takes the events after each step. Everything that
+costs time, such as encoding, is left to the taker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from parley.core.sequence import BLOCK_SIZE
+from parley.types import MediaItem
+
+
+class PagesStored(NamedTuple):
+    """Consecutive pages that can be found from now on. ``parent``: the hash of the page before; None for a prompt's
+    first. ``start``: the position of their first token. ``media``: the items of the prompt that their hashes cover."""
+
+    hashes: list[bytes]
+    parent: bytes | None
+    token_ids: list[int]
+    start: int
+    adapter: str
+    cache_salt: str
+    media: Sequence[MediaItem]
+
+
+class PageRemoved(NamedTuple):
+    """A page that cannot be found any more."""
+
+    digest: bytes
+
+
+class CacheCleared(NamedTuple):
+    """The cache is empty."""
+
+
+CacheEvent = PagesStored | PageRemoved | CacheCleared
+
+
+class CacheEventLog:
+    """The events since they were last taken."""
+
+    def __init__(self) -> None:
+        self._events: list[CacheEvent] = []
+
+    def record_stored(
+        self,
+        pages: Sequence[int],
+        hashes: Sequence[bytes],
+        tokens: Sequence[int],
+        adapter: str,
+        cache_salt: str,
+        media: Sequence[MediaItem],
+    ) -> None:
+        """Record pages of a sequence by their numbers in it, in order. Gaps are pages that were cached already."""
+        first = 0
+        for place in range(1, len(pages) + 1):
+            if place < len(pages) and pages[place] == pages[place - 1] + 1:
+                continue
+            start, end = pages[first], pages[place - 1] + 1
+            self._events.append(
+                PagesStored(
+                    list(hashes[start:end]),
+                    hashes[start - 1] if start else None,
+                    list(tokens[start * BLOCK_SIZE : end * BLOCK_SIZE]),
+                    start * BLOCK_SIZE,
+                    adapter,
+                    cache_salt,
+                    media,
+                )
+            )
+            first = place
+
+    def record_removed(self, digest: bytes) -> None:
+        """Record that a page was removed."""
+        self._events.append(PageRemoved(digest))
+
+    def record_cleared(self) -> None:
+        """Record that all pages were removed."""
+        self._events.append(CacheCleared())
+
+    def take_events(self) -> list[CacheEvent]:
+        """Return the events, and forget them."""
+        events, self._events = self._events, []
+        return events
