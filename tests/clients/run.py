@@ -46,6 +46,9 @@ ENVIRONMENTS = {
     ),
     "ollama": ("ollama==0.6.3", "langchain-ollama==1.1.0"),
     "node-ollama": ("ollama@0.6.4",),
+    "agents": ("openai-agents==0.24.0",),
+    "litellm-responses": ("litellm==1.106.2", "mcp==2.3.0"),
+    "node-responses": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai@2.0.131", "@openai/codex@0.169.0"),
     "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
 }
 RESOLVED_BY_UV = ("databricks",)  # resolved by uv, because pip would take minutes
@@ -68,6 +71,13 @@ SCRIPTS = {
     "litellm_ollama_client.py": "litellm",
     "open_webui_requests.py": "ollama",
     "ollama_client.mjs": "node-ollama",
+    "responses/openai_sdk.py": "agents",
+    "responses/agents_client.py": "agents",
+    "responses/langchain_client.py": "langchain",
+    "responses/litellm_client.py": "litellm-responses",
+    "responses/openai_sdk.mjs": "node-responses",
+    "responses/ai_sdk.mjs": "node-responses",
+    "responses/codex.mjs": "node-responses",
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",
     "huggingface_inference.mjs": "node",
@@ -147,6 +157,8 @@ def run_client(script: str, place: Place) -> str:
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "AI_SDK_LOG_WARNINGS": "false",
         "MEDIA_CASES": str(MEDIA_CASES),
+        "SERVER_PYTHON": sys.executable,  # for clients with a server of their own
+        "CLIENTS_SOURCE": str(HERE),
     }
     address = place.grpc if script.endswith("_grpc.py") else place.http
     try:
