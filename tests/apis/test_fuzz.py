@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fuzz import BODY_CODINGS, MAX_EXAMPLES, body_codings, encode, raw_bytes, run_in_loop
 from support.json_bombs import write_bomb
-from support.odd_bodies import mindie_bodies, odd_members, odd_stop_ids, openai_bodies, tgi_bodies
+from support.odd_bodies import mindie_bodies, odd_members, odd_stop_ids, ollama_bodies, openai_bodies, tgi_bodies
 from support.strategies import json_values, scalars
 
 from parley.dialects import json_body
@@ -310,6 +310,38 @@ async def test_databricks_routes_never_answer_odd_bodies_with_500(serve):
 
     await run_in_loop(fuzz)
     await run_in_loop(fuzz_endpoints)
+    await server.idle()
+    assert await server.control() == before
+
+
+OLLAMA_ROUTES = ["chat", "generate", "embed", "embeddings", "show", "pull", "push", "create", "copy"]
+
+
+async def test_ollama_routes_never_answer_odd_bodies_with_500(serve):
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
+
+    @settings(max_examples=MAX_EXAMPLES // 10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(
+        prefix=st.sampled_from(["", "/ollama"]),
+        route=st.sampled_from(OLLAMA_ROUTES),
+        body=ollama_bodies.map(encode) | raw_bytes,
+    )
+    async def fuzz(prefix, route, body):
+        answer = await server.post(f"{prefix}/api/{route}", body)
+        if answer.status != 200:
+            error = answer.json.pop("error")
+            assert 0 < len(error) < 2000 and "0x" not in error and "Traceback" not in error
+            # The original has this status for options of a wrong type, and for models that it cannot pull.
+            known = (prefix and error.startswith("option ")) or route == "pull"
+            assert answer.status in (400, 404) or (answer.status == 500 and known), (route, body, answer.body)
+        elif answer.headers["content-type"] == "application/x-ndjson":
+            *_, last = [json.loads(line) for line in answer.body.splitlines()]
+            assert last.get("done") or last.get("status") == "success", (route, body, answer.body)
+        else:
+            assert answer.json, (route, body)
+
+    await run_in_loop(fuzz)
     await server.idle()
     assert await server.control() == before
 

@@ -62,6 +62,17 @@ async def test_no_chat_route_lets_a_text_end_its_turn(serve):
         assert attacked == [harmless] * len(attacked) and harmless, path
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/ollama/api/chat", "/ollama/api/generate"])
+async def test_ollama_does_not_let_a_text_end_its_turn(serve, path):
+    requests: list[EngineRequest] = []
+    server = await serve(reply=record_requests(requests))
+    for text in ("Hi", ATTACK):
+        body = {"messages": [{"role": "user", "content": text}]} if path.endswith("chat") else {"prompt": text}
+        assert (await server.post(path, body | {"model": "tiny"})).status == 200
+    harmless, attacked = (special_tokens(server, request.token_ids) for request in requests)
+    assert attacked == harmless and harmless
+
+
 async def test_streams_do_not_let_a_text_end_its_turn(serve):
     requests: list[EngineRequest] = []
     server = await serve(reply=record_requests(requests))

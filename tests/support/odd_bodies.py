@@ -69,6 +69,36 @@ tgi_bodies = st.fixed_dictionaries(
     optional={"parameters": tgi_parameters, "stream": scalars, "messages": st.lists(chat_messages, max_size=3)},
 )
 
+ollama_option_names = st.sampled_from(
+    ["num_predict", "num_ctx", "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
+     "presence_penalty", "frequency_penalty", "seed", "stop", "num_keep", "use_mmap", "mirostat"]
+)  # fmt: skip
+ollama_bodies = st.fixed_dictionaries(
+    {"model": st.sampled_from(["tiny", "tiny:latest"]) | scalars},
+    optional={
+        "messages": st.lists(chat_messages, max_size=3) | json_values,
+        "prompt": client_texts | json_values,
+        "input": st.lists(client_texts, max_size=3) | json_values,
+        "options": st.dictionaries(ollama_option_names, plausible_values | scalars, max_size=4) | json_values,
+        "format": st.just("json") | schemas | scalars,
+        "think": st.sampled_from([True, False, "high"]) | scalars,
+        "keep_alive": st.sampled_from(["5m", "-1", 0]) | scalars,
+        "context": st.lists(st.integers(0, 700), max_size=4) | json_values,
+        "system": client_texts | scalars,
+        "suffix": scalars,
+        "raw": scalars,
+        "images": json_values,
+        "tools": json_values,
+        "stream": scalars,
+        "logprobs": scalars,
+        "top_logprobs": st.integers(-1, 21) | scalars,
+        "truncate": scalars,
+        "name": scalars,
+        "source": scalars,
+        "destination": scalars,
+    },
+)
+
 odd_stop_ids = st.fixed_dictionaries({}, optional={"stop_token_ids": st.lists(st.integers(0, 9) | scalars, max_size=3)})
 data_urls = st.sampled_from(
     ["data:image/png;base64," + "A" * 64, "data:,x", "data:image/png;base64", "data:audio/wav;base64,UklGRg==",
