@@ -342,6 +342,7 @@ def read_outcome(route: Route, body: dict[str, Any]) -> str:
         "adapter": (CONTEXT,),
         "info": (CONTEXT, FACTS),
         "summed_info": (CONTEXT, FACTS),
+        "pull": (CONTEXT, FACTS),
         "endpoint": (CONTEXT, FACTS, ENDPOINTS),
     }
     arguments = (FORM_CONTEXT,) if route.reads_form else arguments_by_kind.get(route.kind, ())

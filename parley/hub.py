@@ -45,6 +45,13 @@ def resolve_model(model: str | None, report: ReportProgress = lambda stage, frac
     return check_model_folder(folder, model or BUILT_IN)
 
 
+def pull_model(name: str, report: ReportProgress = lambda stage, fraction: None) -> Path:
+    """Download a model by its name on the hub; no folder of that name is looked at. Blocks. Raises ModelMissing."""
+    if not HUB_NAME.fullmatch(name.partition("@")[0]) or os.path.exists(name):
+        raise ModelMissing(f"{name[:100]} cannot be pulled: it is no name of a model on the hub.")
+    return check_model_folder(_download_model(name, report), name)
+
+
 def find_model(model: str | None) -> Path | None:
     """Return a model's folder on this machine, complete or not; None for a hub name without a complete cache entry."""
     if not model or model == BUILT_IN:

@@ -199,6 +199,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         hosts=tuple(config["allow-host"]),
         ping_interval=config["ping"],
         lora_root=config["lora-root"],
+        pull=config["pull"],
         tokenizer_info=config["tokenizer-info"],
         api_options=ApiOptions(
             max_logprobs=config["max-logprobs"],

@@ -94,6 +94,23 @@ class EndpointChange:
     remove_endpoint: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """Download a model by its name on the hub. ``refusal`` is the answer where that is not allowed.
+
+    A ``stream`` of ``media_type`` has parts about the progress, a fraction, and ends with ``success`` or a failure;
+    without one, the answer is the last of these parts alone.
+    """
+
+    model: str
+    stream: bool
+    media_type: str
+    refusal: Answer
+    success: bytes
+    write_progress: Callable[[float], bytes]
+    write_failure: Callable[[ParleyError], bytes]
+
+
 PauseCommand = Literal["hold", "prepare", "release"]  # refuse new requests; keep refusing them; accept them again
 
 

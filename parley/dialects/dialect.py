@@ -246,6 +246,7 @@ RouteKind = Literal[
     "probe",  # as above, but a probe: clients without an API key may call it
     "self_test",  # generate one token as a test: reader(RequestContext) -> timeout in s; writer(success) -> Answer
     "pause",  # pause or resume requests: reader(body, RequestContext, ServerFacts) -> PauseAnswer
+    "pull",  # download a model: reader(body, RequestContext, ServerFacts) -> PullRequest | Answer
     "stop",  # shut the server down: reader(RequestContext) -> bool (at once?); writer(first call?) -> Answer
     "metrics",
     # of an instance of a cluster

@@ -54,6 +54,7 @@ ROUTE_SCOPES: dict[RouteKind, RouteScope] = {
     "probe": "open",
     "self_test": "client",
     "pause": "admin",
+    "pull": "client",
     "stop": "admin",
     "metrics": "client",
     "results": "cluster",

@@ -23,7 +23,7 @@ from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.records import StreamReplay
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.metrics.recorded import ModelSnapshot
-from parley.serving import adapters, control, metrics_page
+from parley.serving import adapters, control, metrics_page, pull
 from parley.serving.generate import follow_run, handle_generate, read_generation_body, request_context
 from parley.serving.media.request_media import prompt_media
 from parley.serving.prepare import check_request, prepare_engine_requests
@@ -402,6 +402,7 @@ SERVER_HANDLERS: dict[RouteKind, RouteHandler] = {  # all kinds but those that o
     "probe": handle_info,
     "self_test": control.handle_self_test,
     "pause": control.handle_pause,
+    "pull": pull.handle_pull,
     "stop": control.handle_stop,
     "live": handle_live,
     "ready": handle_ready,

@@ -100,6 +100,7 @@ class ServerOptions(HttpOptions):
     token_timeout: float | None = None  # between two outputs of a request, or before the first
 
     lora_root: str | None = None  # clients may load adapters from inside this folder; None: they may not load any
+    pull: bool = False  # clients may have models downloaded from the hub
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
     api_options: ApiOptions = DEFAULT_API_OPTIONS  # for OpenAI's and vLLM's APIs
 

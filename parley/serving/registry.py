@@ -58,6 +58,7 @@ class ModelRegistry:
         self.grpc_responses = LabelledCounter()  # responses over gRPC, by status
         self.endpoint_store = EndpointStore(options.endpoints)
         self.adapter_lock = asyncio.Lock()  # held while an adapter is loaded or unloaded
+        self.pull_lock = asyncio.Lock()  # held while a model is downloaded at a client's request
         self.huge_text_lock = asyncio.Lock()  # held while a huge text is tokenized at a client's request
         self.shutting_down = False
         self.record_store = RecordStore(options.response_store, options.response_lifetime, options.response_store_file)

@@ -7,12 +7,11 @@ ending.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -26,6 +25,7 @@ from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.errors import NotReady, Overloaded, ParleyError, Stopping, Unsupported
 from parley.metrics.recorded import ModelMetrics
+from parley.serving.daemon_thread import run_in_daemon_thread
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
@@ -114,31 +114,12 @@ class ServedModel:
         if self.engine.scripted:  # needs no weights
             self.settings.model = str(hub.find_model(self.settings.model) or self.settings.model)
             return
-        loop = asyncio.get_running_loop()
-        folder: asyncio.Future[Path] = loop.create_future()
-
-        def settle_future(result: Path | Exception) -> None:
-            if folder.done():
-                return
-            if isinstance(result, Exception):
-                folder.set_exception(result)
-            else:
-                folder.set_result(result)
 
         def report_progress(stage: str, fraction: float) -> None:
             self.engine.progress = LoadProgress(stage, fraction / 2)  # the other half is loading
 
-        def resolve_folder() -> None:
-            result: Path | Exception
-            try:
-                result = hub.resolve_model(self.settings.model, report_progress)
-            except Exception as error:
-                result = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed and has no waiter left
-                loop.call_soon_threadsafe(settle_future, result)
-
-        threading.Thread(target=resolve_folder, name="parley-hub", daemon=True).start()
-        self.settings.model = str(await folder)
+        resolve_folder = partial(hub.resolve_model, self.settings.model, report_progress)
+        self.settings.model = str(await run_in_daemon_thread(resolve_folder, "parley-hub"))
 
     @property
     def memory_need(self) -> int:

@@ -656,6 +656,14 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "pull",
+        switch_kind(),
+        "Download models from the hub when clients of Ollama's API pull them. They are served from the next start on.",
+        False,
+        section="server",
+        configurable=True,
+    ),
+    Option(
         "tokenizer-info",
         switch_kind(),
         "Serve the tokenizer's configuration at /tokenizer_info.",

@@ -5,6 +5,7 @@ import json
 import pytest
 from support.http_client import HELLO_CHAT
 
+from parley import hub
 from parley.dialects.mounts import dedicated_mounts
 
 HELLO = HELLO_CHAT["messages"]
@@ -99,6 +100,33 @@ async def test_ollama_port_is_recognized_by_its_clients(serve):
     assert (await server.post("/api/pull", {"model": model["name"], "stream": False})).json == {"status": "success"}
     answer = await server.post("/v1/chat/completions", {"model": model["name"], "messages": HELLO, "max_tokens": 1})
     assert answer.status == 200
+
+
+async def test_ollama_pull_downloads_where_the_operator_allows_it(serve, monkeypatch, tmp_path):
+    pulled_names = []
+
+    def download(name, report):
+        pulled_names.append(name)
+        if name != "owner/model":
+            raise hub.ModelMissing(f"{name} cannot be served: the hub knows no such model.")
+        report("downloading", 0.5)
+        for file in ("config.json", "tokenizer.json", "model.safetensors"):
+            (tmp_path / file).write_bytes(b"{}")
+        return tmp_path
+
+    monkeypatch.setattr(hub, "_download_model", download)
+    allowed, forbidden = await serve(pull=True), await serve()
+    for name in ("owner/model", "hf.co/owner/model:latest"):
+        assert read_lines(await allowed.post("/api/pull", {"model": name}))[-1] == {"status": "success"}
+    assert (await allowed.post("/api/pull", {"model": "owner/model", "stream": False})).json == {"status": "success"}
+    assert "knows no such model" in read_lines(await allowed.post("/api/pull", {"model": "owner/x"}))[-1]["error"]
+    for name in (str(tmp_path), "../x", "a/b/c"):
+        assert (
+            "no name of a model on the hub" in read_lines(await allowed.post("/api/pull", {"model": name}))[-1]["error"]
+        )
+    assert set(pulled_names) == {"owner/model", "owner/x"}
+    refused = await forbidden.post("/api/pull", {"model": "owner/model"})
+    assert (refused.status, set(refused.json)) == (500, {"error"})
 
 
 async def test_ollama_words_errors_of_paths_and_models(server):

@@ -498,13 +498,22 @@ def test_ollama_show_names_the_model_as_copilot_does():
     assert show(copilot, model="org/m:latest")["model_info"]["general.basename"] == "org/m:latest"
 
 
-def test_ollama_pull_reports_served_models_and_refuses_others():
-    def pull(**members: Any) -> Answer:
-        return models.answer_pull(LENIENT, json.dumps(members).encode(), HEAD, FACTS)
+def test_ollama_pull_reports_served_models_as_pulled():
+    def pull(**members: Any) -> Any:
+        return models.read_pull(json.dumps(members).encode(), HEAD, FACTS)
 
     assert pull(model="org/m", insecure=False).body == b'{"status":"pulling manifest"}\n{"status":"success"}\n'
     assert pull(model="org/m", stream=False).body == b'{"status":"success"}'
-    assert pull(model="x").status == 500 and b"pulling models is not served here" in pull(model="x").body
+    other = pull(model="hf.co/x/y:latest")
+    assert (other.model, other.refusal.status) == ("x/y", 500)
+    assert b"pulling models is not served here" in other.refusal.body
+    lines = [other.write_progress(0.0), other.write_progress(0.5), other.success, other.write_failure(NotFound("no"))]
+    assert lines == [
+        b'{"status":"pulling manifest"}\n',
+        b'{"status":"pulling 50%"}\n',
+        b'{"status":"success"}\n',
+        b'{"error":"no"}\n',
+    ]
 
 
 @pytest.mark.parametrize("dialect", [DIALECT, STRICT])

@@ -46,7 +46,7 @@ def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
         Route("GET", "/api/ps", "models", writer=models.write_running),
         Route("POST", "/api/show", "info", reader=partial(models.answer_show, rules)),
         Route("GET", "/api/version", "version", writer=models.write_version),
-        Route("POST", "/api/pull", "info", reader=partial(models.answer_pull, rules)),
+        Route("POST", "/api/pull", "pull", reader=models.read_pull),
         *(
             Route(method, path, "info", reader=models.refuse_change(subject, members))
             for (method, path), (subject, members) in REFUSED_CHANGES.items()

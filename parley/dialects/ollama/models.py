@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from parley.dialects.admin_requests import PullRequest
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields
@@ -21,6 +22,8 @@ OLLAMA_VERSION = "0.35.0"
 NEVER = "2318-01-01T00:00:00Z"  # when a model is unloaded
 ROOT_TEXT = b"Ollama is running"
 NOT_PULLED = "pulling models is not served here: start the server with the model"
+HUB_PREFIX = "hf.co/"
+LINES_TYPE = "application/x-ndjson"
 COPILOT_AGENT = b"GitHubCopilotChat"
 ABILITY_NAMES = {"tools": "tools", "insert": "insert", "thinking": "thinking"}
 DTYPE_LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -80,19 +83,29 @@ def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts:
     return shared.go_answer(answer | _capabilities(card) | {"modified_at": shared.go_time(card.created)})
 
 
-def answer_pull(rules: OllamaRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
-    """Report a model that is served as pulled. Any other is refused. Raises BadRequest."""
+def read_pull(body: bytes, context: RequestContext, facts: ServerFacts) -> PullRequest | Answer:
+    """Read a request to download a model; one that is served has nothing to download. Raises BadRequest."""
     fields = decode_fields(body, OLLAMA_WORDING)
     fields.boolean("insecure", False)
     stream = fields.boolean("stream", True)
+    done = _pull_line("success")
     try:
         _find_card(fields, facts)
-    except UnknownModel:
-        return shared.go_answer({"error": NOT_PULLED}, 500)
-    lines = [{"status": status} for status in ("pulling manifest", "success")]
+    except UnknownModel as error:
+        refusal = shared.go_answer({"error": NOT_PULLED}, 500)
+        hub_name = error.name.removesuffix(shared.DEFAULT_TAG).removeprefix(HUB_PREFIX)
+        return PullRequest(hub_name, stream, LINES_TYPE, refusal, done, _progress_line, shared.failed_line)
     if not stream:
-        return shared.go_answer(lines[-1])
-    return Answer(200, b"".join(shared.encode_go(line) + b"\n" for line in lines), b"application/x-ndjson")
+        return Answer(200, done.rstrip(), shared.JSON_TYPE)
+    return Answer(200, _pull_line("pulling manifest") + done, LINES_TYPE.encode())
+
+
+def _progress_line(fraction: float) -> bytes:
+    return _pull_line(f"pulling {fraction:.0%}" if fraction else "pulling manifest")
+
+
+def _pull_line(status: str) -> bytes:
+    return shared.encode_go({"status": status}) + b"\n"
 
 
 def refuse_change(subject: str, members: Sequence[str]) -> Callable[[bytes, RequestContext, ServerFacts], Answer]:

@@ -1,0 +1,37 @@
+"""Work that blocks for minutes, in a thread that does not keep the process from exiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def run_in_daemon_thread(work: Callable[[], T], name: str) -> T:
+    """Return the result of ``work``, or raise what it raises. If the task is cancelled, the work goes on unheard."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: Exception | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]  # there is a value if there is no error
+
+    def call_work() -> None:
+        value, failure = None, None
+        try:
+            value = work()
+        except Exception as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed and has no waiter left
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=call_work, name=name, daemon=True).start()
+    return await result

@@ -1,0 +1,65 @@
+"""Downloads a model from the hub at a client's request, and reports the progress while it runs.
+
+Only where the operator allows it (``ServerOptions.pull``), one model at a time, and only by a name on the hub. The
+model is not served before the server is started with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from parley import hub
+from parley.dialects.admin_requests import PullRequest
+from parley.dialects.dialect import Answer, Route
+from parley.errors import NotFound
+from parley.serving.daemon_thread import run_in_daemon_thread
+from parley.serving.generate import request_context
+from parley.serving.registry import ModelRegistry
+from parley.web.exchange import Exchange
+
+REPORT_SECONDS = 0.5  # between two lines about the progress
+
+
+async def handle_pull(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Answer a request for a model: at once if it is served, else by downloading it, if that is allowed."""
+    assert route.reader is not None
+    body = await exchange.read_body()
+    context = request_context(registry, registry.main_model, exchange)
+    pull = await exchange.run_work(len(body), partial(route.reader, body, context, registry.server_facts()))
+    answer = pull if isinstance(pull, Answer) else None if registry.options.pull else pull.refusal
+    if answer is not None:
+        await exchange.send_response(answer.body, answer.status, answer.content_type)
+        return
+    await exchange.while_connected(_pull_model(registry, pull, exchange))
+
+
+async def _pull_model(registry: ModelRegistry, pull: PullRequest, exchange: Exchange) -> None:
+    """Download a model. A client that leaves does not end the download, which other clients may wait for."""
+    progress = [0.0]
+
+    def report(stage: str, fraction: float) -> None:
+        progress[0] = fraction
+
+    async with registry.pull_lock:
+        work = partial(hub.pull_model, pull.model, report)
+        download = asyncio.ensure_future(run_in_daemon_thread(work, "parley-pull"))
+        download.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may end unheard
+        if pull.stream:
+            await exchange.write_stream(pull.write_progress(0.0), pull.media_type)
+        while not (await asyncio.wait({download}, timeout=REPORT_SECONDS))[0]:
+            if pull.stream:
+                await exchange.write_stream(pull.write_progress(progress[0]), pull.media_type)
+    try:
+        download.result()
+    except hub.ModelMissing as error:
+        await _end_pull(pull, exchange, pull.write_failure(NotFound(str(error))), 500)
+    else:
+        await _end_pull(pull, exchange, pull.success, 200)
+
+
+async def _end_pull(pull: PullRequest, exchange: Exchange, data: bytes, status: int) -> None:
+    if pull.stream:
+        await exchange.write_stream(data, pull.media_type, last=True)
+    else:
+        await exchange.send_response(data, status, pull.refusal.content_type)
