@@ -368,7 +368,7 @@ async def handle_metrics(registry: ModelRegistry, route: Route, exchange: Exchan
                 for open_request in model.open_requests
                 if open_request.adapter_state is not None
             ),
-            adapter_places=model.settings.max_adapters if model.adapters else 0,
+            adapter_places=model.settings.max_adapters if model.adapters or registry.options.lora_root else 0,
         )
         for model in registry.models
     ]
