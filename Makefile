@@ -5,6 +5,7 @@
 # make test-torch    every test, without the compiled kernels
 # make test-nightly  every test, in full where make test runs a sample (hours; PARLEY_KILLS=2 for a smaller kill matrix)
 # make test-clients  official clients of every API, each in an environment of its own (needs a package index and npm)
+# make test-engines  vLLM as the engine, in .engines after make engines (10 minutes)
 # make coverage the branch coverage of core/ and dialects/ over every test (make test measures it over some folders)
 # make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 1,000
 # make kernels compiles the kernels for every kind of processor that this compiler knows
@@ -24,7 +25,7 @@ STAMP := $(VENV)/installed-$(shell cat $(LOCKS) pyproject.toml | cksum | cut -d 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients fuzz lint format docs engines bench bench-peers load sanitize clean
+.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-engines fuzz lint format docs engines bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -72,6 +73,9 @@ test-nightly: setup
 
 test-clients: setup
 	@$(VENV)/bin/python tests/clients/run.py $(ARGS)
+
+test-engines: setup
+	@PARLEY_VLLM_PYTHON=.engines/vllm/bin/python $(VENV)/bin/python -m pytest tests/system/test_vllm_engine.py tests/engine/test_conformance.py -k vllm $(ARGS)
 
 fuzz: setup
 	@PARLEY_FUZZ=20000 $(VENV)/bin/python -m pytest tests/apis/test_fuzz.py tests/apis/test_media_fuzz.py tests/apis/test_triton_fuzz.py tests/coordinator/test_management_fuzz.py tests/web/test_framing.py -k "odd or generated" $(ARGS)

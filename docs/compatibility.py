@@ -32,7 +32,8 @@ INTRODUCTION = """\
 One page for each API lists its routes and every member that a route reads in a body. Other members are ignored, as the
 originals do. In the tables of these pages, the column `/` is the surface that all APIs share: it lifts refusals that
 only get in a client's way. The other columns are prefixes: there, an API is as strict as its original, or as one
-version of it.
+version of it. The tables hold for parley's own engine. With vLLM, members that need what it lacks are refused, with
+the member's name: [engines.md](engines.md) lists these features and bounds.
 
 """
 LEGEND = """

@@ -25,6 +25,7 @@ from parley.engine.fake import FAKE_MODEL, FakeEngine, ScriptedFailure, echo_pro
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.engine.stream import OutputStream
+from parley.engine.vllm import VLLMEngine
 from parley.types import (
     ALL_ENGINE_FEATURES,
     BeamOptions,
@@ -35,6 +36,7 @@ from parley.types import (
     ReasoningLimit,
     Sampling,
     Settings,
+    VLLMSettings,
 )
 from parley.worker.thread import LocalEngine
 
@@ -101,6 +103,23 @@ ENGINE_KINDS = {
 }
 
 
+VLLM_PYTHON = os.environ.get("PARLEY_VLLM_PYTHON")  # set by `make test-engines`
+if VLLM_PYTHON:
+    ENGINE_KINDS["vllm"] = EngineKind(
+        lambda folder: VLLMEngine(
+            VLLMSettings(
+                model=str(folder),
+                python=VLLM_PYTHON,
+                kv_memory=256 << 20,
+                max_batch=SLOTS,
+                arguments=["--enforce-eager"],
+            )
+        ),
+        make_simulated,
+        {"adapter": "unknown"},
+    )
+
+
 # for each feature, a request that uses it; adapters and page transfer have tests of their own
 FEATURE_OPTIONS: dict[EngineFeature, dict[str, Any]] = {
     "top_k": {"sampling": Sampling(top_k=2)},
@@ -128,6 +147,13 @@ BOUND_OPTIONS: dict[EngineBound, Callable[[int], dict[str, Any]]] = {
     "logprobs": lambda value: {"logprobs": value},
     "n": lambda value: {"n": value},
     "stop_ids": lambda value: {"stop_ids": list(range(100, 100 + value))},
+    "temperature": lambda value: {"sampling": Sampling(temperature=value)},
+    "presence_penalty": lambda value: {"sampling": Sampling(presence_penalty=value)},
+    "frequency_penalty": lambda value: {"sampling": Sampling(frequency_penalty=value)},
+    "logit_bias": lambda value: {"sampling": Sampling(logit_bias={token % 200: 1.0 for token in range(value)})},
+    "allowed_tokens": lambda value: {"sampling": Sampling(allowed=[token % 200 for token in range(value)])},
+    "banned_tokens": lambda value: {"sampling": Sampling(banned=[[5, 100 + token % 90] for token in range(value)])},
+    "named_logprobs": lambda value: {"logprobs": 0, "logprob_ids": list(range(value))},
 }
 
 
@@ -150,7 +176,7 @@ async def engine(kind: EngineKind, folder: Path):
     """A ready engine that all tests of its kind share."""
     shared_engine = kind.make(folder)
     await shared_engine.start()
-    await asyncio.wait_for(shared_engine.wait_until_ready(), 4 * WAIT_SECONDS)
+    await asyncio.wait_for(shared_engine.wait_until_ready(), 12 * WAIT_SECONDS)
     yield shared_engine
     await shared_engine.close()
 

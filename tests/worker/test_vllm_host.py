@@ -10,7 +10,7 @@ import numpy as np
 
 from parley.engine.messages import StepOutputs
 from parley.types import BeamOptions, EngineOutput, EngineRequest
-from parley.worker.vllm.host import explain_failure
+from parley.worker.vllm.host import explain_adapter_failure, explain_failure
 from parley.worker.vllm.host_loop import HostLoop
 from parley.worker.vllm.tree_log import TreeLog
 
@@ -237,6 +237,13 @@ def test_log_becomes_progress_and_then_warnings(caplog):
     tree_log.read_line("INFO 11-22 23:00:04 [core.py:100] A request came")
     tree_log.read_line("WARNING 11-22 23:00:04 [core.py:100] Something is slow")
     assert [record.getMessage() for record in caplog.records] == ["vLLM: Something is slow"]
+
+
+def test_failed_adapter_is_explained_without_folders():
+    error = RuntimeError(
+        "Call failed: Worker failed with error 'No adapter found for /a/b', please check the trace above"
+    )
+    assert explain_adapter_failure(error, "/a/b") == "No adapter found for its folder."
 
 
 def test_failed_start_is_explained_by_its_cause():

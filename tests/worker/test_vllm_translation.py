@@ -114,11 +114,7 @@ def test_refuses_to_continue_what_counts_output_tokens(members, word):
 
 def test_pooling_options_keep_their_values():
     pooling = PoolingOptions(dimensions=4, normalize=False)
-    assert translate_pooling(request(pooling=pooling)) == {
-        "task": "embed",
-        "dimensions": 4,
-        "use_activation": False,
-    }
+    assert translate_pooling(request(pooling=pooling)) == {"task": "embed", "use_activation": False}
 
 
 def test_vllm_lacks_what_its_samplers_do_not_have():
@@ -230,6 +226,14 @@ def test_vector_is_written_as_float32():
 
     output = read(sequence(pooling=PoolingOptions()), pooling_output=torch.tensor([1.0, -2.0], dtype=torch.bfloat16))
     assert output.vector == np.array([1.0, -2.0], dtype="<f4").tobytes() and output.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("vector", "part"), [([0.6, 0.0, 0.8], [1.0, 0.0]), ([3.0, 4.0, 5.0], [3.0, 4.0])])
+def test_part_of_a_normalized_vector_is_normalized(vector, part):
+    import torch
+
+    output = read(sequence(pooling=PoolingOptions(dimensions=2)), pooling_output=torch.tensor(vector))
+    assert output.vector == np.array(part, dtype="<f4").tobytes()
 
 
 # Grammars.

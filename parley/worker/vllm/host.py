@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -157,6 +158,14 @@ def explain_failure(error: Exception, cause: str) -> str:
     return f"vLLM did not start: {reason.rstrip('.') or type(error).__name__}.{hint}"
 
 
+def explain_adapter_failure(error: Exception, folder: str) -> str:
+    """Return vLLM's reason why an adapter could not be loaded, without the layers of its processes around it."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if inner := re.search(r"with error '(.*)', please check", reason):
+        reason = inner[1]
+    return f"{(reason.replace(folder, 'its folder') if folder else reason).rstrip('.')}."
+
+
 def end_group() -> None:
     """Kill all processes that vLLM started, and this one."""
     os.killpg(0, signal.SIGKILL)
@@ -212,8 +221,10 @@ class Host:
                 self._loop.handle_step(await self._client.next_step())
         except Exception as error:
             is_dead = type(error).__name__ == "EngineDeadError"
-            reason = "its processes died" if is_dead else " ".join(str(error).split()) or type(error).__name__
-            self._send(EngineFatal(f"vLLM ended: {reason.rstrip('.')}."))
+            if not is_dead:
+                log.exception("vLLM's steps cannot be read")
+            reason = "its processes died" if is_dead else f"its steps cannot be read ({type(error).__name__})"
+            self._send(EngineFatal(f"vLLM ended: {reason}."))
 
     async def _read_messages(self, reader: asyncio.StreamReader) -> None:
         """Apply messages until Shutdown or the end of file."""
@@ -231,7 +242,7 @@ class Host:
             case CancelRequest(request_id, index):
                 self._loop.cancel_request(request_id, index)
             case LoadAdapter(number, name, folder):
-                self._answer(number, partial(self._client.load_adapter, name, folder))
+                self._answer(number, partial(self._client.load_adapter, name, folder), folder)
             case UnloadAdapter(number, name) if not self._client.knows_adapter(name):
                 self._send(AdapterResult(number, "There is no adapter of this name."))
             case UnloadAdapter(number, name):
@@ -242,13 +253,15 @@ class Host:
             case FinishBeamSearch(request_id, reason):
                 self._loop.finish_beam_search(request_id, reason)
 
-    def _answer(self, number: int, change: Callable[[], Awaitable[None]]) -> None:
+    def _answer(self, number: int, change: Callable[[], Awaitable[None]], folder: str = "") -> None:
+        """Change an adapter, and send the result. Errors name no ``folder``: clients read them."""
+
         async def change_and_answer() -> None:
             try:
                 await change()
                 error = ""
             except Exception as failure:
-                error = " ".join(str(failure).split()) or type(failure).__name__
+                error = explain_adapter_failure(failure, folder)
             self._send(AdapterResult(number, error))
 
         self._start(change_and_answer())

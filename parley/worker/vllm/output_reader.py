@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
+from math import hypot
 from typing import Any
 
 from parley.core.sequence import Sequence
@@ -17,6 +18,7 @@ QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3  # vLLM's EngineCoreEventType
 FINISH_REASONS: dict[int, EngineFinishReason] = {0: "stop", 1: "length", 2: "error", 3: "error", 4: "stop"}
 ABORTED = "vLLM ended the request."
 NO_TOKEN_FITS = "vLLM ended the request: no token fits its grammar together with its other options."
+NORMALIZED_TOLERANCE = 1e-2  # of the length of a normalized vector, which may have been computed in bfloat16
 LOWEST_LOGPROB = -9999.0  # stands for the log-probability of what a grammar forbids; JSON has no infinity
 
 
@@ -44,7 +46,8 @@ def read_output(sequence: Sequence, raw: Any, *, end_ids: Collection[int], cost:
         output.queue_seconds = sequence.queue_seconds
         output.prompt_scores = sequence.prompt_scores or None
     if raw.pooling_output is not None:
-        output.vector, output.finish_reason = read_vector(raw.pooling_output), "stop"
+        dimensions = request.pooling.dimensions if request.pooling is not None else None
+        output.vector, output.finish_reason = read_vector(raw.pooling_output, dimensions), "stop"
         return output
     _add_tokens(output, sequence, raw, token_ids, end_ids, cost)
     return output
@@ -91,9 +94,17 @@ def read_scores(arrays: Any, alternatives: int) -> list[TokenScore]:
     ]
 
 
-def read_vector(tensor: Any) -> bytes:
-    """Return a vector as float32 numbers, little endian."""
+def read_vector(tensor: Any, dimensions: int | None) -> bytes:
+    """Return the first ``dimensions`` numbers of a vector (None: all) as float32, little endian.
+
+    If the whole vector has length 1, so has the part.
+    """
     numbers = tensor.float().flatten().tolist()
+    if dimensions is not None and dimensions < len(numbers):
+        is_normalized = abs(hypot(*numbers) - 1) < NORMALIZED_TOLERANCE
+        numbers = numbers[:dimensions]
+        length = hypot(*numbers) if is_normalized else 1.0
+        numbers = [number / (length or 1.0) for number in numbers]
     return struct.pack(f"<{len(numbers)}f", *numbers)
 
 

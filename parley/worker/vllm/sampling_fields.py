@@ -83,13 +83,12 @@ def translate_choice(request: EngineRequest, index: int) -> ChoiceFields:
 
 
 def translate_pooling(request: EngineRequest) -> dict[str, Any]:
-    """Return the members of ``PoolingParams`` of a request for a vector."""
+    """Return the members of ``PoolingParams`` of a request for a vector.
+
+    The host cuts vectors itself: vLLM does so only for models that say that they were trained for it.
+    """
     assert request.pooling is not None
-    return {
-        "task": "embed",
-        "dimensions": request.pooling.dimensions,
-        "use_activation": request.pooling.normalize,
-    }
+    return {"task": "embed", "use_activation": request.pooling.normalize}
 
 
 def wrap_seed(seed: int) -> int:

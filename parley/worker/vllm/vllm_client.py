@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from itertools import count
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,8 +28,6 @@ from parley.types import EngineRequest, ModelInfo, VLLMSettings
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 from parley.worker.vllm.engine_args import engine_arguments
 from parley.worker.vllm.sampling_fields import ChoiceFields, translate_choice, translate_pooling
-
-REJECTIONS = (ValueError, TypeError, NotImplementedError)  # what vLLM raises for requests that it does not accept
 
 
 class StartRefused(Exception):
@@ -129,17 +128,19 @@ class VLLMClient:
                 core_request = await asyncio.to_thread(self._core_request, choice_id, request, index, adapter)
             else:
                 core_request = self._core_request(choice_id, request, index, adapter)
-        except REJECTIONS as error:
+        except Exception as error:  # vLLM does not document what it raises
             if choice_id in self._preparing:
                 self._preparing.discard(choice_id)
-                self._on_rejection(choice_id, f"vLLM does not accept the request: {error}")
+                folder = self._llm.vllm_config.model_config.model
+                reason = " ".join(str(error).replace(folder, "the model").split())
+                self._on_rejection(choice_id, f"vLLM does not accept the request: {reason}")
             return
         if choice_id in self._preparing:  # it was not cancelled meanwhile
             self._preparing.discard(choice_id)
             await self._llm.engine_core.add_request_async(core_request)
 
     def _core_request(self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None) -> Any:
-        """Return vLLM's form of a choice. Raises REJECTIONS."""
+        """Return vLLM's form of a choice. Raises an exception with vLLM's reason if it does not accept the choice."""
         if request.pooling is None:
             fields = translate_choice(request, index)
             parameters, token_ids = sampling_params(fields), fields.token_ids
@@ -192,7 +193,7 @@ class VLLMClient:
 
 
 def sampling_params(fields: ChoiceFields) -> SamplingParams:
-    """Return vLLM's sampling parameters of a choice. Raises REJECTIONS."""
+    """Return vLLM's sampling parameters of a choice. Raises ValueError, with vLLM's reason."""
     grammar = StructuredOutputsParams(grammar=fields.lark) if fields.lark else None
     return SamplingParams(**fields.sampling, structured_outputs=grammar, detokenize=False, skip_clone=True)
 
@@ -204,10 +205,5 @@ def measure_weights(folder: Path) -> tuple[int, int]:
         size += file.stat().st_size
         with file.open("rb") as content:
             header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count_of_tensor = 1
-                for length in tensor["shape"]:
-                    count_of_tensor *= length
-                parameters += count_of_tensor
+        parameters += sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
     return parameters, size

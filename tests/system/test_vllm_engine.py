@@ -1,0 +1,197 @@
+"""A server with vLLM as its engine: ``make test-engines``. Skipped unless PARLEY_VLLM_PYTHON names vLLM's Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ServerProcess
+
+PYTHON = os.environ.get("PARLEY_VLLM_PYTHON", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="PARLEY_VLLM_PYTHON does not name a Python with vLLM")
+START_SECONDS = 400.0
+FLAGS = ("--engine", "vllm", "--engine-python", PYTHON, "--max-batch", "32", "--max-model-len", "2048")
+VLLM_FLAGS = ("--", "--enforce-eager")
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["n"],
+          "additionalProperties": False}  # fmt: skip
+TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+ENDLESS = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_memory() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(little_memory: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    started = ServerProcess(*FLAGS, *VLLM_FLAGS, log=tmp_path_factory.mktemp("vllm") / "server.log")
+    try:
+        assert started.wait(started.ready, START_SECONDS), started.output()
+        yield started
+    finally:
+        started.stop()
+
+
+def complete(server: ServerProcess, **members: Any) -> list[str]:
+    status, answer = server.post("/v1/completions", {"prompt": "The capital of", "max_tokens": 12} | members)
+    assert status == 200, answer
+    return [choice["text"] for choice in answer["choices"]]
+
+
+def chat(server: ServerProcess, **members: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Say a number."}]
+    status, answer = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 60} | members)
+    assert status == 200, answer
+    return answer["choices"][0]
+
+
+def test_choices_equal_single_requests_also_among_others(server):
+    singles = [complete(server, seed=7 + k)[0] for k in range(3)]
+    assert complete(server, seed=7, n=3) == singles and len(set(singles)) > 1
+    among_others: list[list[str]] = []
+    threads = [
+        threading.Thread(target=lambda k=k: among_others.append(complete(server, seed=7 if k == 9 else 100 + k)))
+        for k in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [singles[0]] in among_others
+    assert len(set(complete(server, temperature=0, n=2))) == 1
+
+
+@pytest.mark.parametrize("ignores_end", [False, True])
+@pytest.mark.parametrize("kind", ["schema", "regex", "choice", "gbnf", "call"])
+def test_answers_obey_their_grammar(server, kind, ignores_end):
+    forms: dict[str, tuple[dict[str, Any], str]] = {
+        "schema": ({"structured_outputs": {"json": SCHEMA}}, r'\{\s*"n":\s*\d{1,2}\s*\}'),
+        "regex": ({"structured_outputs": {"regex": "[a-f]{3}-[0-9]{2}"}}, "[a-f]{3}-[0-9]{2}"),
+        "choice": ({"structured_outputs": {"choice": ["Rome", "Oslo"]}}, "Rome|Oslo"),
+        "gbnf": ({"structured_outputs": {"grammar": 'root ::= "a" [0-9] "b"'}}, "a[0-9]b"),
+        "call": ({"tools": [TOOL], "tool_choice": "required"}, r'\{\s*"n":\s*\d{1,2}\s*\}'),
+    }
+    members, pattern = forms[kind]
+    for seed in range(5):
+        choice = chat(server, seed=seed, ignore_eos=ignores_end, **members)
+        message = choice["message"]
+        text = message["tool_calls"][0]["function"]["arguments"] if kind == "call" else message["content"]
+        assert re.fullmatch(pattern, text), text
+
+
+def test_members_reach_vllm(server):
+    assert complete(server, max_tokens=0, echo=True) == ["The capital of"]
+    (plain,) = complete(server, temperature=0)
+    (banned,) = complete(server, temperature=0, bad_words=[plain.split()[0], " " + plain.split()[0]])
+    assert banned.split()[0] != plain.split()[0]
+    assert complete(server, temperature=0, stop=[plain.split()[1]]) == [plain.split(plain.split()[1])[0]]
+    status, answer = server.post("/v1/completions", {"prompt": "The capital of", "max_tokens": 2, "logprobs": 2,
+                                                     "echo": True, "temperature": 0})  # fmt: skip
+    scores = answer["choices"][0]["logprobs"]
+    assert status == 200 and scores["token_logprobs"][0] is None and len(scores["token_logprobs"]) == 5
+    assert all(len(top) == 2 for top in scores["top_logprobs"][1:])
+    beams = complete(server, use_beam_search=True, best_of=3, n=2, temperature=0)
+    assert len(set(beams)) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        (
+            "/v1/completions",
+            {"prompt": "a", "typical_p": 0.5},
+            400,
+            "'typical_p' is not available with the engine vllm",
+        ),
+        ("/v1/completions", {"prompt": "a", "temperature": 2.5}, 400, "'temperature'"),
+        ("/tgi/generate", {"inputs": "a", "parameters": {"temperature": 5.0, "do_sample": True}}, 422, "engine vllm"),
+        ("/tgi/generate", {"inputs": "a", "parameters": {"watermark": True}}, 422, "'watermark'"),
+        ("/v1/embeddings", {"input": "a"}, 400, "does not make embeddings"),
+    ],
+)
+def test_refuses_what_vllm_lacks_in_the_form_of_the_api(server, path, body, status, words):
+    answer = server.post(path, body)
+    assert answer[0] == status and words in json.dumps(answer[1])
+
+
+def test_disconnected_clients_leave_nothing_running(server):
+    for number in range(200):
+        body = json.dumps({"prompt": f"Tell {number}", **ENDLESS}).encode()
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            if number % 2:
+                client.recv(1000)
+    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    assert server.wait(lambda: not any(map(server.metric, gauges)))
+
+
+def processes_of_group(leader: int) -> dict[int, str]:
+    """Return the processes of a process group, with their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == leader and fields[0] != "Z":
+                found[int(folder.name)] = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("victim", ["engine core", "host"])
+def test_killed_process_ends_its_streams_and_leaves_no_process(server, victim):
+    (host,) = server.children()
+    group = processes_of_group(host)
+    process = host if victim == "host" else next(pid for pid, words in group.items() if "EngineCore" in words)
+    call = urllib.request.Request(
+        server.url + "/v1/completions",
+        json.dumps({"prompt": "a", **ENDLESS}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(call, timeout=60) as stream:
+        stream.readline()
+        os.kill(process, signal.SIGKILL)
+        lines = [line for line in stream.read().decode().splitlines() if line]
+    assert sum('"error"' in line for line in lines) == 1 and lines[-1] == "data: [DONE]"
+    assert server.wait(lambda: not processes_of_group(host), 15)
+    assert server.wait(server.ready, START_SECONDS), server.output()
+    assert complete(server, temperature=0)
+
+
+def test_killed_server_leaves_no_process(serve: Callable[..., ServerProcess]):
+    server = serve(*FLAGS, *VLLM_FLAGS, wait=False)
+    assert server.wait(lambda: server.children() != [], 30)
+    (host,) = server.children()
+    assert server.wait(lambda: len(processes_of_group(host)) > 1, START_SECONDS)
+    server.process.kill()
+    server.process.wait()
+    assert server.wait(lambda: not processes_of_group(host), 15)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--", "--no-such-flag"), "vLLM does not accept the flags after --: unrecognized arguments: --no-such-flag."),
+        (("--kv-memory", "1MiB", *VLLM_FLAGS), "vLLM did not start: "),
+        (("--exact", *VLLM_FLAGS), "--exact needs a GPU"),
+    ],
+)
+def test_failed_start_is_one_sentence(serve: Callable[..., ServerProcess], flags, words):
+    server = serve(*FLAGS, *flags, wait=False)
+    assert server.process.wait(START_SECONDS) == 1
+    lines = [line for line in server.output().splitlines() if line.startswith("parley: ")]
+    assert len(lines) == 1 and words in lines[0], server.output()
+    assert "Traceback" not in server.output()
