@@ -249,6 +249,53 @@ def calls(paths: list[str], bodies: st.SearchStrategy[Any]) -> st.SearchStrategy
 
 DATABRICKS = "/databricks/serving-endpoints/tiny/invocations"
 databricks_bodies = st.builds(lambda messages: {"messages": messages, "max_tokens": 2}, messages)
+input_parts = st.one_of(
+    st.builds(lambda url: {"type": "input_image", "image_url": url}, picture_urls | urls | scalars),
+    st.builds(lambda text: {"type": "input_text", "text": text}, texts),
+    st.builds(lambda data: {"type": "input_file", "file_data": data, "filename": "a.png"}, data_urls),
+    st.builds(lambda value: {"type": "input_image"} | value, st.dictionaries(st.text(max_size=9), json_values)),
+)
+response_bodies = st.builds(
+    lambda parts, more: (
+        {"model": "tiny", "input": [{"role": "user", "content": parts}], "max_output_tokens": 16} | more
+    ),
+    st.lists(input_parts, min_size=1, max_size=3),
+    st.just({}) | st.just({"stream": True}),
+)
+sources = st.one_of(
+    st.builds(
+        lambda media_type, data: {"type": "base64", "media_type": media_type, "data": data},
+        st.sampled_from(["image/png", "image/jpeg", "image/x"]) | scalars,
+        encoded_pictures | encoded_files | scalars,
+    ),
+    st.builds(lambda url: {"type": "url", "url": url}, urls),
+    json_values,
+)
+image_blocks = st.builds(lambda source: {"type": "image", "source": source}, sources) | text_parts
+blocks = image_blocks | st.builds(
+    lambda parts: {"type": "tool_result", "tool_use_id": "t", "content": parts}, st.lists(image_blocks, max_size=2)
+)
+message_bodies = st.builds(
+    lambda parts, more: {"model": "tiny", "messages": [{"role": "user", "content": parts}], "max_tokens": 2} | more,
+    st.lists(blocks, min_size=1, max_size=3),
+    st.just({}) | st.just({"stream": True}),
+)
+ollama_bodies = st.builds(
+    lambda text, images, more: (
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": text, "images": images}],
+            "prompt": text,
+            "images": images,
+            "options": {"num_predict": 2},
+        }
+        | more
+    ),
+    texts,
+    st.lists(encoded_pictures, max_size=2) | st.lists(encoded_files | urls | scalars, max_size=2) | scalars,
+    st.just({}) | st.just({"stream": False}),
+)
+TYPE_AND_ERROR = ("type", "error", "request_id")
 ERROR, ERROR_AND_TYPE, CODE_AND_MESSAGE = ("error",), ("error", "error_type"), ("error_code", "message")
 # Paths with bodies for each API, beside the members of its errors.
 media_calls = st.one_of(
@@ -262,4 +309,7 @@ media_calls = st.one_of(
     ),
     st.tuples(st.just(ERROR_AND_TYPE), calls(["/tgi/generate", "/tgi/generate_stream", "/tgi/tokenize"], tgi_bodies)),
     st.tuples(st.just(CODE_AND_MESSAGE), calls([DATABRICKS], databricks_bodies)),
+    st.tuples(st.just(ERROR), calls(["/v1/responses"], response_bodies)),
+    st.tuples(st.just(ERROR), calls(["/api/chat", "/api/generate"], ollama_bodies)),
+    st.tuples(st.just(TYPE_AND_ERROR), calls(["/v1/messages", "/v1/messages/count_tokens"], message_bodies)),
 )
