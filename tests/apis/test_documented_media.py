@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,8 @@ async def assert_forms_give_one_text(server: RunningServer, part_type: str, fold
                 body = (
                     example["body"].replace('"image_url"', f'"{part_type}"').replace(f'"{PICTURE}"', json.dumps(form))
                 )
-                answer = await send(server, example["path"], body.replace('"seed": null', '"seed": 5'))
+                body = body.replace('"seed": null', '"seed": 5').replace('tokens": 20', 'tokens": 3')
+                answer = await send(server, example["path"], body)
                 texts.add(answer_text(answer.json))
             assert len(texts) == 1, (example["path"], extension)
 
@@ -158,6 +160,7 @@ async def test_every_documented_form_of_a_picture_and_a_video_is_read(start, hos
     await assert_forms_give_one_text(server, "video_url", tmp_path, host.port)
 
 
+@pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="starts a second model: PARLEY_NIGHTLY=1")
 async def test_every_documented_form_of_sound_is_read(start, host, tmp_path: Path):
     server = await start("qwen3_asr")
     for extension in FILES["audio_url"]:
