@@ -8,7 +8,7 @@ from parley.settings.options import ConfigError, ResolvedOptions
 OWN_ENGINE_OPTIONS = (
     "quantization", "device", "kv-staging", "kv-dtype", "step-ms", "step-tokens", "threads", "pack-cache", "lowering",
     "speculate", "speculate-tokens", "media-cache", "in-process", "fake-engine", "cost-model", "kv-events",
-    "kv-events-replay", "kv-events-topic", "kv-events-buffer", "kv-events-hwm",
+    "kv-events-replay", "kv-events-topic", "kv-events-form", "kv-events-buffer", "kv-events-hwm",
 )  # fmt: skip
 VLLM_OPTIONS = ("engine-python", "engine-args", "exact")
 

@@ -188,7 +188,8 @@ class EngineLoop:
         if self.pinned_pages.pinned_count or self.pinned_pages.reserved_count:
             return False
         cleared = self.scheduler.reset_cache(running=running)
-        self._flush_events()
+        if self._publish_events is not None:
+            self._flush_events(self._publish_events)
         return cleared
 
     def check_invariants(self) -> None:
@@ -198,7 +199,8 @@ class EngineLoop:
     def step(self) -> bool:
         """Schedule, run, finish, emit, lend. Returns whether there is more work."""
         if self.is_idle:
-            self._flush_events()  # pages may have arrived from other instances
+            if self._publish_events is not None:
+                self._flush_events(self._publish_events)  # pages may have arrived from other instances
             return False
         step = self._schedule_step()
         self._counters.reset_step()
@@ -211,17 +213,16 @@ class EngineLoop:
             self.encode_queue.start_next()
         outputs, self._outputs = self._outputs, []
         self._emit(outputs, self.collect_stats())
-        self._flush_events()
+        if self._publish_events is not None:
+            self._flush_events(self._publish_events)
         if self.encode_queue is not None:
             self._lend_processor(self.encode_queue)
         return not self.is_idle
 
-    def _flush_events(self) -> None:
-        """Publish what happened to the prefix cache since the last call, where somebody follows it."""
-        if self._publish_events is not None and self.pool.event_log is not None:
-            events = self.pool.event_log.take_events()
-            if events:
-                self._publish_events(events)
+    def _flush_events(self, publish_events: Callable[[list[CacheEvent]], None]) -> None:
+        """Publish what happened to the prefix cache since the last call."""
+        if self.pool.event_log is not None and (events := self.pool.event_log.take_events()):
+            publish_events(events)
 
     def encoder_has_progress(self) -> bool:
         """Whether the encoder of media items got on since the last call, or has nothing to do."""

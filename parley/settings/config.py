@@ -255,6 +255,14 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "kv-events-form",
+        choice_kind("map", "array"),
+        "Form of an event: a map with names, as of vLLM 0.32, or an array, as of older versions.",
+        "map",
+        section="engine",
+        configurable=True,
+    ),
+    Option(
         "kv-events-buffer",
         integer_kind(1, 1 << 24),
         "Steps whose events are kept for those who ask for them again.",
@@ -888,6 +896,7 @@ def _cache_event_settings(config: Mapping[str, Any]) -> CacheEventSettings | Non
         config["kv-events"],
         config["kv-events-replay"] or "",
         config["kv-events-topic"] or "",
+        config["kv-events-form"],
         config["kv-events-buffer"],
         config["kv-events-hwm"],
     )

@@ -296,13 +296,14 @@ class CacheEventSettings(msgspec.Struct, frozen=True):
     """Where an engine publishes what happens to its prefix cache, over ZeroMQ.
 
     ``endpoint``: it waits there for subscribers if it has a star, else it connects. ``replay_endpoint``: where it
-    answers requests for the last ``buffer_steps`` batches; "" for nowhere. ``high_water_mark``: batches that may wait
-    for a slow subscriber, which misses further ones.
+    answers requests for the last ``buffer_steps`` batches; "" for nowhere. ``form``: of an event. ``high_water_mark``:
+    batches that may wait for a slow subscriber, which misses further ones.
     """
 
     endpoint: str
     replay_endpoint: str = ""
     topic: str = ""
+    form: Literal["map", "array"] = "map"
     buffer_steps: int = 10_000
     high_water_mark: int = 100_000
 

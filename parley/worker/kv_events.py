@@ -2,7 +2,8 @@
 
 Routers read it to find the instance that has the longest part of a prompt. A message has three frames: topic, number
 (8 bytes, big-endian), and a batch in MessagePack: an array of the time in seconds, the events, and the rank, always 0.
-An event is a map with its name as ``type``. As vLLM's, hashes are integers: the last 64 bits.
+An event is a map with its name as ``type``; older versions of vLLM had arrays (``CacheEventSettings.form``). As vLLM's,
+hashes are integers: the last 64 bits.
 
 A subscriber that has missed numbers sends the first one it needs to the replay address (frames: empty, 8 bytes). It
 gets those batches that are still kept, then number -1 with an empty batch. The numbers begin at 0 when the engine
@@ -68,6 +69,18 @@ class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     """The removal of all pages."""
 
 
+class ArrayStored(BlockStored, array_like=True, tag="BlockStored"):
+    """The same as an array: its name, then its members in order."""
+
+
+class ArrayRemoved(BlockRemoved, array_like=True, tag="BlockRemoved"):
+    """The same as an array."""
+
+
+class ArrayCleared(AllBlocksCleared, array_like=True, tag="AllBlocksCleared"):
+    """The same as an array."""
+
+
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The events of one step."""
 
@@ -88,6 +101,9 @@ class KVEventPublisher:
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
         self._kept_lock = threading.Lock()
         self._adapter_numbers: dict[str, int] = {}
+        is_array = settings.form == "array"
+        self._stored, self._removed = (ArrayStored, ArrayRemoved) if is_array else (BlockStored, BlockRemoved)
+        self._cleared = ArrayCleared if is_array else AllBlocksCleared
         self._open_sockets()
         self._thread = threading.Thread(target=self._publish_batches, name="kv-events", daemon=True)
         self._thread.start()
@@ -162,7 +178,7 @@ class KVEventPublisher:
         match event:
             case PagesStored():
                 adapter = event.adapter or None
-                return BlockStored(
+                return self._stored(
                     list(map(_short_hash, event.hashes)),
                     None if event.parent is None else _short_hash(event.parent),
                     event.token_ids,
@@ -176,9 +192,9 @@ class KVEventPublisher:
                     CACHE_GROUP,
                 )
             case PageRemoved():
-                return BlockRemoved([_short_hash(event.digest)], MEDIUM, CACHE_GROUP)
+                return self._removed([_short_hash(event.digest)], MEDIUM, CACHE_GROUP)
             case CacheCleared():
-                return AllBlocksCleared()
+                return self._cleared()
 
 
 def _short_hash(digest: bytes) -> int:

@@ -196,9 +196,11 @@ def test_several_models_have_their_own_names_and_options():
 def test_only_the_first_model_publishes_kv_events_unless_another_has_its_own_address():
     flags = ["--kv-events", "tcp://*:5557", "--kv-events-replay", "tcp://*:5558", "--kv-events-topic", "kv@a@m"]
     first, second, third = models(*flags, "--model", "./a", "--model", "./b", "--model", "./c,kv-events=ipc://c")
-    assert first.settings.cache_events == CacheEventSettings("tcp://*:5557", "tcp://*:5558", "kv@a@m", 10_000, 100_000)
+    assert first.settings.cache_events == CacheEventSettings(
+        "tcp://*:5557", "tcp://*:5558", "kv@a@m", "map", 10_000, 100_000
+    )
     assert second.settings.cache_events is None
-    assert third.settings.cache_events == CacheEventSettings("ipc://c", "", "kv@a@m", 10_000, 100_000)
+    assert third.settings.cache_events == CacheEventSettings("ipc://c", "", "kv@a@m", "map", 10_000, 100_000)
 
 
 def test_refuses_kv_events_without_their_package(monkeypatch):

@@ -199,6 +199,19 @@ def test_events_have_the_form_of_vllms_structs(publish, subscribe):
     ]
 
 
+def test_events_can_have_the_form_of_older_versions(publish, subscribe):
+    publisher = publish(form="array")
+    publisher.publish([PagesStored([HASH], None, list(range(16)), 0, "", "", []), PageRemoved(HASH), CacheCleared()])
+    payloads = []
+    while len(payloads) < 2:
+        payloads = [payload for _, _, payload in subscribe()._ask_for_replay(0)]
+    assert msgspec.msgpack.decode(payloads[1])[1] == [
+        ["BlockStored", [SHORT], None, list(range(16)), 16, None, "GPU", None, None, 0],
+        ["BlockRemoved", [SHORT], "GPU", 0],
+        ["AllBlocksCleared"],
+    ]
+
+
 def test_replay_begins_at_the_number_and_keeps_the_last_batches(publish, subscribe):
     publisher = publish(buffer_steps=3)
     for number in range(5):
@@ -208,7 +221,8 @@ def test_replay_begins_at_the_number_and_keeps_the_last_batches(publish, subscri
     for first, count in ((0, 3), (4, 2), (6, 0)):
         subscriber.next_number = 0
         assert len(subscriber.replay(first)) == count
-    assert subscriber.read_batch(publisher).events == []
+    while subscriber.read_batch(publisher).events:
+        pass  # a batch that was sent while it subscribed
 
 
 def test_subscriber_rebuilds_the_index_of_cached_prefixes(publish, subscribe):

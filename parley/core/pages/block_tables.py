@@ -80,15 +80,19 @@ class BlockTables:
         if not self.prefix_cache or first == end:
             return []
         self._extend_chain(sequence, end)
-        fresh = [
-            page for page in range(first, end) if self.pool.cache_block(sequence.blocks[page], sequence.hashes[page])
+        fresh = range(first, end)
+        published_blocks = [
+            sequence.blocks[page]
+            for page in fresh
+            if self.pool.cache_block(sequence.blocks[page], sequence.hashes[page])
         ]
-        if fresh and self.pool.event_log is not None:
+        if self.pool.event_log is not None:
+            pages = [page for page in fresh if sequence.blocks[page] in published_blocks]
             request = sequence.request
             self.pool.event_log.record_stored(
-                fresh, sequence.hashes, sequence.tokens, request.adapter, request.cache_salt, sequence.hashed_items
+                pages, sequence.hashes, sequence.tokens, request.adapter, request.cache_salt, sequence.hashed_items
             )
-        return [sequence.blocks[page] for page in fresh]
+        return published_blocks
 
     def fork_table(self, sequence: Sequence, parent: Sequence) -> None:
         """Share the pages of ``parent``. Its last page is copied; without a free page, those tokens are recomputed."""
