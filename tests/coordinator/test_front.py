@@ -300,21 +300,25 @@ async def test_queries_go_to_an_instance_that_has_the_model(cluster):
     two.models = ["m", "other"]
     running = await cluster(one, two)
 
-    def listing(*names: str) -> bytes:
-        return json.dumps({"object": "list", "data": [{"id": name, "created": 5} for name in names]}).encode()
+    def listing(path: str, names: list[str]) -> bytes:
+        entries = [{"name" if path == "/api/tags" else "id": name, "created": 5} for name in names]
+        return json.dumps({"object": "list", "data": entries}).encode()
 
     for each in (one, two):
 
-        async def send_page(request: ReceivedRequest, page: bytes = listing(*each.models)) -> bytes:
+        async def send_page(request: ReceivedRequest, names: list[str] = each.models) -> bytes:
+            page = listing(request.target, names)
             return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
 
         each.before_prefill = send_page
-    assert json.loads((await running.get("/v1/models")).body) == json.loads(listing("m", "other"))
+    for path in ("/v1/models", "/api/tags"):
+        assert json.loads((await running.get(path)).body) == json.loads(listing(path, ["m", "other"]))
     one.before_prefill = two.before_prefill = None
     for query in (running.get("/v1/models/other"), running.get("/v2/models/other/config"),
-                  running.post("/tokenize", b'{"model":"other","prompt":"a"}')):  # fmt: skip
+                  running.post("/tokenize", b'{"model":"other","prompt":"a"}'),
+                  running.post("/api/show", b'{"model":"other:latest"}')):  # fmt: skip
         assert (await query).status == 200
-    assert len(two.requests) == 4 and len(one.requests) == 1
+    assert len(two.requests) == 6 and len(one.requests) == 2
 
 
 async def test_large_answer_is_forwarded_completely(cluster):
