@@ -63,6 +63,16 @@ def triton_body(tokens: int, stream: bool) -> dict[str, Any]:
     return {"text_input": TEXT, "max_tokens": tokens, "stream": stream, "temperature": 0, "ignore_eos": True}
 
 
+def ollama_chat_body(tokens: int, stream: bool) -> dict[str, Any]:
+    options = {"num_predict": tokens, "temperature": 0}
+    return {"model": "model", "messages": TALK, "stream": stream, "options": options, "think": False}
+
+
+def ollama_generate_body(tokens: int, stream: bool) -> dict[str, Any]:
+    options = {"num_predict": tokens, "temperature": 0}
+    return {"model": "model", "prompt": TEXT, "stream": stream, "options": options, "think": False}
+
+
 # name: path of an unstreamed answer, path of a stream, body
 DIALECTS = {
     "OpenAI chat": ("/v1/chat/completions", "/v1/chat/completions", chat_body),
@@ -75,6 +85,8 @@ DIALECTS = {
     "MindIE": ("/infer", "/infer", tgi_body),
     "MindIE chat": ("/mindie/v1/chat/completions", "/mindie/v1/chat/completions", mindie_chat_body),
     "Triton": ("/v2/models/{}/generate", "/v2/models/{}/generate_stream", triton_body),
+    "Ollama chat": ("/api/chat", "/api/chat", ollama_chat_body),
+    "Ollama generate": ("/api/generate", "/api/generate", ollama_generate_body),
 }
 
 

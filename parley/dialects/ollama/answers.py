@@ -60,7 +60,10 @@ class OllamaReply(Reply):
         self._sent_calls = 0
         self._call_tokens: list[TokenInfo] = []
         self._whole = AnswerPiece()
+        self._contents: list[str] = []
+        self._thoughts: list[str] = []
         self._done: ChoiceDone | None = None
+        self._line_start = self._line_end = b""
 
     @abstractmethod
     def answer_record(self, piece: AnswerPiece, end: AnswerEnd | None) -> dict[str, Any]:
@@ -74,11 +77,19 @@ class OllamaReply(Reply):
 
     def render_piece(self, piece: AnswerPiece) -> bytes:
         """Return the line of a piece of output."""
-        return shared.encode_go(self.answer_record(piece, None)) + b"\n"
+        if piece.thinking or piece.calls or piece.tokens:
+            return self.render_line(piece, None)
+        if not self._line_end:  # nearly every line is the same but for its text, the only empty one
+            self._line_start, _, self._line_end = self.render_line(AnswerPiece(), None).partition(b'""')
+        return self._line_start + shared.encode_go(piece.content) + self._line_end
+
+    def render_line(self, piece: AnswerPiece, end: AnswerEnd | None) -> bytes:
+        """Return a line with all its members."""
+        return shared.encode_go(self.answer_record(piece, end)) + b"\n"
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the last line."""
-        return shared.encode_go(self.answer_record(AnswerPiece(), self._answer_end(usage))) + b"\n"
+        return self.render_line(AnswerPiece(), self._answer_end(usage))
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the line with the error."""
@@ -90,13 +101,14 @@ class OllamaReply(Reply):
         """Join the pieces of these events."""
         for event in events:
             if piece := self.read_event(event):
-                self._whole.content += piece.content
-                self._whole.thinking += piece.thinking
+                self._contents.append(piece.content)
+                self._thoughts.append(piece.thinking)
                 self._whole.calls += piece.calls
                 self._whole.tokens += piece.tokens
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer."""
+        self._whole.content, self._whole.thinking = "".join(self._contents), "".join(self._thoughts)
         return shared.encode_go(self.answer_record(self._whole, self._answer_end(usage)))
 
     # -- both

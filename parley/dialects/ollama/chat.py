@@ -62,15 +62,6 @@ class ChatReply(OllamaReply):
             context_limit=options.context_limit,
             on_overflow="oldest_turns" if body.boolean("truncate", True) else "refuse",
         )
-        self._line_start = b""
-
-    def render_piece(self, piece: AnswerPiece) -> bytes:
-        """Return the line of a piece of output."""
-        if piece.thinking or piece.calls or piece.tokens:
-            return super().render_piece(piece)
-        if not self._line_start:  # nearly every line has the same beginning
-            self._line_start = shared.encode_go(self.envelope() | {"message": EMPTY_MESSAGE}).removesuffix(b'""}}')
-        return self._line_start + shared.encode_go(piece.content) + b'},"done":false}\n'
 
     def answer_record(self, piece: AnswerPiece, end: AnswerEnd | None) -> dict[str, Any]:
         """Return a line's members in their order."""
