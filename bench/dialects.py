@@ -43,6 +43,10 @@ def chat_body(tokens: int, stream: bool) -> dict[str, Any]:
     return openai_body({"messages": TALK}, tokens, stream)
 
 
+def response_body(tokens: int, stream: bool) -> dict[str, Any]:
+    return {"input": TEXT, "max_output_tokens": tokens, "stream": stream, "temperature": 0, "ignore_eos": True}
+
+
 def mindie_chat_body(tokens: int, stream: bool) -> dict[str, Any]:
     return chat_body(tokens, stream) | {"model": "dummy"}
 
@@ -76,6 +80,7 @@ def ollama_generate_body(tokens: int, stream: bool) -> dict[str, Any]:
 # name: path of an unstreamed answer, path of a stream, body
 DIALECTS = {
     "OpenAI chat": ("/v1/chat/completions", "/v1/chat/completions", chat_body),
+    "OpenAI Responses": ("/v1/responses", "/v1/responses", response_body),
     "OpenAI completions": ("/v1/completions", "/v1/completions", completion_body),
     "vLLM chat": ("/vllm/v1/chat/completions", "/vllm/v1/chat/completions", chat_body),
     "vLLM completions": ("/vllm/v1/completions", "/vllm/v1/completions", completion_body),

@@ -7,12 +7,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fuzz import BODY_CODINGS, MAX_EXAMPLES, body_codings, encode, raw_bytes, run_in_loop
 from support.json_bombs import write_bomb
-from support.odd_bodies import mindie_bodies, odd_members, odd_stop_ids, ollama_bodies, openai_bodies, tgi_bodies
+from support.odd_bodies import (
+    mindie_bodies,
+    odd_members,
+    odd_stop_ids,
+    ollama_bodies,
+    openai_bodies,
+    response_bodies,
+    tgi_bodies,
+)
 from support.strategies import json_values, scalars
 
 from parley.dialects import json_body
 from parley.dialects.mounts import mount_table, universal_mounts
 
+RESPONSE_ROUTES = [
+    f"{prefix}/v1/{name}"
+    for prefix in ("", "/openai")
+    for name in ("responses", "responses/input_tokens", "responses/compact", "conversations")
+]
 OPENAI_ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
 VLLM_ROUTES = [
     "/vllm/v1/chat/completions",
@@ -57,6 +70,32 @@ async def test_openai_routes_never_answer_odd_bodies_with_500(serve):
     await server.idle()
     assert await server.control() == before
     assert await counts_every_token(server)
+
+
+async def check_response(server, path: str, body: bytes) -> None:
+    """Like ``check_openai``; a stream has events of its own."""
+    answer = await server.post(path, body)
+    assert answer.status < 500, (path, body, answer.body)
+    if answer.status >= 400:
+        assert set(answer.error) == {"message", "type", "param", "code"} and 0 < len(answer.error["message"]) < 2000
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.body.endswith(b"data: [DONE]\n\n") and b"event: error" not in answer.body, (path, body)
+    else:
+        assert answer.json["object"].startswith(("response", "conversation")), (path, body)
+
+
+async def test_response_routes_never_answer_odd_bodies_with_500(serve):
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
+
+    @settings(max_examples=MAX_EXAMPLES // 25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(RESPONSE_ROUTES), body=response_bodies.map(encode) | raw_bytes)
+    async def fuzz(path, body):
+        await check_response(server, path, body)
+
+    await run_in_loop(fuzz)
+    await server.idle()
+    assert await server.control() == before
 
 
 async def counts_every_token(server) -> bool:

@@ -44,6 +44,56 @@ openai_bodies = st.builds(
     st.just({}) | request_members,
 )
 
+response_item_types = st.sampled_from(
+    ["message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
+     "item_reference", "compaction", "additional_tools", "web_search_call", "mcp_call", "x"]
+)  # fmt: skip
+response_part_types = st.sampled_from(
+    ["input_text", "output_text", "refusal", "text", "input_image", "input_file", "x"]
+)
+response_parts = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(("text", "refusal", "image_url", "file_data", "file_id"), scalars | client_texts)
+    | {"type": response_part_types | scalars},
+)
+response_tools = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["function", "custom", "namespace", "web_search", "mcp"]) | scalars,
+        "name": st.sampled_from(["f", "g", "a b", ""]) | scalars,
+        "parameters": schemas | json_values,
+        "strict": scalars,
+        "tools": json_values,
+        "format": st.fixed_dictionaries({"type": st.just("grammar"), "syntax": st.sampled_from(["regex", "lark"]),
+                                         "definition": grammar_texts | scalars}) | json_values,
+    },
+)  # fmt: skip
+response_items = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(("id", "call_id", "name", "arguments", "input", "encrypted_content", "status"), scalars)
+    | {"type": response_item_types | scalars, "role": st.sampled_from(["user", "assistant", "system"]) | scalars}
+    | {name: client_texts | st.lists(response_parts | scalars, max_size=2) | json_values
+       for name in ("content", "output", "summary")}
+    | {"tools": st.lists(response_tools, max_size=2) | json_values},
+)  # fmt: skip
+response_members = st.dictionaries(
+    st.sampled_from(
+        ["instructions", "previous_response_id", "conversation", "store", "background", "include", "max_output_tokens",
+         "max_tool_calls", "temperature", "top_logprobs", "reasoning", "text", "tool_choice", "parallel_tool_calls",
+         "truncation", "metadata", "user", "prompt_cache_key", "service_tier", "prompt", "stream", "stream_options",
+         "items", "order", "model"]
+    )
+    | st.text(max_size=5),
+    json_values,
+    max_size=3,
+)  # fmt: skip
+response_bodies = st.builds(
+    lambda *parts: parts[0] | parts[1] | parts[2],
+    st.fixed_dictionaries({}, optional={"input": client_texts | st.lists(response_items | scalars, max_size=4)}),
+    st.fixed_dictionaries({}, optional={"tools": st.lists(response_tools | scalars, max_size=3)}),
+    response_members,
+)
+
 
 tgi_parameter_names = st.sampled_from(
     ["best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample",
