@@ -6,7 +6,7 @@ here: ``BadMedia`` with the faults of fetching and decoding comes later, and is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -95,7 +95,7 @@ def check_media_counts(media: Iterable[Media], limits: Mapping[MediaKind, int]) 
             raise BadMedia(message, reason="too_many", kind=item.kind, field=item.field, limit=limit)
 
 
-def name_readable_kinds(limits: Mapping[MediaKind, int]) -> str:
-    """Return what a model reads, such as "text, images and audio"."""
-    *names, last = ["text", *(noun for kind, noun in KIND_NOUNS.items() if kind in limits)]
+def name_readable_kinds(kinds: Container[MediaKind]) -> str:
+    """Return what a model reads, such as "text, images and audio". ``kinds``: those of media that it reads."""
+    *names, last = ["text", *(noun for kind, noun in KIND_NOUNS.items() if kind in kinds)]
     return f"{', '.join(names)} and {last}" if names else last

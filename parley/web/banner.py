@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable
 
+from parley.dialects.media import name_readable_kinds
 from parley.engine.messages import LoadProgress
 from parley.types import ModelInfo
 
@@ -54,6 +55,8 @@ def loaded_line(name: str, info: ModelInfo) -> str:
         kv_format = "" if info.kv_dtype == "auto" else f"{info.kv_dtype} "
         plan.append(f"{kv_format}KV cache {_format_bytes(info.kv_bytes)} for {tokens:,} tokens")
     plan.append(f"context {info.max_model_len:,} tokens")
+    if info.media_kinds:
+        plan.append(f"reads {name_readable_kinds(info.media_kinds)}")
     return f"  memory   {name}: {'; '.join(plan)}"
 
 

@@ -318,6 +318,9 @@ def test_loaded_line_shows_the_memory_plan():
         "bfloat16 on cpu",
     ):
         assert part in text
+    assert "reads" not in text
+    info.media_kinds = frozenset({"image", "video"})
+    assert loaded_line("chat", info).endswith("; reads text, images and videos")
 
 
 def start_ready_process(folder: Path, port: int, shell: str = 'exec "$@"', **streams: Any) -> subprocess.Popen[bytes]:

@@ -90,6 +90,7 @@ SCRIPTS = {
     "media/litellm_client.py": "litellm",
     "media/llama_index_client.py": "llamaindex",
     "media/databricks_clients.py": "databricks",
+    "media/ollama_client.py": "ollama",
     "media/openai_sdk.mjs": "node",
     "media/ai_sdk.mjs": "node",
     "media/huggingface_inference.mjs": "node",
