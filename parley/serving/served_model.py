@@ -158,12 +158,18 @@ class ServedModel:
         return info
 
     async def _open_media_loader(self, options: MediaOptions) -> None:
-        """Get ready for media. Processes start with the first item unless the options want one now. Raises NotReady,
-        Unsupported."""
+        """Get ready for media. Processes start with the first item unless the options want one now.
+
+        Raises EngineFailed if that does not start.
+        """
         self.media_workers = MediaWorkers(self.settings.model, options.workers)
         self._media_loader = MediaLoader(self.media_workers, MediaFetcher(options), LocalMediaFolder(options), options)
-        if options.eager:
+        if not options.eager:
+            return
+        try:
             await self.media_workers.start()
+        except (NotReady, Unsupported) as error:
+            raise EngineFailed(error.message) from error
 
     async def serve_adapter(self, name: str, folder: str) -> str:
         """Serve an adapter under this name, replacing any other. Return why it failed, or an empty string."""

@@ -17,7 +17,8 @@ from parley.engine.fake import FakeEngine
 from parley.engine.protocol import EngineFailed
 from parley.errors import NotReady, UnknownModel
 from parley.hub import ModelMissing
-from parley.serving.options import OfferedModel, ServerOptions
+from parley.serving.media import workers
+from parley.serving.options import MediaOptions, OfferedModel, ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel, divide_memory
 from parley.types import EngineRequest, Settings
@@ -352,3 +353,13 @@ def test_named_reads_the_model_of_any_body_without_failing():
     assert model_in_body(json.dumps({"prompt": [[1, 2]] * 99, "model": "m"}).encode()) == "m"
     for wrong in (b"", b"[]", b"{", b'{"model":1}', b'{"model":null}', b'{"x":"\xff"}', b"[" * 100_000):
         assert model_in_body(wrong) == ""
+
+
+async def test_a_model_whose_eager_media_process_does_not_start_is_not_loaded(folder, monkeypatch):
+    monkeypatch.setattr(workers, "missing_packages", lambda: ["av"])
+    engine = FakeEngine(info=msgspec.structs.replace(MODEL_INFO, media_kinds=frozenset({"image"})))
+    options = ServerOptions(media=MediaOptions(eager=True))
+    model = ServedModel(("seeing",), Settings(model=str(folder)), engine, options)
+    with pytest.raises(EngineFailed, match="av is not installed"):
+        await model.load_engine()
+    await model.close_engine()
