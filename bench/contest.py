@@ -14,13 +14,16 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from loads import LoadDriver, LoadMix, draw_prompts
-from machine import tree_memory
+from machine import process_tree, tree_memory
 from peers import Peer
 
+from parley.cli.client import ServerAddress
 from parley.cli.load import RequestSample, summarize_load
 from parley.dialects.bench import LoadShape
 
@@ -112,8 +115,25 @@ class Contestant:
         ]
         return summarize_load(samples, answer["seconds"], mix.clients, LoadShape("m", mix.output, 0))
 
+    @property
+    def address(self) -> ServerAddress:
+        """Where the server listens."""
+        return self._driver.address
+
+    def pause(self) -> None:
+        """Stop its processes for now, parents first: it uses no processor while another contestant is measured."""
+        for pid in process_tree(self.process.pid):
+            os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let its processes run again, parents last, which would miss their children."""
+        for pid in reversed(process_tree(self.process.pid)):
+            os.kill(pid, signal.SIGCONT)
+
     def stop(self) -> None:
         """Interrupt the contestant and its children, then kill those that remain."""
+        if self.process.poll() is None:
+            self.resume()
         for sign, patience in ((signal.SIGINT, 20), (signal.SIGKILL, 20)):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, sign)
@@ -126,3 +146,15 @@ class Contestant:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+@contextmanager
+def paused_contestants(peers: Sequence[Peer], log: Path) -> Iterator[list[Contestant]]:
+    """Start contestants, each paused until its turn. All are stopped at the end. Raises ContestantFailed."""
+    with ExitStack() as stack:
+        contestants = []
+        for peer in peers:
+            contestants.append(contestant := Contestant(peer, log))
+            stack.callback(contestant.stop)
+            contestant.pause()
+        yield contestants

@@ -1,10 +1,12 @@
 """Measures pictures: their way to embeddings, the streams of others meanwhile, and what they cost texts.
 
-    python bench/media.py [--side 448] [--rounds 3] [--layers 4]
+    python bench/media.py [--side 448] [--rounds 3] [--layers 4] [--only parley|vllm]
 
 The model has Qwen2-VL's architecture and random weights: a language model of the 0.5B shape and a vision encoder of
 ``--layers`` layers, 1,280 wide. Every number is a ratio against Transformers' own processor and encoder in one process,
-or against the same server without pictures, in turns on the same machine. Prints Markdown.
+or against the same server without pictures, in turns on the same machine. The comparison with vLLM needs the one that
+``make engines`` installs: 8 clients send different pictures, to one server after the other, three times per round, and
+the server whose turn it is not is paused. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import io
-import json
 import os
 import random
 import re
@@ -28,8 +29,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from media_contest import compare_with_vllm
+from vision_model import write_language_model, write_vision_model
+
 import parley.model.load  # noqa: F401  # makes torchvision importable
-from parley import demo
 from parley.cli.apis import BENCHED_APIS
 from parley.cli.bench_images import random_png
 from parley.cli.client import ServerAddress
@@ -38,53 +41,7 @@ from parley.dialects.bench import LoadShape
 from parley.serving.media.data_urls import media_part
 
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
-MARKS = {
-    "image_token": "<|image_pad|>",
-    "video_token": "<|video_pad|>",
-    "vision_start_token": "<|vision_start|>",
-    "vision_end_token": "<|vision_end|>",
-}
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-)
 STEP_MS = 250  # parley's default of --step-ms
-
-
-def write_vision_model(folder: Path, layers: int, max_pixels: int) -> None:
-    """Write a Qwen2-VL checkpoint with random bf16 weights, its tokenizer and its processor."""
-    import torch
-    import transformers
-
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(demo.model_folder() / "tokenizer.json"),
-        extra_special_tokens=MARKS,
-        chat_template=CHAT_TEMPLATE,
-        eos_token="<|im_end|>",
-    )
-    ids = {f"{name}_id": tokenizer.convert_tokens_to_ids(mark) for name, mark in MARKS.items()}
-    text_config = {
-        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-        "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
-    }  # fmt: skip
-    vision_config = {"depth": layers, "embed_dim": 1280, "hidden_size": 896, "num_heads": 16, "mlp_ratio": 4}
-    config = transformers.Qwen2VLConfig(
-        text_config=text_config, vision_config=vision_config, tie_word_embeddings=True, **ids
-    )
-    torch.manual_seed(0)
-    model = transformers.Qwen2VLForConditionalGeneration(config).to(torch.bfloat16)
-    with torch.no_grad():  # greedy answers stay among tokens that have a text, so every token is an event
-        model.get_input_embeddings().weight[min(ids.values()) :] = 0
-    model.generation_config.eos_token_id = None
-    model.save_pretrained(folder)
-    sizes = {"min_pixels": 56 * 56, "max_pixels": max_pixels}
-    processor = transformers.Qwen2VLProcessor(
-        transformers.Qwen2VLImageProcessor(**sizes), tokenizer, transformers.Qwen2VLVideoProcessor(**sizes)
-    )
-    processor.save_pretrained(folder)
 
 
 def make_image(side: int, seed: str) -> bytes:
@@ -245,21 +202,31 @@ def measure_texts(vision: ParleyServer, text: ParleyServer, rounds: int) -> Iter
     yield Measured("texts: requests per second over the language model alone", median(ratios), "≥ 0.98")
 
 
-def write_language_model(vision_folder: Path, folder: Path) -> None:
-    """Write the language model of the checkpoint as one of its own. M-RoPE equals RoPE on texts."""
-    import torch
-    from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+def measure_alone(vision_folder: Path, text_folder: Path, options: argparse.Namespace) -> Iterator[Measured]:
+    """Compare parley with Transformers, and with itself without pictures."""
+    reference = TransformersEncoder(vision_folder)
+    reference.encode(make_image(options.side, "warm"))
+    with contextlib.closing(ParleyServer(vision_folder)) as vision:
+        vision.run([picture_prompt(make_image(options.side, "warm up"), "warm")], 1)
+        yield from measure_way(vision, reference, options.side, options.rounds)
+        yield from measure_gaps(vision, reference, options.large_side, max(1, options.rounds // 2))
+        yield Measured("memory of the media process, MB", vision.media_process_bytes() / 1e6, "≤ 450")
+        with contextlib.closing(ParleyServer(text_folder)) as text:
+            yield from measure_texts(vision, text, options.rounds)
 
-    whole = AutoModelForImageTextToText.from_pretrained(vision_folder, dtype=torch.bfloat16)
-    config = json.loads((vision_folder / "config.json").read_text())["text_config"]
-    fields = {name: value for name, value in config.items() if name not in ("model_type", "rope_parameters")}
-    rope = {"rope_type": "default", "rope_theta": config["rope_parameters"]["rope_theta"]}
-    model = Qwen2ForCausalLM(Qwen2Config(**fields, rope_parameters=rope)).to(torch.bfloat16)
-    model.model.load_state_dict(whole.model.language_model.state_dict())
-    model.tie_weights()
-    model.generation_config.eos_token_id = None
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(vision_folder).save_pretrained(folder)
+
+def measure_beside_vllm(folder: Path, side: int, rounds: int) -> Iterator[Measured]:
+    """Compare parley with vLLM while clients send different pictures."""
+
+    def draw_prompts(seed: str, count: int) -> list[list[dict[str, Any]]]:
+        return [picture_prompt(make_image(side, f"{seed} {k}"), f"{seed} {k}") for k in range(count)]
+
+    ratio = compare_with_vllm(folder, draw_prompts, rounds)
+    yield Measured(
+        "8 clients with different pictures: requests per second over vLLM", ratio.requests_per_second, "≥ 1.2"
+    )
+    yield Measured("the same: time to the first token over vLLM", ratio.ttft, "≤ 0.9")
+    yield Measured("the same: processor time for each request over vLLM", ratio.processor, "")
 
 
 def main() -> None:
@@ -268,30 +235,20 @@ def main() -> None:
     parser.add_argument("--large-side", type=int, default=896, help="of the pictures that arrive beside streams")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=4, help="layers of the vision encoder")
+    parser.add_argument("--only", choices=("parley", "vllm"), help="measure parley alone, or beside vLLM")
     options = parser.parse_args()
     with TemporaryDirectory() as home:
         vision_folder, text_folder = Path(home) / "vision", Path(home) / "text"
         write_vision_model(vision_folder, options.layers, options.large_side**2)
-        write_language_model(vision_folder, text_folder)
-        reference = TransformersEncoder(vision_folder)
-        reference.encode(make_image(options.side, "warm"))
-        vision = ParleyServer(vision_folder)
-        try:
-            vision.run([picture_prompt(make_image(options.side, "warm up"), "warm")], 1)
-            rows = [*measure_way(vision, reference, options.side, options.rounds)]
-            rows += measure_gaps(vision, reference, options.large_side, max(1, options.rounds // 2))
-            memory = vision.media_process_bytes() / 1e6
-            text = ParleyServer(text_folder)
-            try:
-                rows += measure_texts(vision, text, options.rounds)
-            finally:
-                text.close()
-        finally:
-            vision.close()
-        print("| | measured | goal |\n|---|---:|---:|")
-        for measured in rows:
-            print(measured.row())
-        print(f"| memory of the media process, MB | {memory:.0f} | ≤ 450 |")
+        rows: list[Measured] = []
+        if options.only != "vllm":
+            write_language_model(vision_folder, text_folder)
+            rows += measure_alone(vision_folder, text_folder, options)
+        if options.only != "parley":
+            rows += measure_beside_vllm(vision_folder, options.side, 3 * options.rounds)
+    print("| | measured | goal |\n|---|---:|---:|")
+    for measured in rows:
+        print(measured.row())
 
 
 if __name__ == "__main__":

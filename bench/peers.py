@@ -44,7 +44,9 @@ class Peer:
         return next((f"{path} is not there" for path in needed if not path.exists()), "")
 
 
-def _parley(title: str, folder: str, kind: str, loads: tuple[str, ...], *flags: str, **env: str) -> Peer:
+def parley_peer(title: str, folder: str, kind: str, loads: tuple[str, ...], *flags: str, **env: str) -> Peer:
+    """Return parley's server with a folder of MODELS, or with any folder by its whole path."""
+
     def command(port: int) -> list[object]:
         serve = [sys.executable, "-m", "parley", "serve", MODELS / folder, "--name", "m", "--port", port, "--quiet"]
         return [*serve, "--kv-memory", str(KV), *flags]
@@ -52,12 +54,14 @@ def _parley(title: str, folder: str, kind: str, loads: tuple[str, ...], *flags: 
     return Peer(title, folder, kind, MODELS / folder, loads, command, "/health/ready", env)
 
 
-def _vllm(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
+def vllm_peer(title: str, folder: str, kind: str, loads: tuple[str, ...], *flags: str) -> Peer:
+    """Return vLLM's server with a folder of MODELS, or with any folder by its whole path."""
+
     def command(port: int) -> list[object]:
         serve = [VLLM_FOLDER / "bin" / "vllm", "serve", MODELS / folder, "--served-model-name", "m", "--port", port]
         limits = ["--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64"]
         quiet = ["--disable-log-stats", "--disable-uvicorn-access-log"]
-        return [*serve, "--host", "127.0.0.1", *limits, "--enable-prefix-caching", *quiet]
+        return [*serve, "--host", "127.0.0.1", *limits, "--enable-prefix-caching", *quiet, *flags]
 
     env = {
         "LD_PRELOAD": ":".join([*tcmalloc(), str(VLLM_FOLDER / "lib" / "libiomp5.so")]),
@@ -94,18 +98,18 @@ def _openvino(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Pee
 
 
 PEERS: dict[str, Peer] = {
-    "parley-bf16": _parley("parley, bf16", "0.5b", "bf16", ALL),
-    "vllm-bf16": _vllm("vLLM, bf16", "0.5b", "bf16", ALL),
+    "parley-bf16": parley_peer("parley, bf16", "0.5b", "bf16", ALL),
+    "vllm-bf16": vllm_peer("vLLM, bf16", "0.5b", "bf16", ALL),
     "llama-bf16": _llama("llama.cpp, bf16", "0.5b", "bf16", ("c1",)),
-    "parley-w8a8": _parley("parley, W8A8", "0.5b-w8a8", "w8a8", ALL),
-    "vllm-w8a8": _vllm("vLLM, W8A8", "0.5b-w8a8", "w8a8", ALL),
-    "parley-int8": _parley("parley, int8", "0.5b", "int8", ("c1", "prefill"), "--quantization", "int8"),
+    "parley-w8a8": parley_peer("parley, W8A8", "0.5b-w8a8", "w8a8", ALL),
+    "vllm-w8a8": vllm_peer("vLLM, W8A8", "0.5b-w8a8", "w8a8", ALL),
+    "parley-int8": parley_peer("parley, int8", "0.5b", "int8", ("c1", "prefill"), "--quantization", "int8"),
     "openvino-int8": _openvino("OpenVINO GenAI, int8 weights (no HTTP)", "0.5b", "int8 weights", ("c1",)),
     "llama-q8": _llama("llama.cpp, Q8_0", "0.5b", "Q8_0", ("c1",)),
-    "parley-int4": _parley("parley, int4", "0.5b", "int4", ("c1",), "--quantization", "int4"),
+    "parley-int4": parley_peer("parley, int4", "0.5b", "int4", ("c1",), "--quantization", "int4"),
     "llama-q4": _llama("llama.cpp, Q4_0", "0.5b", "Q4_0", ("c1",)),
-    "torch-bf16": _parley("parley in torch forms, bf16", "0.5b", "bf16", ("prefill",), PARLEY_NATIVE="off"),
-    "parley-tiny": _parley("parley", "tiny", "bf16", SMALL),
-    "vllm-tiny": _vllm("vLLM", "tiny", "bf16", SMALL),
+    "torch-bf16": parley_peer("parley in torch forms, bf16", "0.5b", "bf16", ("prefill",), PARLEY_NATIVE="off"),
+    "parley-tiny": parley_peer("parley", "tiny", "bf16", SMALL),
+    "vllm-tiny": vllm_peer("vLLM", "tiny", "bf16", SMALL),
     "llama-tiny": _llama("llama.cpp", "tiny", "bf16", ("api", "stream")),
 }
