@@ -57,6 +57,7 @@ DIFFERENCES = """
   k of a request equals a single request whose seed is k higher. A temperature between 0 and 0.01 counts as 0.01.
 * **Log-probabilities under a grammar** are those of the tokens that the grammar allows; parley's engine reports those
   of the model.
+* **White space in JSON** may stand after commas and colons only: vLLM's version of llguidance has no finer limit.
 * **The end of a grammar** is an end token, which counts as a token of the answer if the request stops at end tokens.
 * **A grammar that excludes all tokens that other options allow** ends the request with an error.
 * **Tenants** get equal shares: vLLM holds no more choices than it computes at once, and the others wait in the host.

@@ -280,3 +280,13 @@ def test_one_lark_text_accepts_what_the_list_of_grammars_accepts(tokenizer, name
         assert accepts(tokenizer, joined, text) == accepts(tokenizer, compiled, text) == (text == good), text
     if reasons:
         assert accepts(tokenizer, joined, f"<think>hm</think>{good}")
+
+
+@pytest.mark.parametrize("grammar", [Grammar("json", SCHEMA), Grammar("tags", CALLS)])
+def test_white_space_of_schemas_is_limited_by_options_that_vllms_llguidance_knows(tokenizer, grammar):
+    text = write_lark(GrammarCompiler(tokenizer).compile_grammar(grammar))
+    assert "whitespace_pattern" not in text and '"whitespace_flexible": false' in text
+    joined = json.dumps({"grammars": [{"lark_grammar": text}]})
+    frame = "{}" if grammar.kind == "json" else "<f>{}</f>"
+    for answer, good in (('{"a":"x"}', True), ('{"a":\n  "x"}', True), ('{"a":\n\n"x"}', False), ('{ "a":"x"}', False)):
+        assert accepts(tokenizer, joined, frame.format(answer)) == good

@@ -39,7 +39,11 @@ class TreeLog:
         """Redirect the output of this process and its children to the pipe; the log goes to the old standard error."""
         reading, writing = os.pipe()
         terminal = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace")
-        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=terminal)
+        # Not the root logger, which some of vLLM's modules write to while they are imported.
+        own_log = logging.getLogger("parley")
+        own_log.addHandler(logging.StreamHandler(terminal))
+        own_log.setLevel(logging.INFO)
+        own_log.propagate = False
         sys.stdout.flush()
         sys.stderr.flush()
         for descriptor in (1, 2):
