@@ -29,6 +29,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from machine import process_tree
 from media_contest import compare_with_vllm
 from vision_model import write_language_model, write_vision_model
 
@@ -116,10 +117,11 @@ class ParleyServer:
     def media_process_bytes(self) -> int:
         """Return the resident memory of the server's media processes."""
         total = 0
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                if entry.name.isdigit() and b"parley.worker.media_process" in (entry / "cmdline").read_bytes():
-                    total += int((entry / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        for pid in process_tree(self.process.pid):
+            with contextlib.suppress(OSError):
+                if b"parley.worker.media_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    total += resident * os.sysconf("SC_PAGE_SIZE")
         return total
 
     def close(self) -> None:
