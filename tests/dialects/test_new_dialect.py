@@ -73,6 +73,7 @@ PACKAGE = Path(__file__).parents[2] / "parley"
 APIS = sorted(file.parent.name for file in (PACKAGE / "dialects").glob("*/__init__.py"))
 NAME = re.compile(rf"(?<![a-z])({'|'.join(APIS)})(?![a-z])", re.IGNORECASE)
 TABLE = "dialects/mounts.py"
+VLLM_HOST = "worker/vllm/"  # the engine vLLM is no API
 KNOWING = {  # files that know an API by its name, and why
     "cli/client.py": "the commands are clients of OpenAI's API",
     "cli/bench.py": "the API that is asked unless another is named",
@@ -91,6 +92,11 @@ KNOWING = {  # files that know an API by its name, and why
     "web/grpc_limits.py": "limits of such ports, reported by their statuses",
     "coordinator/proxy/grpc_port.py": "the same, of a coordinator",
     "coordinator/proxy/grpc_call.py": "the same",
+    "engine/vllm.py": "vLLM as an engine, which is no API",
+    "boot/engines.py": "the same",
+    "boot/opening.py": "the same",
+    "cli/doctor.py": "the same",
+    "cli/vllm.py": "the same",
     "text/parsing/call_families.py": "a family of models has this name",
     "text/parsing/reasoning_families.py": "the same",
 }
@@ -106,10 +112,11 @@ IMPORTING = {
 
 
 def outside() -> Iterator[tuple[str, ast.Module]]:
-    """Every file of the package but those of APIs and the table."""
+    """Every file of the package but those of APIs, the table, and vLLM's host."""
+    own_folders = (VLLM_HOST, *(f"dialects/{api}/" for api in APIS))
     for file in PACKAGE.rglob("*.py"):
         path = file.relative_to(PACKAGE).as_posix()
-        if path != TABLE and not any(path.startswith(f"dialects/{api}/") for api in APIS):
+        if path != TABLE and not path.startswith(own_folders):
             yield path, ast.parse(file.read_text("utf-8"))
 
 
