@@ -291,3 +291,19 @@ def test_template_of_a_processor_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(json.dumps({"chat_template": PARTS}))
     template = ChatTemplate.from_folder(tmp_path, byte_level())
     assert template.render_conversation(Chat([Message("user", "Hi")])) == "USER: Hi;ASSISTANT:"
+
+
+FIRST_SYSTEM_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system must be first') }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+ANY_SYSTEM = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+def test_later_system_messages_keep_their_place_and_so_the_beginning_of_the_prompt() -> None:
+    turns = [Message("system", "S"), Message("user", "a"), Message("system", "x"), Message("assistant", "b")]
+    longer = [*turns, Message("user", "c"), Message("system", "y")]
+    assert render_source(ANY_SYSTEM, Chat(turns)) == "[system]S[user]a[system]x[assistant]b"
+    expected = "[system]S[user]a\n<system>\nx\n</system>[assistant]b"
+    assert render_source(FIRST_SYSTEM_ONLY, Chat(turns)) == expected
+    assert render_source(FIRST_SYSTEM_ONLY, Chat(longer)) == expected + "[user]c\n<system>\ny\n</system>"

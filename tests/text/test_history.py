@@ -6,7 +6,8 @@ import pytest
 
 from parley.errors import BadRequest
 from parley.text import ChatTemplate
-from parley.types import Chat, Message, ToolCall
+from parley.text.parsing.history import later_system_as_user
+from parley.types import Chat, Media, MediaAddress, Message, PlacedMedia, ToolCall
 
 TURNS = [
     Message("user", "Hi"),
@@ -131,3 +132,19 @@ def test_calls_become_content_for_content_only_template() -> None:
 def test_templates_may_count_tools_and_map_messages() -> None:
     assert render_turns("{{ tools | length }}") == "0"
     assert render_turns("{{ messages | map(attribute='role') | tojson }}") == '["user", "assistant", "tool", "tool"]'
+
+
+def test_later_system_messages_become_the_users_text_in_their_place():
+    picture = PlacedMedia(1, Media("image", MediaAddress("http://a"), "f"))
+    turns = [
+        Message("system", "S"), Message("user", "a"), Message("system", "x"), Message("assistant", "b"),
+        Message("system", "y"), Message("user", "cd", media=[picture]), Message("user", "e"),
+    ]  # fmt: skip
+    written = "<system>\ny\n</system>\n"
+    assert later_system_as_user(turns) == [
+        Message("system", "S"),
+        Message("user", "a\n<system>\nx\n</system>"),
+        Message("assistant", "b"),
+        Message("user", written + "cd", media=[PlacedMedia(len(written) + 1, picture.media)]),
+        Message("user", "e"),
+    ]

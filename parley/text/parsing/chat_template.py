@@ -15,7 +15,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -30,9 +30,9 @@ from jinja2.utils import Namespace
 
 from parley.errors import BadRequest, Invalid, excerpt
 from parley.text.parsing.content_parts import PromptMarks, text_of_parts
-from parley.text.parsing.history import format_history
+from parley.text.parsing.history import format_history, later_system_as_user
 from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json_object
-from parley.types import Chat
+from parley.types import Chat, Message
 
 MAX_RENDERED_CHARACTERS = 64 << 20  # of rendered text; far more than any context holds
 MAX_RENDER_SECONDS = 10.0
@@ -236,7 +236,7 @@ class ChatTemplate:
             raise BadRequest("A conversation needs at least one message.", field="messages")
         values = {
             **options,
-            "messages": format_history(chat.messages, self.sources[name]),
+            "messages": format_history(self._ordered_turns(chat, name), self.sources[name]),
             "tools": [_template_tool(tool) for tool in chat.tools] or None,
         }
         if hide_tokens is not None:
@@ -252,6 +252,22 @@ class ChatTemplate:
             values["messages"] = [self._content_as_text(turn) for turn in values["messages"]]
         text = _render_with_retries(template, values)
         return _cut_at_continuation(text, final_content) if chat.continue_final else text
+
+    def _ordered_turns(self, chat: Chat, name: str) -> Sequence[Message]:
+        """Return the turns as the template takes them: many refuse or drop system messages after the first turn."""
+        has_later = any(message.role == "system" for message in chat.messages[1:])
+        return (
+            later_system_as_user(chat.messages) if has_later and not self._takes_later_system[name] else chat.messages
+        )
+
+    @cached_property
+    def _takes_later_system(self) -> dict[str, bool]:
+        """Whether each template writes a system message that follows a user's turn."""
+        turns = [{"role": "user", "content": "a"}, {"role": "system", "content": PROBE_TEXT}]
+        return {
+            name: self._renders_probe(template, *(map(_content_as_parts, turns) if self._reads_parts[name] else turns))
+            for name, template in self._templates.items()
+        }
 
     @cached_property
     def _reads_parts(self) -> dict[str, bool]:
@@ -269,13 +285,13 @@ class ChatTemplate:
             name: {
                 kind
                 for kind, mark in self._media_marks.items()
-                if self._renders_probe(template, {"role": "user", "content": [{"type": kind}, PROBE_PART]}, mark)
+                if self._renders_probe(template, {"role": "user", "content": [{"type": kind}, PROBE_PART]}, mark=mark)
             }
             for name, template in self._templates.items()
         }
 
-    def _renders_probe(self, template: jinja2.Template, turn: dict[str, Any], mark: str = "") -> bool:
-        values = {"documents": None, **self._names, "messages": [turn], "tools": None, "add_generation_prompt": False}
+    def _renders_probe(self, template: jinja2.Template, *turns: dict[str, Any], mark: str = "") -> bool:
+        values = {"documents": None, **self._names, "messages": [*turns], "tools": None, "add_generation_prompt": False}
         try:
             text = _render_within_budget(template, values)
         except BadRequest:

@@ -12,10 +12,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from parley.text.parsing.calls import CallForm, write_calls
 from parley.text.parsing.content_parts import content_parts
 from parley.text.parsing.markup import ID_ALPHABET, detect_markup
-from parley.types import Message, ToolCall
+from parley.types import Message, PlacedMedia, ToolCall
 
 TemplateTurn = dict[str, Any]
 
@@ -27,6 +29,7 @@ RESULTS_IN_CALLER = re.compile(
 )  # Gemma's first templates read results in the turn that called; later ones read turns of tools too
 READS_TOOL_TURNS = "tool_call_id"  # occurs in templates that read turns of tools
 CALLS_MEMBER = "tool_calls"  # templates without it see calls only as part of the content
+LATER_SYSTEM = "<system>\n{}\n</system>"  # a system message in the place of a user's turn
 CONTENT_OR_THINKING = "content and message.thinking"  # gpt-oss's template refuses turns with calls that have both
 
 
@@ -59,6 +62,31 @@ def format_history(messages: Sequence[Message], source: str) -> list[TemplateTur
     if RESULTS_IN_CALLER.search(source) and READS_TOOL_TURNS not in source:
         history = list(_results_in_callers(history))
     return list(_split_calls(history)) if ONE_CALL_PER_TURN in source else history
+
+
+def later_system_as_user(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with each system message after the first turn as text of the user, in its place.
+
+    It joins the user's turns beside it, because some templates want turns to alternate.
+    """
+    turns: list[Message] = []
+    joins = False  # the last turn was a system message
+    for place, message in enumerate(messages):
+        is_later = place > 0 and message.role == "system"
+        if is_later:
+            message = Message("user", LATER_SYSTEM.format(message.content or ""))
+        if turns and turns[-1].role == message.role == "user" and (joins or is_later):
+            message = _join_turns(turns.pop(), message)
+        turns.append(message)
+        joins = is_later
+    return turns
+
+
+def _join_turns(first: Message, second: Message) -> Message:
+    """Return two turns of one role as one."""
+    start = f"{first.content or ''}\n"
+    moved = [PlacedMedia(len(start) + placed.position, placed.media) for placed in second.media]
+    return msgspec.structs.replace(first, content=start + (second.content or ""), media=[*first.media, *moved])
 
 
 def _format_message(message: Message, names: dict[str, str], ids: dict[str, str]) -> TemplateTurn:
