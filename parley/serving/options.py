@@ -42,6 +42,9 @@ class OfferedModel(NamedTuple):
     engine: EngineKind = "process"
 
 
+SHARED_SEAL_SECRET = "a cluster without a secret"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MediaOptions:
     """Where pictures, videos and sound may come from, and how many and how large they may be. Sizes in bytes.
@@ -120,6 +123,14 @@ class ServerOptions(HttpOptions):
 
     access_log: bool = True
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def seal_secret(self) -> str:
+        """The secret of reasoning that clients send back; "" for a random one.
+
+        A prefill and a decode instance read the same body and must get the same prompt, also without a cluster secret.
+        """
+        return self.cluster_secret or (SHARED_SEAL_SECRET if self.peer_port is not None else "")
 
     @property
     def has_private_prefixes(self) -> bool:

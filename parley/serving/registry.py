@@ -63,7 +63,7 @@ class ModelRegistry:
         self.shutting_down = False
         self.record_store = RecordStore(options.response_store, options.response_lifetime, options.response_store_file)
         self.background_runs = BackgroundRuns(self.record_store)
-        self.reasoning_seal = ReasoningSeal(options.cluster_secret)
+        self.reasoning_seal = ReasoningSeal(options.seal_secret)
         self.stop_server = stop_server
         self._observers = observers
         for model in models:

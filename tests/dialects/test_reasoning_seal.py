@@ -3,6 +3,7 @@
 import pytest
 
 from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.serving.options import ServerOptions
 
 DATA = "First, 2 + 2.\n\u2713".encode()
 
@@ -20,6 +21,12 @@ def test_servers_with_one_secret_open_each_others_seals():
     for other in (ReasoningSeal("another secret"), ReasoningSeal()):
         with pytest.raises(ValueError, match="not sealed by this server"):
             other.open("", text)
+
+
+def test_prefill_and_decode_instances_open_each_others_seals_without_a_secret():
+    seals = [ReasoningSeal(ServerOptions(role=role, peer_port=0).seal_secret) for role in ("prefill", "decode")]
+    assert seals[1].open("", seals[0].seal("", DATA)) == DATA
+    assert ServerOptions().seal_secret == "" and ServerOptions(cluster_secret="s", peer_port=0).seal_secret == "s"
 
 
 def test_refuses_the_seal_of_another_tenant():
