@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.fuzz import BODY_CODINGS, MAX_EXAMPLES, body_codings, encode, raw_bytes, run_in_loop
 from support.json_bombs import write_bomb
 from support.odd_bodies import (
+    anthropic_bodies,
     mindie_bodies,
     odd_members,
     odd_stop_ids,
@@ -217,6 +218,34 @@ async def test_tgi_chat_and_vertex_routes_survive_odd_bodies(serve):
 
     await run_in_loop(fuzz)
     await run_in_loop(fuzz_instances)
+    await server.idle()
+    assert await server.control() == before
+
+
+async def check_anthropic(server, path: str, body: bytes) -> None:
+    answer = await server.post(path, body, **{"anthropic-version": "2023-06-01"})
+
+    assert answer.status < 500, (path, body, answer.body)
+    if answer.status >= 400:
+        assert list(answer.json) == ["type", "error", "request_id"] and set(answer.error) == {"type", "message"}
+        assert 0 < len(answer.error["message"]) < 2000 and "0x" not in answer.error["message"]
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.body.endswith(b'data: {"type":"message_stop"}\n\n'), (path, body, answer.body)
+    else:
+        assert "usage" in answer.json or "input_tokens" in answer.json
+
+
+async def test_anthropic_routes_never_answer_odd_bodies_with_500(serve):
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await server.control()
+    paths = st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"])
+
+    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/anthropic"]), path=paths, body=anthropic_bodies.map(encode) | raw_bytes)
+    async def fuzz(prefix, path, body):
+        await check_anthropic(server, prefix + path, body)
+
+    await run_in_loop(fuzz)
     await server.idle()
     assert await server.control() == before
 

@@ -15,6 +15,7 @@ CHATS = {
     f"openai/{model}": f"{url}/v1",
     "huggingface/tgi": url,
     f"databricks/{model}": f"{url}/serving-endpoints",
+    f"anthropic/{model}": url,
 }
 for name, base in CHATS.items():
     options = {"model": name, "api_base": base, "api_key": "none", "messages": QUESTION, "max_tokens": 16}

@@ -24,7 +24,7 @@ HEAD = RequestContext(
     "fp",
     context_length=4096,
     path_parts={"model": "m", "version": "1", "endpoint": "e", "served": "m"},
-    headers={b"content-type": b"application/json"},
+    headers={b"content-type": b"application/json", b"anthropic-version": b"2023-06-01"},
     media_limits={"image": 99, "video": 99, "audio": 99},
     api_options=ApiOptions(enable_mm_embeds=True, trust_request_mm_kwargs=True),
 )

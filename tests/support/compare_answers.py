@@ -11,6 +11,7 @@ from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.frames import FrameSplitter, StreamFailure
 
 TIMINGS = re.compile(rb'("[a-z_]*(?:time|cost|time_arr|batch_size|_duration)": ?)([0-9.e+-]+|\[[^\]]*\])')
+EVENT_NAME = re.compile(rb"^event: [a-z_.]+\n")
 EVENT_BOUNDARY = re.compile(rb"(?<=\n\n)|(?<=\0)")
 TEXT_MEMBERS = {
     "text",
@@ -22,6 +23,7 @@ TEXT_MEMBERS = {
     "name",
     "response",
     "thinking",
+    "partial_json",
 }
 
 
@@ -61,7 +63,13 @@ def join_events(stream: bytes) -> dict[Any, Any]:
     """Join the events of a stream by choice."""
     joined: dict[Any, Any] = {}
     for event in filter(None, EVENT_BOUNDARY.split(stream)):
-        text = event.strip(b"\0\n ").removeprefix(b"data:").strip().replace(b":_", b":0").replace(b": _", b":0")
+        text = (
+            EVENT_NAME.sub(b"", event.strip(b"\0\n "))
+            .removeprefix(b"data:")
+            .strip()
+            .replace(b":_", b":0")
+            .replace(b": _", b":0")
+        )
         try:
             decoded = json.loads(text)
         except ValueError:

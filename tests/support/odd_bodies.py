@@ -231,3 +231,47 @@ mindie_bodies = st.one_of(
         }
     ),
 )
+
+block_types = ["text", "image", "document", "search_result", "thinking", "tool_use", "tool_result", "tool_reference",
+               "tool_addition", "server_tool_use", "redacted_thinking"]  # fmt: skip
+anthropic_blocks = st.fixed_dictionaries(
+    {"type": st.sampled_from(block_types) | scalars},
+    optional={
+        "text": client_texts | scalars,
+        "thinking": client_texts | scalars,
+        "signature": st.just("AAAA") | scalars,
+        "source": json_values | st.just({"type": "text", "data": "a"}),
+        "content": client_texts | json_values,
+        "id": st.just("toolu_1") | scalars,
+        "tool_use_id": st.just("toolu_1") | scalars,
+        "name": st.just("f") | scalars,
+        "input": st.just({}) | json_values,
+        "tool": json_values | st.just({"type": "tool_reference", "name": "f"}),
+        "cache_control": json_values | st.just({"type": "ephemeral"}),
+    },
+)
+anthropic_turns = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system"]) | scalars},
+    optional={"content": client_texts | st.lists(anthropic_blocks | scalars, max_size=3) | json_values},
+)
+anthropic_bodies = st.builds(
+    lambda base, body: base | body,
+    st.sampled_from([{}, {"model": "tiny", "max_tokens": 3, "messages": HELLO_CHAT["messages"]}]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "messages": st.lists(anthropic_turns, max_size=3),
+            "system": client_texts | st.lists(anthropic_blocks, max_size=2) | json_values,
+            "tools": json_values | st.just([{"name": "f", "input_schema": {}}]),
+            "tool_choice": json_values | st.sampled_from([{"type": kind} for kind in ("auto", "any", "tool", "none")]),
+            "thinking": json_values | st.just({"type": "adaptive"}) | st.just({"type": "enabled", "budget_tokens": 9}),
+            "output_config": json_values
+            | st.builds(lambda schema: {"format": {"type": "json_schema", "schema": schema}}, schemas),
+            "context_management": json_values,
+            "metadata": json_values,
+            "stop_sequences": json_values,
+            "stream": scalars,
+            "max_tokens": scalars,
+        },
+    ),
+)

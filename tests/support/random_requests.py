@@ -49,6 +49,14 @@ OLLAMA: list[Members] = [
     {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}, {"think": False}, {"keep_alive": "5m"}, {"think": None},
     {"format": "json"},
 ]  # fmt: skip
+ANTHROPIC_TOOLS = [{"name": "add", "input_schema": {"type": "object", "properties": {"a": {}}}}]
+ANTHROPIC: list[Members] = [
+    {"system": "Be kind."}, {"cache_control": {"type": "ephemeral"}}, {"tools": ANTHROPIC_TOOLS},
+    {"tools": ANTHROPIC_TOOLS, "tool_choice": {"type": "any"}}, {"thinking": {"type": "adaptive"}},
+    {"system": [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "Be kind."}]},
+    {"stop_sequences": ["a", " b", "he"]}, {"temperature": 0}, {"top_k": 7}, {"seed": 5},
+    {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+]  # fmt: skip
 TRITON_PARAMETERS: list[Members] = [
     {"temperature": 0.7}, {"seed": 9}, {"details": True}, {"top_k": 3}, {"do_sample": True}, {"batch_size": 1},
     {"bad_words_list": ["a"]}, {"stop_words_list": ["e"]}, {"perf_stat": True},
@@ -99,6 +107,11 @@ def with_image(body: bytes, dialect: str, url: str) -> bytes | None:
             members["inputs"] = f"![]({url}){text}"
         case {"messages": [turn]} | turn, "ollama":
             turn["images"] = [url]
+        case {"messages": [turn]}, "anthropic":
+            turn["content"] = [
+                {"type": "text", "text": turn["content"]},
+                {"type": "image", "source": {"type": "url", "url": url}},
+            ]
         case {"messages": [[turn], *_]} | {"messages": [turn]}, _:
             part = {"type": "image_url", "image_url": {"url": url}}
             turn["content"] = [{"type": "text", "text": turn["content"]}, part]
@@ -153,6 +166,9 @@ def random_body(path: str, rng: random.Random) -> bytes:
             {"inputs": text, "parameters": {"max_new_tokens": length} | pick_options(TGI_PARAMETERS)} | stream
         ).encode()
     request = {"model": "tiny", "max_tokens": length}
+    if path.endswith("/messages"):
+        turn = {"role": "user", "content": text}
+        return json.dumps(request | {"messages": [turn]} | pick_options(ANTHROPIC) | stream).encode()
     if path.endswith("/batch"):
         turns = [[{"role": "user", "content": content}] for content in (text, "Hello!", text + "?")]
         return json.dumps(request | {"messages": turns} | pick_options(SAMPLING)).encode()
