@@ -72,6 +72,10 @@ log = logging.getLogger("parley.engine")
 
 SHUTDOWN_SECONDS = 8.0  # for vLLM's own shutdown; then its processes are killed
 MEMORY_WORDS = ("memory", "KV cache", "allocate")
+MEMORY_HINT = (
+    " A smaller --max-model-len or --max-batch needs less memory, and --kv-memory sets the size of the KV cache."
+)
+CPU_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # GiB; vLLM's build for CPUs prefers it to the argument
 # Read by vLLM when it is imported.
 VLLM_VARIABLES = {
     # A forked process would keep the socket open, and the API process would not notice the end of this one.
@@ -96,6 +100,8 @@ def run_host(descriptor: int) -> None:
     tree_log.take_over_output()
     loading.report_stage("importing vLLM", 0.0)
     os.environ |= VLLM_VARIABLES | ({"VLLM_BATCH_INVARIANT": "1"} if settings.exact else {})
+    if settings.kv_memory is not None:
+        os.environ.pop(CPU_CACHE_VARIABLE, None)
     try:
         llm = load_model(settings)
     except Exception as error:
@@ -150,12 +156,10 @@ def explain_failure(error: Exception, cause: str) -> str:
     if type(error).__name__ == "StartRefused":
         return str(error)
     reason = " ".join((cause if "See root cause above" in str(error) and cause else str(error)).split())
-    hint = (
-        " Less memory is enough with a smaller --max-model-len, --max-batch or --kv-memory."
-        if any(word in reason for word in MEMORY_WORDS)
-        else ""
-    )
-    return f"vLLM did not start: {reason.rstrip('.') or type(error).__name__}.{hint}"
+    reason = reason.partition("Value error, ")[2] or reason  # pydantic's words around vLLM's
+    reason = re.sub(r" \[type=\w+, input_value=.*", "", reason).rstrip(".") or type(error).__name__
+    needs_memory = any(word in reason for word in MEMORY_WORDS)
+    return f"vLLM did not start: {reason}.{MEMORY_HINT if needs_memory else ''}"
 
 
 def explain_adapter_failure(error: Exception, folder: str) -> str:
