@@ -27,9 +27,9 @@ from parley.errors import (
 )
 from parley.serving import beam_limits
 from parley.serving.engine_features import check_engine_bounds, check_engine_features
-from parley.serving.grammar_workers import GRAMMAR_WORKERS
 from parley.serving.media.request_media import check_prompt_is_whole, media_by_prompt
 from parley.serving.served_model import ServedModel
+from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
 from parley.text import PreparedPrompt
 from parley.text.oldest_turns import fit_chat
 from parley.text.tokens.prediction import PredictedTokens

@@ -25,13 +25,13 @@ from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.errors import NotReady, Overloaded, ParleyError, Stopping, Unsupported
 from parley.metrics.recorded import ModelMetrics
-from parley.serving.daemon_thread import run_in_daemon_thread
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.metrics_page import fit_buckets
 from parley.serving.options import MediaOptions, ServerOptions
+from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.text import TextPipeline
 from parley.text.tokens.tokenizer import read_json_object
 from parley.types import EngineSettings, Media, ModelAbility, ModelInfo, Tenant

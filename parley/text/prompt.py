@@ -320,7 +320,7 @@ class TextPipeline:
         """Compile the requested format and the tools to the grammar that the engine reads; "" if the answer is free.
 
         Takes up to seconds, and interferes with other threads: servers have grammar workers do this
-        (``serving/grammar_workers.py``). Raises Invalid.
+        (``serving/workers/grammar_workers.py``). Raises Invalid.
         """
         return self.answer_compiler.compile_answer(prompt, grammar)
 

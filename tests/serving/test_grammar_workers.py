@@ -16,7 +16,7 @@ from support.http_client import HELLO_CHAT
 from parley.child_process import python_command
 from parley.demo import model_folder
 from parley.errors import Invalid, NotReady
-from parley.serving.grammar_workers import GrammarWorker, GrammarWorkers
+from parley.serving.workers.grammar_workers import GrammarWorker, GrammarWorkers
 from parley.tenant_executor import TenantExecutor
 from parley.text import TextPipeline
 from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, encode_question

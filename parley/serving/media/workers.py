@@ -1,4 +1,4 @@
-"""The media processes of one model (``worker_pool.py``), which are ended with a job that takes too long."""
+"""The media processes of one model, which are ended with a job that takes too long (``workers/worker_pool.py``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from parley.engine.media_messages import (
 )
 from parley.errors import NotReady, Unsupported
 from parley.serving.media.memory_files import MemoryFile
-from parley.serving.worker_pool import WorkerPool, WorkerProcess
+from parley.serving.workers.worker_pool import WorkerPool, WorkerProcess
 
 log = logging.getLogger("parley.server")
 

@@ -1,6 +1,6 @@
 """Compiles the grammar of an answer: of the response format and of the tools that it may call.
 
-The API process asks grammar workers for this, processes of their own (``serving/grammar_workers.py``), and keeps the
+The API process asks grammar workers for this, processes of their own (``workers/grammar_workers.py``), and keeps the
 results. Knows no processes.
 """
 

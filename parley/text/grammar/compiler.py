@@ -6,7 +6,7 @@ error, costs the same for every model, and needs no large vocabulary in this pro
 
 The cost of a hostile grammar is limited in three ways: by its size, by llguidance's fuel, and by the measured processor
 time. The first two ensure that no single call runs much longer than the third allows. For clients' grammars this runs
-in processes that the kernel ends if it takes too long nevertheless (``serving/grammar_workers.py``). Results are
+in processes that the kernel ends if it takes too long nevertheless (``workers/grammar_workers.py``). Results are
 cached, refusals included.
 
 Depends on tokenizers and neutral grammars, not on requests or engines.

@@ -16,7 +16,7 @@ import msgspec
 
 from parley.child_process import python_command
 from parley.errors import Invalid, NotReady
-from parley.serving.worker_pool import WorkerPool, WorkerProcess
+from parley.serving.workers.worker_pool import WorkerPool, WorkerProcess
 from parley.text import TextPipeline
 from parley.text.grammar.answer_compiler import may_be_any_text
 from parley.text.grammar.answer_question import (

@@ -1,0 +1,1 @@
+"""Processes and threads that do slow work beside the event loop."""
