@@ -112,13 +112,18 @@ def settings_of_engine(config: ResolvedOptions, merged_options: Mapping[str, Any
 
 
 def check_cache_events(models: Sequence[OfferedModel]) -> None:
-    """Raise ConfigError if events cannot be published: without ZeroMQ or a prefix cache, or two at one address."""
+    """Raise ConfigError if events cannot be published: without ZeroMQ, a model or a prefix cache, or two at one
+    address."""
+    from parley.types import Settings
+
     publishers = [model.settings for model in models if model.settings.cache_events is not None]
     if publishers and not find_spec("zmq"):
         raise ConfigError("The package for KV events is missing; install it with: pip install 'parley[kv-events]'.")
     addresses: Counter[str] = Counter()
     for settings in publishers:
         assert settings.cache_events is not None
+        if isinstance(settings, Settings) and settings.costs:
+            raise ConfigError("kv-events: there are no events with cost-model, which computes nothing.")
         if not settings.prefix_cache:
             raise ConfigError("kv-events: there are no events without a prefix cache.")
         addresses.update(filter(None, (settings.cache_events.endpoint, settings.cache_events.replay_endpoint)))

@@ -222,6 +222,7 @@ def test_reads_several_models_from_one_environment_variable():
         (["--model", "./a", "--kv-events", "tcp://*:1", "--no-prefix-cache"], "no events without a prefix cache"),
         (["--model", "./a", "--kv-events", "ipc://a", "--model", "./b,kv-events=ipc://a"], "ipc://a is given twice"),
         (["--model", "./a", "--kv-events", "5557"], "kv-events"),
+        (["--model", "./a", "--kv-events", "tcp://*:1", "--cost-model", "costs.json"], "no events with cost-model"),
         (["--model", "a=./x", "--model", "b,a=./y"], "the name a is given to more than one"),
         (["./x", "--model", "x=./y"], "the name x is given to more than one"),
         (["--model", "a,a=./x"], "different names"),
