@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from parley.dialects.dialect import Dialect, Reply, RequestContext, Route
@@ -16,6 +17,7 @@ from parley.dialects.mounts import ADMIN_PLANES, API_MOUNTS, INNER_MOUNTS
 from parley.dialects.triton.calls import GRPC_CALLS
 from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError
+from parley.types import Prompt, Text
 
 ROOT = Path(__file__).parents[2]
 record_reads = runpy.run_path(str(ROOT / "docs" / "survey.py"))[
@@ -81,7 +83,12 @@ def read_prompts(route: Route, body: dict[str, Any]) -> str:
         reply = route.reader(json.dumps(body).encode(), HEAD)
     except ParleyError:
         return ""
-    return repr(reply.request.prompts) if isinstance(reply, Reply) else ""
+    return repr([*map(without_suffix, reply.request.prompts)]) if isinstance(reply, Reply) else ""
+
+
+def without_suffix(prompt: Prompt) -> Prompt:
+    """Return a prompt without the text that follows the answer: prefixes are cached up to the answer."""
+    return msgspec.structs.replace(prompt, suffix="") if isinstance(prompt, Text) else prompt
 
 
 def refusal(route: Route, body: dict[str, Any]) -> str:
