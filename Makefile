@@ -43,8 +43,10 @@ $(STAMP):
 serve: setup
 	@$(VENV)/bin/parley serve $(ARGS)
 
-# Several processes run the tests, at most one per processor. Those that end early take over tests of the others.
-PARALLEL := --numprocesses logical --maxprocesses 4 --dist worksteal
+# One process more than there are processors runs the tests, because many tests wait; five at most. Those that end early
+# take over tests of the others.
+PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
+PARALLEL := --numprocesses $(shell echo $$(($(PROCESSORS) < 4 ? $(PROCESSORS) + 1 : 5))) --dist worksteal
 # The folders whose tests alone reach nearly every branch of core/ and dialects/. Tracing makes them half as fast.
 COVERED := tests/core tests/dialects tests/apis
 

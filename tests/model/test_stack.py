@@ -21,7 +21,7 @@ from parley.native.layout import Span
 
 # Every size of a small batch by night; else those around the widths of the kernels' tiles.
 COUNTS = (
-    [*range(1, 65), 100, 128, 256, 512] if os.environ.get("PARLEY_NIGHTLY") else [2, 5, 8, 17, 31, 33, 64, 100, 512]
+    [*range(1, 65), 100, 128, 256, 512] if os.environ.get("PARLEY_NIGHTLY") else [2, 5, 8, 17, 31, 33, 64, 100, 256]
 )
 ROWS = max(COUNTS)
 SINGLES = range(0, ROWS, 8 if os.environ.get("PARLEY_NIGHTLY") else 64)  # the rows that also make a batch of their own
