@@ -8,12 +8,23 @@ import os
 from typing import Any
 
 import pytest
-from support.media_answers import chat_text, picture_base64, picture_url, reference_ids
+from support.media_answers import (
+    altered_picture_url,
+    chat_text,
+    picture_base64,
+    picture_bytes,
+    picture_url,
+    reference_ids,
+)
+from support.media_host import http_answer, run_media_host
 from support.multimodal_models import FAMILIES, multimodal_folder
 from support.prefill_decode_pair import assert_same_answer
 
+from parley.engine.media_messages import ProcessMedia
 from parley.serving import served_model
 from parley.serving.media.workers import MediaWorkers
+from parley.serving.options import MediaOptions
+from parley.settings.media_hosts import parse_media_host
 from parley.types import Settings
 
 TOKENS = 10
@@ -78,21 +89,37 @@ async def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer(serve):
 
 async def test_the_same_picture_is_found_in_the_prefix_cache_and_another_is_not(serve):
     server = await serve(settings=media_settings("llava"))
-    first, again, other = [
-        await server.post("/v1/chat/completions", chat_body(image_part(seed), QUESTION)) for seed in (1, 1, 2)
-    ]
-    cached = [answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, again, other)]
+    altered = {"type": "image_url", "image_url": {"url": altered_picture_url(1)}}
+    parts = [image_part(1), image_part(1), image_part(2), altered]
+    answers = [await server.post("/v1/chat/completions", chat_body(part, QUESTION)) for part in parts]
+    first, again, *_ = answers
+    cached = [answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert cached[0] == 0 and cached[1] > 16
-    assert cached[2] < cached[1]
+    assert cached[2] < cached[1] and cached[3] < cached[1]  # one pixel is enough
     assert again.json["choices"] == first.json["choices"]
 
 
-async def test_a_hundred_requests_with_one_picture_get_one_answer(serve):
-    server = await serve(settings=media_settings("qwen2_vl"))
-    body = chat_body(image_part(5), QUESTION)
-    answers = await asyncio.gather(*(server.post("/v1/chat/completions", body) for _ in range(100)))
+async def test_a_hundred_requests_with_one_picture_fetch_decode_and_encode_it_once(serve, monkeypatch):
+    jobs: list[ProcessMedia] = []
+    process_media = MediaWorkers.process_media
+
+    async def record_job(self: MediaWorkers, source: Any, target: Any, job: ProcessMedia, tenant: str) -> Any:
+        jobs.append(job)
+        return await process_media(self, source, target, job, tenant)
+
+    monkeypatch.setattr(MediaWorkers, "process_media", record_job)
+    async with run_media_host() as host:
+        host.answers["/a.png"] = http_answer(picture_bytes(5))
+        media = MediaOptions(hosts=(parse_media_host(f"127.0.0.1:{host.port}"),))
+        server = await serve(settings=media_settings("qwen2_vl"), media=media)
+        url = f"http://127.0.0.1:{host.port}/a.png"
+        body = chat_body({"type": "image_url", "image_url": {"url": url}}, QUESTION)
+        answers = await asyncio.gather(*(server.post("/v1/chat/completions", body) for _ in range(100)))
+        assert len(host.heads) == 1
     assert {answer.status for answer in answers} == {200}
     assert len({answer.json["choices"][0]["message"]["content"] for answer in answers}) == 1
+    stats = server.model.engine.stats
+    assert len(jobs) == stats.media_cache_queries - stats.media_cache_hits == 1
 
 
 BAD_PARTS = {

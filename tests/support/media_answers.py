@@ -44,6 +44,15 @@ def picture_url(seed: int) -> str:
     return f"data:image/png;base64,{picture_base64(seed)}"
 
 
+def altered_picture_url(seed: int) -> str:
+    """Return a picture of which one pixel differs, as a ``data:`` URL."""
+    picture, file = make_picture(seed).copy(), io.BytesIO()
+    red, green, blue = picture.getpixel((30, 20))
+    picture.putpixel((30, 20), (red ^ 128, green, blue))
+    picture.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
 @cache
 def load_reference(family: str) -> tuple[Any, Any]:
     """Return the whole model of a family in float32, and its processor."""
