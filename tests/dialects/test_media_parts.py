@@ -38,10 +38,9 @@ ROUTES_BY_PATH = {
     fill_path(path): routes for (method, path), routes in mount_table(universal_mounts()).items() if method == "POST"
 }
 IMAGE = "data:image/png;base64,aGk="
-# The last three have tests of their own: Databricks' strict form, Responses and vLLM's tokens refuse random requests.
-TEXT_ONLY_PATH = re.compile(
-    r"(?<!chat)/completions$|/infer_token$|^/vllm.*/generate$|^/mindie.*/v2/.*/infer$"
-    r"|^/databricks/.*/invocations$|/v1/responses(/compact)?$|/inference/v1/generate$"
+TEXT_ONLY_PATH = re.compile(  # the last are Databricks' strict form, which refuses the members of random requests
+    r"(?<!chat)/completions$|/infer_token$|^/vllm.*/generate$|^/mindie.*/v2/.*/infer$|^/inference/v1/generate$"
+    r"|^/databricks/.*/invocations$"
 )
 MIXED_PARTS = st.lists(st.text(max_size=9) | st.integers(0, 99), max_size=6)  # texts, and numbers of images
 

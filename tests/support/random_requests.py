@@ -57,6 +57,12 @@ ANTHROPIC: list[Members] = [
     {"stop_sequences": ["a", " b", "he"]}, {"temperature": 0}, {"top_k": 7}, {"seed": 5},
     {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
 ]  # fmt: skip
+RESPONSES: list[Members] = [
+    {"instructions": "Be kind."}, {"temperature": 0}, {"top_p": 0.7}, {"truncation": "auto"},
+    {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"metadata": {"a": "b"}},
+    {"tools": [{"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}]},
+    {"text": {"format": {"type": "json_object"}}}, {"reasoning": {"effort": "low", "summary": "auto"}},
+]  # fmt: skip
 TRITON_PARAMETERS: list[Members] = [
     {"temperature": 0.7}, {"seed": 9}, {"details": True}, {"top_k": 3}, {"do_sample": True}, {"batch_size": 1},
     {"bad_words_list": ["a"]}, {"stop_words_list": ["e"]}, {"perf_stat": True},
@@ -112,6 +118,11 @@ def with_image(body: bytes, dialect: str, url: str) -> bytes | None:
                 {"type": "text", "text": turn["content"]},
                 {"type": "image", "source": {"type": "url", "url": url}},
             ]
+        case {"input": [turn]}, "openai":
+            turn["content"] = [
+                {"type": "input_text", "text": turn["content"]},
+                {"type": "input_image", "image_url": url},
+            ]
         case {"messages": [[turn], *_]} | {"messages": [turn]}, _:
             part = {"type": "image_url", "image_url": {"url": url}}
             turn["content"] = [{"type": "text", "text": turn["content"]}, part]
@@ -148,6 +159,10 @@ def random_body(path: str, rng: random.Random) -> bytes:
             request | prompt | {"options": {"num_predict": length} | pick_options(OLLAMA_OPTIONS)}
         ).encode()
     stream: Members = {"stream": True} if rng.random() < 0.6 else {}
+    if path.endswith("/inference/v1/generate"):
+        token_ids = [rng.randint(70, 150) for _ in range(rng.choice((1, 20, 60)))]
+        parameters = {"max_tokens": length} | pick_options(SAMPLING)
+        return json.dumps({"model": "tiny", "token_ids": token_ids, "sampling_params": parameters} | stream).encode()
     if "/v2/models" in path:
         return json.dumps(
             {"text_input": text, "parameters": {"max_tokens": length} | pick_options(TRITON_PARAMETERS, SAMPLING)}
@@ -166,6 +181,12 @@ def random_body(path: str, rng: random.Random) -> bytes:
             {"inputs": text, "parameters": {"max_new_tokens": length} | pick_options(TGI_PARAMETERS)} | stream
         ).encode()
     request = {"model": "tiny", "max_tokens": length}
+    if "/v1/responses" in path:
+        request = {"model": "tiny", "input": [{"role": "user", "content": text}]}
+        if path.endswith("/responses"):
+            request |= {"max_output_tokens": length} | pick_options(RESPONSES) | stream
+            request["store"] = False  # clusters keep nothing without a file that they share
+        return json.dumps(request).encode()
     if path.endswith("/messages"):
         turn = {"role": "user", "content": text}
         return json.dumps(request | {"messages": [turn]} | pick_options(ANTHROPIC) | stream).encode()

@@ -17,9 +17,10 @@ from parley.boot import server as start
 from parley.boot.parts import ServerParts
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.coordinator import Coordinator
+from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.fake import FakeEngine, echo_prompt
-from parley.serving import served_model
+from parley.serving import registry, served_model
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
@@ -132,6 +133,18 @@ async def serve(
         await asyncio.gather(*running_server.server.server_state.tasks, return_exceptions=True)
 
 
+def fix_identities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give all requests the same id and creation time, and all servers the same key for seals."""
+    original_head = ServedModel.request_context
+    monkeypatch.setattr(
+        ServedModel,
+        "request_context",
+        lambda self, *arguments: original_head(self, *arguments[:4], CREATED, *arguments[5:]),
+    )
+    monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
+    monkeypatch.setattr(registry, "ReasoningSeal", lambda secret: ReasoningSeal(secret or "one for all"))
+
+
 @pytest.fixture
 async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
     """Make a pair of servers and a single server whose requests have the same id and creation time."""
@@ -144,13 +157,7 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         options.pop("here", None)
         return await serve(settings=settings(), **options), pairs[-1]
 
-    original_head = ServedModel.request_context
-    monkeypatch.setattr(
-        ServedModel,
-        "request_context",
-        lambda self, *arguments: original_head(self, *arguments[:4], CREATED, *arguments[5:]),
-    )
-    monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
+    fix_identities(monkeypatch)
     yield make_pair
     for pair in pairs:
         await pair.close()
@@ -196,13 +203,7 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         await cluster.front.until(lambda: len(coordinator.table.usable_instances()) == len(roles))
         return cluster
 
-    original_head = ServedModel.request_context
-    monkeypatch.setattr(
-        ServedModel,
-        "request_context",
-        lambda self, *arguments: original_head(self, *arguments[:4], CREATED, *arguments[5:]),
-    )
-    monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
+    fix_identities(monkeypatch)
     yield start_cluster
     for cluster, task in running:
         cluster.front.close_connections()
