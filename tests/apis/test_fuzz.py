@@ -3,9 +3,9 @@
 import json
 import re
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import BODY_CODINGS, MAX_EXAMPLES, body_codings, encode, raw_bytes, run_in_loop
+from support.fuzz import BODY_CODINGS, body_codings, encode, fuzz_settings, raw_bytes, run_undisturbed
 from support.json_bombs import write_bomb
 from support.odd_bodies import (
     anthropic_bodies,
@@ -60,16 +60,13 @@ async def check_openai(server, path: str, body: bytes, coding: str) -> None:
 
 async def test_openai_routes_never_answer_odd_bodies_with_500(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(4)
     @given(path=st.sampled_from(OPENAI_ROUTES), body=openai_bodies.map(encode) | raw_bytes, coding=body_codings)
     async def fuzz(path, body, coding):
         await check_openai(server, path, body, coding)
 
-    await run_in_loop(fuzz)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz)
     assert await counts_every_token(server)
 
 
@@ -87,16 +84,13 @@ async def check_response(server, path: str, body: bytes) -> None:
 
 async def test_response_routes_never_answer_odd_bodies_with_500(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(25)
     @given(path=st.sampled_from(RESPONSE_ROUTES), body=response_bodies.map(encode) | raw_bytes)
     async def fuzz(path, body):
         await check_response(server, path, body)
 
-    await run_in_loop(fuzz)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz)
 
 
 async def counts_every_token(server) -> bool:
@@ -133,18 +127,15 @@ async def check_tgi(server, path: str, body: bytes) -> None:
 
 async def test_tgi_routes_never_answer_odd_bodies_with_500(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(4)
     @given(
         prefix=st.sampled_from(["", "/tgi"]), path=st.sampled_from(TGI_ROUTES), body=tgi_bodies.map(encode) | raw_bytes
     )
     async def fuzz(prefix, path, body):
         await check_tgi(server, prefix + path, body)
 
-    await run_in_loop(fuzz)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz)
 
 
 async def check_vllm(server, path: str, body: bytes) -> None:
@@ -169,16 +160,13 @@ async def check_vllm(server, path: str, body: bytes) -> None:
 
 async def test_vllm_routes_answer_odd_bodies_in_their_own_error_format(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(4)
     @given(path=st.sampled_from(VLLM_ROUTES), body=openai_bodies.map(encode) | raw_bytes)
     async def fuzz(path, body):
         await check_vllm(server, path, body)
 
-    await run_in_loop(fuzz)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz)
 
 
 async def check_tgi_openai(server, path: str, body: bytes) -> None:
@@ -199,27 +187,23 @@ async def check_tgi_openai(server, path: str, body: bytes) -> None:
 
 async def test_tgi_chat_and_vertex_routes_survive_odd_bodies(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
     instances = st.builds(
         lambda items: {"instances": items}, st.lists(tgi_bodies | openai_bodies, max_size=3) | json_values
     )
 
-    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(4)
     @given(
         path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]), body=openai_bodies.map(encode) | raw_bytes
     )
     async def fuzz(path, body):
         await check_tgi_openai(server, "/tgi" + path, body)
 
-    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(8)
     @given(prefix=st.sampled_from(["", "/tgi"]), body=instances.map(encode) | raw_bytes)
     async def fuzz_instances(prefix, body):
         await check_tgi_openai(server, prefix + "/vertex", body)
 
-    await run_in_loop(fuzz)
-    await run_in_loop(fuzz_instances)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz, fuzz_instances)
 
 
 async def check_anthropic(server, path: str, body: bytes) -> None:
@@ -237,17 +221,14 @@ async def check_anthropic(server, path: str, body: bytes) -> None:
 
 async def test_anthropic_routes_never_answer_odd_bodies_with_500(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
     paths = st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"])
 
-    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(8)
     @given(prefix=st.sampled_from(["", "/anthropic"]), path=paths, body=anthropic_bodies.map(encode) | raw_bytes)
     async def fuzz(prefix, path, body):
         await check_anthropic(server, prefix + path, body)
 
-    await run_in_loop(fuzz)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz)
 
 
 mindie_roots = st.sampled_from(["/mindie", "/mindie-old"])
@@ -267,9 +248,8 @@ MINDIE_ROUTES = [
 
 async def test_mindie_routes_never_answer_odd_bodies_with_500(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(5)
     @given(root=mindie_roots, path=st.sampled_from(MINDIE_ROUTES), body=mindie_bodies.map(encode) | raw_bytes)
     async def fuzz(root, path, body):
         answer = await server.post(root + path, body)
@@ -285,16 +265,13 @@ async def test_mindie_routes_never_answer_odd_bodies_with_500(serve):
         else:
             assert answer.json, (path, body)
 
-    await run_in_loop(fuzz)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz)
 
 
 async def test_mindie_openai_routes_never_answer_odd_bodies_with_500(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(8)
     @given(
         root=mindie_roots,
         path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
@@ -311,9 +288,7 @@ async def test_mindie_openai_routes_never_answer_odd_bodies_with_500(serve):
         else:
             assert answer.json["choices"], (path, body)
 
-    await run_in_loop(fuzz)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz)
 
 
 endpoint_configs = st.fixed_dictionaries(
@@ -357,7 +332,6 @@ async def check_databricks(server, method: str, path: str, body: bytes) -> None:
 
 async def test_databricks_routes_never_answer_odd_bodies_with_500(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
     generating_paths = st.sampled_from(
         ["/tiny/invocations", "/chat/completions", "/completions", "/embeddings", "/e/served-models/x/invocations"]
     )
@@ -366,20 +340,17 @@ async def test_databricks_routes_never_answer_odd_bodies_with_500(serve):
     )
     chat_bodies = st.builds(lambda body, more: body | more, openai_bodies, databricks_members)
 
-    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(8)
     @given(prefix=st.sampled_from(["", "/databricks"]), path=generating_paths, body=chat_bodies.map(encode) | raw_bytes)
     async def fuzz(prefix, path, body):
         await check_databricks(server, "POST", f"{prefix}/serving-endpoints{path}", body)
 
-    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(8)
     @given(call=management_calls, body=(endpoint_creations | endpoint_configs).map(encode) | raw_bytes)
     async def fuzz_endpoints(call, body):
         await check_databricks(server, call[0], "/api/2.0/serving-endpoints" + call[1], body)
 
-    await run_in_loop(fuzz)
-    await run_in_loop(fuzz_endpoints)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz, fuzz_endpoints)
 
 
 OLLAMA_ROUTES = ["chat", "generate", "embed", "embeddings", "show", "pull", "push", "create", "copy"]
@@ -387,9 +358,8 @@ OLLAMA_ROUTES = ["chat", "generate", "embed", "embeddings", "show", "pull", "pus
 
 async def test_ollama_routes_never_answer_odd_bodies_with_500(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
-    before = await server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(10)
     @given(
         prefix=st.sampled_from(["", "/ollama"]),
         route=st.sampled_from(OLLAMA_ROUTES),
@@ -409,9 +379,7 @@ async def test_ollama_routes_never_answer_odd_bodies_with_500(serve):
         else:
             assert answer.json, (route, body)
 
-    await run_in_loop(fuzz)
-    await server.idle()
-    assert await server.control() == before
+    await run_undisturbed(server, fuzz)
 
 
 async def test_rejects_huge_lists_and_deeply_nested_json_at_once(serve):

@@ -5,9 +5,9 @@ import re
 import struct
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import MAX_EXAMPLES, encode, raw_bytes, run_in_loop
+from support.fuzz import encode, fuzz_settings, raw_bytes, run_in_loop
 from support.strategies import json_values, scalars
 
 from parley.dialects.triton import DIALECT
@@ -85,12 +85,12 @@ async def test_triton_odd_bodies_earn_a_500_only_for_wrong_json_types_where_stri
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(4)
     @given(prefix=prefixes, path=st.sampled_from(ROUTES), body=generate_bodies.map(encode) | raw_bytes)
     async def objects(prefix, path, body):
         await check_triton(server, prefix + path, body)
 
-    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(4)
     @given(
         prefix=prefixes,
         body=infer_bodies.map(encode) | raw_bytes,

@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import MAX_EXAMPLES, run_in_loop
+from support.fuzz import fuzz_settings, run_in_loop
 from support.grpc_client import BROKEN_MESSAGE, GrpcClient, answer_text, build_infer_request, grpc_error, is_final
 from support.http_client import HELLO_CHAT, MODEL_INFO, RunningServer
 from support.metrics_page import metric_value
@@ -521,7 +521,7 @@ async def test_grpc_odd_message_bytes_get_a_client_error_status(serve_grpc):
     calls = await serve_grpc(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await calls.server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(5)
     @given(parts=st.lists(st.sampled_from(MESSAGE_PIECES) | st.binary(max_size=6), max_size=7))
     async def send(parts):
         try:

@@ -2,9 +2,9 @@
 
 import json
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import MAX_EXAMPLES, encode, raw_bytes, run_in_loop
+from support.fuzz import encode, fuzz_settings, raw_bytes, run_in_loop
 from support.simulated_cluster import FakeHttp, simulated_cluster
 from support.strategies import json_values, scalars
 from test_management import LIST_ITEM, list_body, list_item
@@ -74,7 +74,7 @@ async def test_management_never_answers_odd_bodies_with_500_and_changes_nothing_
     table, scheduler = simulated_cluster()
     management = ManagementPort(table, scheduler, FakeHttp())
 
-    @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(5)
     @given(path=st.sampled_from(ROUTES), content=contents)
     async def fuzz(path, content):
         assert (await send(management.app, ROUTES[0], list_body(list_item(1), list_item(2, 68)).encode()))[0] == 200

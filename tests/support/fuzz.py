@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 MAX_EXAMPLES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # examples of all these tests in total
@@ -32,6 +33,21 @@ body_codings = st.just("plain") | st.sampled_from(sorted(BODY_CODINGS))
 
 def encode(body: Any) -> bytes:
     return json.dumps(body).encode("utf-8", "surrogatepass")
+
+
+def fuzz_settings(divisor: int) -> settings:
+    """Return the settings of a test that makes its part of all examples."""
+    checks = list(HealthCheck)
+    return settings(max_examples=MAX_EXAMPLES // divisor, deadline=None, suppress_health_check=checks, database=None)
+
+
+async def run_undisturbed(server: Any, *tests: Any) -> None:
+    """Run tests; no request may remain afterwards, and the answer to another request is the same as before."""
+    before = await server.control()
+    for test in tests:
+        await run_in_loop(test)
+    await server.idle()
+    assert await server.control() == before
 
 
 async def run_in_loop(test: Any) -> None:

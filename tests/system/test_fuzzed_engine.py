@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import BODY_CODINGS, body_codings, encode, raw_bytes
+from support.fuzz import BODY_CODINGS, body_codings, encode, fuzz_settings, raw_bytes
 from support.odd_bodies import mindie_bodies, openai_bodies, tgi_bodies
 from test_hostile_bodies import probed, send_body
 
@@ -44,7 +44,7 @@ def test_odd_bodies_disturb_no_engine_and_no_client(server):
     control = server.post("/v1/completions", CONTROL)[1]["choices"]
     before = server.resident()
 
-    @settings(max_examples=MAX_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(1)
     @given(call=odd_calls, coding=body_codings)
     def fuzz(call: tuple[str, bytes], coding: str) -> None:
         path, body = call

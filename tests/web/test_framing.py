@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import MAX_EXAMPLES, run_in_loop
+from support.fuzz import fuzz_settings, run_in_loop
 
 BODY = b'{"prompt":"a","max_tokens":1}'
 CHUNKED_BODY = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
@@ -37,7 +37,7 @@ async def test_generated_heads_are_answered_once_or_refused(serve):
     server = await serve(header_timeout=2, keep_alive=0.2)
     before = await server.control()
 
-    @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @fuzz_settings(5)
     @given(version=versions, host=hosts, framing=framings, lines=st.randoms())
     async def fuzz(version, host, framing, lines):
         headers = [*host, *framing]
