@@ -165,6 +165,13 @@ def test_anthropic_writes_documents_and_search_results_as_text():
     ]  # fmt: skip
 
 
+def test_anthropic_refuses_documents_nested_without_end():
+    block = text("a")
+    for _ in range(300):
+        block = {"type": "document", "source": {"type": "content", "content": [block]}}
+    assert "Input should be 'text' or 'image'" in refusal(messages=[user(block)])
+
+
 def test_anthropic_reads_images_in_their_places():
     address = {"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}}
     (turn,) = turns(user(text("ab"), IMAGE, text("cd"), address), head=SEES)
@@ -184,6 +191,8 @@ BLOCK_REFUSALS: list[tuple[dict[str, Any], str]] = [
     (IMAGE, "messages.0.content.0.type: this model reads text only, but got 'image'"),
     ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}},
      "messages.0.content.0.source.type: 'base64' is not supported by this server"),
+    ({"type": "document", "source": {"type": "content", "content": [text("a"), {"type": "document", "source": {}}]}},
+     "messages.0.content.0.source.content.1.type: Input should be 'text' or 'image', but got 'document'"),
     ({"type": "image"}, "messages.0.content.0.type: this model reads text only, but got 'image'"),
     ({"type": "x"}, "messages.0.content.0.type: Input tag 'x' does not match any of the expected tags"),
     ({"text": "a"}, "messages.0.content.0.type: Field required"),

@@ -31,6 +31,7 @@ HOSTED_BLOCKS = frozenset({
     "mcp_tool_use", "mcp_tool_result", "container_upload", "compaction", "advisor_tool_result", "fallback",
 })  # fmt: skip
 SHARED_BLOCKS = ("text", "image", "document", "search_result")
+DOCUMENT_BLOCKS = ("text", "image")  # in a document; with documents among them, a body could nest them without end
 
 Parts = list[str | Media]
 
@@ -151,12 +152,18 @@ class BlockReader:
             case "content":
                 if not source.has_value("content"):
                     raise source.missing_member("content")
-                parts = self.read_parts(source, "content")
+                parts = self._read_document_content(source)
             case None:
                 raise source.missing_member("type")
             case source_type:
                 raise unsupported_value(source, "type", source_type)
         return [*filter(None, heading), *parts]
+
+    def _read_document_content(self, source: Fields) -> Parts:
+        if not isinstance(source.raw_value("content"), str):
+            for block in source.objects("content", cap=MAX_BLOCKS):
+                block.string("type", None, allowed=DOCUMENT_BLOCKS)
+        return self.read_parts(source, "content")
 
     def _read_search_result(self, block: Fields) -> str:
         check_members(block, RESULT_MEMBERS, self.rules, "search_result")
