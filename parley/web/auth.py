@@ -97,17 +97,21 @@ class ApiKeys:
         return self._tenants[number - 1]
 
     def check_admin_key(self, headers: dict[bytes, bytes]) -> None:
-        """Check that the headers carry an admin key. Raises Unauthorized without a key, Forbidden with another one."""
+        """Check that one of the keys in the headers is an admin key.
+
+        Raises Unauthorized without a key, Forbidden with other keys.
+        """
         if not self._admin_digests:
             if self._key_digests:
                 raise Forbidden(NO_ADMIN_KEYS)
             return
-        key = presented_key(headers)
-        if not key:
+        keys = presented_keys(headers)
+        if not keys:
             raise Unauthorized("This needs an admin key. Send it in the header 'Authorization: Bearer KEY'.", code="")
-        digest, matched = _key_digest(key), False
-        for candidate in self._admin_digests:
-            matched |= hmac.compare_digest(digest, candidate)
+        matched = False
+        for digest in map(_key_digest, keys):
+            for candidate in self._admin_digests:
+                matched |= hmac.compare_digest(digest, candidate)
         if not matched:
             raise Forbidden("This API key may not change the server; it needs one of --admin-key-file.")
 

@@ -215,6 +215,8 @@ def test_anthropic_writes_calls_as_objects_and_broken_ones_as_text():
     assert whole([*call(0, "f", "{"), done("tool")])["stop_reason"] == "end_turn"
     cut = whole([ChoiceDelta(0, "a"), *call(0, "f", '{"a'), done("length")])
     assert (cut["content"], cut["stop_reason"]) == ([{"type": "text", "text": "a"}], "max_tokens")
+    assert whole([*call(0, "f"), done("length")])["content"] == []  # its arguments had not begun
+    assert whole([*call(0, "f"), done("tool")])["content"][0]["input"] == {}
 
 
 def test_anthropic_keeps_call_ids_that_a_model_writes():
@@ -351,8 +353,9 @@ def test_anthropic_lists_models_by_pages():
 
 @pytest.mark.parametrize("query", [b"limit=0", b"limit=1001", b"limit=x", b"after_id=zz", b"before_id=zz"])
 def test_anthropic_refuses_pages_that_do_not_exist(query: bytes):
-    with pytest.raises(BadRequest):
+    with pytest.raises(BadRequest) as caught:
         list_models(query)
+    assert caught.value.message.startswith(query.partition(b"=")[0].decode() + ": ")
 
 
 def test_anthropic_refuses_batches_by_name():

@@ -138,6 +138,8 @@ async def test_admin_keys_alone_leave_other_routes_open(serve):
     assert (await server.post("/reset_prefix_cache")).status == 401
     assert (await server.post("/reset_prefix_cache", **{"x-api-key": KEY})).status == 403
     assert (await server.post("/reset_prefix_cache", **{"x-api-key": "chief"})).status == 200
+    both = {"authorization": "Bearer other", "x-api-key": "chief"}
+    assert (await server.post("/reset_prefix_cache", **both)).status == 200
 
 
 async def test_mindie_commands_and_stop_require_an_admin_key(serve):

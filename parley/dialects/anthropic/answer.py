@@ -151,14 +151,17 @@ class BlockList:
 
     def _finished_blocks(self, reason: FinishReason) -> Iterator[dict[str, Any]]:
         for number, block in enumerate(self._blocks, 1):
+            may_be_cut = reason == "length" and number == len(self._blocks)
             if block.block_type == "text":
                 yield {"type": "text", "text": block.text}
             elif block.block_type == "thinking":
                 shown = "" if self._display.omitted else block.text
                 yield {"type": "thinking", "thinking": shown, "signature": self._display.seal(block.text)}
+            elif may_be_cut and not block.text:  # not a call without arguments: they had not begun
+                continue
             elif (arguments := _read_arguments(block.text)) is not None:
                 yield {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
-            elif reason != "length" or number < len(self._blocks):  # a call that was cut off is left out
+            elif not may_be_cut:  # a call that was cut off is left out
                 yield {"type": "text", "text": f"{block.name}({block.text})"}
 
 

@@ -22,10 +22,10 @@ def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> A
     limit = _read_limit(query.get("limit"))
     cards = list(facts.cards)
     if (after := query.get("after_id")) is not None:
-        cards = cards[_place_of(cards, after) + 1 :]
+        cards = cards[_place_of(cards, "after_id", after) + 1 :]
         page, has_more = cards[:limit], len(cards) > limit
     elif (before := query.get("before_id")) is not None:
-        cards = cards[: _place_of(cards, before)]
+        cards = cards[: _place_of(cards, "before_id", before)]
         page, has_more = cards[-limit:], len(cards) > limit
     else:
         page, has_more = cards[:limit], len(cards) > limit
@@ -66,9 +66,9 @@ def _read_limit(text: str | None) -> int:
     return int(text)
 
 
-def _place_of(cards: Sequence[ModelCard], name: str) -> int:
-    """Return the place of a model in the list. Raises Invalid."""
+def _place_of(cards: Sequence[ModelCard], parameter: str, name: str) -> int:
+    """Return the place in the list of the model that a parameter of the query names. Raises Invalid."""
     for place, card in enumerate(cards):
         if card.name == name:
             return place
-    raise WORDING.invalid_error("after_id", f"there is no model {excerpt(name)}")
+    raise WORDING.invalid_error(parameter, f"there is no model {excerpt(name)}")
