@@ -52,6 +52,22 @@ def test_the_tenant_with_the_most_loses_its_oldest_records():
     assert store.find("large", "huge") is None and store.find("large", "r5")
 
 
+@pytest.mark.parametrize("tenants", [1, 20])
+def test_a_full_store_finds_its_oldest_record_at_once(tenants):
+    store, steps = open_store(3000 * 400), 0
+
+    def count_steps() -> None:
+        nonlocal steps
+        steps += 1
+
+    for number in range(3000):
+        store.keep(f"t{number % tenants}", f"r{number}", b"x" * (400 - RECORD_OVERHEAD))
+    store._database.set_progress_handler(count_steps, 1)  # each step of the database's own machine
+    store.keep("t0", "new", b"x" * (400 - RECORD_OVERHEAD))
+    assert store.find("t0", "r0") is None and store.find("t0", "new")
+    assert steps < 1000
+
+
 def test_records_expire_unless_they_are_touched():
     clock = Clock()
     store = open_store(clock=clock)

@@ -18,6 +18,7 @@ CREATE TABLE IF NOT EXISTS records (
     tenant TEXT NOT NULL, name TEXT NOT NULL, kept_at REAL NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL,
     UNIQUE (tenant, name));
 CREATE INDEX IF NOT EXISTS records_by_age ON records (kept_at);
+CREATE INDEX IF NOT EXISTS records_by_tenant ON records (tenant, number);
 CREATE TABLE IF NOT EXISTS parts (
     tenant TEXT NOT NULL, part TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (tenant, part)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS parts_by_record ON parts (number);
