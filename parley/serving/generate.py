@@ -140,11 +140,11 @@ async def _run_in_background(registry: ModelRegistry, exchange: Exchange, reply:
     """Submit a request that then runs without its client. Raises ParleyError, ClientGone before that."""
     try:
         await exchange.while_connected(generation.submit_request())
+        accepted = reply.render_accepted()
     except BaseException:
         generation.close()
         raise
     exchange.release_body()
-    accepted = reply.render_accepted()
     run = registry.background_runs.start(exchange.tenant.id, reply, generation)
     if reply.request.stream:
         await follow_run(exchange, run, 0, reply.media_type)

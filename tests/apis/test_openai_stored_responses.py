@@ -179,6 +179,18 @@ async def test_background_counts_against_the_limits(serve):
     assert (await create(server))["status"]
 
 
+async def test_background_that_cannot_be_stored_leaves_nothing_behind(serve, monkeypatch):
+    server = await serve(tick=0.01)
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("no store")
+
+    monkeypatch.setattr(server.service.record_store, "keep", fail)
+    answer = await server.post("/v1/responses", {"input": "a", "background": True, "max_output_tokens": 3000})
+    assert answer.status == 500
+    await server.until(lambda: not server.model.used_slots and not server.model.open_requests)
+
+
 async def test_background_fails_with_the_engine(serve):
     server = await serve(tick=0.01)
     response = await create(server, background=True, max_output_tokens=3000)
