@@ -1,6 +1,7 @@
 """Stored responses, conversations and background over HTTP: what is kept, for whom, and how runs end."""
 
 import json
+import sqlite3
 from typing import Any
 
 import pytest
@@ -213,6 +214,22 @@ async def test_a_response_that_lost_its_server_has_failed(serve, tmp_path):
     database.commit()
     lost = (await other.get(f"/v1/responses/{response['id']}")).json
     assert (lost["status"], lost["error"]["code"]) == ("failed", "server_error")
+
+
+async def test_an_answer_comes_although_its_store_is_locked(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("parley.serving.records.record_store.LOCK_SECONDS", 0.01)
+    server = await serve(response_store_file=str(tmp_path / "responses.db"))
+    other = sqlite3.connect(tmp_path / "responses.db")
+    other.execute("BEGIN IMMEDIATE")
+    whole = await create(server)
+    assert whole["output"] and whole["store"] is False
+    last = lines(await server.post("/v1/responses", {"input": "Hello", "max_output_tokens": 8, "stream": True}))[-1]
+    assert last["response"]["output"] and last["response"]["store"] is False
+    for path, members in (("/v1/conversations", {}), ("/v1/responses", {"input": "a", "background": True})):
+        answer = await server.post(path, members)
+        assert answer.status == 503 and "database is locked" in answer.error["message"]
+    other.rollback()
+    assert (await create(server))["store"] is True
 
 
 @pytest.mark.parametrize("members", [{"store": False}, {"response_format": {}}])

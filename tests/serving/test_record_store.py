@@ -1,10 +1,12 @@
 """The store of records: what it finds, what it drops when it is full, and what another process sees."""
 
+import sqlite3
 import stat
 from pathlib import Path
 
 import pytest
 
+from parley.errors import NotReady
 from parley.serving.records.record_store import RECORD_OVERHEAD, BadRecordFile, RecordStore
 
 
@@ -91,6 +93,21 @@ def test_servers_with_one_file_share_their_records(tmp_path):
     two.close()
     assert open_store(file=file).find("t", "b") == b"2"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_says_that_a_locked_file_cannot_be_used_now(tmp_path, monkeypatch):
+    monkeypatch.setattr("parley.serving.records.record_store.LOCK_SECONDS", 0.01)
+    store = open_store(file=tmp_path / "responses.db")
+    store.keep("t", "a", b"1")
+    other = sqlite3.connect(tmp_path / "responses.db")
+    other.execute("BEGIN IMMEDIATE")
+    for change in (lambda: store.keep("t", "b", b"2"), lambda: store.drop("t", "a"), lambda: store.touch("t", "a")):
+        with pytest.raises(NotReady, match="cannot be used now: database is locked"):
+            change()
+    assert store.find("t", "a") == b"1"
+    other.rollback()
+    store.keep("t", "b", b"2")
+    assert store.find("t", "b") == b"2"
 
 
 def test_refuses_a_file_that_is_no_database(tmp_path):

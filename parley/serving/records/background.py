@@ -8,10 +8,11 @@ has ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from parley.dialects.dialect import Reply
-from parley.errors import EngineError, ParleyError
+from parley.errors import EngineError, NotReady, ParleyError
 from parley.serving.generation import Generation
 from parley.serving.records.record_store import RecordStore
 from parley.types import Event
@@ -135,7 +136,8 @@ class BackgroundRuns:
     async def _touch_record(self, key: RunKey) -> None:
         while True:
             await asyncio.sleep(TOUCH_SECONDS)
-            self._store.touch(*key)
+            with contextlib.suppress(NotReady):  # the store has logged it, and the next touch may succeed
+                self._store.touch(*key)
 
     def _forget_large_runs(self) -> None:
         """Forget the oldest runs that have ended, until the events of the others are not too large."""

@@ -5,12 +5,16 @@ When the store is full, the tenant whose records are the largest loses its oldes
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from parley.errors import NotReady
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -35,13 +39,18 @@ END;
 RECORD_OVERHEAD, PART_OVERHEAD = 300, 200  # bytes that the database needs besides the data, about
 LOCK_SECONDS = 5.0  # how long to wait for another process that writes
 
+log = logging.getLogger("parley.server")
+
 
 class BadRecordFile(Exception):
     """The file of the store cannot be used. The message is one sentence for an operator."""
 
 
 class RecordStore:
-    """All records. ``size``: bytes at most; 0: nothing is kept. ``lifetime``: seconds. ``file``: None: in memory."""
+    """All records. ``size``: bytes at most; 0: nothing is kept. ``lifetime``: seconds. ``file``: None: in memory.
+
+    All calls raise NotReady if the file cannot be read or written now: it is locked, or its disk is full.
+    """
 
     def __init__(self, size: int, lifetime: float, file: str | None = None, *, clock: Callable[[], float] = time.time):
         self.size, self.lifetime, self.is_shared = size, lifetime, file is not None
@@ -55,7 +64,7 @@ class RecordStore:
         if size > self.size:
             return
         now = self._clock()
-        with self._lock, self._database as database:
+        with self._use_database() as database:
             database.execute("DELETE FROM records WHERE tenant = ? AND name = ?", (tenant, name))
             row = database.execute(
                 "INSERT INTO records (tenant, name, kept_at, size, data) VALUES (?, ?, ?, ?, ?)",
@@ -81,20 +90,20 @@ class RecordStore:
 
     def touch(self, tenant: str, name: str) -> None:
         """Let a record count as new."""
-        with self._lock, self._database as database:
+        with self._use_database() as database:
             values = (self._clock(), tenant, name)
             database.execute("UPDATE records SET kept_at = ? WHERE tenant = ? AND name = ?", values)
 
     def age(self, tenant: str, name: str) -> float:
         """Return the seconds since a record was kept or touched; 0 if there is none."""
         query = "SELECT kept_at FROM records WHERE tenant = ? AND name = ?"
-        with self._lock:
-            row = self._database.execute(query, (tenant, name)).fetchone()
+        with self._use_database() as database:
+            row = database.execute(query, (tenant, name)).fetchone()
         return 0.0 if row is None else self._clock() - float(row[0])
 
     def drop(self, tenant: str, name: str) -> bool:
         """Drop a record. Return whether there was one."""
-        with self._lock, self._database as database:
+        with self._use_database() as database:
             return database.execute("DELETE FROM records WHERE tenant = ? AND name = ?", (tenant, name)).rowcount > 0
 
     def close(self) -> None:
@@ -102,10 +111,20 @@ class RecordStore:
         with self._lock:
             self._database.close()
 
+    @contextmanager
+    def _use_database(self) -> Iterator[sqlite3.Connection]:
+        """Hold the database; what is done to it is done as a whole or not at all. Raises NotReady."""
+        try:
+            with self._lock, self._database as database:
+                yield database
+        except sqlite3.OperationalError as error:
+            log.error("The store of responses cannot be used: %s.", error)
+            raise NotReady(f"The store of responses cannot be used now: {error}.") from None
+
     def _select(self, condition: str, *values: str) -> bytes | None:
         query = f"SELECT data FROM records {condition} AND kept_at >= ?"
-        with self._lock:
-            row = self._database.execute(query, (*values, self._clock() - self.lifetime)).fetchone()
+        with self._use_database() as database:
+            row = database.execute(query, (*values, self._clock() - self.lifetime)).fetchone()
         return None if row is None else bytes(row[0])
 
     def _total_size(self) -> int:

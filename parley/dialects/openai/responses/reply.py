@@ -21,7 +21,7 @@ from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.openai.responses.output import OutputItems
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus
 from parley.dialects.openai.responses.rules import LENIENT, ResponsesRules
-from parley.errors import ParleyError
+from parley.errors import NotReady, ParleyError
 from parley.types import (
     Chat,
     ChoiceDelta,
@@ -271,12 +271,21 @@ class ResponsesReply(Reply):
             self._keep(self._object.snapshot("in_progress"))
 
     def _keep(self, response: dict[str, Any]) -> None:
-        """Keep the response as it is now, and add one that has ended to its conversation."""
+        """Keep the response, and add one that has ended to its conversation. If the store fails, output that is there
+        is answered nevertheless, as not stored. Raises NotReady before that."""
         if not self._storage.is_stored:
             return
-        records, new_items = self._context.records, self._input.new_items
+        try:
+            self._store(response)
+        except NotReady:
+            if response["status"] == "queued":
+                raise
+            response["store"] = False
+
+    def _store(self, response: dict[str, Any]) -> None:
+        new_items = self._input.new_items
         record = stored.StoredResponse(response, self._input.all_items)
-        record.keep(records, new_items)
+        record.keep(self._context.records, new_items)
         if self._storage.conversation is not None and not record.is_running:
             items_of_turn = [*new_items, *response["output"]]
             stored.add_to_conversation(self._context, self._storage.conversation, items_of_turn)
