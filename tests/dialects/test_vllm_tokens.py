@@ -281,7 +281,8 @@ def test_vllm_tokens_route_reads_what_render_writes():
         "logprobs": 2, "logit_bias": {"3": 1.0}, "allowed_token_ids": [1, 2], "bad_words": ["x"], "ignore_eos": True,
         "structured_outputs": {"json": {"type": "object", "properties": {"a": {}}}, "disable_any_whitespace": True},
         "repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 2}, "max_tokens": 40,
-        "cache_salt": "s", "priority": 2, "skip_special_tokens": False, "stream": True,
+        "cache_salt": "s", "priority": 2, "skip_special_tokens": False, "stream": True, "typical_p": 0.8,
+        "no_repeat_ngram_size": 3, "watermarking": True,
     }  # fmt: skip
     rendering = render.read_completion_rendering(json.dumps(members).encode(), HEAD)
     (body,) = json.loads(rendering.render_prompts([RenderedPrompt([7], 40)]))

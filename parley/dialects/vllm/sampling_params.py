@@ -31,6 +31,8 @@ DEFAULTS: dict[str, Any] = {  # of the members that are left out if they have th
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
+    "typical_p": 1.0,
+    "no_repeat_ngram_size": 0,
     "ignore_eos": False,
     "max_tokens": 16,
     "min_tokens": 0,
@@ -160,7 +162,10 @@ def write_sampling_params(request: Request, max_tokens: int) -> dict[str, Any]:
 
 
 def _drawing_members(sampling: Sampling) -> dict[str, Any]:
-    """Return how a token is drawn. With greedy sampling what limits the choice of tokens has no effect."""
+    """Return how a token is drawn. With greedy sampling what limits the choice of tokens has no effect.
+
+    ``typical_p`` and ``no_repeat_ngram_size`` are not the original's; the route that continues the prompt has them.
+    """
     greedy = sampling.temperature < requests.GREEDY_TEMPERATURE
     return {
         "presence_penalty": sampling.presence_penalty,
@@ -171,6 +176,8 @@ def _drawing_members(sampling: Sampling) -> dict[str, Any]:
         "top_p": None if greedy else sampling.top_p,
         "top_k": None if greedy else sampling.top_k,
         "min_p": None if greedy else sampling.min_p,
+        "typical_p": None if greedy else sampling.typical_p,
+        "no_repeat_ngram_size": sampling.no_repeat_ngram,
         "seed": sampling.seed,
     }
 
