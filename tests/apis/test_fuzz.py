@@ -16,6 +16,7 @@ from support.odd_bodies import (
     openai_bodies,
     response_bodies,
     tgi_bodies,
+    token_bodies,
 )
 from support.strategies import json_values, scalars
 
@@ -38,6 +39,10 @@ VLLM_ROUTES = [
     "/generate",
     "/vllm/v1/embeddings",
     "/vllm/pooling",
+    "/vllm/v1/chat/completions/render",
+    "/vllm/v1/completions/render",
+    "/vllm/inference/v1/generate",
+    "/vllm/inference/v1/abort_requests",
 ]
 TGI_ROUTES = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
@@ -162,7 +167,7 @@ async def test_vllm_routes_answer_odd_bodies_in_their_own_error_format(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
 
     @fuzz_settings(4)
-    @given(path=st.sampled_from(VLLM_ROUTES), body=openai_bodies.map(encode) | raw_bytes)
+    @given(path=st.sampled_from(VLLM_ROUTES), body=(openai_bodies | token_bodies).map(encode) | raw_bytes)
     async def fuzz(path, body):
         await check_vllm(server, path, body)
 

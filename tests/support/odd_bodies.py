@@ -36,12 +36,22 @@ valid_members = st.sampled_from(
     [{}, {"messages": HELLO_CHAT["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}]
 )
 odd_members = st.dictionaries(member_names | st.text(max_size=5), json_values, max_size=4)
+token_member_names = st.sampled_from(
+    ["token_ids", "token_offsets", "features", "content_parts", "sampling_params", "model", "output_mode", "stream",
+     "stream_options", "reasoning_ended", "return_token_ids", "request_id", "request_ids", "cache_salt", "priority",
+     "kv_transfer_params", "ec_transfer_params"]
+)  # fmt: skip
 openai_bodies = st.builds(
     lambda *parts: parts[0] | parts[1] | parts[2] | parts[3],
     valid_members,
     typed_members,
     odd_members,
     st.just({}) | request_members,
+)
+token_bodies = st.builds(  # for the route from tokens to tokens, and ids of requests to abort
+    lambda members, more: {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 3} | members} | more,
+    odd_members | request_members,
+    st.just({}) | st.just({"stream": True}) | st.dictionaries(token_member_names, json_values, max_size=3),
 )
 
 response_item_types = st.sampled_from(
