@@ -20,7 +20,7 @@ from unittest import mock
 from parley.dialects.dialect import Answer, ApiOptions, Dialect, RequestContext, Route
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields
-from parley.dialects.records import NoRecords
+from parley.dialects.records import NoRecords, RecordChange
 from parley.errors import ParleyError, Unsupported
 
 PATH = {
@@ -43,6 +43,12 @@ class SurveyedRecords(NoRecords):
 
     def find(self, name: str) -> bytes | None:
         return b'{"conversation":{"id":"conv_i"},"items":[{"id":"i"}]}' if name == "conv_i" else None
+
+    def change(self, name: str, change: RecordChange) -> bool:
+        data = self.find(name)
+        if data is not None:
+            change(data)
+        return data is not None
 
 
 CONTEXT = RequestContext(  # a model that reads every kind of media, and an operator who allows everything

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from parley.errors import ParleyError
+
+RecordChange = Callable[[bytes], tuple[bytes, Sequence[str]]]  # a record's data -> new data and parts
 
 
 class TenantRecords(Protocol):
@@ -22,6 +24,10 @@ class TenantRecords(Protocol):
 
     def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record in place of any other of this name. A part that another record has is this one's from now."""
+
+    def change(self, name: str, change: RecordChange) -> bool:
+        """Replace a record by what ``change`` returns for it; nothing else changes it meanwhile. Return whether there
+        is one. Raises what ``change`` raises, and leaves the record as it is then."""
 
     def find(self, name: str) -> bytes | None:
         """Return the record of this name, None if there is none."""
@@ -46,6 +52,10 @@ class NoRecords:
 
     def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Do nothing."""
+
+    def change(self, name: str, change: RecordChange) -> bool:
+        """Return False."""
+        return False
 
     def find(self, name: str) -> bytes | None:
         """Return None."""

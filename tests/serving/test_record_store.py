@@ -2,6 +2,7 @@
 
 import sqlite3
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,31 @@ def test_servers_with_one_file_share_their_records(tmp_path):
     two.close()
     assert open_store(file=file).find("t", "b") == b"2"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_loses_no_change_that_another_server_makes_at_the_same_time(tmp_path):
+    file = tmp_path / "responses.db"
+    stores = [open_store(file=file), open_store(file=file)]
+    stores[0].keep("t", "a", b"", [])
+
+    def add_ten(store: RecordStore) -> None:
+        for _ in range(10):
+            assert store.change("t", "a", lambda data: (data + b"x", ["p"]))
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(add_ten, [*stores, stores[0]]))
+    assert stores[1].find_part("t", "p") == b"x" * 30
+    assert not stores[0].change("t", "unknown", lambda data: (data, []))
+
+
+def test_a_change_that_fails_leaves_the_record():
+    store = open_store()
+    store.keep("t", "a", b"1")
+    with pytest.raises(KeyError):
+        store.change("t", "a", lambda data: {}["missing"])
+    assert store.find("t", "a") == b"1"
+    store.keep("t", "a", b"2")
+    assert store.find("t", "a") == b"2"
 
 
 def test_says_that_a_locked_file_cannot_be_used_now(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from parley.dialects.dialect import Reply
+from parley.dialects.records import RecordChange
 from parley.errors import EngineError, NotReady, ParleyError
 from parley.serving.generation import Generation
 from parley.serving.records.record_store import RecordStore
@@ -161,6 +162,10 @@ class RecordsOfTenant:
     def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record."""
         self._store.keep(self._tenant, name, data, parts)
+
+    def change(self, name: str, change: RecordChange) -> bool:
+        """Replace a record by what ``change`` returns for it. Return whether there is one."""
+        return self._store.change(self._tenant, name, change)
 
     def find(self, name: str) -> bytes | None:
         """Return a record."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from parley.dialects.records import RecordChange
 from parley.errors import NotReady
 
 SCHEMA = """
@@ -36,6 +37,8 @@ CREATE TRIGGER IF NOT EXISTS record_dropped AFTER DELETE ON records BEGIN
     DELETE FROM parts WHERE number = old.number;
 END;
 """
+BY_NAME = "WHERE tenant = ? AND name = ?"
+BY_PART = "WHERE number = (SELECT number FROM parts WHERE tenant = ? AND part = ?)"
 RECORD_OVERHEAD, PART_OVERHEAD = 300, 200  # bytes that the database needs besides the data, about
 LOCK_SECONDS = 5.0  # how long to wait for another process that writes
 
@@ -60,33 +63,27 @@ class RecordStore:
 
     def keep(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record, and drop expired and old ones."""
-        size = len(data) + RECORD_OVERHEAD + PART_OVERHEAD * len(parts)
-        if size > self.size:
-            return
-        now = self._clock()
+        with self._use_database():
+            self._write(tenant, name, data, parts)
+
+    def change(self, tenant: str, name: str, change: RecordChange) -> bool:
+        """Replace a record by what ``change`` returns for it. Return whether there is one."""
         with self._use_database() as database:
-            database.execute("DELETE FROM records WHERE tenant = ? AND name = ?", (tenant, name))
-            row = database.execute(
-                "INSERT INTO records (tenant, name, kept_at, size, data) VALUES (?, ?, ?, ?, ?)",
-                (tenant, name, now, size, data),
-            )
-            database.executemany(
-                "INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", [(tenant, part, row.lastrowid) for part in parts]
-            )
-            database.execute("DELETE FROM records WHERE kept_at < ?", (now - self.lifetime,))
-            while self._total_size() > self.size:
-                database.execute(
-                    "DELETE FROM records WHERE number = (SELECT min(number) FROM records WHERE tenant = "
-                    "(SELECT tenant FROM sizes ORDER BY size DESC LIMIT 1))"
-                )
+            database.execute("BEGIN IMMEDIATE")  # other processes wait, so that none changes what was read
+            data = self._select(BY_NAME, tenant, name)
+            if data is not None:
+                self._write(tenant, name, *change(data))
+        return data is not None
 
     def find(self, tenant: str, name: str) -> bytes | None:
         """Return a record, None if there is none."""
-        return self._select("WHERE tenant = ? AND name = ?", tenant, name)
+        with self._use_database():
+            return self._select(BY_NAME, tenant, name)
 
     def find_part(self, tenant: str, part: str) -> bytes | None:
         """Return the record that has this part, None if there is none."""
-        return self._select("WHERE number = (SELECT number FROM parts WHERE tenant = ? AND part = ?)", tenant, part)
+        with self._use_database():
+            return self._select(BY_PART, tenant, part)
 
     def touch(self, tenant: str, name: str) -> None:
         """Let a record count as new."""
@@ -123,9 +120,28 @@ class RecordStore:
 
     def _select(self, condition: str, *values: str) -> bytes | None:
         query = f"SELECT data FROM records {condition} AND kept_at >= ?"
-        with self._use_database() as database:
-            row = database.execute(query, (*values, self._clock() - self.lifetime)).fetchone()
+        row = self._database.execute(query, (*values, self._clock() - self.lifetime)).fetchone()
         return None if row is None else bytes(row[0])
+
+    def _write(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> None:
+        size = len(data) + RECORD_OVERHEAD + PART_OVERHEAD * len(parts)
+        if size > self.size:
+            return
+        database, now = self._database, self._clock()
+        database.execute("DELETE FROM records WHERE tenant = ? AND name = ?", (tenant, name))
+        row = database.execute(
+            "INSERT INTO records (tenant, name, kept_at, size, data) VALUES (?, ?, ?, ?, ?)",
+            (tenant, name, now, size, data),
+        )
+        database.executemany(
+            "INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", [(tenant, part, row.lastrowid) for part in parts]
+        )
+        database.execute("DELETE FROM records WHERE kept_at < ?", (now - self.lifetime,))
+        while self._total_size() > self.size:
+            database.execute(
+                "DELETE FROM records WHERE number = (SELECT min(number) FROM records WHERE tenant = "
+                "(SELECT tenant FROM sizes ORDER BY size DESC LIMIT 1))"
+            )
 
     def _total_size(self) -> int:
         (total,) = self._database.execute("SELECT coalesce(sum(size), 0) FROM sizes").fetchone()

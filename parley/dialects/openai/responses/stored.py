@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -44,9 +44,14 @@ class StoredConversation(msgspec.Struct):
     conversation: dict[str, Any]
     items: list[Item]
 
+    @property
+    def item_ids(self) -> list[str]:
+        """The ids of its items."""
+        return [item["id"] for item in self.items]
+
     def keep(self, records: TenantRecords) -> None:
         """Keep the record."""
-        records.keep(self.conversation["id"], encode_json(self), [item["id"] for item in self.items])
+        records.keep(self.conversation["id"], encode_json(self), self.item_ids)
 
 
 def find_response(context: RequestContext, response_id: str) -> StoredResponse | None:
@@ -86,16 +91,36 @@ def load_conversation(context: RequestContext, conversation_id: str) -> StoredCo
     """Return a stored conversation. Raises UnknownRecord."""
     data = context.records.find(conversation_id) if conversation_id.startswith("conv_") else None
     if data is None:
-        raise UnknownRecord(f"Conversation with id {excerpt(conversation_id)} not found.")
+        raise _unknown_conversation(conversation_id)
     return msgspec.json.decode(data, type=StoredConversation)
+
+
+def change_conversation(
+    context: RequestContext, conversation_id: str, change: Callable[[StoredConversation], None]
+) -> StoredConversation:
+    """Change a stored conversation; several clients may do so at a time. Raises UnknownRecord, and what ``change``
+    raises."""
+    record = load_conversation(context, conversation_id)
+
+    def change_record(data: bytes) -> tuple[bytes, list[str]]:
+        nonlocal record
+        record = msgspec.json.decode(data, type=StoredConversation)
+        change(record)
+        return encode_json(record), record.item_ids
+
+    if not context.records.change(conversation_id, change_record):
+        raise _unknown_conversation(conversation_id)
+    return record
 
 
 def add_to_conversation(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> None:
     """Add items to a conversation, unless it was deleted meanwhile."""
     with contextlib.suppress(UnknownRecord):
-        record = load_conversation(context, conversation_id)
-        record.items += items
-        record.keep(context.records)
+        change_conversation(context, conversation_id, lambda record: record.items.extend(items))
+
+
+def _unknown_conversation(conversation_id: str) -> UnknownRecord:
+    return UnknownRecord(f"Conversation with id {excerpt(conversation_id)} not found.")
 
 
 def find_item(context: RequestContext, item_id: str) -> Item:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -95,12 +96,12 @@ def read_conversation(body: bytes, context: RequestContext) -> Answer:
 
 def update_conversation(body: bytes, context: RequestContext) -> Answer:
     """Replace the metadata of a conversation. Raises UnknownRecord, BadRequest."""
-    record, fields = _load(context), decode_fields(body)
+    _load(context)
+    fields = decode_fields(body)
     if not fields.has_value("metadata"):
         raise fields.missing_member("metadata")
-    record.conversation["metadata"] = members.read_metadata(fields)
-    record.keep(context.records)
-    return json_answer(record.conversation)
+    metadata = members.read_metadata(fields)
+    return json_answer(_change(context, lambda record: record.conversation.update(metadata=metadata)).conversation)
 
 
 def delete_conversation(body: bytes, context: RequestContext) -> Answer:
@@ -112,12 +113,12 @@ def delete_conversation(body: bytes, context: RequestContext) -> Answer:
 
 def add_items(body: bytes, context: RequestContext) -> Answer:
     """Add items to a conversation, and list them. Raises UnknownRecord, BadRequest."""
-    record, fields = _load(context), decode_fields(body)
+    _load(context)
+    fields = decode_fields(body)
     if not fields.has_value("items"):
         raise fields.missing_member("items")
     added = _read_added_items(fields, context)
-    record.items += added
-    record.keep(context.records)
+    _change(context, lambda record: record.items.extend(added))
     return json_answer(_list_object(added, has_more=False))
 
 
@@ -133,14 +134,15 @@ def read_item(body: bytes, context: RequestContext) -> Answer:
 
 def delete_item(body: bytes, context: RequestContext) -> Answer:
     """Remove an item from a conversation, and return the conversation. Raises UnknownRecord."""
-    record = _load(context)
-    record.items.remove(_find_item(record, context))
-    record.keep(context.records)
-    return json_answer(record.conversation)
+    return json_answer(_change(context, lambda record: record.items.remove(_find_item(record, context))).conversation)
 
 
 def _load(context: RequestContext) -> StoredConversation:
     return stored.load_conversation(context, context.path_parts["id"])
+
+
+def _change(context: RequestContext, change: Callable[[StoredConversation], None]) -> StoredConversation:
+    return stored.change_conversation(context, context.path_parts["id"], change)
 
 
 def _find_item(record: StoredConversation, context: RequestContext) -> Item:
