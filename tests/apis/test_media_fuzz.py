@@ -1,4 +1,4 @@
-"""Odd requests with media to a model that sees: each gets an answer or an error of its API, and nothing stays behind.
+"""Odd requests with media to models that see or hear: each gets an answer or an error of its API, nothing stays behind.
 
 ``make fuzz`` sends 20,000 of them.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import json
 import os
@@ -15,13 +16,14 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from support.forms import FORM_TYPE
 from support.fuzz import MAX_EXAMPLES, encode, run_in_loop
 from support.http_client import Answer, RunningServer
 from support.media_answers import picture_bytes, picture_url
 from support.media_files import sine, wav_file
 from support.media_host import http_answer, redirect_to, run_media_host
 from support.multimodal_models import multimodal_folder
-from support.odd_media import media_calls
+from support.odd_media import clip_calls, media_calls
 
 from parley.dialects.dialect import ApiOptions
 from parley.serving.options import MediaOptions
@@ -37,8 +39,11 @@ PARSE_ERROR = re.compile("failed to parse|Unable to parse|attempt to access")
 
 
 @pytest.fixture
-async def server(serve, tmp_path: Path):
-    """A server that sees, may fetch from a host and may read files of ``tmp_path``. Yields it with the host's port."""
+async def start(serve, tmp_path: Path):
+    """A function that starts a server of a family, which may fetch from a host and read files of ``tmp_path``.
+
+    It returns the server and the host's address.
+    """
     (tmp_path / "a.png").write_bytes(picture_bytes(1))
     (tmp_path / "cut.jpg").write_bytes(picture_bytes(1, "PNG")[:200])
     (tmp_path / "a.wav").write_bytes(wav_file(sine(0.1, 16_000)[None], 16_000))
@@ -53,21 +58,24 @@ async def server(serve, tmp_path: Path):
             "/private.png": redirect_to("http://169.254.169.254/a.png"),
             "/empty.mp4": http_answer(b""),
         }
-        running_server = await serve(
-            settings=Settings(model=str(multimodal_folder("qwen2_vl")), dtype="float32", kv_memory=8 << 20, threads=1),
-            media=MediaOptions(
-                hosts=(parse_media_host(f"127.0.0.1:{host.port}"),),
-                folder=str(tmp_path),
-                cache=CACHE_BYTES,
-                accepts_embeddings=True,
-            ),
-            api_options=ApiOptions(enable_mm_embeds=True, trust_request_mm_kwargs=True),
-        )
-        yield running_server, f"127.0.0.1:{host.port}"
+
+        async def start_server(family: str) -> tuple[RunningServer, str]:
+            server = await serve(
+                settings=Settings(model=str(multimodal_folder(family)), dtype="float32", kv_memory=8 << 20, threads=1),
+                media=MediaOptions(
+                    hosts=(parse_media_host(f"127.0.0.1:{host.port}"),),
+                    folder=str(tmp_path),
+                    cache=CACHE_BYTES,
+                    accepts_embeddings=True,
+                ),
+                api_options=ApiOptions(enable_mm_embeds=True, trust_request_mm_kwargs=True),
+            )
+            return server, f"127.0.0.1:{host.port}"
+
+        yield start_server
 
 
-async def ask_about_a_picture(server: RunningServer) -> str:
-    part = {"type": "image_url", "image_url": {"url": picture_url(1)}}
+async def ask_about(server: RunningServer, part: dict[str, Any]) -> str:
     body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}], "max_tokens": 8, "temperature": 0}
     answer = await server.post("/v1/chat/completions", body)
     assert answer.status == 200, answer.body
@@ -94,13 +102,27 @@ def check_answer(path: str, body: bytes, answer: Answer, error_members: tuple[st
         assert b"data: [DONE]" not in events[:-1], (path, body, answer.body)
         if events[0].startswith(b'data: {"error"'):  # TGI begins the stream before it knows
             assert path.startswith("/tgi") and events[1:] in ([], [b"data: [DONE]"]), (path, body, answer.body)
-    else:
+    elif answer.headers["content-type"].startswith("application/json") or "ndjson" in answer.headers["content-type"]:
         assert [json.loads(line) for line in answer.body.splitlines()], (path, body)
+    else:  # a transcript as text or subtitles
+        assert b"form-data" in body and answer.body.decode().endswith("\n"), (path, body, answer.body)
 
 
-async def test_odd_media_get_an_answer_or_an_error_of_their_api(server: Any, tmp_path: Path):
-    running_server, host = server
-    before = await ask_about_a_picture(running_server)
+async def test_odd_media_get_an_answer_or_an_error_of_their_api(start: Any, tmp_path: Path):
+    server, host = await start("qwen2_vl")
+    await fuzz_calls(server, media_calls, {"type": "image_url", "image_url": {"url": picture_url(1)}}, host, tmp_path)
+
+
+async def test_odd_clips_get_an_answer_or_an_error_of_their_api(start: Any, tmp_path: Path):
+    server, host = await start("qwen3_asr")
+    clip = base64.b64encode(wav_file(sine(0.5, 16_000)[None], 16_000)).decode()
+    part = {"type": "input_audio", "input_audio": {"data": clip, "format": "wav"}}
+    await fuzz_calls(server, clip_calls, part, host, tmp_path)
+
+
+async def fuzz_calls(server: RunningServer, calls: Any, part: dict[str, Any], host: str, folder: Path) -> None:
+    """Send generated requests; the answer to a message with ``part`` stays the same, and nothing stays behind."""
+    before = await ask_about(server, part)
     descriptors = len(os.listdir("/proc/self/fd"))
     children = child_processes()
 
@@ -111,18 +133,21 @@ async def test_odd_media_get_an_answer_or_an_error_of_their_api(server: Any, tmp
         suppress_health_check=list(HealthCheck),
         database=None,
     )
-    @given(call=media_calls)
+    @given(call=calls)
     async def fuzz(call):
         error_members, (path, members) = call
-        body = encode(members).replace(b"{host}", host.encode()).replace(b"{folder}", str(tmp_path).encode())
-        check_answer(path, body, await running_server.post(path, body), error_members)
+        if isinstance(members, bytes):
+            answer = await server.post(path, members, **{"content-type": FORM_TYPE.decode()})
+            return check_answer(path, members, answer, error_members)
+        body = encode(members).replace(b"{host}", host.encode()).replace(b"{folder}", str(folder).encode())
+        check_answer(path, body, await server.post(path, body), error_members)
 
     await run_in_loop(fuzz)
-    await running_server.idle()
-    assert await ask_about_a_picture(running_server) == before
-    running_server.model._media_loader._cache.clear()
+    await server.idle()
+    assert await ask_about(server, part) == before
+    server.model._media_loader._cache.clear()
     async with asyncio.timeout(20):  # a job that was cancelled keeps its files for seconds
-        while running_server.model._media_loader.memory_used:
+        while server.model._media_loader.memory_used:
             gc.collect()
             await asyncio.sleep(0.05)
     assert memory_files() == []

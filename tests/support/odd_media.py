@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
+from support.forms import encode_form
 from support.media_files import (
     IMAGE_FILES,
     SOUND_FORMATS,
@@ -67,12 +68,15 @@ def file_bytes(name: str) -> bytes:
     return FILES[name]()
 
 
+def odd_file(name: str, seed: int | None) -> bytes:
+    """Return a file. ``seed``: damage it."""
+    data = file_bytes(name)
+    return damage(data, random.Random(seed)) if seed is not None and data else data
+
+
 def encode_file(name: str, seed: int | None, change: str | None) -> str:
     """Return a file in base64. ``seed``: damage it; ``change``: damage the base64."""
-    data = file_bytes(name)
-    if seed is not None and data:
-        data = damage(data, random.Random(seed))
-    text = base64.b64encode(data).decode()
+    text = base64.b64encode(odd_file(name, seed)).decode()
     return text if change is None else BASE64_CHANGES[change](text)
 
 
@@ -149,6 +153,16 @@ seen_parts = st.one_of(  # most of them reach the decoder
     st.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, picture_urls),
     st.builds(lambda url: {"type": "video_url", "video_url": {"url": url}}, video_urls),
 )
+encoded_clips = st.builds(encode_file, st.sampled_from(sorted(SOUND_FORMATS)), seldom_damaged, base64_changes)
+clip_urls = st.builds(build_data_url, st.sampled_from(MEDIA_TYPES["audio"]), base64_marks, encoded_clips)
+heard_parts = st.one_of(
+    st.builds(lambda url: {"type": "audio_url", "audio_url": {"url": url}}, clip_urls),
+    st.builds(
+        lambda data, form: {"type": "input_audio", "input_audio": {"data": data, "format": form}},
+        encoded_clips,
+        st.sampled_from(["wav", "mp3"]),
+    ),
+)
 media_items = st.one_of(
     st.builds(
         _typed_part,
@@ -176,27 +190,34 @@ media_items = st.one_of(
 )
 texts = client_texts | st.sampled_from(["<|image_pad|>", "<|vision_start|><|video_pad|>", "<image>", "![](x)"])
 text_parts = st.builds(lambda text: {"type": "text", "text": text}, texts)
-contents = st.lists(seen_parts | text_parts, min_size=1, max_size=3) | st.lists(
-    seen_parts | media_items | text_parts | json_values, max_size=4
-)
-messages = st.lists(
-    st.builds(
-        lambda role, content: {"role": role, "content": content},
-        st.sampled_from(["user"] * 8 + ["system", "assistant", "tool"]),
-        contents,
-    ),
-    min_size=1,
-    max_size=2,
-)
+
+
+def messages_of(known_parts: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    """Return conversations with parts that the model knows, and with others."""
+    contents = st.lists(known_parts | text_parts, min_size=1, max_size=3) | st.lists(
+        known_parts | media_items | text_parts | json_values, max_size=4
+    )
+    roles = st.sampled_from(["user"] * 8 + ["system", "assistant", "tool"])
+    message = st.builds(lambda role, content: {"role": role, "content": content}, roles, contents)
+    return st.lists(message, min_size=1, max_size=2)
+
+
+messages = messages_of(seen_parts)
 chat_members = st.just({}) | st.fixed_dictionaries(
     {}, optional={"stream": st.booleans(), "n": st.integers(1, 2), "prompt_logprobs": st.just(1)}
 )
-chat_bodies = st.builds(
-    lambda messages, options, more: {"model": "tiny", "messages": messages, "max_tokens": 2} | options | more,
-    messages,
-    option_members,
-    chat_members,
-)
+
+
+def chats_of(conversations: st.SearchStrategy[list[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(
+        lambda messages, options, more: {"model": "tiny", "messages": messages, "max_tokens": 2} | options | more,
+        conversations,
+        option_members,
+        chat_members,
+    )
+
+
+chat_bodies = chats_of(messages)
 mindie_parts = st.lists(
     st.builds(_typed_part, st.sampled_from(["image_url", "video_url", "audio_url"]), url_values, st.just({}))
     | text_parts
@@ -247,6 +268,42 @@ def calls(paths: list[str], bodies: st.SearchStrategy[Any]) -> st.SearchStrategy
     return st.tuples(st.sampled_from(paths), bodies)
 
 
+FORM_MEMBERS: dict[str, list[str]] = {  # of transcriptions, with values that are mostly good
+    "model": ["tiny"],
+    "language": ["en", "de", ""],
+    "prompt": ["Zaphod", "<|audio_pad|>", "<|im_end|>"],
+    "response_format": ["json", "text", "srt", "vtt", "verbose_json", "diarized_json"],
+    "temperature": ["0", "1", "1e3"],
+    "stream": ["true", "false"],
+    "stream_include_usage": ["true"],
+    "include[]": ["logprobs"],
+    "timestamp_granularities[]": ["segment", "word"],
+    "chunking_strategy": ["auto"],
+    "chunking_strategy[type]": ["server_vad"],
+    "to_language": ["en"],
+    "seed": ["7", "-1"],
+    "top_p": ["0.5", "2"],
+    "hotwords": ["a"],
+    "file": ["a"],
+    "x": ["a"],
+}
+form_texts = client_texts | scalars.map(str)
+form_parts = st.sampled_from(sorted(FORM_MEMBERS)).flatmap(
+    lambda name: st.tuples(
+        st.just(name), st.sampled_from(FORM_MEMBERS[name]) | st.sampled_from(FORM_MEMBERS[name]) | form_texts
+    )
+)
+clip_forms = st.builds(
+    lambda clip, parts: encode_form(
+        [
+            ("max_completion_tokens", "2", None),
+            *((name, text.encode("utf-8", "surrogatepass"), None) for name, text in parts),
+            ("file", clip, "clip.wav"),
+        ]
+    ),
+    st.builds(odd_file, st.sampled_from(sorted(SOUND_FORMATS)) | st.sampled_from(sorted(FILES)), seldom_damaged),
+    st.lists(form_parts, max_size=2),
+)
 DATABRICKS = "/databricks/serving-endpoints/tiny/invocations"
 databricks_bodies = st.builds(lambda messages: {"messages": messages, "max_tokens": 2}, messages)
 input_parts = st.one_of(
@@ -312,4 +369,10 @@ media_calls = st.one_of(
     st.tuples(st.just(ERROR), calls(["/v1/responses"], response_bodies)),
     st.tuples(st.just(ERROR), calls(["/api/chat", "/api/generate"], ollama_bodies)),
     st.tuples(st.just(TYPE_AND_ERROR), calls(["/v1/messages", "/v1/messages/count_tokens"], message_bodies)),
+)
+heard_chats = chats_of(messages_of(heard_parts))
+clip_calls = st.one_of(  # for a model that hears: chats, and forms of transcriptions
+    st.tuples(st.just(ERROR), calls(["/v1/chat/completions", "/vllm/v1/chat/completions"], heard_chats)),
+    st.tuples(st.just(ERROR_AND_TYPE), calls(["/mindie/v1/chat/completions"], heard_chats)),
+    st.tuples(st.just(ERROR), calls(["/v1/audio/transcriptions", "/vllm/v1/audio/transcriptions"], clip_forms)),
 )
