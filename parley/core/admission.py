@@ -37,7 +37,9 @@ def rejection_reason(
         beams, beam_tokens = request.beam.width, beam_capacity(page_count, request.beam.width)
         if beams > max_slots or (request.max_tokens and len(request.token_ids) >= beam_tokens):
             return f"{beams} beams do not fit. At most {max_slots} beams of {beam_tokens} tokens each do."
-    if request.pooling is not None and (request.pooling.dimensions or 1) > runner.dimensions:
+    if request.pooling is not None and request.pooling.task not in runner.pooling_tasks:
+        return f"The model does not {request.pooling.task}."
+    if request.pooling is not None and (request.pooling.dimensions or 0) > runner.dimensions:
         return f"The model returns vectors of {runner.dimensions} dimensions."
     if request.media and (runner.media_encoder is None or not page_count):
         return "The model reads text only."

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from parley.core.rope_positions import RopePositions, hashed_items
-from parley.types import EngineRequest, MediaItem, TokenScore
+from parley.types import EngineRequest, MediaItem, PoolingTask, TokenScore
 
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
 
@@ -225,6 +225,7 @@ class ModelRunner(Protocol):
     long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set
     generates: bool  # whether it can sample tokens
     dimensions: int  # of its vectors; 0: it returns none
+    pooling_tasks: frozenset[PoolingTask]  # what it computes instead of text
     proposer: DraftProposer | None  # a draft model
     media_encoder: MediaEncoder | None  # None: it reads text only
 

@@ -20,7 +20,7 @@ from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.dialects.records import NO_RECORDS, TenantRecords
 from parley.errors import ParleyError
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
-from parley.types import ALL_MODEL_ABILITIES, Event, MediaKind, ModelAbility, Request, Usage
+from parley.types import ALL_MODEL_ABILITIES, Event, MediaKind, ModelAbility, PoolingTask, Request, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,9 @@ class RequestContext:
     requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
     cache holds and can hold, the number of waiting sequences, the sampling defaults of its generation_config.json,
     under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
-    how many items of each kind of media a request may have (a kind that is missing: the model cannot read it), its
-    model type if it reads media, and what its chat template and tokenizer allow (``abilities``).
+    what it computes instead (``pooling_tasks``), the names of its classes if it is a classifier, how many items of each
+    kind of media a request may have (a kind that is missing: the model cannot read it), its model type if it reads
+    media, and what its chat template and tokenizer allow (``abilities``).
     About the server: ``api_options``, the seal of reasoning that clients send back, and the tenant's records. About the
     HTTP request: the decoded path parts that the route names, the headers with lower-case names, the query string, and
     the tenant's id.
@@ -76,6 +77,8 @@ class RequestContext:
     model_names: Collection[str] = ()
     adapters: Collection[str] = ()
     generates: bool = True
+    pooling_tasks: frozenset[PoolingTask] = frozenset({"embed"})
+    labels: Sequence[str] = ()
     media_limits: Mapping[MediaKind, int] = field(default_factory=dict)
     api_options: ApiOptions = DEFAULT_API_OPTIONS
     media_family: str = ""

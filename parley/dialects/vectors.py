@@ -33,6 +33,12 @@ def vector_numbers(values: bytes) -> list[float]:
     return vector.tolist()
 
 
+def vector_rows(values: bytes, rows: int) -> list[list[float]]:
+    """Return the numbers of several vectors of the same length."""
+    size = len(values) // rows
+    return [vector_numbers(values[row * size : (row + 1) * size]) for row in range(rows)]
+
+
 _FLOAT32 = struct.Struct("f")
 
 

@@ -310,14 +310,17 @@ class FakeEngine(MessagePageTransfer):
         )
 
     def _make_vector(self, request: EngineRequest) -> bytes:
-        """Return made-up numbers that depend on the prompt: the frequency of its tokens by residue."""
-        size = self._model_info.dimensions
-        counts = [0.0] * size
-        for token in request.token_ids:
-            counts[token % size] += 1 / len(request.token_ids)
+        """Return made-up numbers that depend on the prompt: the frequency of its tokens by residue, or of each one."""
         assert request.pooling is not None
-        counts = counts[: request.pooling.dimensions]
-        return struct.pack(f"<{len(counts)}f", *counts)
+        by_token = request.pooling.task == "token_embed"
+        size = len(self._model_info.labels) if request.pooling.task == "classify" else self._model_info.dimensions
+        numbers: list[float] = []
+        for tokens in ([token] for token in request.token_ids) if by_token else [request.token_ids]:
+            counts = [0.0] * size
+            for token in tokens:
+                counts[token % size] += 1 / len(tokens)
+            numbers += counts[: request.pooling.dimensions]
+        return struct.pack(f"<{len(numbers)}f", *numbers)
 
     def _token_cost(self, choice: _ScriptedChoice, rows: int) -> TokenCost:
         """Return the cost of a token. Steps take no time, so all of it was spent waiting."""

@@ -1,4 +1,4 @@
-"""The encoder runner: computes one vector for each text of a step.
+"""The encoder runner: computes one vector for each text of a step, or for each of its tokens, or scores of classes.
 
 It keeps nothing between steps, neither pages nor a sampler. Texts of the same length are packed next to each other, so
 that they attend in one call.
@@ -6,23 +6,26 @@ that they attend in one call.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from typing import NoReturn
 
+import numpy as np
 import torch
 
 from parley.core.sequence import DraftProposer, MediaEncoder, RowResult, Sequence, Step
 from parley.model.checkpoint.files import LoadError
+from parley.model.networks.classifier import ClassifierHead
 from parley.model.networks.encoder import Encoder, PackedTexts
-from parley.model.networks.pooling import PoolingRecipe
-from parley.types import EngineRequest
+from parley.model.networks.pooling import HiddenRows, PoolingRecipe
+from parley.types import EngineRequest, PoolingOptions, PoolingTask
 
 BROKEN_TEXT_VECTOR = "The model produced a vector that is not made of numbers."
 MAX_TOKENS_AT_ONCE = 4096  # tokens computed at once; bounds the memory of activations
 
 
 class EncoderRunner:
-    """``core.sequence.Runner`` over an encoder."""
+    """``core.sequence.Runner`` over an encoder. With a ``head`` it is a classifier, and has no vectors."""
 
     blocks = 0
     generates = False
@@ -31,12 +34,17 @@ class EncoderRunner:
     staging = None
     long_rope_after = inf
 
-    def __init__(self, encoder: Encoder, recipe: PoolingRecipe, *, max_model_len: int):
+    def __init__(
+        self, encoder: Encoder, recipe: PoolingRecipe, *, max_model_len: int, head: ClassifierHead | None = None
+    ):
         self.encoder = encoder
         self.recipe = recipe
+        self.head = head
         self.max_model_len = max_model_len
         self.vocab_size = encoder.config.vocab
-        self.dimensions = encoder.config.hidden * len(recipe.modes)
+        self.dimensions = encoder.config.hidden * len(recipe.modes) if head is None else 0
+        tasks: tuple[PoolingTask, ...] = ("embed", "token_embed") if head is None else ("classify",)
+        self.pooling_tasks = frozenset(tasks)
 
     def prepare_request(self, work: EngineRequest) -> None:
         """Do nothing: an encoder has nothing to prepare."""
@@ -74,15 +82,38 @@ class EncoderRunner:
         return results
 
     def _encode_rows(self, step: Step, row_indices: list[int], results: list[RowResult]) -> None:
-        """Compute the rows ``row_indices`` in one pass and store their vectors in ``results``."""
-        texts = PackedTexts([step.rows[i].sequence.tokens for i in row_indices], self.encoder.device)
-        states = self.encoder.encode_packed(texts).float().cpu().numpy()
-        start = 0
-        for i in row_indices:
-            end = start + step.rows[i].count
-            pooling = step.rows[i].sequence.request.pooling
-            if pooling is not None:
-                results[i].vector = self.recipe.pool_rows(states[start:end], pooling)
-                if results[i].vector is None:
+        """Compute the rows ``row_indices`` in one pass and store their numbers in ``results``."""
+        sequences = [step.rows[i].sequence for i in row_indices]
+        second_starts = [sequence.request.second_text_start for sequence in sequences]
+        texts = PackedTexts([sequence.tokens for sequence in sequences], self.encoder.device, second_starts)
+        states = self.encoder.encode_packed(texts)
+        requests = [sequence.request for sequence in sequences]
+        if self.head is not None:
+            vectors = self._score_classes(self.head, states, texts.lengths, requests)
+        else:
+            vectors = self._pool_texts(states.float().cpu().numpy(), texts.lengths, requests)
+        for i, vector in zip(row_indices, vectors, strict=True):
+            if step.rows[i].make_vector:
+                results[i].vector = vector
+                if vector is None:
                     results[i].error = BROKEN_TEXT_VECTOR
-            start = end
+
+    def _pool_texts(
+        self, states: HiddenRows, lengths: list[int], requests: list[EngineRequest]
+    ) -> Iterator[bytes | None]:
+        """Yield the vector of each text, or the vectors of its tokens."""
+        end = 0
+        for length, request in zip(lengths, requests, strict=True):
+            start, end = end, end + length
+            yield self.recipe.pool_rows(states[start:end], request.pooling or PoolingOptions())
+
+    def _score_classes(
+        self, head: ClassifierHead, states: torch.Tensor, lengths: list[int], requests: list[EngineRequest]
+    ) -> Iterator[bytes | None]:
+        """Yield the scores of each text's classes."""
+        logits = head.score_texts(states, lengths).float()
+        scores, probabilities = logits.cpu().numpy(), head.activate_scores(logits).cpu().numpy()
+        for index, request in enumerate(requests):
+            is_raw = request.pooling is not None and request.pooling.normalize is False
+            row = scores[index] if is_raw else probabilities[index]
+            yield row.astype("<f4").tobytes() if np.isfinite(row).all() else None

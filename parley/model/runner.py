@@ -26,7 +26,7 @@ from parley.model.sampling.logprobs import score_tokens
 from parley.model.sampling.sampler import Sampler
 from parley.model.sampling.verify import BROKEN_LOGITS, DraftTrial, verify_drafts
 from parley.native.layout import Span
-from parley.types import EngineRequest, TokenScore
+from parley.types import EngineRequest, PoolingTask, TokenScore
 
 SCORE_ROWS = 64  # prompt positions scored at once; bounds the memory of logits
 
@@ -62,6 +62,8 @@ class DecoderRunner:
         self.recipe = recipe
         self.proposer = proposer
         self.dimensions = 0
+        tasks: tuple[PoolingTask, ...] = ("embed",) if recipe else ()
+        self.pooling_tasks = frozenset(tasks)
         self.pages = pages
         self.blocks = pages.blocks
         self.max_model_len = max_model_len

@@ -18,16 +18,17 @@ PAUSE_STATES: dict[PauseCommand, str] = {"hold": "held", "prepare": "prepared", 
 
 
 async def handle_self_test(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Generate one token or embed one, to prove that the model works. A busy engine that makes steps passes as well."""
+    """Generate, embed or classify one token, to prove that the model works. A busy engine that steps passes, too."""
     assert route.reader is not None and route.writer is not None
     model = registry.main_model
     seconds: float = route.reader(request_context(registry, model, exchange))
     model.require_ready()
     steps_before = model.engine.stats.steps
     token_ids = model.text_pipeline.prepare_prompt(Text("a")).token_ids[-1:]
-    engine_request = EngineRequest(
-        exchange.request_uuid, token_ids, max_tokens=1, pooling=None if model.model_info.generates else PoolingOptions()
-    )
+    pooling = None
+    if not model.model_info.generates:
+        pooling = PoolingOptions(task="classify" if model.model_info.labels else "embed")
+    engine_request = EngineRequest(exchange.request_uuid, token_ids, max_tokens=1, pooling=pooling)
     stream = model.engine.submit_request(engine_request)
     try:
         async with asyncio.timeout(seconds):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from parley.types import ChoiceDone, EngineOutput, Event, PromptVector, Usage
+from parley.types import ChoiceDone, EngineOutput, Event, PoolingTask, PromptVector, Usage
 
 
 class EmbeddingChoice:
     """The counterpart of ``text.AnswerChoice`` in an embedding request: turns a prompt's output into events."""
 
-    def __init__(self, prompt_number: int, prompt_tokens: int):
+    def __init__(self, prompt_number: int, prompt_tokens: int, task: PoolingTask):
         self.prompt_number = prompt_number
+        self._rows = prompt_tokens if task == "token_embed" else 1
         self.finished = False
         self.usage = Usage(prompt_tokens=prompt_tokens)
 
@@ -18,4 +19,5 @@ class EmbeddingChoice:
         assert output.vector is not None
         self.finished = True
         self.usage.cached_tokens = output.cached_tokens
-        return [PromptVector(self.prompt_number, output.vector), ChoiceDone(self.prompt_number, "stop", self.usage)]
+        vector = PromptVector(self.prompt_number, output.vector, self._rows)
+        return [vector, ChoiceDone(self.prompt_number, "stop", self.usage)]

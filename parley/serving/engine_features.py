@@ -12,21 +12,26 @@ from typing import NamedTuple
 
 from parley.errors import Incapable, Invalid, Unsupported, excerpt
 from parley.text.grammar.answer_grammar import allows_any_text, callable_tools
-from parley.types import Chat, EngineBound, EngineFeature, ModelInfo, Request, Sampling
+from parley.types import Chat, EngineBound, EngineFeature, ModelInfo, PoolingTask, Request, Sampling
 
 FieldReader = Callable[[Request], str | None]  # returns the field by which a request uses a feature
 
 DEFAULT_SAMPLING = Sampling()
+MISSING_TASKS: dict[PoolingTask, str] = {
+    "embed": "does not make embeddings",
+    "token_embed": "does not make embeddings of single tokens",
+    "classify": "is no classifier",
+}
 
 
 def check_engine_features(request: Request, info: ModelInfo) -> None:
     """Check that the model and its engine support the request. Raises Incapable, Invalid, Unsupported."""
     if request.pooling is None:
         if not info.generates:
-            message = f"The model {excerpt(request.model)} makes embeddings only and does not generate text."
-            raise Incapable(message, field="model")
-    elif not info.dimensions:
-        raise Incapable(f"The model {excerpt(request.model)} does not make embeddings.", field="model")
+            purpose = "is a classifier" if info.labels else "makes embeddings only"
+            raise Incapable(f"The model {excerpt(request.model)} {purpose} and does not generate text.", field="model")
+    elif request.pooling.task not in info.pooling_tasks:
+        raise Incapable(f"The model {excerpt(request.model)} {MISSING_TASKS[request.pooling.task]}.", field="model")
     elif request.pooling.dimensions is not None and request.pooling.dimensions > info.dimensions:
         raise Invalid(
             f"Invalid 'dimensions': the embeddings of this model have {info.dimensions}, but "

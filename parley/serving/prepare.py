@@ -33,7 +33,7 @@ from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
 from parley.text import PreparedPrompt
 from parley.text.oldest_turns import fit_chat
 from parley.text.tokens.prediction import PredictedTokens
-from parley.types import Chat, EngineRequest, ModelInfo, ProcessedMedia, Prompt, Request, Tenant, Text
+from parley.types import Chat, EngineRequest, ModelInfo, ProcessedMedia, Prompt, Request, Tenant, Text, TextPair
 from parley.web.offload import off_loop
 
 # Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
@@ -42,6 +42,7 @@ ATTEMPT_NUMBERS = count()
 MAX_LISTED_LOGPROBS = 1 << 18
 MANY_ALTERNATIVES = 1024  # a request for more of them has the limit of one for the whole vocabulary
 MAX_ANSWER_LOGPROBS = 1 << 20  # log-probabilities in one answer, alternatives included; they take 500 MB
+MAX_TOKEN_VECTOR_NUMBERS = 1 << 23  # numbers of all tokens' vectors in one answer; as JSON they take 160 MB
 
 
 def check_request(model: ServedModel, request: Request) -> None:
@@ -127,6 +128,7 @@ def _build_engine_request(
         prediction=prepared.predicted.token_ids if prepared.predicted is not None else [],
         logprob_ids=output_options.logprob_ids,
         media=prepared.media,
+        second_text_start=prepared.second_text_start,
     )
 
 
@@ -174,6 +176,7 @@ def _prepare_prompts(
         else:
             prepared_prompts.append(prepare(prompt))
     _check_answer_logprobs(request, model.model_info, prepared_prompts)
+    _check_token_vectors(request, model.model_info, prepared_prompts)
     if request.banned_words:
         request.sampling = msgspec.structs.replace(
             request.sampling, banned=pipeline.word_token_ids(request.banned_words)
@@ -331,6 +334,20 @@ def _check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tupl
             )
 
 
+def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
+    """Limit the vectors of single tokens in one answer. Raises Invalid."""
+    if request.pooling is None or request.pooling.task != "token_embed":
+        return
+    tokens = sum(len(prepared.token_ids) for prepared, _ in prompts)
+    most = MAX_TOKEN_VECTOR_NUMBERS // (request.pooling.dimensions or info.dimensions)
+    if tokens > most:
+        raise Invalid(
+            f"Embeddings of single tokens can be returned for at most {most} tokens in one answer, but they were "
+            f"requested for {tokens}. Send fewer or shorter texts.",
+            field="prompt",
+        )
+
+
 def _check_listed_logprobs(alternatives: int, tokens: int, vocabulary: int, field: str) -> None:
     """Check a request for the log-probabilities of the whole vocabulary (-1) or much of it. Raises Invalid."""
     if alternatives > vocabulary:
@@ -371,6 +388,8 @@ def _text_characters(prompt: Prompt) -> int:
     """Return how many characters of text a prompt has; 0 for token ids."""
     if isinstance(prompt, Text):
         return len(prompt.text)
+    if isinstance(prompt, TextPair):
+        return len(prompt.first.text) + len(prompt.second.text)
     if isinstance(prompt, Chat):
         return sum(len(message.content or "") for message in prompt.messages)
     return 0

@@ -67,7 +67,7 @@ class PromptStream:
         ]
         self.choices: list[AnswerChoice] | list[EmbeddingChoice] = text_choices
         if request.pooling is not None:
-            self.choices = [EmbeddingChoice(prompt_number, len(engine_request.token_ids))]
+            self.choices = [EmbeddingChoice(prompt_number, len(engine_request.token_ids), request.pooling.task)]
         self._best_of = BestOfRanking(text_choices, first_index, request.n) if request.best_of is not None else None
         # Prompt scores come before all other outputs.
         self._awaits_scores = request.output_options.prompt_logprobs is not None

@@ -324,6 +324,8 @@ class ServedModel:
             self.names,
             tuple(self.adapters),
             info is None or info.generates,
+            info.pooling_tasks if info is not None else frozenset(),
+            info.labels if info is not None else (),
             {kind: self.options.media.counts[kind] for kind in info.media_kinds} if info is not None else {},
             self.options.api_options,
             self._text_pipeline.media_family if self._text_pipeline is not None else "",

@@ -5,7 +5,7 @@ Knows the tokenizer, the chat template and the neutral prompt, but no engine and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from parley.text.parsing.markup import (
     reasoning_options,
     starts_in_reasoning,
 )
-from parley.text.tokens import truncation
+from parley.text.tokens import text_pair, truncation
 from parley.text.tokens.prediction import PredictedTokens
 from parley.text.tokens.template_encoder import TemplateEncoder
 from parley.text.tokens.text_encoder import TextEncoder
@@ -48,6 +48,7 @@ from parley.types import (
     Prompt,
     ReasoningLimit,
     Text,
+    TextPair,
     Tokens,
     TruncationSide,
 )
@@ -94,6 +95,7 @@ class PreparedPrompt:
     ``markup``: how to parse the answer. ``starts_in_reasoning``: the prompt opens the reasoning or the model always
     reasons. ``tools``: the tools the answer may call. ``single_call``: it may make only one call and finishes with it.
     ``predicted``: the client's predicted output. ``media``: the items whose embeddings take the place of tokens.
+    ``second_text_start``: as in ``EngineRequest``.
     """
 
     token_ids: list[int]
@@ -103,6 +105,7 @@ class PreparedPrompt:
     single_call: bool = False
     predicted: PredictedTokens | None = None
     media: list[MediaItem] = field(default_factory=list)
+    second_text_start: int = 0
 
 
 class RenderedChat(NamedTuple):
@@ -203,11 +206,13 @@ class TextPipeline:
         encode = partial(
             truncation.encode_within_limit, limit=limit, counted=counted, cut=cut, keep=keep, marked=marked
         )
+        if isinstance(prompt, TextPair):
+            return self._prepare_pair(prompt, partial(encode, self.tokenizer), cut, keep)
         if isinstance(prompt, Text) and prompt.max_tokens is not None:
             prompt = msgspec.structs.replace(prompt, text=self._first_tokens(prompt.text, prompt.max_tokens))
         if isinstance(prompt, Text) and prompt.suffix:
             return PreparedPrompt(encode(self.tokenizer, self._write_gap(prompt), prompt.special))
-        if pooling is not None and isinstance(prompt, Text):
+        if pooling is not None and pooling.task != "classify" and isinstance(prompt, Text):
             prompt = msgspec.structs.replace(
                 prompt, text=self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt)
             )
@@ -235,6 +240,25 @@ class TextPipeline:
             ids = encode(self.tokenizer, text, prompt.special)
             return PreparedPrompt(ids, media=self._place_media(ids, media))
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
+
+    def _prepare_pair(
+        self, pair: TextPair, encode: Callable[[str, bool], list[int]], cut: int | None, keep: TruncationSide
+    ) -> PreparedPrompt:
+        """Encode two texts as the model reads them together. Special tokens count towards ``cut``."""
+        first, second = (
+            encode(self._first_tokens(text.text, text.max_tokens) if text.max_tokens is not None else text.text, False)
+            for text in (pair.first, pair.second)
+        )
+        frame = self.pair_frames[pair.first.special]
+        if cut is not None:
+            first, second = text_pair.cut_pair(first, second, max(0, cut - frame.size), keep)
+        ids, second_text_start = frame.join_texts(first, second)
+        return PreparedPrompt(ids, second_text_start=second_text_start)
+
+    @cached_property
+    def pair_frames(self) -> dict[bool, text_pair.PairFrame]:
+        """How the tokenizer joins two texts, with (True) and without its special tokens."""
+        return {special: text_pair.read_pair_frame(self.tokenizer.backend, special) for special in (True, False)}
 
     @cached_property
     def fill_layout(self) -> Sequence[str] | None:
@@ -384,6 +408,9 @@ class TextPipeline:
         ``with_spans``: otherwise the spans are left out. ``media``: the items of the prompt. Raises Invalid if there
         are more than ``most`` tokens.
         """
+        if isinstance(prompt, TextPair):
+            ids = self.prepare_prompt(prompt).token_ids
+            return "", ids, [(0, 0)] * len(ids)
         if isinstance(prompt, Tokens):
             return "", prompt.ids, [(0, 0)] * len(prompt.ids)
         encoder: TextEncoder = self.tokenizer

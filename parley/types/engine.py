@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import msgspec
 
 from parley.types.media import MediaItem, MediaKind
-from parley.types.request import BeamOptions, PoolingOptions, Sampling
+from parley.types.request import BeamOptions, PoolingOptions, PoolingTask, Sampling
 
 
 class ReasoningLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -51,6 +51,8 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     ``logprob_ids``: report log-probabilities of these tokens, in this order, instead of the most likely ones. Excludes
     ``beam``.
     ``media``: the pictures, videos and clips in the prompt, in order. ``token_ids`` has placeholders at their places.
+    ``second_text_start``: where the tokens of a pair's second text begin, for models that tell the two apart; 0: they
+    do not, or there is one text.
     """
 
     id: str
@@ -80,6 +82,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     prediction: list[int] = []
     logprob_ids: list[int] = []
     media: list[MediaItem] = []
+    second_text_start: int = 0
 
 
 class KVPrefix(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -132,8 +135,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     ``stop_id``: the stop token that ended the choice, also the last of ``token_ids``; None with "stop" means that its
     grammar was complete. ``prompt_scores`` comes once, with the first output of choice 0; its first entry is None, as
     nothing precedes the first token. ``queue_seconds``: time in the engine's queue, set on a choice's first output.
-    ``preemptions``: number of preemptions so far. ``vector``: the embedding as float32, little endian, in the only
-    output of a request with ``pooling``.
+    ``preemptions``: number of preemptions so far. ``vector``: the embedding, the embeddings of all tokens, or the
+    scores of all classes as float32, little endian, in the only output of a request with ``pooling``.
     """
 
     id: str
@@ -264,9 +267,11 @@ EngineBound = Literal[
 class ModelInfo(msgspec.Struct, kw_only=True):
     """The engine's description of the loaded model. Sizes in bytes, lengths in tokens.
 
-    A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both. ``bounds``: the
-    least and the most that the engine accepts, infinite for no limit, where that is less than the APIs allow. A request
-    outside of ``features`` or ``bounds`` is refused before it reaches the engine (``serving/engine_features.py``).
+    A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both. A classifier
+    computes scores of its ``labels`` instead. ``token_vectors``: it also computes vectors of single tokens. ``bounds``:
+    the least and the most that the engine accepts, infinite for no limit, where that is less than the APIs allow. A
+    request outside of ``features`` or ``bounds`` is refused before it reaches the engine
+    (``serving/engine_features.py``).
     """
 
     architecture: str
@@ -285,11 +290,23 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_dtype: str = "auto"  # of keys and values: auto (same as ``dtype``) or int8
     generates: bool = True
     dimensions: int = 0
+    token_vectors: bool = False
+    labels: list[str] = []
     arena: Arena | None = None  # set if the KV pages are shared with other processes
     engine: str = "parley"  # name and version of the engine, for error messages
     features: frozenset[EngineFeature] = ALL_ENGINE_FEATURES
     bounds: dict[EngineBound, tuple[float, float]] = {}
     media_kinds: frozenset[MediaKind] = frozenset()  # the kinds of media that it reads besides text
+
+    @property
+    def pooling_tasks(self) -> frozenset[PoolingTask]:
+        """What it computes instead of text."""
+        offered: dict[PoolingTask, bool] = {
+            "embed": self.dimensions > 0,
+            "token_embed": self.token_vectors,
+            "classify": bool(self.labels),
+        }
+        return frozenset(task for task, is_offered in offered.items() if is_offered)
 
 
 class CacheEventSettings(msgspec.Struct, frozen=True):

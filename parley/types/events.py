@@ -98,10 +98,12 @@ class ChoiceDone(msgspec.Struct):
 
 
 class PromptVector(msgspec.Struct):
-    """The vector (embedding) of prompt number ``prompt``: float32, little endian."""
+    """The numbers of prompt number ``prompt`` in float32, little endian: its vector, one vector for each token in
+    ``rows`` rows, or the scores of all classes."""
 
     prompt: int
     values: bytes
+    rows: int = 1
 
 
 class RequestFailed(msgspec.Struct):

@@ -82,7 +82,14 @@ class Chat(msgspec.Struct, frozen=True):
     preceding_ids: list[int] = []
 
 
-Prompt = Text | Tokens | Chat
+class TextPair(msgspec.Struct, frozen=True):
+    """Two texts that a model reads together, such as a question and a document. The first one's ``special`` counts."""
+
+    first: Text
+    second: Text
+
+
+Prompt = Text | TextPair | Tokens | Chat
 
 TruncationSide = Literal["head", "tail"]  # the part of a too long prompt that is kept
 
@@ -174,17 +181,22 @@ class BeamOptions(msgspec.Struct, frozen=True):
     field: str = "use_beam_search"
 
 
-class PoolingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request for a vector of the prompt (an embedding) instead of generated text.
+# A vector of the text (an embedding), a vector of each of its tokens, or a score of each of the model's classes.
+PoolingTask = Literal["embed", "token_embed", "classify"]
 
-    ``dimensions``: keep only the first numbers of the vector; None: all. ``normalize``: scale to length 1, after that
-    cut; None: as the model's settings say. ``prompt``: the name of the model's own prompt that precedes a text; None:
-    its default prompt, if it has one.
+
+class PoolingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request for numbers about the prompt instead of generated text.
+
+    ``dimensions``: keep only the first numbers of a vector; None: all. ``normalize``: scale vectors to length 1, after
+    that cut, and turn the scores of classes into probabilities; None: as the model's settings say. ``prompt``: the name
+    of the model's own prompt that precedes a text to embed; None: its default prompt, if it has one.
     """
 
     dimensions: int | None = None
     normalize: bool | None = None
     prompt: str | None = None
+    task: PoolingTask = "embed"
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -192,7 +204,7 @@ class Request(msgspec.Struct, kw_only=True):
 
     ``best_of``: generate this number of choices and return the n most likely by mean log-probability of their tokens,
     best first. With ``beam``, return the n best outputs of the search, best first.
-    With ``pooling``, each prompt gets a vector and no text: ``n`` is 1 and sampling options have no effect.
+    With ``pooling``, each prompt gets numbers and no text: ``n`` is 1 and sampling options have no effect.
     """
 
     id: str

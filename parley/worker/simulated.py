@@ -44,7 +44,7 @@ from parley.engine.messages import (
     SubmitRequest,
 )
 from parley.heartbeat import BEAT_SECONDS, beat
-from parley.types import Arena, EngineFeature, EngineRequest, ModelInfo, Settings
+from parley.types import Arena, EngineFeature, EngineRequest, ModelInfo, PoolingTask, Settings
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
 # Seconds between two steps that still count as back to back, since a busy machine adds delays.
@@ -117,6 +117,7 @@ class SimulatedRunner:
     vocab_size = 1 << 24  # large enough for any tokenizer
     generates = True
     dimensions = 0
+    pooling_tasks: frozenset[PoolingTask] = frozenset()
     long_rope_after = inf
     proposer: DraftProposer | None = None
     media_encoder: MediaEncoder | None = None

@@ -2,14 +2,16 @@
 
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.vllm import control, scores
-from parley.errors import BadRequest, Unsupported
-from parley.types import PromptVector, Text, Usage
+from parley.dialects.vllm import classify, control, embeddings, scores
+from parley.errors import BadRequest, Incapable, Unsupported
+from parley.types import PoolingOptions, PromptVector, Text, TextPair, Usage
 
+CROSS_ENCODER = {"generates": False, "labels": ["LABEL_0"], "pooling_tasks": frozenset({"classify"})}
 HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
 VECTORS = [(1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (-1.0, 0.0)]
 USAGE = Usage(prompt_tokens=9)
@@ -114,3 +116,65 @@ def test_vllm_rerank_limits_the_tokens_of_each_side():
 def test_vllm_invocations_score_and_rerank():
     assert isinstance(finished_reply(control.read_invocation, query="a", documents=["b"]), scores.RerankReply)
     assert isinstance(finished_reply(control.read_invocation, text_1="a", text_2="b"), scores.ScoreReply)
+
+
+def vector_reply(read, context, vectors, **body):
+    pending = read(json.dumps(body).encode(), context)
+    for place, (rows, numbers) in enumerate(vectors):
+        pending.add_events([PromptVector(place, struct.pack(f"<{len(numbers)}f", *numbers), rows)])
+    return pending
+
+
+def test_cross_encoder_reads_both_texts_of_a_pair():
+    context = replace(HEAD, **CROSS_ENCODER)
+    scores_of_pairs = [(1, (0.25,)), (1, (0.5,))]
+    members = {"query": "a", "documents": ["b", "c"], "max_tokens_per_doc": 7}
+    ranked = vector_reply(scores.read_rerank_request, context, scores_of_pairs, **members)
+    assert ranked.request.prompts == [TextPair(Text("a"), Text(text, max_tokens=7)) for text in "bc"]
+    assert ranked.request.pooling == PoolingOptions(task="classify")
+    assert [(each["index"], each["relevance_score"]) for each in json.loads(ranked.render_body(USAGE))["results"]] == [
+        (1, 0.5),
+        (0, 0.25),
+    ]
+    members = {"text_1": ["a", "b"], "text_2": ["c", "d"], "use_activation": False}
+    scored = vector_reply(scores.read_score_request, context, scores_of_pairs, **members)
+    assert scored.request.prompts == [TextPair(Text(one), Text(other)) for one, other in ("ac", "bd")]
+    assert scored.request.pooling.normalize is False
+    assert [each["score"] for each in json.loads(scored.render_body(USAGE))["data"]] == [0.25, 0.5]
+    with pytest.raises(Incapable, match="3 classes"):
+        scores.read_score_request(b'{"text_1":"a","text_2":"b"}', replace(HEAD, labels=["a", "b", "c"]))
+
+
+def test_vllm_classifies_texts():
+    context = replace(HEAD, generates=False, labels=["bad", "good"])
+    reply = vector_reply(
+        classify.read_classification, context, [(1, (0.25, 0.75)), (1, (1.0, 0.0))], model="m", input=["a", "b"]
+    )
+    assert reply.request.pooling == PoolingOptions(task="classify")
+    assert reply.render_body(USAGE) == (
+        b'{"id":"classify-0f","object":"list","created":1700000000,"model":"m","data":['
+        b'{"index":0,"label":"good","probs":[0.25,0.75],"num_classes":2},'
+        b'{"index":1,"label":"bad","probs":[1.0,0.0],"num_classes":2}],'
+        b'"usage":{"prompt_tokens":9,"total_tokens":9,"completion_tokens":0,"prompt_tokens_details":null,'
+        b'"completion_tokens_details":null}}'
+    )
+    raw = classify.read_classification(b'{"input":"a","use_activation":false,"encoding_format":"bytes"}', context)
+    assert raw.request.pooling.normalize is False and raw.content_type == b"application/json"
+
+
+def test_vllm_pooling_has_the_tasks_of_the_model():
+    encoder = replace(HEAD, generates=False, pooling_tasks=frozenset({"token_embed", "embed"}))
+    classifier = replace(HEAD, **CROSS_ENCODER)
+    rows = [(2, (1.0, 0.0, 0.0, 1.0)), (1, (0.5, 0.5))]
+    reply = vector_reply(embeddings.read_pooling_request, encoder, rows, input=["a", "b"], task="token_embed")
+    assert reply.request.pooling == PoolingOptions(normalize=True, task="token_embed")
+    data = json.loads(reply.render_body(USAGE))["data"]
+    assert [item["data"] for item in data] == [[[1.0, 0.0], [0.0, 1.0]], [[0.5, 0.5]]]
+    coded = {"input": ["a", "b"], "task": "token_embed", "encoding_format": "bytes"}
+    reply = vector_reply(embeddings.read_pooling_request, encoder, rows, **coded)
+    assert reply.render_body(USAGE) == struct.pack("<6f", 1, 0, 0, 1, 0.5, 0.5)
+    assert b'"shape":[2,2]' in dict(reply.answer_headers(None))[b"metadata"]
+    assert embeddings.read_pooling_request(b'{"input":"a"}', classifier).request.pooling.task == "classify"
+    for context, task in ((HEAD, "token_embed"), (HEAD, "classify"), (encoder, "classify"), (classifier, "embed")):
+        with pytest.raises(Unsupported, match="Supported tasks"):
+            embeddings.read_pooling_request(json.dumps({"input": "a", "task": task}).encode(), context)

@@ -201,7 +201,8 @@ def edit_json(folder, name, **values):
     [
         ({"position_embedding_type": "relative_key"}, "positions of kind relative_key"),
         ({"hidden_act": "mish"}, "activation mish"),
-        ({"architectures": ["BertForSequenceClassification"]}, "not an embedding model"),
+        ({"architectures": ["BertForTokenClassification"]}, "not an embedding model"),
+        ({"architectures": ["BertForSequenceClassification"]}, "no tensor classifier"),
         ({"hidden_size": "48"}, "hidden_size"),
         ({"num_hidden_layers": 2**40}, "no tensor"),
         ({"intermediate_size": 111}, "shape"),

@@ -86,6 +86,36 @@ async def test_rerank_cuts_documents_to_their_token_limit(serve, prefix):
     await server.idle()
 
 
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_classifier_scores_texts_and_refuses_all_else(serve, prefix):
+    server = await serve(info=model_info(generates=False, dimensions=0, labels=["a", "b", "c"]))
+    answer = (await server.post(prefix + "/classify", {"input": TEXTS})).json
+    assert [len(item["probs"]) for item in answer["data"]] == [3, 3, 3]
+    pooled = (await server.post(prefix + "/pooling", {"input": TEXTS})).json["data"]
+    assert [item["data"] for item in pooled] == [item["probs"] for item in answer["data"]]
+    for path, body in (
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/completions", {"model": "tiny", "prompt": "a"}),
+    ):
+        refused = await server.post(prefix + path, body)
+        assert refused.status in (400, 404)  # the original has no such routes for this model
+    await server.idle()
+
+
+async def test_encoder_has_vectors_of_tokens_within_a_limit(serve):
+    server = await serve(info=model_info(generates=False, token_vectors=True))
+    (item,) = (await server.post("/pooling", {"input": TEXTS[0], "task": "token_embed"})).json["data"]
+    count = (await server.post("/tokenize", {"prompt": TEXTS[0]})).json["count"]
+    assert len(item["data"]) == count and {len(row) for row in item["data"]} == {MODEL_INFO.dimensions}
+    many = {"input": [[1] * 4000] * 300, "task": "token_embed"}
+    refused = await server.post("/pooling", many)
+    assert refused.status == 400 and "at most 1048576 tokens" in refused.error["message"]
+    without = await serve(info=model_info(generates=False))
+    refused = await without.post("/pooling", {"input": "a", "task": "token_embed"})
+    assert refused.status == 400 and "Supported tasks: ['embed']" in refused.error["message"]
+
+
 async def test_encoder_answers_bodies_of_hugging_face_clients_with_vectors(serve):
     server = await serve(info=model_info(generates=False))
     expected = [entry["embedding"] for entry in (await server.post("/v1/embeddings", {"input": TEXTS})).json["data"]]

@@ -96,6 +96,10 @@ class LedgerEncoder:
 
 
 class LedgerRunner:
+    @property
+    def pooling_tasks(self):
+        return frozenset({"embed"} if self.dimensions else ())
+
     def __init__(
         self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000, long_rope_after: float = math.inf
     ):

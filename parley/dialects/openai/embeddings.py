@@ -17,7 +17,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, prompts
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
-from parley.types import Event, PoolingOptions, Prompt, PromptVector, Request, Usage
+from parley.types import Event, PoolingOptions, PoolingTask, Prompt, PromptVector, Request, Usage
 
 MAX_EMBEDDING_INPUTS = 2048
 MAX_DIMENSIONS = 2**31 - 1
@@ -38,7 +38,7 @@ class EmbeddingReply(UnstreamedReply):
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
     reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
-    def __init__(self, body: Fields, context: RequestContext):
+    def __init__(self, body: Fields, context: RequestContext, task: PoolingTask = "embed"):
         extra_members = extras.read_pooling_extras(body, context)
         self.request = Request(
             id=context.unique_id,
@@ -47,8 +47,9 @@ class EmbeddingReply(UnstreamedReply):
             **extra_members.request_members,
             pooling=PoolingOptions(
                 body.integer("dimensions", None, 1, MAX_DIMENSIONS),
-                _read_normalize(body),
+                read_normalize(body),
                 body.string("prompt_name", None, cap=extras.MAX_NAME_CHARACTERS),
+                task,
             ),
         )
         self._encoding = body.string("encoding_format", "float", allowed=ENCODING_FORMATS)
@@ -58,20 +59,20 @@ class EmbeddingReply(UnstreamedReply):
         self._answer_id = extra_members.client_id or context.unique_id
         self._context = context
         self._vectors: dict[int, bytes] = {}
+        self._rows: dict[int, int] = {}  # vectors of each input that has one for each token
         if self._encoding.startswith("bytes"):
             self.content_type = OCTET_STREAM
 
     def _read_inputs(self, body: Fields) -> list[Prompt]:
-        if body.has_value("messages") and not body.has_value("input"):
-            chat_body = body.with_defaults({"add_generation_prompt": False})  # no answer follows
-            return [read_conversation(chat_body, self.reading_rules)[0]]
-        return prompts.read_prompts(body, "input", cap=MAX_EMBEDDING_INPUTS)
+        return read_inputs(body, self.reading_rules)
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Keep the vectors of these events by input."""
         for event in events:
             if isinstance(event, PromptVector):
                 self._vectors[event.prompt] = event.values
+                if self.request.pooling is not None and self.request.pooling.task == "token_embed":
+                    self._rows[event.prompt] = event.rows
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the vectors as JSON, or as raw bytes if the client asks for them."""
@@ -96,9 +97,8 @@ class EmbeddingReply(UnstreamedReply):
         data, start = [], 0
         for index, vector in enumerate(self._binary_vectors()):
             end = start + len(vector)
-            size = len(self._vectors[index]) // 4
             item = {"index": index, "embed_dtype": self._dtype, "endianness": self._byte_order}
-            data.append(item | {"start": start, "end": end, "shape": [size]})
+            data.append(item | {"start": start, "end": end, "shape": self._vector_shape(index)})
             start = end
         metadata = self.embedding_envelope(data, self._usage) | {
             "id": f"embd-{self._answer_id}",
@@ -109,7 +109,14 @@ class EmbeddingReply(UnstreamedReply):
     def _json_vectors(self) -> list[Any]:
         if self._encoding == "base64":
             return list(map(vectors.vector_base64, self._binary_vectors()))
-        return [vectors.vector_numbers(self._vectors[index]) for index in range(len(self._vectors))]
+        return [
+            vectors.vector_rows(values, self._rows[index]) if index in self._rows else vectors.vector_numbers(values)
+            for index, values in sorted(self._vectors.items())
+        ]
+
+    def _vector_shape(self, index: int) -> list[int]:
+        size = len(self._vectors[index]) // 4
+        return [self._rows[index], size // self._rows[index]] if index in self._rows else [size]
 
     def _binary_vectors(self) -> list[bytes]:
         big = self._byte_order == "big"
@@ -119,7 +126,15 @@ class EmbeddingReply(UnstreamedReply):
         ]
 
 
-def _read_normalize(body: Fields) -> bool | None:
+def read_inputs(body: Fields, rules: ReadingRules) -> list[Prompt]:
+    """Return the texts, token ids or conversation of a request for vectors. Raises BadRequest."""
+    if body.has_value("messages") and not body.has_value("input"):
+        chat_body = body.with_defaults({"add_generation_prompt": False})  # no answer follows
+        return [read_conversation(chat_body, rules)[0]]
+    return prompts.read_prompts(body, "input", cap=MAX_EMBEDDING_INPUTS)
+
+
+def read_normalize(body: Fields) -> bool | None:
     """Return the current member ``use_activation``, or ``normalize``, its older name."""
     return body.boolean("use_activation", body.boolean("normalize", None))
 

@@ -18,6 +18,7 @@ from parley.dialects.vllm import (
     batch,
     bench,
     chat,
+    classify,
     cohere,
     completions,
     control,
@@ -46,6 +47,7 @@ BATCH_ROUTE = Route(
 )
 COHERE_ROUTE = Route("POST", "/v2/embed", "embed", reader=cohere.read_cohere_request, model_reader=model_in_body)
 POOLING_ROUTE = Route("POST", "/pooling", "embed", reader=embeddings.read_pooling_request, model_reader=model_in_body)
+CLASSIFY_ROUTE = Route("POST", "/classify", "embed", reader=classify.read_classification, model_reader=model_in_body)
 SCORE_ROUTES = (
     *(
         Route("POST", path, "embed", reader=scores.read_score_request, model_reader=model_in_body)
@@ -118,6 +120,7 @@ DIALECT = Dialect(
     routes=(
         _generate_route(legacy.LENIENT_VERSION),
         POOLING_ROUTE,
+        CLASSIFY_ROUTE,
         *SCORE_ROUTES,
         COHERE_ROUTE,
         BATCH_ROUTE,
@@ -146,6 +149,7 @@ STRICT_DIALECT = Dialect(
         ),
         Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_vllm_embedding, model_reader=model_in_body),
         POOLING_ROUTE,
+        CLASSIFY_ROUTE,
         *SCORE_ROUTES,
         COHERE_ROUTE,
         BATCH_ROUTE,

@@ -10,12 +10,13 @@ from parley.dialects.openai import embeddings
 from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules, unsupported_member
 from parley.dialects.vllm import requests, shared
 from parley.errors import Invalid, Unsupported
-from parley.types import Usage
+from parley.types import PoolingTask, Usage
 
 TRUNCATION_TOO_LONG = (
     "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
 )
 POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify", "plugin")
+OFFERED_TASKS: tuple[PoolingTask, ...] = ("embed", "token_embed", "classify")
 
 
 def read_vllm_embedding(body: bytes, context: RequestContext) -> VllmEmbeddingReply | Answer:
@@ -40,9 +41,9 @@ class VllmEmbeddingReply(embeddings.EmbeddingReply):
     reading_rules: ClassVar[ReadingRules] = requests.VLLM_RULES
     id_prefix: ClassVar[str] = "embd"
 
-    def __init__(self, body: Fields, context: RequestContext):
+    def __init__(self, body: Fields, context: RequestContext, task: PoolingTask = "embed"):
         check_truncation(body, context)
-        super().__init__(body, context)
+        super().__init__(body, context, task)
         self._answer_id = requests.choose_answer_id(context, self._answer_id)
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
@@ -57,17 +58,28 @@ class VllmEmbeddingReply(embeddings.EmbeddingReply):
         }
 
 
+def _read_task(body: Fields, context: RequestContext) -> PoolingTask:
+    """Return what is requested; the first task of the model by default. Raises Unsupported."""
+    supported = [task for task in OFFERED_TASKS if task in context.pooling_tasks] or ["embed"]
+    name = body.string("task", supported[0], allowed=POOLING_TASKS)
+    for task in supported:
+        if task == name:
+            return task
+    raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {supported}", field="task")
+
+
 class PoolingReply(VllmEmbeddingReply):
-    """A pooling request: one vector for each input, in a member called ``data``."""
+    """A pooling request: a vector for each input, one for each of its tokens, or scores of classes, in ``data``."""
 
     id_prefix: ClassVar[str] = "pooling"
 
     def __init__(self, body: Fields, context: RequestContext):
-        if (task := body.string("task", "embed", allowed=POOLING_TASKS)) != "embed":
-            raise Unsupported(f"Unsupported task: {task!r} Supported tasks: ['embed']", field="task")
+        task = _read_task(body, context)
         if body.has_value("data"):
             raise unsupported_member(body, "data", "Input for plugins is")
-        super().__init__(body, context)
+        if task == "token_embed":  # the original's vectors of tokens have length 1, whatever the model's settings say
+            body = body.with_defaults({"normalize": True})
+        super().__init__(body, context, task)
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer with each vector in the member ``data`` of a pooling object."""

@@ -1,8 +1,8 @@
-"""``POST /score`` and ``/rerank`` as vLLM answers them for embedding models: the cosine of two texts' vectors.
+"""``POST /score`` and ``/rerank`` as vLLM answers them: how well two texts fit together.
 
-A single text on the first side is compared with each on the second; several are compared pairwise, in their order.
-Every text is embedded once, as in ``/v1/embeddings``. Features of models that read two texts at once are refused by
-name.
+A single text on the first side is compared with each on the second; several are compared pairwise, in their order. A
+classifier with one class, a cross-encoder, reads the two texts of a pair at once, and its score counts. With an
+embedding model every text is embedded once, as in ``/v1/embeddings``, and the cosine of the two vectors counts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from parley.dialects.openai.embeddings import MAX_EMBEDDING_INPUTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.vllm import embeddings, requests, shared
-from parley.errors import Invalid
-from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
+from parley.errors import Incapable, Invalid
+from parley.types import Event, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Usage
 
 MEMBER_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 SCORE_MEMBERS = dict.fromkeys(name for pair in MEMBER_PAIRS for name in pair)
@@ -51,6 +51,17 @@ def _member_pair(names: Collection[str]) -> tuple[str, str] | None:
     return next((pair for pair in MEMBER_PAIRS if pair[0] in names and pair[1] in names), None)
 
 
+def pair_texts(first_side: list[Text], second_side: list[Text], context: RequestContext) -> list[Prompt]:
+    """Return the pairs that a cross-encoder reads. Raises Incapable for a model with several classes."""
+    if len(context.labels) != 1:
+        raise Incapable(
+            f"The model has {len(context.labels)} classes, but pairs of texts are scored by models with one.",
+            field="model",
+        )
+    firsts = first_side if len(first_side) > 1 else first_side * len(second_side)
+    return [TextPair(first, second) for first, second in zip(firsts, second_side, strict=True)]
+
+
 class _TextPairReply(UnstreamedReply):
     """A request that compares texts. ``ones`` and ``others``: the texts of the two sides."""
 
@@ -64,16 +75,21 @@ class _TextPairReply(UnstreamedReply):
         extra_members = extras.read_pooling_extras(body, context)
         if len(first_texts) not in (1, len(second_texts)):
             raise Invalid(UNEVEN_SENTENCE)
-        special = body.boolean("add_special_tokens", True)
+        special, use_activation = body.boolean("add_special_tokens", True), body.boolean("use_activation", None)
+        first_prompts = [Text(text, special, max_tokens=first_limit) for text in first_texts]
+        second_prompts = [Text(text, special, max_tokens=second_limit) for text in second_texts]
+        self._reads_pairs = bool(context.labels)
+        prompts: list[Prompt] = [*first_prompts, *second_prompts]
+        if self._reads_pairs:
+            prompts = pair_texts(first_prompts, second_prompts, context)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[
-                *(Text(text, special, max_tokens=first_limit) for text in first_texts),
-                *(Text(text, special, max_tokens=second_limit) for text in second_texts),
-            ],
+            prompts=prompts,
             **extra_members.request_members,
-            pooling=PoolingOptions(normalize=True),
+            pooling=PoolingOptions(normalize=use_activation, task="classify")
+            if self._reads_pairs
+            else PoolingOptions(normalize=True),  # a cosine has no activation
         )
         self._first_count, self._second_texts = len(first_texts), second_texts
         self._answer_id = requests.choose_answer_id(context, extra_members.client_id or context.unique_id)
@@ -87,6 +103,8 @@ class _TextPairReply(UnstreamedReply):
 
     def pair_scores(self) -> list[float]:
         """Return one score for each text of the second side."""
+        if self._reads_pairs:
+            return [vectors.vector_numbers(values)[0] for _, values in sorted(self._vectors.items())]
         scores, first_vector = [], vectors.vector_numbers(self._vectors[0])
         for index in range(len(self._second_texts)):
             if 0 < index < self._first_count:
@@ -164,10 +182,9 @@ def _read_token_limit(body: Fields, name: str, context: RequestContext) -> int |
 
 
 def _check_score_options(body: Fields) -> None:
-    """Refuse members that a comparison of embeddings cannot implement; an empty one asks for nothing."""
+    """Refuse members that no model here implements; an empty one asks for nothing."""
     if body.string("instruction", ""):
         raise unsupported_member(body, "instruction", "A model that takes an instruction is")
-    body.boolean("use_activation", None)  # a cosine has none
 
 
 def _read_side(body: Fields, member: str) -> list[str]:

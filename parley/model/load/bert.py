@@ -32,6 +32,7 @@ WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TYPE_EMBEDDINGS = (
     f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
 )
 ENCODER_ACTIVATIONS = {"gelu": GELU, "relu": RELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
+UNSUPPORTED_HEADS = ("ForTokenClassification", "ForImageClassification", "ForQuestionAnswering", "ForMultipleChoice")
 MAX_DISTANCE = 128  # relative distances from here on share the last bucket
 
 PROBE_LENGTHS = (17, 5)  # lengths in tokens of the numeric check's two texts
@@ -108,8 +109,8 @@ def read_encoder_config(config: dict[str, Any]) -> EncoderConfig:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
     kind = config["model_type"]
     names = [str(name) for name in config.get("architectures") or ()]
-    if task_heads := [name for name in names if "Classification" in name or "QuestionAnswering" in name]:
-        raise LoadError(f"A {task_heads[0]} is not an embedding model.")
+    if task_heads := [name for name in names if name.endswith(UNSUPPORTED_HEADS)]:
+        raise LoadError(f"A {task_heads[0]} is not an embedding model, and no classifier of whole texts.")
     if config.get("position_embedding_type") not in (None, "absolute"):
         raise LoadError(f"A {kind} model with positions of kind {config['position_embedding_type']} is not supported.")
     fields = {CONFIG_SYNONYMS.get(name, name): value for name, value in config.items()}
@@ -179,10 +180,20 @@ class BertWeights:
         """Return position embeddings [max_length, hidden], with the embedding of token type 0 added."""
         config = self.config
         embeddings = self.read_tensor(POSITION_EMBEDDINGS, config.positions, config.hidden)[config.first_position :]
+        types = self.type_embeddings()
+        return embeddings if types is None else embeddings + types[0]
+
+    def type_embeddings(self) -> torch.Tensor | None:
+        """Return the embeddings of token types, [types, hidden]; None if there are none."""
         if self.prefix + TYPE_EMBEDDINGS not in self.checkpoint:
-            return embeddings
-        type_shape = self.checkpoint.tensor_shape(self.prefix + TYPE_EMBEDDINGS)
-        return embeddings + self.read_tensor(TYPE_EMBEDDINGS, *type_shape)[0]
+            return None
+        return self.read_tensor(TYPE_EMBEDDINGS, *self.checkpoint.tensor_shape(self.prefix + TYPE_EMBEDDINGS))
+
+    def second_type(self) -> torch.Tensor | None:
+        """Return the difference of the second token type's embedding from the first's, [hidden]; None if there is one
+        type at most."""
+        types = self.type_embeddings()
+        return None if types is None or len(types) < 2 else types[1] - types[0]
 
     def merge_linears(self, layer: int, *names: str, out: int, width: int) -> EncoderLinear:
         """Return several linear layers concatenated into one, [len(names) * out, width]."""
@@ -250,6 +261,7 @@ def load_encoder(
         weights.read_norm("embeddings.LayerNorm"),
         layers,
         weights.relative_position_bias(),
+        weights.second_type(),
     )
     error = encoder_deviation(encoder, checkpoint, weights.names)
     if not error <= ENCODER_TOLERANCE[dtype]:
@@ -257,8 +269,8 @@ def load_encoder(
     return encoder
 
 
-def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Check names, shapes and types of all tensors without reading any. Raises LoadError."""
+def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> EncoderConfig:
+    """Check names, shapes and types of all tensors without reading any, and return the sizes. Raises LoadError."""
     weights = _open_weights(checkpoint, config, torch.float32, torch.device("meta"))
     for i in range(weights.config.layers):
         weights.read_encoder_layer(i)
@@ -267,6 +279,7 @@ def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> Non
     weights.read_norm("embeddings.LayerNorm")
     if weights.config.buckets:
         weights.read_tensor(weights.names.relative_bias, weights.config.buckets, weights.config.heads)
+    return weights.config
 
 
 def _open_weights(
@@ -292,13 +305,17 @@ def encoder_deviation(encoder: Encoder, checkpoint: Checkpoint, names: BertTenso
     ids = torch.linspace(0, config.vocab - 1, sum(PROBE_LENGTHS)).long()
     texts = [text.tolist()[: config.max_length] for text in ids.split(PROBE_LENGTHS)]
     plain_weights = BertWeights(checkpoint, config, names, torch.float32, torch.device("cpu"))
-    expected = torch.cat([encode_plainly(plain_weights, text) for text in texts])
-    actual = encoder.encode_packed(PackedTexts(texts, encoder.device)).float().cpu()
+    second_starts = [0, len(texts[1]) // 2]
+    expected = torch.cat([encode_plainly(plain_weights, *probe) for probe in zip(texts, second_starts, strict=True)])
+    actual = encoder.encode_packed(PackedTexts(texts, encoder.device, second_starts)).float().cpu()
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
-def encode_plainly(weights: BertWeights, text: list[int]) -> torch.Tensor:
-    """Compute the hidden states of one text by the definitions: float32 [tokens, hidden]."""
+def encode_plainly(weights: BertWeights, text: list[int], second_start: int = 0) -> torch.Tensor:
+    """Compute the hidden states of one text by the definitions: float32 [tokens, hidden].
+
+    ``second_start``: where the second text of a pair begins; 0: it is one text.
+    """
     config, names = weights.config, weights.names
     count, dim = len(text), config.hidden // config.heads
 
@@ -323,6 +340,9 @@ def encode_plainly(weights: BertWeights, text: list[int]) -> torch.Tensor:
 
     word_embeddings = weights.checkpoint.view_tensor(weights.prefix + WORD_EMBEDDINGS, config.vocab, config.hidden)
     x = word_embeddings[text].float() + weights.position_embeddings()[:count]
+    second_type = weights.second_type()
+    if second_start and second_type is not None:
+        x[second_start:] += second_type
     x = normalize_rows(x, "embeddings.LayerNorm")
     bias = weights.relative_position_bias()
     for i in range(config.layers):

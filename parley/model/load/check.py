@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.load import bert, fuse, plan, towers
+from parley.model.load import bert, classifier, fuse, plan, towers
 from parley.model.load.memory import kv_page_count
 from parley.model.networks.lora import read_adapter
 from parley.model.networks.network import DecoderNetwork, LinearSite
@@ -71,7 +71,8 @@ class CheckedDecoder(NamedTuple):
 
 def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> None:
     encoder_plan = plan.plan_encoder(settings, folder, config)
-    bert.check_encoder_tensors(encoder_plan.checkpoint, config)
+    encoder_config = bert.check_encoder_tensors(encoder_plan.checkpoint, config)
+    classifier.load_classifier_head(encoder_plan.checkpoint, config, encoder_config.hidden, torch.device("meta"))
 
 
 def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> CheckedDecoder:

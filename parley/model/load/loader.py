@@ -20,6 +20,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.draft_model import DraftModel
 from parley.model.encoder_runner import EncoderRunner
 from parley.model.load.bert import is_encoder, load_encoder
+from parley.model.load.classifier import load_classifier_head
 from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
 from parley.model.load.memory import guard_allocation, kv_page_count, staging_page_count
@@ -70,9 +71,10 @@ def _load_encoder(
         encoder = load_encoder(
             checkpoint, config, ENCODER_DTYPE, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
         )
+        head = load_classifier_head(checkpoint, config, encoder.config.hidden, device)
         longest = encoder.config.max_length
         length = settings.max_model_len or min(longest, recipe.max_text_tokens or longest)
-        reader = EncoderRunner(encoder, recipe, max_model_len=length)
+        reader = EncoderRunner(encoder, recipe, max_model_len=length, head=head)
         progress("warming up", 0.96)
         reader.warm_up()
     progress("ready", 1.0)
@@ -90,6 +92,8 @@ def _load_encoder(
         fused=True,
         generates=False,
         dimensions=reader.dimensions,
+        token_vectors="token_embed" in reader.pooling_tasks,
+        labels=head.labels if head is not None else [],
     )
 
 

@@ -43,15 +43,23 @@ class EncoderConfig:
 
 
 class PackedTexts:
-    """Texts concatenated into T tokens and positions, int64 [T] each. ``runs``: (length, texts) of equal lengths."""
+    """Texts concatenated into T tokens and positions, int64 [T] each. ``runs``: (length, texts) of equal lengths.
 
-    def __init__(self, texts: Sequence[list[int]], device: torch.device):
-        lengths = [len(text) for text in texts]
-        self.runs = [(length, sum(1 for _ in group)) for length, group in groupby(lengths)]
+    ``second_starts``: for each text, where the second text of a pair begins, or 0. ``second_rows``: the rows of all
+    tokens of such second texts, int64; None if there are none.
+    """
+
+    def __init__(self, texts: Sequence[list[int]], device: torch.device, second_starts: Sequence[int] = ()):
+        self.lengths = [len(text) for text in texts]
+        self.runs = [(length, sum(1 for _ in group)) for length, group in groupby(self.lengths)]
         token_ids = np.array([token_id for text in texts for token_id in text], np.int64)
-        positions = np.concatenate([np.arange(length) for length in lengths])
+        positions = np.concatenate([np.arange(length) for length in self.lengths])
         self.token_ids = torch.from_numpy(token_ids).to(device)
         self.positions = torch.from_numpy(positions).to(device)
+        self.second_rows: torch.Tensor | None = None
+        if any(second_starts):
+            starts = np.repeat(np.array(second_starts), self.lengths)
+            self.second_rows = torch.from_numpy(np.flatnonzero((starts > 0) & (positions >= starts))).to(device)
 
 
 class EncoderLinear:
@@ -114,9 +122,10 @@ class EncoderLayer:
 
 
 class Encoder:
-    """A BERT-like encoder. ``position_embeddings`` [max_length, hidden] include that of the only token type.
+    """A BERT-like encoder. ``position_embeddings`` [max_length, hidden] include that of the first token type.
 
     ``bias`` [heads, max_length, max_length] is added to the attention scores, in models with relative positions.
+    ``second_type`` [hidden] is added to the embeddings of a pair's second text, in models that tell the two apart.
     """
 
     def __init__(
@@ -127,6 +136,7 @@ class Encoder:
         norm: LayerNorm,
         layers: list[EncoderLayer],
         bias: torch.Tensor | None,
+        second_type: torch.Tensor | None = None,
     ):
         self.config = config
         self.layers = layers
@@ -137,12 +147,15 @@ class Encoder:
             norm,
             bias,
         )
+        self._second_type = second_type
 
     def encode_packed(self, texts: PackedTexts) -> torch.Tensor:
         """Return the hidden states after the last layer: [T, hidden]."""
         x = self._word_embeddings.index_select(0, texts.token_ids) + self._position_embeddings.index_select(
             0, texts.positions
         )
+        if texts.second_rows is not None and self._second_type is not None:
+            x[texts.second_rows] += self._second_type
         x = self._layer_norm(x, self._norm)
         for layer in self.layers:
             beat()

@@ -56,14 +56,17 @@ class PoolingRecipe:
         return self.modes == ("lasttoken",)
 
     def pool_rows(self, rows: HiddenRows, request: PoolingOptions) -> bytes | None:
-        """Return the requested vector as little-endian float32 bytes; None if it is not finite."""
-        vector = np.concatenate([POOLING_MODES[mode](rows) for mode in self.modes])[: request.dimensions]
-        length = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
-        if not np.isfinite(length):
+        """Return the requested vector, or vectors, as little-endian float32 bytes; None if a number is not finite."""
+        if request.task == "token_embed":
+            vectors = rows[:, : request.dimensions]
+        else:
+            vectors = np.concatenate([POOLING_MODES[mode](rows) for mode in self.modes])[None, : request.dimensions]
+        lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(1, keepdims=True))
+        if not np.isfinite(lengths).all():
             return None
         if self.normalize if request.normalize is None else request.normalize:
-            vector = vector / np.float32(max(length, MIN_NORM))
-        return vector.astype("<f4").tobytes()
+            vectors = vectors / np.maximum(lengths, MIN_NORM).astype(np.float32)
+        return vectors.astype("<f4").tobytes()
 
 
 def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:

@@ -1,0 +1,110 @@
+"""Loads the head of a sequence classifier: the names of its tensors by family, its labels, and what its scores are.
+
+Cross-encoders are classifiers of text pairs, most with a single class. Their scores are sentence-transformers': the
+activation that the config names, otherwise a sigmoid for one class. Several classes have Transformers' probabilities by
+``problem_type``: a softmax, or a sigmoid for each class if a text may have several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.networks.classifier import ClassifierHead, PlainLinear, ScoreFunction
+
+MAX_LABELS = 1 << 17  # a config may claim any number
+HEAD_SUFFIX = "ForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class HeadTensorNames:
+    """A family's tensor names. ``hidden`` follows a prefix if that layer belongs to the encoder."""
+
+    hidden: str
+    output: str
+    activate: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
+
+
+ROBERTA_HEAD = HeadTensorNames("classifier.dense", "classifier.out_proj")
+CLASSIFIER_FAMILIES = {
+    "bert": HeadTensorNames("pooler.dense", "classifier"),
+    "roberta": ROBERTA_HEAD,
+    "xlm-roberta": ROBERTA_HEAD,
+    "camembert": ROBERTA_HEAD,
+    "mpnet": ROBERTA_HEAD,
+    "distilbert": HeadTensorNames("pre_classifier", "classifier", torch.relu),
+}
+SCORE_FUNCTION_NAMES: dict[str, ScoreFunction] = {
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+    "Tanh": "tanh",
+    "Identity": "identity",
+}
+PROBLEM_FUNCTIONS: dict[str, ScoreFunction] = {
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+    "regression": "identity",
+}
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """True if the config names a model that classifies whole texts."""
+    return any(str(name).endswith(HEAD_SUFFIX) for name in config.get("architectures") or ())
+
+
+def read_labels(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the classes, in order; two if the config has none, as in Transformers. Raises LoadError."""
+    names = config.get("id2label")
+    names = names if isinstance(names, dict) else {}
+    count = len(names) or config.get("num_labels") or 2
+    if type(count) is not int or not 0 < count <= MAX_LABELS:
+        raise LoadError(f"config.json has no valid num_labels for a classifier; it must be 1 to {MAX_LABELS}.")
+    return [str(names.get(str(number), f"LABEL_{number}")) for number in range(count)]
+
+
+def read_score_function(config: Mapping[str, Any], label_count: int) -> ScoreFunction:
+    """Return what turns logits into scores. Raises LoadError if the config names a function that is not known."""
+    settings = config.get("sentence_transformers")
+    named = settings.get("activation_fn") if isinstance(settings, dict) else None
+    named = named or config.get("sbert_ce_default_activation_function")
+    if named:
+        function = SCORE_FUNCTION_NAMES.get(str(named).rpartition(".")[2])
+        if function is None:
+            raise LoadError(f"The activation {named} of a classifier's scores is not supported.")
+        return function
+    if label_count == 1:
+        return "sigmoid"
+    return PROBLEM_FUNCTIONS.get(str(config.get("problem_type")), "softmax")
+
+
+def load_classifier_head(
+    checkpoint: Checkpoint, config: Mapping[str, Any], hidden: int, device: torch.device
+) -> ClassifierHead | None:
+    """Load the head of a classifier in float32; None if the config names none. ``hidden``: size of the encoder's
+    states. Raises LoadError."""
+    if not is_classifier(config):
+        return None
+    names, labels = CLASSIFIER_FAMILIES[config["model_type"]], read_labels(config)
+    hidden_name = f"{names.hidden}.weight"
+    full_name = next((name for name in checkpoint.tensor_names if name.endswith(hidden_name)), hidden_name)
+    return ClassifierHead(
+        hidden_layer=_read_linear(checkpoint, device, full_name.removesuffix(".weight"), hidden, hidden),
+        activate=names.activate,
+        output_layer=_read_linear(checkpoint, device, names.output, len(labels), hidden),
+        labels=labels,
+        score_function=read_score_function(config, len(labels)),
+    )
+
+
+def _read_linear(checkpoint: Checkpoint, device: torch.device, name: str, out: int, width: int) -> PlainLinear:
+    """Return a linear layer in float32."""
+    shapes = {f"{name}.weight": (out, width), f"{name}.bias": (out,)}
+    weight, bias = (
+        checkpoint.view_tensor(tensor, *shape).to(device=device, dtype=torch.float32, copy=True)
+        for tensor, shape in shapes.items()
+    )
+    return PlainLinear(weight, bias)

@@ -1,0 +1,67 @@
+"""The head of a classifier: from a text's hidden states to one logit for each class, and to scores.
+
+Knows no checkpoints: ``load/classifier.py`` reads the weights and decides what scores are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from parley.model.networks.encoder import LayerNorm
+
+ScoreFunction = Literal["sigmoid", "softmax", "tanh", "identity"]
+SCORE_FUNCTIONS: dict[ScoreFunction, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda logits: logits.softmax(-1),
+    "tanh": torch.tanh,
+    "identity": lambda logits: logits,
+}
+
+
+@dataclass(frozen=True)
+class PlainLinear:
+    """A linear layer for a few rows. ``weight`` [out, in], ``bias`` [out]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer: [N, in] -> [N, out]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class ClassifierHead:
+    """A hidden layer with its activation, a norm in some families, and the layer that has one output for each class.
+
+    It reads the state of a text's first token, or with ``uses_mean`` the mean of all. ``eps``: of the norm. ``labels``:
+    names of the classes. ``score_function`` turns logits into scores.
+    """
+
+    hidden_layer: PlainLinear
+    activate: Callable[[torch.Tensor], torch.Tensor]
+    output_layer: PlainLinear
+    labels: list[str]
+    score_function: ScoreFunction
+    norm: LayerNorm | None = None
+    eps: float = 0.0
+    uses_mean: bool = False
+
+    def score_texts(self, states: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        """Return the logits of texts that are packed one after the other: [T, hidden] -> [texts, labels]."""
+        parts = states.split(lengths)
+        x = self.activate(
+            self.hidden_layer(torch.stack([part.mean(0) if self.uses_mean else part[0] for part in parts]))
+        )
+        if self.norm is not None:
+            x = F.layer_norm(x, x.shape[-1:], self.norm.weight, self.norm.bias, self.eps)
+        return self.output_layer(x)
+
+    def activate_scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the scores of logits: [texts, labels] -> [texts, labels]."""
+        return SCORE_FUNCTIONS[self.score_function](logits)
