@@ -18,6 +18,7 @@ FLOORS = (
         "errors",
         "heartbeat",
         "interrupt",
+        "log_lines",
         "tenant_executor",
         "wire",
         "child_process",

@@ -68,7 +68,7 @@ RELOADED_OPTIONS = frozenset(
     {
         "api_keys", "admin_keys", "priority_keys", "header_limit", "header_count", "header_timeout", "body_limit",
         "media_body_limit", "body_rate", "body_timeout", "write_timeout", "keep_alive", "ping_interval", "max_queue",
-        "max_prompt", "max_output", "timeout", "token_timeout", "drain", "access_log",
+        "max_prompt", "max_output", "timeout", "token_timeout", "drain", "access_log", "log_bodies",
     }
 )  # fmt: skip
 LOAD_FAILURES = (EngineFailed, BadTokenizer)
@@ -82,12 +82,12 @@ def run_server(
     ``read_options`` reads the options again at SIGHUP. Raises ConfigError; None: they stay.
     """
     keep_standard_streams()
-    logs.set_up_logging(options.log_format)
+    logs.set_up_logging(options.log_format, options.log_level)
     for notice in options.notes:
         log.warning(notice)
     options = with_connection_limits(options)
     if open_plane := find_open_plane(options, listening_places(options)):
-        banner.print_line(f"parley: {open_plane}")
+        banner.print_failure(open_plane)
         return 1
     with contextlib.ExitStack() as stack:
         sockets, tls_contexts = [], []
@@ -96,19 +96,19 @@ def run_server(
                 tls_contexts.append(server_tls_context(tls) if tls is not None else None)
                 sockets.append(stack.enter_context(open_listener(host, port)))
             except TlsFileError as error:
-                banner.print_line(f"parley: cannot encrypt {host} port {port}: {error}.")
+                banner.print_failure(f"cannot encrypt {host} port {port}: {error}.")
                 return 1
             except OSError as error:
-                banner.print_line(f"parley: cannot listen on {host} port {port}: {listen_error_reason(error)}.")
+                banner.print_failure(f"cannot listen on {host} port {port}: {listen_error_reason(error)}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
             server = ServerInstance(offers, options, sockets, tls_contexts, read_options)
         except (BadEndpointFile, BadRecordFile) as error:
-            banner.print_line(f"parley: {error}")
+            banner.print_failure(str(error))
             return 1
         except TlsFileError as error:
-            banner.print_line(f"parley: the handovers between instances cannot be encrypted: {error}.")
+            banner.print_failure(f"the handovers between instances cannot be encrypted: {error}.")
             return 1
         return runner.run(server.serve_until_exit())
 
@@ -194,7 +194,7 @@ class ServerInstance:
         try:
             grpc_addresses = await self._listen_for_peers_and_grpc()
         except OSError as error:
-            banner.print_line(f"parley: {error}")
+            banner.print_failure(str(error))
             return 1
         loop = asyncio.get_running_loop()
         for signal_number in STOP_SIGNALS:
@@ -219,7 +219,7 @@ class ServerInstance:
             for signal_number in (*STOP_SIGNALS, signal.SIGHUP):
                 loop.remove_signal_handler(signal_number)
         if failure:
-            banner.print_line(f"parley: {failure}")
+            banner.print_failure(failure)
             return 1
         return 128 + self._received_signals[1] if len(self._received_signals) > 1 else 0
 

@@ -31,6 +31,13 @@ OPTIONS = [
     ),
     Option("quiet", switch_kind(), "Do not log requests.", False, section="output"),
     Option("log-format", choice_kind("text", "json"), "Format of log lines.", "text", section="output"),
+    Option(
+        "log-level",
+        choice_kind("debug", "info", "warning", "error"),
+        "The least level of messages that are logged.",
+        "info",
+        section="output",
+    ),
 ]
 
 
@@ -42,7 +49,11 @@ def run(config: ResolvedOptions) -> int:
     if options.grpc_port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
         raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
     return coordinator.run_coordinator(
-        options, config["log-format"], access_log=not config["quiet"], read_options=lambda: coordinator_options(config)
+        options,
+        config["log-format"],
+        config["log-level"],
+        access_log=not config["quiet"],
+        read_options=lambda: coordinator_options(config),
     )
 
 

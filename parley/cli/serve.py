@@ -225,6 +225,8 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         peer_tls=peer_tls_files(config),
         access_log=not config["quiet"],
         log_format=config["log-format"],
+        log_level=config["log-level"],
+        log_bodies=config["log-bodies"],
     )
 
 

@@ -31,6 +31,7 @@ from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.mounts import universal_mounts
+from parley.log_lines import LogFormat, LogLevel
 from parley.serving.options import ServerOptions
 from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.version import __version__
@@ -157,7 +158,7 @@ class Coordinator:
         try:
             grpc_lines = await self._listen_grpc()
         except OSError as error:
-            banner.print_line(f"parley: {error}")
+            banner.print_failure(str(error))
             return 1
         self.connections.start_connections()
         self.health.start_checks()
@@ -268,7 +269,9 @@ class Coordinator:
 
 def run_coordinator(
     options: CoordinatorOptions,
-    log_format: str = "text",
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
+    *,
     access_log: bool = True,
     read_options: Callable[[], CoordinatorOptions] | None = None,
 ) -> int:
@@ -277,9 +280,9 @@ def run_coordinator(
     ``read_options`` reads the options again at SIGHUP. Raises ConfigError; None: they stay.
     """
     keep_standard_streams()
-    logs.set_up_logging("json" if log_format == "json" else "text")
+    logs.set_up_logging(log_format, log_level)
     if open_management := find_open_management(options):
-        banner.print_line(f"parley: {open_management}")
+        banner.print_failure(open_management)
         return 1
     with contextlib.ExitStack() as stack:
         sockets = {}
@@ -287,7 +290,7 @@ def run_coordinator(
             try:
                 sockets[name] = host, stack.enter_context(open_listener(host, port))
             except OSError as error:
-                banner.print_line(f"parley: cannot listen on {host} port {port}: {listen_error_reason(error)}.")
+                banner.print_failure(f"cannot listen on {host} port {port}: {listen_error_reason(error)}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
 
@@ -297,7 +300,7 @@ def run_coordinator(
         try:
             return runner.run(serve_coordinator())
         except tls.TlsFileError as error:
-            banner.print_line(f"parley: {error}.")
+            banner.print_failure(f"{error}.")
             return 1
 
 

@@ -263,6 +263,7 @@ class App:
             return
         if self.keys:
             exchange.tenant = self.keys.check_key(headers)
+            exchange.log_entry.key = self.keys.name_key(exchange.tenant)
         else:
             self.cluster.check_client(headers, exchange.client_host, self.reach)
 

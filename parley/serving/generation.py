@@ -284,6 +284,8 @@ class Generation:
             prompt_stream.stream.cancel_choice()
         self._model.release_slots(self._request.sequences, self.tenant.id)
         self._model.open_requests.pop(self, None)
+        if self._failure is not None:
+            self._request_metrics.log_entry.record_error(self._failure)
         delivered = [
             choice.usage.completion_tokens
             for prompt_stream in self._prompt_streams

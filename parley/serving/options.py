@@ -8,6 +8,7 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, Dialect
+from parley.log_lines import LogFormat, LogLevel
 from parley.settings.media_hosts import MediaHost
 from parley.types import EngineSettings, MediaKind, Tenant
 from parley.web.options import HttpOptions, TlsFiles
@@ -122,7 +123,8 @@ class ServerOptions(HttpOptions):
     peer_tls: TlsFiles | None = None  # encrypts handovers, with certificates on both sides
 
     access_log: bool = True
-    log_format: Literal["text", "json"] = "text"
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
 
     @property
     def seal_secret(self) -> str:

@@ -816,7 +816,28 @@ SERVE_OPTIONS: list[Option] = [
     ),
     Option("quiet", switch_kind(), "Do not log a line for each request.", False, section="output", configurable=True),
     Option(
-        "log-format", choice_kind("text", "json"), "Format of log lines.", "text", section="output", configurable=True
+        "log-format",
+        choice_kind("text", "json"),
+        "Format of log lines. With json, the lines at the start are log lines as well.",
+        "text",
+        section="output",
+        configurable=True,
+    ),
+    Option(
+        "log-level",
+        choice_kind("debug", "info", "warning", "error"),
+        "The least level of messages that are logged. A line for each request has the level info.",
+        "info",
+        section="output",
+        configurable=True,
+    ),
+    Option(
+        "log-bodies",
+        switch_kind(),
+        "Log the first 2,000 characters of the bodies of requests and answers. They contain what users write.",
+        False,
+        section="output",
+        configurable=True,
     ),
     Option(
         "config", text_kind("FILE"), "TOML file with any of these options as keys.", section="output", configurable=True

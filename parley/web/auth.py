@@ -71,6 +71,10 @@ class ApiKeys:
         self._admin_digests = [_key_digest(key.encode()) for key in admin_keys]
         privileged = {*priority_keys, *admin_keys}
         self._tenants = [Tenant(tenant_id(key.encode(), cluster_secret), key in privileged) for key in accepted_keys]
+        self._key_names = {
+            tenant.id: f"{'admin' if key in admin_keys else 'key'}-{number}"
+            for number, (key, tenant) in enumerate(zip(accepted_keys, self._tenants, strict=True), 1)
+        }
 
     def __bool__(self) -> bool:
         return bool(self._key_digests)
@@ -95,6 +99,10 @@ class ApiKeys:
         if not number:
             raise Unauthorized(f"Incorrect API key provided: {mask_key(keys[0])}.")
         return self._tenants[number - 1]
+
+    def name_key(self, tenant: Tenant) -> str:
+        """Return a name for a tenant's key in logs: its kind and its number among all accepted keys, such as key-2."""
+        return self._key_names.get(tenant.id, "")
 
     def check_admin_key(self, headers: dict[bytes, bytes]) -> None:
         """Check that one of the keys in the headers is an admin key.

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterable
 
 from parley.dialects.media import name_readable_kinds
 from parley.engine.messages import LoadProgress
+from parley.log_lines import logs_json
 from parley.types import ModelInfo
+
+log = logging.getLogger("parley.server")
 
 CLEAR_LINE = "\r\x1b[K"
 
 
 def print_line(text: str) -> None:
-    """Print a line and flush it, in place of a progress bar if one is drawn. Errors of a closed pipe are ignored."""
+    """Print a line and flush it, in place of a progress bar if one is drawn. Errors of a closed pipe are ignored.
+
+    If log lines are JSON, the text becomes log lines too: who collects them wants all that the server says.
+    """
+    if logs_json():
+        for line in filter(None, map(str.strip, text.splitlines())):
+            log.info(line)
+        return
     with contextlib.suppress(OSError, ValueError):
         if _shows_progress():
             sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
         print(text, flush=True)
+
+
+def print_failure(reason: str) -> None:
+    """Print why the server does not start."""
+    if logs_json():
+        log.error(reason)
+    else:
+        print_line(f"parley: {reason}")
 
 
 def local_url(host: str, port: int, encrypted: bool = False) -> str:

@@ -22,7 +22,7 @@ from parley.errors import BadRequest, Invalid, ParleyError, TooLarge, UnknownCod
 from parley.types import NO_TENANT, Tenant
 from parley.web.connection import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
 from parley.web.content_coding import decompress_body
-from parley.web.logs import AccessLogEntry
+from parley.web.logs import LOGGED_BODY_BYTES, AccessLogEntry
 from parley.web.offload import OFFLOAD_SIZE, off_loop
 from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
@@ -176,6 +176,8 @@ class Exchange:
             compressed_size = len(body)
             body = await off_loop(limit, partial(decompress_body, body, coding, limit))
             held_body.grow(len(body) - compressed_size)
+        if options.log_bodies:
+            self.log_entry.request_body = body[:LOGGED_BODY_BYTES]
         return body
 
     async def run_work(self, size: int, work: Callable[[], T]) -> T:
@@ -245,6 +247,8 @@ class Exchange:
         Return True if another part may be written in this way, False if the client has not read the previous ones.
         """
         self.last_write_at = time.perf_counter()
+        if self.options.log_bodies:
+            self.log_entry.record_answer(data)
         return self._writer.write_part(data)
 
     def coordinator_headers(self, error: ParleyError | None) -> HeaderList:
@@ -254,6 +258,7 @@ class Exchange:
     async def send_error(self, error: ParleyError, extra_headers: HeaderList = ()) -> None:
         """Send an error as the whole response."""
         error = self.translate_field(error)
+        self.log_entry.record_error(error)
         error.request_uuid = self.request_uuid
         stage_answer = self.stage.coordinator_answer(error) if self.stage is not None else None
         reply_answer = self._reply.render_refusal(error) if self._reply is not None else None
@@ -300,6 +305,8 @@ class Exchange:
 
     async def _write_body(self, data: bytes, *, last: bool) -> None:
         self.last_write_at = time.perf_counter()
+        if self.options.log_bodies:
+            self.log_entry.record_answer(data)
         if self._writer.write_blocked:
             await self._send_or_disconnect({"type": "http.response.body", "body": data, "more_body": not last})
         else:

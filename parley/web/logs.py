@@ -1,15 +1,14 @@
 """Logging: one line per request, and all other messages in the same format, as text or JSON.
 
-A line contains no prompt, no answer and no key, and values chosen by a client (path, model, id) are escaped. A thread
-writes the lines: a terminal or pipe that is not read may block that thread, but never the server.
+A line contains no prompt but for the excerpt of a wrong value in an error, no answer and no key. Values chosen by a
+client (path, model, id) are escaped. A thread writes the lines: a terminal or pipe that is not read may block that
+thread, but never the server.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
-import json
 import logging
 import os
 import queue
@@ -17,32 +16,37 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import msgspec
 from starlette.types import Scope
+
+from parley.dialects.dialect import Dialect
+from parley.errors import ParleyError, hide_data
+from parley.log_lines import LogFormat, LogLevel, announce_to_children, make_formatter, set_level
 
 log = logging.getLogger("parley.access")
 
 MAX_LOGGED_PATH = 200  # characters of a path that are logged
+LOGGED_BODY = 2000  # characters of a body that are logged
+LOGGED_BODY_BYTES = 4 * LOGGED_BODY
+MAX_LOGGED_ERROR = 500  # characters of an error that are logged
 MAX_QUEUED_LINES = 10_000  # lines in the queue; above this, new lines are dropped
 WRITE_INTERVAL = 0.05  # seconds between writes, so that several lines are written together
 FLUSH_SECONDS = 0.5  # seconds to write the last lines at the end of the process
 
 
-def set_up_logging(log_format: Literal["text", "json"]) -> None:
-    """Set up logging to standard error."""
+def set_up_logging(log_format: LogFormat, level: LogLevel = "info") -> None:
+    """Set up logging to standard error, also for the processes that this one starts."""
+    announce_to_children(log_format, level)
     logging.raiseExceptions = False
-    handler = QueueingHandler(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler = QueueingHandler(make_formatter(log_format))
     threading.Thread(target=handler.run_writer, name="parley-log", daemon=True).start()
     atexit.register(handler.wait_written)
     # No format shows where a line comes from, so logging need not find out.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(logging.WARNING)
-    logging.getLogger("parley").setLevel(logging.INFO)
+    logging.getLogger().handlers = [handler]
+    set_level(level)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its errors are handled and logged by us
 
 
@@ -98,51 +102,31 @@ class QueueingHandler(logging.Handler):
             time.sleep(0.005)
 
 
-class TextFormatter(logging.Formatter):
-    """Formats records as ``12:30:01 warning message``, with unprintable characters escaped."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line for a record."""
-        clock = _format_clock(int(record.created))
-        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()} "
-        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return f"{clock} {level}{escape_unprintable(record.getMessage())}{trace}"
-
-
-@functools.lru_cache(4)
-def _format_clock(second: int) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(second))
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats records as JSON objects, one per line; the fields of an access log line become members."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line for a record."""
-        entry: dict[str, Any] = {
-            "time": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-        }
-        entry |= record.msg.log_fields if isinstance(record.msg, AccessLogMessage) else {"message": record.getMessage()}
-        if record.exc_info:
-            entry["trace"] = self.formatException(record.exc_info)
-        try:
-            return msgspec.json.encode(entry).decode()
-        except UnicodeEncodeError:  # a lone surrogate, from a file name that is not UTF-8
-            return json.dumps(entry)
-
-
 @dataclass
 class AccessLogEntry:
     """The fields of an access log line besides method, path, status and time."""
 
+    api: str = ""
+    client: str = ""  # its IP address
+    key: str = ""  # the name of its API key, never the key itself
     model: str = ""
+    error: str = ""  # what the client was told
+    field: str = ""  # the member of the request that the error is about
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     ttft_seconds: float | None = None  # seconds from the request's arrival
     finish_reason: str = ""
+    request_body: bytes = b""  # the beginning, if bodies are logged
+    answer_body: bytes = b""
     is_probe: bool = False  # a health probe or scrape, sent every few seconds: not logged
+
+    def record_error(self, error: ParleyError) -> None:
+        """Record the error that ends the request."""
+        self.error, self.field = error.message, error.field or ""
+
+    def record_answer(self, data: bytes) -> None:
+        """Record a part of the answer's body, as far as it is logged."""
+        self.answer_body += data[: LOGGED_BODY_BYTES - len(self.answer_body)]
 
 
 class FinishedRequest(Protocol):
@@ -150,22 +134,28 @@ class FinishedRequest(Protocol):
 
     request_id: str
     scope: Scope
+    dialect: Dialect
     status: int
     arrived_at: float
     log_entry: AccessLogEntry
+
+    @property
+    def client_host(self) -> str:
+        """The client's IP address, "" if it is not known."""
 
 
 def log_access(exchange: FinishedRequest) -> None:
     """Log a finished request, unless it was a probe. Status 499: the client left before the response."""
     if not exchange.log_entry.is_probe:
-        scope = exchange.scope
+        scope, entry = exchange.scope, exchange.log_entry
+        entry.api, entry.client = exchange.dialect.name, exchange.client_host
         log_request(
             exchange.request_id,
             scope["method"],
             scope["path"],
             exchange.status or 499,
             exchange.arrived_at,
-            exchange.log_entry,
+            entry,
         )
 
 
@@ -184,18 +174,27 @@ class AccessLogMessage:
     def log_fields(self) -> dict[str, Any]:
         """The line's fields by their names in JSON."""
         log_entry = self._note
-        return {
+        fields = {
             "id": self._id,
             "method": self._method,
             "path": self._path,
             "status": self._status,
             "seconds": round(self._seconds, 4),
+            "api": log_entry.api,
+            "client": log_entry.client,
+            "key": log_entry.key,
             "model": log_entry.model,
             "in": log_entry.prompt_tokens,
             "out": log_entry.completion_tokens,
             "ttft": None if log_entry.ttft_seconds is None else round(log_entry.ttft_seconds, 4),
             "finish": log_entry.finish_reason,
+            "field": log_entry.field,
+            "error": log_entry.error[:MAX_LOGGED_ERROR],
         }
+        for name, body in (("request", log_entry.request_body), ("answer", log_entry.answer_body)):
+            if body:
+                fields[name] = hide_data(body.decode("utf-8", "replace"))[:LOGGED_BODY]
+        return fields
 
     def __str__(self) -> str:
         pairs = [f"{name}={value}" for name, value in list(self.log_fields.items())[3:] if value not in (None, "")]
@@ -207,10 +206,3 @@ def log_request(
 ) -> None:
     """Log a request that has been answered. ``arrived_at``: by `time.perf_counter`."""
     log.info(AccessLogMessage(request_id, method, path, status, time.perf_counter() - arrived_at, log_entry))
-
-
-def escape_unprintable(text: str) -> str:
-    """Escape control characters and lone surrogates in a text, so that it stays on one line."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

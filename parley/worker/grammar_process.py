@@ -19,6 +19,7 @@ import msgspec
 
 from parley import wire
 from parley.errors import Invalid
+from parley.log_lines import set_up_child_logging
 from parley.text.grammar.answer_compiler import AnswerCompiler
 from parley.text.grammar.answer_question import (
     AnswerCompiled,
@@ -121,7 +122,7 @@ def serve_socket(fd: int) -> None:
     # to end. This process follows at end of file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    set_up_child_logging()
     for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, WORKER_MEMORY)):
         _, most = resource.getrlimit(limit)
         resource.setrlimit(limit, (value if most == resource.RLIM_INFINITY else min(value, most), most))

@@ -29,6 +29,7 @@ from parley.engine.media_messages import (
     MediaRefused,
     ProcessMedia,
 )
+from parley.log_lines import set_up_child_logging
 
 log = logging.getLogger("parley.engine")
 
@@ -91,7 +92,7 @@ def serve_socket(folder: Path, fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    set_up_child_logging()
     limit_resource(resource.RLIMIT_CORE, 0)
     os.nice(NICENESS)
     sock = socket.socket(fileno=fd)

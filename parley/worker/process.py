@@ -34,6 +34,7 @@ from parley.engine.messages import (
     ToEngine,
 )
 from parley.heartbeat import send_beats
+from parley.log_lines import set_up_child_logging
 from parley.tenant_executor import TenantExecutor
 from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
@@ -166,7 +167,7 @@ def serve_socket(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    set_up_child_logging()
     for name, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(name, value)
     threading.excepthook = _exit_at_thread_death

@@ -425,7 +425,7 @@ async def test_metrics_page_is_in_prometheus_format(serve):
 
 
 async def test_access_log_lines_cannot_be_forged(serve, caplog):
-    from parley.web.logs import JsonFormatter, TextFormatter
+    from parley.log_lines import JsonFormatter, TextFormatter
 
     server = await serve(access_log=True)
     with caplog.at_level("INFO", logger="parley.access"):
@@ -438,3 +438,49 @@ async def test_access_log_lines_cannot_be_forged(serve, caplog):
         assert "\n" not in text and "\x1b" not in text
     assert "status=200" in TextFormatter().format(chat) and "out=8" in TextFormatter().format(chat)
     assert "Hello" not in JsonFormatter().format(chat)
+
+
+async def test_access_log_says_who_was_refused_and_why(serve, caplog):
+    server = await serve(access_log=True, api_keys=["first", "second"])
+    with caplog.at_level("INFO", logger="parley.access"):
+        await server.post("/v1/chat/completions", HELLO_CHAT | {"temperature": 9}, authorization="Bearer second")
+        await server.post("/tgi/generate", {"inputs": "a", "parameters": {"top_p": 3}}, authorization="Bearer first")
+        await server.post("/v1/messages", {}, authorization="Bearer third")
+        await server.until(lambda: len(caplog.records) == 3)
+    chat, generate, messages = (record.msg.log_fields for record in caplog.records)
+    assert (chat["api"], chat["key"], chat["client"], chat["field"]) == ("openai", "key-2", "127.0.0.1", "temperature")
+    assert "temperature" in chat["error"] and "9" in chat["error"] and chat["status"] == 400
+    assert (generate["api"], generate["key"], generate["status"]) == ("tgi", "key-1", 422)
+    assert (messages["api"], messages["key"], messages["status"]) == ("anthropic", "", 401)
+    assert "third" not in str(caplog.records[2].msg)
+    assert str(caplog.records[0].msg).endswith(f"field=temperature error={chat['error']}")
+
+
+async def test_access_log_says_why_a_stream_failed(serve, caplog):
+    server = await serve(access_log=True, tick=0.01)
+    with caplog.at_level("INFO", logger="parley.access"):
+        body = HELLO_CHAT | {"stream": True, "max_tokens": 3000}
+        answer = asyncio.create_task(server.post("/v1/chat/completions", body))
+        await server.until(lambda: server.model.open_requests)
+        await asyncio.sleep(0.05)
+        server.engine.crash_engine()
+        await answer
+        await server.until(lambda: caplog.records)
+    line = caplog.records[0].msg.log_fields
+    assert line["status"] == 200 and line["finish"] == "error" and "engine" in line["error"]
+
+
+@pytest.mark.parametrize("log_bodies", [False, True])
+async def test_bodies_are_logged_only_if_asked_for(serve, caplog, log_bodies):
+    server = await serve(access_log=True, log_bodies=log_bodies)
+    chat = {"messages": [{"role": "user", "content": "Hello data:image/png;base64," + "A" * 30}], "max_tokens": 20}
+    with caplog.at_level("INFO", logger="parley.access"):
+        await server.post("/v1/chat/completions", chat)
+        await server.post("/v1/chat/completions", chat | {"stream": True, "user": "x" * 9000})
+        await server.until(lambda: len(caplog.records) == 2)
+    whole, streamed = (record.msg.log_fields for record in caplog.records)
+    assert ("request" in whole) is ("answer" in streamed) is log_bodies
+    if log_bodies:
+        assert "Hello data:image/png;base64,…" in whole["request"] and '"choices"' in whole["answer"]
+        assert len(streamed["request"]) == len(streamed["answer"]) == 2000
+        assert streamed["answer"].startswith('data: {"id"')

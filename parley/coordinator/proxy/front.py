@@ -141,6 +141,7 @@ class InferenceFront:
     # -- errors
 
     async def _send_error(self, client: DownstreamClient, error: ParleyError) -> None:
+        client.log_entry.record_error(error)
         if client.status:
             client.abort_connection()
             return

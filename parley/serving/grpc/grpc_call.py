@@ -55,6 +55,7 @@ class GrpcCall:
         except Exception as error:
             failure = self._as_grpc_error(error)
             code = failure.code
+            self.log_entry.error = failure.message
             raise failure from None
         finally:
             self._registry.grpc_responses.add_count(value=code.name)

@@ -123,6 +123,7 @@ class TritonGrpcPort:
             metadata = {key.encode(): _as_bytes(value) for key, value in context.invocation_metadata()}
             call = GrpcCall(self._registry, f"/{service_name}/{method_name}", metadata)
             call.log_entry.is_probe = method_name in KEYLESS_METHODS
+            call.log_entry.api, call.log_entry.client = "triton", _client_host(context.peer())
             context.set_trailing_metadata((("x-request-id", call.request_id),))
             try:
                 with call.reporting_outcome():
@@ -130,6 +131,7 @@ class TritonGrpcPort:
                         if not self._keys:
                             self._check_client(metadata, _client_host(context.peer()))
                         call.tenant = self._keys.check_key(metadata)
+                        call.log_entry.key = self._keys.name_key(call.tenant)
                     return await call_handler(call, payload, context)
             except GrpcError as refused:
                 await context.abort(refused.code, refused.message)

@@ -21,6 +21,7 @@ from parley.engine.media_messages import (
     ProcessMedia,
 )
 from parley.errors import NotReady, Unsupported
+from parley.log_lines import FORMAT_VARIABLE, LEVEL_VARIABLE
 from parley.serving.media.memory_files import MemoryFile
 from parley.serving.workers.worker_pool import WorkerPool, WorkerProcess
 
@@ -30,7 +31,9 @@ PROCESS_COMMAND = python_command("-m", "parley.worker.media_process")
 SILENCE_SECONDS = 180.0  # a process that does not answer for this long is killed, even if it computed little
 KILL_DELAY = 5.0  # seconds that a job whose client has left may go on: as long as a new process takes to start
 END_SECONDS = 5.0  # that a process has to end once its socket is closed
-KEPT_VARIABLES = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
+KEPT_VARIABLES = frozenset(
+    {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", FORMAT_VARIABLE, LEVEL_VARIABLE}
+)
 PACKAGES = {"PIL": "Pillow", "av": "PyAV", "torchvision": "torchvision"}  # by the name that is imported
 
 TOO_SLOW = MediaRefused("could not be decoded in time, or within the memory set aside for that", "too_slow")

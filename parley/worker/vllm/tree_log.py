@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 
 from parley.heartbeat import BEAT_SECONDS
+from parley.log_lines import make_child_handler
 
 log = logging.getLogger("parley.engine")
 
@@ -41,7 +42,7 @@ class TreeLog:
         terminal = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace")
         # Not the root logger, which some of vLLM's modules write to while they are imported.
         own_log = logging.getLogger("parley")
-        own_log.addHandler(logging.StreamHandler(terminal))
+        own_log.addHandler(make_child_handler(terminal))
         own_log.setLevel(logging.INFO)
         own_log.propagate = False
         sys.stdout.flush()
