@@ -21,6 +21,7 @@ from parley.native import (
     compiled_lora,
     library,
     torch_attention,
+    torch_experts,
     torch_int8,
     torch_kernels,
     torch_lora,
@@ -28,6 +29,7 @@ from parley.native import (
 )
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
+from parley.native.experts import Experts, Routing, stack_experts
 from parley.native.layer import DecoderLayer
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
@@ -44,6 +46,7 @@ LoraRows = compiled_lora.CompiledLoraRows | torch_lora.TorchLoraRows
 __all__ = [
     "AttentionPlan",
     "DecoderLayer",
+    "Experts",
     "GroupedWeight",
     "LoraRows",
     "LowRank",
@@ -52,6 +55,7 @@ __all__ = [
     "PageFormat",
     "PagePool",
     "QuantizedRows",
+    "Routing",
     "Stack",
     "add_rms_norm",
     "apply_mask",
@@ -65,6 +69,7 @@ __all__ = [
     "linear",
     "lm_head_logits",
     "masked_argmax",
+    "mix_experts",
     "pack_int4",
     "pack_int8",
     "pack_lora",
@@ -75,8 +80,10 @@ __all__ = [
     "rms_norm",
     "rope_write",
     "round_int4",
+    "route",
     "silu_mul",
     "softmax_totals",
+    "stack_experts",
     "top_k",
     "write_indices",
     "write_kv",
@@ -184,6 +191,28 @@ def add_rms_norm(
 def silu_mul(gate_up: torch.Tensor, *, consumer: PackedWeight | None = None) -> Any:
     """Return silu(gate) * up for gate_up [T, 2 * width]. ``consumer`` is that of ``rms_norm``."""
     return _kernels_for(gate_up).silu_mul(gate_up, int8=_takes_int8(consumer))
+
+
+def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the chosen experts of each row of float32 ``logits`` [T, experts], best first, and their weights.
+
+    Both are [T, chosen], int64 and float32. A shared expert has one more logit and weight in each row.
+    """
+    form: Any = (compiled_kernels() if logits.is_cpu else None) or torch_experts
+    result: tuple[torch.Tensor, torch.Tensor] = form.route(logits, bias, routing)
+    return result
+
+
+def mix_experts(
+    x: torch.Tensor, experts: Experts, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden]: [T, hidden].
+
+    ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the outputs of the expert that computes all rows.
+    """
+    form: Any = compiled_kernels() if isinstance(experts.gate_up, COMPILED_WEIGHTS) else torch_experts
+    result: torch.Tensor = form.mix_experts(x, experts, ids, weights, shared)
+    return result
 
 
 def choose_page_format(layer: LayerKV, dtype: torch.dtype, device: torch.device, *, int8: bool = False) -> PageFormat:

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parley.native import compiled_int4, compiled_int8, compiled_lora, memory
+from parley.native import compiled_experts, compiled_int4, compiled_int8, compiled_lora, memory
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import CompiledRows, Int8Packed, allocate_output
+from parley.native.experts import Experts, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
+from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
 from parley.native.torch_int4 import GroupedWeight
 
@@ -40,25 +42,16 @@ SIGNATURES = {
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
     "attend": [P, N, P, P, P, N, P, P, P, N, N, N, N, N, N, R, R, N],
+    **compiled_experts.EXPERTS_SIGNATURES,
     **compiled_int4.INT4_SIGNATURES,
     **compiled_int8.INT8_SIGNATURES,
     **compiled_lora.LORA_SIGNATURES,
 }
 # Functions that return an int64.
 RETURN_INT64 = (
-    "packed_size", "attend_dim", "page_bytes", "masked_argmax",
+    "packed_size", "attend_dim", "page_bytes", "masked_argmax", *compiled_experts.EXPERTS_RETURN_INT64,
     *compiled_int4.INT4_RETURN_INT64, *compiled_int8.INT8_RETURN_INT64, *compiled_lora.LORA_RETURN_INT64,
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Bf16Packed:
-    """A linear layer's weight in the layout that ``linear.cpp`` describes, for rows of ``into`` numbers."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    out: int
-    into: int
 
 
 @dataclass(frozen=True)
@@ -192,6 +185,23 @@ class CompiledKernels:
         out, pointers = allocate_output((count, width), count, width, int8)
         self._library.silu_mul(gate_up.data_ptr(), *pointers, count, width, torch.get_num_threads())
         return out
+
+    def route(
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the chosen experts of each row, int64 [T, chosen], and their weights, float32."""
+        return compiled_experts.route(self._library, logits, bias, routing)
+
+    def mix_experts(
+        self,
+        x: torch.Tensor,
+        experts: Experts,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden], and of ``shared``."""
+        return compiled_experts.mix_experts(self._library, x, experts, ids, weights, shared)
 
     def page_format(self, layer: LayerKV, dtype: torch.dtype) -> PageFormat | None:
         """Return the format of pages of bfloat16 or int8, or None if the head dimension is not compiled."""

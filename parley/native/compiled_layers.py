@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 
-from parley.native.compiled import Bf16Packed, plan_spans
-from parley.native.compiled_int4 import Int4Packed
-from parley.native.compiled_int8 import Int8Packed
+from parley.native.compiled import plan_spans
 from parley.native.compiled_lora import CompiledLoraRows
 from parley.native.layer import DecoderLayer
 from parley.native.layout import Span
 from parley.native.pool import PagePool
+from parley.native.weight_struct import ROW_UNIT, WEIGHT_TYPES, LinearStruct, address_of, linear_struct
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-WEIGHT_TYPES = (Bf16Packed, Int8Packed, Int4Packed)  # numbered as in layers.cpp
-ROW_UNIT = 8  # rows whose length is a multiple of it need no padding in any kernel
 
 LAYER_SIGNATURES: dict[str, list[Any]] = {  # both return an int64
     "layers_room": [P, N, N],
@@ -29,18 +26,11 @@ LAYER_SIGNATURES: dict[str, list[Any]] = {  # both return an int64
 }
 
 
-class _LinearStruct(ctypes.Structure):
-    _fields_ = [
-        *((name, N) for name in ("form", "out", "into", "group")),
-        *((name, P) for name in ("weight", "scales", "bias", "order")),
-    ]
-
-
 class _LayerStruct(ctypes.Structure):
     _fields_ = [
         *((name, P) for name in ("input_norm", "post_norm", "head_norm")),
         ("window", N),
-        *((name, _LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
     ]
 
 
@@ -166,25 +156,7 @@ def _layer_struct(layer: DecoderLayer) -> _LayerStruct:
     return _LayerStruct(
         layer.input_norm.data_ptr(),
         layer.post_norm.data_ptr(),
-        _address_of(layer.head_norm),
+        address_of(layer.head_norm),
         layer.window or 0,
-        *(_linear_struct(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        *(linear_struct(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)),
     )
-
-
-def _linear_struct(packed: object) -> _LinearStruct:
-    assert isinstance(packed, WEIGHT_TYPES)
-    return _LinearStruct(
-        WEIGHT_TYPES.index(type(packed)),
-        packed.out,
-        packed.into,
-        packed.group if isinstance(packed, Int4Packed) else 0,
-        packed.weight.data_ptr(),
-        packed.scales.data_ptr() if isinstance(packed, Int8Packed) else None,
-        _address_of(packed.bias),
-        _address_of(packed.order if isinstance(packed, Int4Packed) else None),
-    )
-
-
-def _address_of(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from parley.native import compiled, torch_kernels
+from dataclasses import dataclass
+
+import torch
+
+from parley.native import torch_kernels
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed
 
-COMPILED_WEIGHTS = compiled.Bf16Packed | Int8Packed | Int4Packed
-PackedWeight = COMPILED_WEIGHTS | torch_kernels.TorchPacked | torch_kernels.TorchInt8Packed
+
+@dataclass(frozen=True)
+class Bf16Packed:
+    """A linear layer's weight in the layout that ``linear.cpp`` describes, for rows of ``into`` numbers."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    out: int
+    into: int
+
+
+COMPILED_WEIGHTS = Bf16Packed | Int8Packed | Int4Packed
+TORCH_WEIGHTS = torch_kernels.TorchPacked | torch_kernels.TorchInt8Packed
+PackedWeight = COMPILED_WEIGHTS | TORCH_WEIGHTS

@@ -19,6 +19,7 @@
 #include "kernels.h"
 #include "shares.h"
 #include "tile.h"
+#include "weight.h"
 
 namespace {
 
@@ -176,11 +177,13 @@ struct Cut {
 };
 
 template <class T>
-void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, long M, long N, Cut cut, int threads) {
+void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, Slices slices, long N, Cut cut,
+         int threads) {
   long panels = (N + BLOCK - 1) / BLOCK;
-  if (!M || !panels) return;
-  long parts = std::max((M + PASS - 1) / PASS, std::min((M + TILE - 1) / TILE, (threads + panels - 1) / panels));
-  Shares shares(parts * panels, threads);
+  std::vector<RowSlice> pieces = cut_slices(slices, panels, PASS, threads);
+  if (pieces.empty()) return;
+  long M = pieces.back().first + pieces.back().rows;
+  Shares shares(pieces.size() * panels, threads);
   std::unique_ptr<float[]> sums(new float[M * cut.groups]);
 #pragma omp parallel num_threads(threads)
   {
@@ -195,8 +198,8 @@ void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, long M, 
     alignas(64) float totals[PASS * BLOCK], rest[PASS * BLOCK];
     for (Shares::Tasks some; (some = shares.take(omp_get_thread_num())).end;)
       for (long task = some.first; task < some.end; task++) {
-        long part = task / panels, panel = task % panels, n = panel * BLOCK;
-        long first = M * part / parts, rows = M * (part + 1) / parts - first;
+        auto [first, rows, weight] = pieces[task / panels];
+        long panel = weight * panels + task % panels, n = task % panels * BLOCK;
         std::fill(totals, totals + rows * BLOCK, 0.f);
         for (long g = 0; g < cut.groups; g++) {
           const uint32_t* group = packed + panel * cut.words() + cut.at(g);
@@ -206,7 +209,7 @@ void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, long M, 
         for (long r = 0; r < rows; r++)
           for (long i = 0; i < BLOCK && n + i < N; i += LANES) {
             Vec v = read<Vec>(totals + r * BLOCK + i);
-            if (bias) v += load(bias + n + i, N - n - i);
+            if (bias) v += load(bias + weight * N + n + i, N - n - i);
             store(y + (first + r) * N + n + i, v, N - n - i);
           }
       }
@@ -214,6 +217,13 @@ void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, long M, 
 }
 
 }  // namespace
+
+void int4_linear_slices(const bf16* x, const uint32_t* packed, const bf16* bias, void* y, Slices slices, long N,
+                       long K, long group, bool wide, long threads) {
+  Cut cut(K, group);
+  if (wide) run((const Pair*)x, packed, bias, (float*)y, slices, N, cut, threads);
+  else run((const Pair*)x, packed, bias, (bf16*)y, slices, N, cut, threads);
+}
 
 extern "C" {
 
@@ -252,8 +262,8 @@ void int4_pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint
 // y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is a multiple of 8; bias may be null.
 void int4_linear(const bf16* x, const uint32_t* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K,
                  int64_t group, int64_t wide, int64_t threads) {
-  if (wide) run((const Pair*)x, packed, bias, (float*)y, M, N, Cut(K, group), threads);
-  else run((const Pair*)x, packed, bias, (bf16*)y, M, N, Cut(K, group), threads);
+  RowSlice all{0, M, 0};
+  int4_linear_slices(x, packed, bias, y, {&all, M > 0}, N, K, group, wide, threads);
 }
 
 }  // extern "C"

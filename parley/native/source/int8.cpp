@@ -5,6 +5,7 @@
 // excess that this adds to each of its outputs. Sums are modulo 2^32: only the result without the excess has to fit.
 #include "kernels.h"
 #include "linear.h"
+#include "weight.h"
 
 namespace {
 
@@ -15,19 +16,31 @@ struct Rows {
 };
 
 template <class T>
-void run(Rows x, const Four* w, const float* scales, const bf16* bias, T* y, long M, long N, long steps, int threads) {
-  product<int32_t>((const Four*)x.values, w, M, N, steps, threads, [=](const int32_t* sums, long m, long rows, long n) {
-    for (long r = 0; r < rows; r++)
+void run(Rows x, const Four* w, const float* scales, const bf16* bias, T* y, Slices slices, long N, long steps,
+         int threads) {
+  auto finish = [=](const int32_t* sums, const RowSlice& slice, long n) {
+    long first = slice.weight * N + n;  // of scales and biases
+    for (long r = 0; r < slice.rows; r++)
       for (long i = 0; i < PANEL && i < N - n; i += LANES) {
-        Ints exact = (Ints)(read<Bits>(sums + r * PANEL + i) - (uint32_t)x.excess[m + r]);
-        Vec v = __builtin_convertvector(exact, Vec) * x.scales[m + r] * load(scales + n + i, N - n - i);
-        if (bias) v += load(bias + n + i, N - n - i);
-        store(y + (m + r) * N + n + i, v, N - n - i);
+        long m = slice.first + r;
+        Ints exact = (Ints)(read<Bits>(sums + r * PANEL + i) - (uint32_t)x.excess[m]);
+        Vec v = __builtin_convertvector(exact, Vec) * x.scales[m] * load(scales + first + i, N - n - i);
+        if (bias) v += load(bias + first + i, N - n - i);
+        store(y + m * N + n + i, v, N - n - i);
       }
-  });
+  };
+  product<int32_t>((const Four*)x.values, w, slices, N, steps, threads, finish);
 }
 
 }  // namespace
+
+void int8_linear_slices(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed,
+                       const float* scales, const bf16* bias, void* y, Slices slices, long N, long K, bool wide,
+                       long threads) {
+  Rows rows{x, x_scales, excess};
+  if (wide) run(rows, (const Four*)packed, scales, bias, (float*)y, slices, N, K / 4, threads);
+  else run(rows, (const Four*)packed, scales, bias, (bf16*)y, slices, N, K / 4, threads);
+}
 
 extern "C" {
 
@@ -43,9 +56,8 @@ void int8_pack(const int8_t* w, uint8_t* packed, int64_t N, int64_t K, int64_t t
 // null.
 void int8_linear(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed, const float* scales,
                  const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide, int64_t threads) {
-  Rows rows{x, x_scales, excess};
-  if (wide) run(rows, (const Four*)packed, scales, bias, (float*)y, M, N, K / 4, threads);
-  else run(rows, (const Four*)packed, scales, bias, (bf16*)y, M, N, K / 4, threads);
+  RowSlice all{0, M, 0};
+  int8_linear_slices(x, x_scales, excess, packed, scales, bias, y, {&all, M > 0}, N, K, wide, threads);
 }
 
 }  // extern "C"

@@ -3,18 +3,9 @@
 #include <algorithm>
 
 #include "kernels.h"
+#include "weight.h"
 
 namespace {
-
-enum Form : int64_t { BF16, INT8, INT4 };
-
-struct Linear {
-  int64_t form, out, into, group;  // `into` is a multiple of 8
-  const void* weight;
-  const float* scales;   // of outputs, for int8
-  const bf16* bias;      // or null
-  const int64_t* order;  // the permutation of a row's numbers that the weight needs; or null
-};
 
 struct Layer {
   const bf16 *input_norm, *post_norm;

@@ -1,22 +1,29 @@
 // Linear layers on bf16: y = x W^T + bias, with sums in fp32.
 #include "kernels.h"
 #include "linear.h"
+#include "weight.h"
 
 namespace {
 
 template <class T>
-void run(const Pair* x, const Pair* w, const bf16* bias, T* y, long M, long N, long steps, int threads) {
-  product<float>(x, w, M, N, steps, threads, [=](const float* sums, long m, long rows, long n) {
-    for (long r = 0; r < rows; r++)
+void run(const Pair* x, const Pair* w, const bf16* bias, T* y, Slices slices, long N, long steps, int threads) {
+  product<float>(x, w, slices, N, steps, threads, [=](const float* sums, const RowSlice& slice, long n) {
+    for (long r = 0; r < slice.rows; r++)
       for (long i = 0; i < PANEL && i < N - n; i += LANES) {
         Vec v = read<Vec>(sums + r * PANEL + i);
-        if (bias) v += load(bias + n + i, N - n - i);
-        store(y + (m + r) * N + n + i, v, N - n - i);
+        if (bias) v += load(bias + slice.weight * N + n + i, N - n - i);
+        store(y + (slice.first + r) * N + n + i, v, N - n - i);
       }
   });
 }
 
 }  // namespace
+
+void linear_slices(const bf16* x, const bf16* packed, const bf16* bias, void* y, Slices slices, long N, long K,
+                  bool wide, long threads) {
+  if (wide) run((const Pair*)x, (const Pair*)packed, bias, (float*)y, slices, N, K / 2, threads);
+  else run((const Pair*)x, (const Pair*)packed, bias, (bf16*)y, slices, N, K / 2, threads);
+}
 
 extern "C" {
 
@@ -31,8 +38,8 @@ void pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t threads) {
 // y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is even; bias may be null.
 void linear(const bf16* x, const bf16* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide,
             int64_t threads) {
-  if (wide) run((const Pair*)x, (const Pair*)packed, bias, (float*)y, M, N, K / 2, threads);
-  else run((const Pair*)x, (const Pair*)packed, bias, (bf16*)y, M, N, K / 2, threads);
+  RowSlice all{0, M, 0};
+  linear_slices(x, packed, bias, y, {&all, M > 0}, N, K, wide, threads);
 }
 
 }  // extern "C"

@@ -8,18 +8,19 @@
 
 #include <algorithm>
 
+#include "slices.h"
 #include "shares.h"
 #include "tile.h"
 
-constexpr long STRETCH = 32 * LANES;  // steps: a panel's part of them and the next one fit in the L2 cache
+constexpr long STRETCH = 32 * LANES;  // steps: a panel's slice of them and the next one fit in the L2 cache
 constexpr long SHARED = 4;     // tiles that prefetch the next stretch; with more there is time to spare
 constexpr long WAITING = TILE * 5 / 12;  // up to this many rows, a single tile waits for memory more than it computes
 constexpr long EARLY = 8192;   // prefetch distance of a single tile with more rows, in bytes
 constexpr long PASS = 512;     // rows whose sums are kept at once
 
-// sums [rows][PANEL] of one panel. Memory delivers a stretch while tiles compute the one before. `last`: the data after
-// the panel is not needed.
-template <class T> void multiply(const Pair* x, const Pair* panel, long rows, long steps, bool last, T* sums) {
+// sums [rows][PANEL] of one panel. Memory delivers a stretch while tiles compute the one before. `after`: the panel that
+// is needed next.
+template <class T> void multiply(const Pair* x, const Pair* panel, long rows, long steps, const Pair* after, T* sums) {
   if (rows <= TILE) {
     auto run = rows <= WAITING ? choose<T, ITSELF>(rows) : choose<T, OTHERS>(rows);
     return run(x, steps, panel, steps, sums, true, {(const char*)panel + EARLY, STEP});
@@ -28,7 +29,7 @@ template <class T> void multiply(const Pair* x, const Pair* panel, long rows, lo
   do {
     long count = std::min(STRETCH, steps - k);
     const Pair* here = panel + k * PANEL;
-    const char* next = (const char*)(last && k + count == steps ? here : here + count * PANEL);
+    const char* next = (const char*)(k + count == steps ? after : here + count * PANEL);
     for (long t = 0; t < tiles; t++) {
       long first = rows * t / tiles, some = rows * (t + 1) / tiles - first;
       auto run = t < shares ? choose<T, OTHERS>(some) : choose<T, NOTHING>(some);
@@ -39,24 +40,24 @@ template <class T> void multiply(const Pair* x, const Pair* panel, long rows, lo
   } while (k < steps);
 }
 
-// All sums of x [M][steps] and w [panels][steps][PANEL], by a team. finish(sums [rows][PANEL], m, rows, n) receives
-// those of `rows` rows starting at m and of the panel whose first column is n.
+// All sums of the rows x [M][steps] of each slice and its weight of w [weights][panels][steps][PANEL], by a team.
+// finish(sums [rows][PANEL], slice, n) receives those of a slice's rows and of the panel whose first column is n.
 template <class T, class Finish>
-void product(const Pair* x, const Pair* w, long M, long N, long steps, int threads, Finish finish) {
+void product(const Pair* x, const Pair* w, Slices slices, long N, long steps, int threads, Finish finish) {
   long panels = (N + PANEL - 1) / PANEL;
-  if (!M || !panels) return;
-  // Rows are divided into groups whose sums fit, with enough groups that every thread has work.
-  long groups = std::max((M + PASS - 1) / PASS, std::min((M + TILE - 1) / TILE, (threads + panels - 1) / panels));
-  Shares shares(groups * panels, threads);
+  std::vector<RowSlice> pieces = cut_slices(slices, panels, PASS, threads);
+  if (pieces.empty()) return;
+  auto panel_of = [&](long task) { return w + (pieces[task / panels].weight * panels + task % panels) * steps * PANEL; };
+  Shares shares(pieces.size() * panels, threads);
 #pragma omp parallel num_threads(threads)
   {
     alignas(64) T sums[PASS * PANEL];
     for (Shares::Tasks some; (some = shares.take(omp_get_thread_num())).end;)
       for (long task = some.first; task < some.end; task++) {
-        long group = task / panels, panel = task % panels;
-        long first = M * group / groups, rows = M * (group + 1) / groups - first;
-        multiply(x + first * steps, w + panel * steps * PANEL, rows, steps, some.last && task + 1 == some.end, sums);
-        finish(sums, first, rows, panel * PANEL);
+        const RowSlice& slice = pieces[task / panels];
+        bool last = some.last && task + 1 == some.end;
+        multiply(x + slice.first * steps, panel_of(task), slice.rows, steps, panel_of(last ? task : task + 1), sums);
+        finish(sums, slice, task % panels * PANEL);
       }
   }
 }

@@ -1,0 +1,97 @@
+"""Calls ``router.cpp`` and ``experts.cpp``: mixtures of experts on bfloat16 rows."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+
+import torch
+
+from parley.native.experts import Experts, Routing
+from parley.native.weight_struct import LinearStruct, linear_struct
+
+P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+EXPERTS_SIGNATURES = {
+    "route": [P, P, P, P, P, N, N],
+    "experts_room": [P, N, N],
+    "experts": [P, P, P, P, P, P, N, N, P, N],
+}
+EXPERTS_RETURN_INT64 = ("experts_room",)  # functions that return an int64
+
+
+class RoutingStruct(ctypes.Structure):
+    """``Routing`` of ``experts.h``, with the fields of ``experts.Routing`` in their order."""
+
+    _fields_ = [
+        *((name, N) for name in ("experts", "chosen", "groups", "chosen_groups", "group_best")),
+        *((name, N) for name in ("sigmoid", "normalized", "shared")),
+        ("scale", R),
+    ]
+
+
+class ExpertsStruct(ctypes.Structure):
+    """``Experts`` of ``experts.h``."""
+
+    _fields_ = [("count", N), *((name, LinearStruct) for name in ("gate_up", "down"))]
+
+
+def routing_struct(routing: Routing) -> RoutingStruct:
+    """Describe the rule of a router."""
+    return RoutingStruct(*dataclasses.astuple(routing))
+
+
+def experts_struct(experts: Experts) -> ExpertsStruct:
+    """Describe the experts. The tensors are not copied and must outlive the result."""
+    return ExpertsStruct(experts.count, linear_struct(experts.gate_up), linear_struct(experts.down))
+
+
+def route(
+    library: ctypes.CDLL, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the chosen experts of each row, int64 [T, chosen], and their weights, float32."""
+    count, logits = len(logits), logits.contiguous()
+    ids = torch.empty(count, routing.chosen, dtype=torch.int64)
+    weights = torch.empty(count, routing.chosen + bool(routing.shared))
+    struct = routing_struct(routing)
+    library.route(
+        logits.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        ctypes.addressof(struct),
+        count,
+        torch.get_num_threads(),
+    )
+    return ids, weights
+
+
+def mix_experts(
+    library: ctypes.CDLL,
+    x: torch.Tensor,
+    experts: Experts,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the weighted sum of the chosen experts' MLPs for bfloat16 rows x [T, hidden]: [T, hidden]."""
+    struct = experts_struct(experts)
+    if x.shape[-1] != struct.gate_up.into:
+        raise ValueError(f"rows of {x.shape[-1]} numbers for experts of {struct.gate_up.into}")
+    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    shared = None if shared is None else shared.contiguous()
+    (count, chosen), out = ids.shape, torch.empty_like(x)
+    address = ctypes.addressof(struct)
+    workspace = torch.empty(library.experts_room(address, count, chosen), dtype=torch.uint8)
+    library.experts(
+        address,
+        x.data_ptr(),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        0 if shared is None else shared.data_ptr(),
+        out.data_ptr(),
+        count,
+        chosen,
+        workspace.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out

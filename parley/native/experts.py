@@ -1,0 +1,87 @@
+"""The weights of a mixture of experts, and the rule of its router. Plain data; the kernels compute with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from parley.native import memory
+from parley.native.compiled_int4 import Int4Packed
+from parley.native.packed import PackedWeight
+from parley.native.torch_kernels import TorchPacked
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a router chooses ``chosen`` of ``experts`` for each row.
+
+    Scores are the softmax of a row's logits, or their ``sigmoid``. With ``groups`` of adjacent experts, the
+    ``chosen_groups`` whose ``group_best`` best experts have the largest sum are chosen first. The weights of the chosen
+    experts are their scores, divided by their sum if ``normalized``, times ``scale``. ``shared``: whether the mixture
+    has an MLP that computes each row: 0 none, 1 with weight 1, 2 with the sigmoid of one more logit.
+    """
+
+    experts: int
+    chosen: int
+    groups: int = 1
+    chosen_groups: int = 1
+    group_best: int = 1
+    sigmoid: bool = False
+    normalized: bool = False
+    shared: int = 0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The MLPs of a mixture: of ``count`` experts each. Tensors of a weight have a first dimension of experts."""
+
+    count: int
+    gate_up: PackedWeight
+    down: PackedWeight
+
+
+def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
+    """Join one packed weight of each of ``count`` experts. Only one of them is in memory besides the result.
+
+    Raises ValueError if a weight needs a permutation of its rows' numbers: each expert would have its own.
+    """
+    first = _dense(next(packed))
+    if isinstance(first, Int4Packed) and first.order is not None:
+        raise ValueError("the weights of experts are quantized in an order of their own")
+    names = [field.name for field in fields(first) if isinstance(getattr(first, field.name), torch.Tensor)]
+    stacked = {}
+    for name in names:
+        tensor: torch.Tensor = getattr(first, name)
+        place = memory.map_tensor(count * tensor.numel(), tensor.dtype) if tensor.is_cpu else None
+        shape = count, *tensor.shape
+        stacked[name] = tensor.new_empty(shape) if place is None else place.view(shape)
+    for expert in range(count):
+        weight = first if expert == 0 else _dense(next(packed))
+        for name in names:
+            stacked[name][expert].copy_(getattr(weight, name))
+    return _replace_tensors(first, stacked)
+
+
+def _dense(weight: PackedWeight) -> PackedWeight:
+    """Return a weight whose tensors can be stacked: oneDNN's layout cannot."""
+    if isinstance(weight, TorchPacked) and weight.onednn:
+        return replace(weight, weight=weight.weight.to_dense())
+    return weight
+
+
+def expert_of(stacked: PackedWeight, expert: int) -> PackedWeight:
+    """Return the weight of one expert, a view."""
+    tensors = {field.name: getattr(stacked, field.name) for field in fields(stacked)}
+    return _replace_tensors(
+        stacked, {name: each[expert] for name, each in tensors.items() if isinstance(each, torch.Tensor)}
+    )
+
+
+def _replace_tensors(weight: Any, tensors: dict[str, torch.Tensor]) -> PackedWeight:
+    """Return a packed weight with other tensors in these fields."""
+    result: PackedWeight = replace(weight, **tensors)
+    return result

@@ -1,0 +1,154 @@
+// The experts of a mixture: out[m] = the sum of weight * MLP(x[m]) over the experts that the router chose for row m.
+//
+// Only the chosen experts' weights are read. Rows are copied into the order of their experts, so that an expert with
+// several rows reads its weights once, and all experts' panels are divided evenly among the threads: with one row, each
+// core reads half of the bytes. An MLP computes a row as a dense layer does, and the sum over a row's experts runs in
+// fp32 in the order in which they were chosen. So neither the other rows nor the number of threads can change a bit.
+#include "experts.h"
+
+#include "kernels.h"
+#include "team.h"
+
+namespace {
+
+constexpr long PAIRS = 4096;   // of rows and chosen experts computed at once, which bounds the memory
+constexpr long SMALL = 32768;  // numbers below which a second thread costs more than it gains
+
+// Calls f(i) for 0 <= i < count, by a team if each i stands for many `numbers`.
+template <class F> void each(long count, long numbers, long threads, F f) {
+  together(count * numbers < SMALL ? 1 : threads, [=] {
+#pragma omp for
+    for (long i = 0; i < count; i++) f(i);
+  });
+}
+
+// Rows as the input of a linear layer: as bf16, or as int8 (see int8.cpp).
+struct Rows {
+  bf16* plain;
+  int8_t* values;
+  float* scales;
+  int32_t* excess;
+};
+
+// The data passed from kernel to kernel, for at most PAIRS pairs, in one allocation.
+struct Room {
+  uintptr_t end;
+  Rows x, pairs, active;  // the batch's rows; these in the order of experts; the rows between the layers of an MLP
+  bf16* gate_up;
+  float* outputs;  // of the MLPs
+  int64_t *source, *place;  // the row of each pair; the pair of each row and chosen expert
+  RowSlice* slices;  // the pairs of each chosen expert
+
+  Room(const Experts& e, long rows, long chosen, void* memory) : end((uintptr_t)memory) {
+    long count = rows * chosen;
+    take_rows(x, e.gate_up.form == INT8 ? rows : 0, e.gate_up.into);
+    take_rows(pairs, count, e.gate_up.into);
+    take_rows(active, count, e.down.into);
+    take(gate_up, count * e.gate_up.out);
+    take(outputs, count * e.down.out);
+    take(source, count);
+    take(place, count);
+    take(slices, e.count);
+  }
+
+  void take_rows(Rows& rows, long count, long width) {
+    take(rows.plain, count * width);
+    rows.values = (int8_t*)rows.plain;  // a layer reads one of them
+    take(rows.scales, count);
+    take(rows.excess, count);
+  }
+
+  template <class T> void take(T*& place, long numbers) {
+    place = (T*)end;
+    end += (numbers * sizeof(T) + 63) / 64 * 64;
+  }
+};
+
+long rows_at_once(long M, long chosen) { return std::min(M, std::max(1L, PAIRS / std::max(1L, chosen))); }
+
+// Sorts the pairs of rows and chosen experts by expert. Returns the pairs of each expert that has any.
+Slices sort_pairs(const Experts& e, const int64_t* ids, long count, long chosen, const Room& room) {
+  std::vector<long> ends(e.count + 1);
+  for (long i = 0; i < count; i++) ends[ids[i] + 1]++;
+  long touched = 0;
+  for (long expert = 0; expert < e.count; expert++) {
+    if (ends[expert + 1]) room.slices[touched++] = {ends[expert], ends[expert + 1], expert};
+    ends[expert + 1] += ends[expert];
+  }
+  for (long i = 0; i < count; i++) {
+    long pair = ends[ids[i]]++;
+    room.source[pair] = i / chosen;
+    room.place[i] = pair;
+  }
+  return {room.slices, touched};
+}
+
+// Copies rows into the order of pairs.
+void gather(const Linear& layer, const Rows& from, const Room& room, long count, long threads) {
+  long width = layer.into;
+  each(count, width, threads, [&](long pair) {
+    long row = room.source[pair];
+    if (layer.form == INT8) {
+      memcpy(room.pairs.values + pair * width, from.values + row * width, width);
+      room.pairs.scales[pair] = from.scales[row];
+      room.pairs.excess[pair] = from.excess[row];
+    } else {
+      memcpy(room.pairs.plain + pair * width, from.plain + row * width, width * sizeof(bf16));
+    }
+  });
+}
+
+void multiply(const Linear& layer, const Rows& rows, Slices slices, void* y, bool wide, long threads) {
+  if (layer.form == INT8)
+    int8_linear_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y, slices,
+                       layer.out, layer.into, wide, threads);
+  else if (layer.form == INT4)
+    int4_linear_slices(rows.plain, (const uint32_t*)layer.weight, layer.bias, y, slices, layer.out, layer.into,
+                      layer.group, wide, threads);
+  else
+    linear_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out, layer.into, wide, threads);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Bytes that `experts` needs for M rows.
+int64_t experts_room(const Experts* experts, int64_t M, int64_t chosen) {
+  return Room(*experts, rows_at_once(M, chosen), chosen, nullptr).end;
+}
+
+// out [M, hidden] = the weighted sum of the MLPs of experts ids [M, chosen] for rows x [M, hidden]. If there is `shared`
+// [M, hidden], the outputs of an MLP that computes all rows, a row of weights has one more, which is its.
+void experts(const Experts* experts, const bf16* x, const int64_t* ids, const float* weights, const bf16* shared, bf16* out,
+             int64_t M, int64_t chosen, void* memory, int64_t threads) {
+  const Experts& e = *experts;
+  long hidden = e.down.out, stride = chosen + !!shared, most = rows_at_once(M, chosen);
+  Room room(e, most, chosen, memory);
+  for (long start = 0; start < M; start += most) {
+    long rows = std::min(most, M - start), count = rows * chosen;
+    Rows from = room.x;
+    if (e.gate_up.form == INT8) quantize_rows(x + start * hidden, from.values, from.scales, from.excess, rows, hidden, threads);
+    else from.plain = (bf16*)x + start * hidden;
+    Slices slices = sort_pairs(e, ids + start * chosen, count, chosen, room);
+    gather(e.gate_up, from, room, count, threads);
+    multiply(e.gate_up, room.pairs, slices, room.gate_up, false, threads);
+    bool int8 = e.down.form == INT8;
+    const Rows& active = room.active;
+    silu_mul(room.gate_up, int8 ? nullptr : active.plain, int8 ? active.values : nullptr, active.scales, active.excess, count,
+             e.down.into, threads);
+    multiply(e.down, active, slices, room.outputs, true, threads);
+    each(rows, stride * hidden, threads, [&](long m) {
+      const float* weight = weights + (start + m) * stride;
+      for (long i = 0; i < hidden; i += LANES) {
+        Vec total = {};
+        for (long slot = 0; slot < chosen; slot++)
+          total = fma(load(room.outputs + room.place[m * chosen + slot] * hidden + i, hidden - i), fill(weight[slot]), total);
+        if (shared) total = fma(load(shared + (start + m) * hidden + i, hidden - i), fill(weight[chosen]), total);
+        store(out + (start + m) * hidden + i, total, hidden - i);
+      }
+    });
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,26 @@
+// A mixture of experts: a router chooses a few of many MLPs for each row.
+#pragma once
+#include "weight.h"
+
+// How a router turns logits into chosen experts and their weights. Fields as in Routing of native/experts.py.
+struct Routing {
+  int64_t experts, chosen, groups, chosen_groups, group_best;
+  int64_t sigmoid, normalized, shared;
+  float scale;
+};
+
+// MLPs of which each weight holds one per expert, one after another, without a permutation.
+struct Experts {
+  int64_t count;
+  Linear gate_up, down;
+};
+
+extern "C" {
+
+void route(const float* logits, const float* bias, int64_t* ids, float* weights, const Routing* routing, int64_t M,
+           int64_t threads);
+int64_t experts_room(const Experts* experts, int64_t M, int64_t chosen);
+void experts(const Experts* experts, const bf16* x, const int64_t* ids, const float* weights, const bf16* shared, bf16* out,
+             int64_t M, int64_t chosen, void* memory, int64_t threads);
+
+}  // extern "C"

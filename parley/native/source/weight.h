@@ -1,0 +1,24 @@
+// A packed weight with all that its kernel needs.
+#pragma once
+#include "slices.h"
+#include "vector.h"
+
+enum Form : int64_t { BF16, INT8, INT4 };
+
+struct Linear {
+  int64_t form, out, into, group;  // `into` is a multiple of 8
+  const void* weight;
+  const float* scales;   // of outputs, for int8
+  const bf16* bias;      // or null
+  const int64_t* order;  // the permutation of a row's numbers that the weight needs; or null
+};
+
+// y [M, N] = x [M, K] W^T + bias for the rows of each slice, with its weight of several [N, K] that are stored one after
+// another, as are their biases and scales. Otherwise as the function whose name lacks `_slices`.
+void linear_slices(const bf16* x, const bf16* packed, const bf16* bias, void* y, Slices slices, long N, long K,
+                  bool wide, long threads);
+void int8_linear_slices(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed,
+                       const float* scales, const bf16* bias, void* y, Slices slices, long N, long K, bool wide,
+                       long threads);
+void int4_linear_slices(const bf16* x, const uint32_t* packed, const bf16* bias, void* y, Slices slices, long N,
+                       long K, long group, bool wide, long threads);

@@ -1,0 +1,73 @@
+"""Mixtures of experts in torch operators: the definitions of the kernels, and their implementation without them."""
+
+from __future__ import annotations
+
+import torch
+
+from parley.native import torch_kernels
+from parley.native.experts import Experts, Routing, expert_of
+from parley.native.packed import TORCH_WEIGHTS
+
+
+def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the chosen experts of each row, best first, int64 [T, chosen], and their weights float32 [T, chosen].
+
+    ``logits`` float32 [T, experts]; ``bias`` float32 [experts] is added to scores, but only to choose. Of equal scores
+    the one of the lowest number is better. A shared expert's weight comes last, and the logit of it.
+    """
+    own_logits = logits[:, : routing.experts]
+    scores = _sigmoid(own_logits) if routing.sigmoid else own_logits.softmax(-1)
+    choice = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        choice = choice.masked_fill(~_in_best_groups(choice, routing), float("-inf"))
+    ids = _best_numbers(choice, routing.chosen)
+    weights = scores.gather(1, ids)
+    if routing.normalized:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    weights = weights * routing.scale
+    if routing.shared:
+        shared = _sigmoid(logits[:, routing.experts :]) if routing.shared == 2 else weights.new_ones(len(weights), 1)
+        weights = torch.cat((weights, shared), -1)
+    return ids, weights
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Return sigmoids. torch's own differ in the last bit by an element's place in the tensor."""
+    return torch.stack((x, torch.zeros_like(x)), -1).softmax(-1)[..., 0]
+
+
+def _best_numbers(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the numbers of the largest values [T, N] of each row: int64 [T, count]."""
+    return torch.sort(values, dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def _in_best_groups(choice: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return whether each expert is in one of the chosen groups: bool [T, experts]."""
+    grouped = choice.unflatten(1, (routing.groups, -1))
+    sums = grouped.topk(routing.group_best, -1).values.sum(-1)
+    chosen = torch.zeros_like(sums, dtype=torch.bool)
+    chosen.scatter_(1, _best_numbers(sums, routing.chosen_groups), True)
+    return chosen[..., None].expand_as(grouped).flatten(1)
+
+
+def mix_experts(
+    x: torch.Tensor, experts: Experts, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden]: [T, hidden].
+
+    ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the shared expert's outputs. A row's sum is
+    computed in float32, in the order of its ``ids``, and the shared expert last.
+    """
+    outputs = x.new_zeros(*ids.shape, x.shape[1], dtype=torch.float32)
+    for expert in ids.unique().tolist():
+        rows, slots = (ids == expert).nonzero(as_tuple=True)
+        gate_up, down = expert_of(experts.gate_up, expert), expert_of(experts.down, expert)
+        assert isinstance(gate_up, TORCH_WEIGHTS) and isinstance(down, TORCH_WEIGHTS)
+        active = torch_kernels.silu_mul(torch_kernels.linear(x[rows], gate_up))
+        outputs[rows, slots] = torch_kernels.lm_head_logits(active, down)
+    total = torch.zeros_like(x, dtype=torch.float32)
+    for slot in range(ids.shape[1]):
+        total += weights[:, slot, None] * outputs[:, slot]
+    if shared is not None:
+        total += weights[:, -1:] * shared.float()
+    return total.to(x.dtype)

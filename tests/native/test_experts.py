@@ -1,0 +1,152 @@
+"""Mixtures of experts: kernels against their definitions, and bits of a row that depend on no other row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.random_tensors import random_tensor
+
+from parley import native
+from parley.native import build, compiled, library, torch_experts
+
+FORMATS = ("bf16", "int8", "int4")
+
+
+@pytest.fixture(
+    scope="module", autouse=True, params=["off", *(build.usable_levels() if library.load_kernels() else [])]
+)
+def kernel_level(request):
+    """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
+    kernels = None if request.param == "off" else compiled.CompiledKernels(library.open_level(request.param))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "compiled_kernels", lambda: kernels)
+        yield request.param
+
+
+def pack_random(kind: str, out: int, into: int, seed: int) -> native.PackedWeight:
+    bias = random_tensor(out, seed=seed + 1000) if kind == "bf16" else None
+    weight = random_tensor(out, into, seed=seed, dtype=torch.float32) * into**-0.5
+    if kind == "int8":
+        rows = native.quantize_rows(weight)
+        return native.pack_int8(rows.values[:, :into], rows.scales, bias, torch.bfloat16)
+    if kind == "int4":
+        return native.pack_int4(native.round_int4(weight, 32), bias, torch.bfloat16)
+    return native.pack_weight(weight.bfloat16(), bias)
+
+
+def random_experts(kinds: tuple[str, str], count: int, hidden: int, width: int) -> tuple[native.Experts, list]:
+    """Return experts, and the packed weights of each as dense layers."""
+    single = [
+        (pack_random(kinds[0], 2 * width, hidden, 2 * i), pack_random(kinds[1], hidden, width, 2 * i + 1))
+        for i in range(count)
+    ]
+    gate_up, down = (native.stack_experts(iter(each), count) for each in zip(*single, strict=True))
+    return native.Experts(count, gate_up, down), single
+
+
+def random_routing(rows: int, experts: int, chosen: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = random_tensor(rows, experts, seed=seed + 7, dtype=torch.float32)
+    return native.route(logits, None, native.Routing(experts, chosen, normalized=True))
+
+
+@pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("int8", "int4"), ("int4", "int8")])
+def test_experts_equal_dense_layers(kinds):
+    """The MLP of an expert gives a row what the same weights give in a dense layer."""
+    hidden, width, count, chosen = 64, 40, 5, 2
+    experts, single = random_experts(kinds, count, hidden, width)
+    x, shared = random_tensor(30, hidden), random_tensor(30, hidden, seed=5)
+    ids, weights = random_routing(30, count, chosen)
+    weights = torch.cat((weights, torch.rand(30, 1)), -1)
+    outputs = torch.stack(
+        [native.lm_head_logits(native.silu_mul(native.linear(x, gate_up)), down) for gate_up, down in single], 1
+    )
+    expected = weights[:, -1:] * shared.float()
+    for slot in range(chosen):
+        expected += weights[:, slot, None] * outputs[torch.arange(30), ids[:, slot]]
+    actual = native.mix_experts(x, experts, ids, weights, shared)
+    assert ((actual - expected).abs() <= expected.abs() * 2**-8 + 1e-5).all()
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    kinds=st.tuples(st.sampled_from(FORMATS), st.sampled_from(FORMATS)),
+    sizes=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    count=st.integers(1, 9),
+    chosen=st.integers(1, 4),
+    rows=st.integers(1, 30),
+    threads=st.integers(1, 3),
+)
+@example(kinds=("int4", "bf16"), sizes=(9, 5), count=2, chosen=2, rows=29, threads=3)
+def test_bits_of_a_row_depend_on_no_other_row(kinds, sizes, count, chosen, rows, threads):
+    chosen = min(chosen, count)
+    experts, _ = random_experts(kinds, count, 8 * sizes[0], 8 * sizes[1])
+    x, (ids, weights) = random_tensor(rows, 8 * sizes[0]), random_routing(rows, count, chosen)
+    together = native.mix_experts(x, experts, ids, weights)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    alone = [native.mix_experts(x[i : i + 1], experts, ids[i : i + 1], weights[i : i + 1]) for i in range(rows)]
+    torch.set_num_threads(before)
+    assert together.isfinite().all() and torch.equal(together, torch.cat(alone))
+
+
+def test_many_rows_are_computed_in_passes():
+    experts, _ = random_experts(("bf16", "int8"), 3, 16, 8)
+    x, (ids, weights) = random_tensor(3000, 16), random_routing(3000, 3, 2)
+    together = native.mix_experts(x, experts, ids, weights)
+    portions = zip(x.split(999), ids.split(999), weights.split(999), strict=True)
+    apart = [native.mix_experts(rows, experts, *routed) for rows, *routed in portions]
+    assert torch.equal(together, torch.cat(apart))
+
+
+def test_experts_reject_rows_of_another_width(kernel_level):
+    experts, _ = random_experts(("bf16", "bf16"), 2, 16, 8)
+    with pytest.raises((ValueError, RuntimeError)):
+        native.mix_experts(random_tensor(1, 24), experts, *random_routing(1, 2, 1))
+
+
+def test_stacked_weights_reject_a_permutation():
+    weight = native.round_int4(random_tensor(8, 16), 16)._replace(order=torch.arange(16).flip(0))
+    if native.compiled_kernels() is None:
+        pytest.skip("torch's kernels undo the permutation")
+    with pytest.raises(ValueError, match="order of their own"):
+        native.stack_experts(iter([native.pack_int4(weight, None, torch.bfloat16)]), 1)
+
+
+ROUTINGS = [
+    native.Routing(8, 2, normalized=True),
+    native.Routing(60, 4, shared=2),
+    native.Routing(33, 6, sigmoid=True, normalized=True, scale=2.5, shared=1),
+    native.Routing(32, 4, groups=8, chosen_groups=3, group_best=2, sigmoid=True, normalized=True),
+    native.Routing(20, 3, groups=4, chosen_groups=2, group_best=1, scale=16.0),
+    native.Routing(1, 1),
+]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_router_agrees_with_its_definition(routing, biased):
+    logits = random_tensor(200, routing.experts + (routing.shared == 2), dtype=torch.float32) * 3
+    bias = random_tensor(routing.experts, seed=4, dtype=torch.float32) if biased else None
+    ids, weights = native.route(logits, bias, routing)
+    expected_ids, expected_weights = torch_experts.route(logits, bias, routing)
+    assert torch.equal(ids, expected_ids)
+    assert weights.shape == (200, routing.chosen + bool(routing.shared))
+    assert torch.allclose(weights, expected_weights, rtol=2e-6, atol=1e-9)
+    assert torch.equal(torch.cat([native.route(row, bias, routing)[1] for row in logits.split(7)]), weights)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS[:5])
+def test_equal_scores_are_decided_by_the_lowest_number(routing):
+    logits = torch.zeros(3, routing.experts + (routing.shared == 2))
+    logits[1, 5], logits[2, [3, 7]] = 2.0, 1.0
+    ids, _ = native.route(logits, None, routing)
+    assert ids[0].tolist() == list(range(routing.chosen))
+    assert ids[1, 0] == 5 and ids[2, :2].tolist() == [3, 7]
+
+
+def test_router_chooses_distinct_experts_of_undefined_scores():
+    routing = native.Routing(8, 3)
+    ids, weights = native.route(torch.full((2, 8), torch.nan), None, routing)
+    assert all(len(set(row)) == 3 for row in ids.tolist()) and weights.isnan().all()
