@@ -53,7 +53,10 @@ def open_listener(host: str, port: int) -> socket.socket:
     """Return a listening socket; ``::`` accepts IPv4 as well. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dual_stack = host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=dual_stack)
+    listener = socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=dual_stack)
+    # Connections inherit it. asyncio's own loop does not set it for them, and a token would wait 40 ms for an ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def listen_error_reason(error: OSError) -> str:
