@@ -22,7 +22,6 @@ from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.proxy import forward, prefill_answer
 from parley.coordinator.proxy.client import DownstreamClient
 from parley.coordinator.proxy.connections import InstanceConnections
-from parley.coordinator.proxy.http_client import CollectedAnswer, ConnectionBroken, InstanceAnswer, InstanceUnreachable
 from parley.coordinator.proxy.prefill_answer import BadPrefillAnswer, PrefillAnswer
 from parley.coordinator.proxy.stream_merge import RecomputeRequested, ResultsCut, StreamMerge
 from parley.coordinator.routing.admission import InstanceScheduler, Placement, RequestRefused
@@ -30,6 +29,7 @@ from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER
 from parley.errors import ParleyError
+from parley.web.http_client import CollectedAnswer, ConnectionBroken, InstanceAnswer, InstanceUnreachable
 from parley.web.random_ids import draw_id
 
 # Seconds before the same instance is tried again: at first, doubled each time, and at most.

@@ -16,12 +16,12 @@ import msgspec
 
 from parley.coordinator.access import coordinator_reach
 from parley.coordinator.config import CoordinatorOptions
-from parley.coordinator.proxy.http_client import ConnectionBroken, InstanceHttpClient, InstanceUnreachable
 from parley.coordinator.proxy.result_stream import ResultStreamClient
 from parley.coordinator.routing.health import Unanswered
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
 from parley.disagg.wire.headers import FORWARDED_HEADER
+from parley.web.http_client import ConnectionBroken, InstanceHttpClient, InstanceUnreachable
 from parley.web.random_ids import draw_id
 
 COMMAND_TIMEOUT = 10.0  # seconds that an instance may take to answer a command

@@ -10,13 +10,13 @@ import msgspec
 from parley.coordinator import refusals
 from parley.coordinator.proxy.client import DownstreamClient, returned_headers
 from parley.coordinator.proxy.connections import InstanceConnections
-from parley.coordinator.proxy.http_client import (
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.web.http_client import (
     ConnectionBroken,
     HttpClientConnection,
     InstanceAnswer,
     InstanceUnreachable,
 )
-from parley.coordinator.routing.instance import ClusterInstance
 
 
 class AnswerPipe:

@@ -9,8 +9,8 @@ import binascii
 
 import msgspec
 
-from parley.coordinator.proxy.http_client import InstanceAnswer
 from parley.disagg.wire.headers import NOT_A_PREFILL_INSTANCE, UNKNOWN_STATUS
+from parley.web.http_client import InstanceAnswer
 
 SSE_DONE = b"data: [DONE]\n\n"
 SSE_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]

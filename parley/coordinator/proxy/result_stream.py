@@ -14,14 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from parley.coordinator.proxy.http_client import (
+from parley.disagg.wire.result_frames import BadFrame, FrameReader, ResultFrame
+from parley.web.http_client import (
     ConnectionBroken,
     HeaderPairs,
     HttpClientConnection,
     InstanceHttpClient,
     InstanceUnreachable,
 )
-from parley.disagg.wire.result_frames import BadFrame, FrameReader, ResultFrame
 
 SILENCE_TIMEOUT = 12.0  # seconds without a byte (heartbeats included) until a connection counts as dead
 RECONNECT_WAIT = 2.0  # seconds that a new request waits for a broken connection to recover

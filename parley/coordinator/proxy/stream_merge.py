@@ -15,10 +15,10 @@ from parley.coordinator import refusals
 from parley.coordinator.proxy import prefill_answer
 from parley.coordinator.proxy.backpressure import BackpressureBuffer, PauseSender
 from parley.coordinator.proxy.client import DownstreamClient, returned_headers
-from parley.coordinator.proxy.http_client import LARGEST_ANSWER, CollectedAnswer
 from parley.coordinator.proxy.prefill_answer import BadPrefillAnswer, PrefillAnswer
 from parley.disagg.wire import handover
 from parley.disagg.wire.result_frames import ResultFrame
+from parley.web.http_client import LARGEST_ANSWER, CollectedAnswer
 
 MAX_EARLY_BYTES = 16 << 20  # bytes of D's frames that are buffered until P answers
 

@@ -9,14 +9,14 @@ import pytest
 
 from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.proxy.connections import InstanceConnections
-from parley.coordinator.proxy.http_client import (
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_table import InstanceTable
+from parley.web.http_client import (
     ConnectionBroken,
     InstanceAnswer,
     InstanceHttpClient,
     InstanceUnreachable,
 )
-from parley.coordinator.routing.instance import ClusterInstance
-from parley.coordinator.routing.instance_table import InstanceTable
 
 SIZED = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nX-A: b\r\n\r\nabc"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
