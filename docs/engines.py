@@ -6,7 +6,8 @@ from math import inf
 from pathlib import Path
 
 from parley.engine.vllm import TESTED_VERSIONS
-from parley.types import ALL_ENGINE_FEATURES
+from parley.types import ALL_ENGINE_FEATURES, EngineFeature
+from parley.worker.attached.server_facts import DEFAULT_MAX_LOGPROBS, FEATURE_PROBES, MISSING_FEATURES
 from parley.worker.vllm.capabilities import BOUNDS, MISSING_WITH_SPECULATION, vllm_features
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -16,15 +17,17 @@ TEXT = f"""\
 
 <!-- Made by docs/engines.py; change it there. -->
 
-parley has an engine of its own, and can use vLLM instead. The APIs, their errors, limits, tools, grammars and the
-coordinator are the same with both.
+parley has an engine of its own, and can use vLLM instead: it starts vLLM, or uses vLLM servers that run already. The
+APIs, their errors, limits, tools, grammars and the coordinator are the same with all of them.
 
-| | parley's engine | vLLM |
-|---|---|---|
+| | parley's engine | vLLM | a vLLM server |
+|---|---|---|---|
 | Use it for | CPUs; answers whose bits depend on nothing else; prefill and decode on separate instances | GPUs and \
-other accelerators; models that need several of them (tensor, pipeline, expert, data parallel) |
-| Starts in | seconds | a minute or more |
-| Needs | nothing else | an environment with vLLM {FIRST} to {LAST} |
+other accelerators; models that need several of them (tensor, pipeline, expert, data parallel) | servers that somebody \
+else runs |
+| Starts in | seconds | a minute or more | seconds |
+| Needs | nothing else | an environment with vLLM {FIRST} to {LAST} | the address of vLLM {FIRST} to {LAST}, and the \
+model's tokenizer |
 
 ## Start
 
@@ -43,6 +46,32 @@ parley starts a host process with vLLM's Python. The host sees parley's modules,
 vLLM's processes. While they load, `/health/ready` reports the last line of vLLM's log. vLLM's warnings and errors
 appear in parley's log. All of these processes are one process group: if one of them dies, running requests get an
 error, and the group is ended and started again.
+
+## A vLLM server that runs already
+
+```sh
+vllm serve Qwen/Qwen3-8B --port 8000 --enable-scale-out          # perhaps on another machine
+parley serve Qwen/Qwen3-8B --port 9000 --engine http://localhost:8000
+```
+
+parley then needs no accelerator, and reads no weights: of the model it needs `config.json`, the tokenizer and the chat
+template, and of a name on the hub it downloads only these. Tokens go to the server's `/inference/v1/generate` and come
+back from there, one request for each choice; vLLM opens this route with `--enable-scale-out`. `--engine-key-file` names
+a file with the server's API key. An address may have a path: a parley server is one of vLLM's kind below `/vllm`
+(`--engine http://localhost:8000/vllm`).
+
+* **Before it serves**, parley asks for the server's version, its model, the context length and the limit of
+  log-probabilities (vLLM's `--max-logprobs`, {DEFAULT_MAX_LOGPROBS} by default), and with a token each whether it takes
+  grammars and what speculation excludes. It compares the two tokenizers by a text. If the server lists several models,
+  the name chooses: `--model NAME=MODEL`. A server that cannot be used ends the start with a sentence.
+* **Readiness follows the server.** parley waits for a server that is still away, and asks every two seconds for its
+  health, its model and its metrics. A server that does not answer within `--engine-timeout` is away: running requests
+  get an error, `/health/ready` and new requests a 503, until it answers again. Then parley asks everything anew.
+* **A client that leaves** ends the connections of its choices, and so their work on the server.
+* **The queue is parley's.** The server gets at most `--max-batch` choices at once, of which tenants get equal shares.
+  Its other clients do not count. The use of the KV cache, the waiting requests and the hits of the prefix cache in
+  parley's metrics and status are those of the server's metrics.
+* **Several replicas**: one parley for each, and the coordinator in front of them ([coordinator.md](coordinator.md)).
 
 ## What vLLM does not do
 
@@ -68,23 +97,44 @@ DIFFERENCES = """
 * **Pictures, video and sound** are refused.
 * **Roles** other than mixed are refused: vLLM exchanges no KV pages with parley's instances.
 * `--exact` (GPUs only) asks vLLM for its batch-invariant kernels.
+
+With a server that runs already, also these:
+
+* **Cached tokens** are reported as 0.
+* **Log-probabilities** have one alternative less if as many as the server allows are wanted, and another token was
+  drawn.
+* **Adapters** are the server's own and have no names here. Its prefix cache cannot be cleared from here.
+* **Embeddings** are refused: the route generates.
 """
 
 
 def engine_tables() -> str:
     """Return the tables of features and bounds."""
-    vllm = vllm_features(adapters=True)
-    lines = ["| Feature | parley's engine | vLLM |", "|---|---|---|"]
+    lines = ["| Feature | parley's engine | vLLM | a vLLM server |", "|---|---|---|---|"]
     for feature in sorted(ALL_ENGINE_FEATURES):
-        note = "yes, without speculation" if feature in MISSING_WITH_SPECULATION else "yes"
-        note = "yes, with `--lora` or `--lora-root`" if feature == "adapters" else note
-        lines.append(f"| {feature.replace('_', ' ')} | yes | {note if feature in vllm else 'no'} |")
+        lines.append(f"| {feature.replace('_', ' ')} | yes | {started_note(feature)} | {attached_note(feature)} |")
     lines += ["", "| Bound of vLLM | Least | Most |", "|---|---|---|"]
     for bound, (least, most) in BOUNDS.items():
         lines.append(
             f"| {bound.replace('_', ' ')} | {'' if least == -inf else least} | {'' if most == inf else most} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def started_note(feature: EngineFeature) -> str:
+    """Return whether vLLM has a feature if parley starts it."""
+    if feature not in vllm_features(adapters=True):
+        return "no"
+    if feature in MISSING_WITH_SPECULATION:
+        return "yes, without speculation"
+    return "yes, with `--lora` or `--lora-root`" if feature == "adapters" else "yes"
+
+
+def attached_note(feature: EngineFeature) -> str:
+    """Return whether a vLLM server has a feature that runs already."""
+    if feature not in vllm_features() - MISSING_FEATURES:
+        return "no"
+    return "if the server takes it" if feature in FEATURE_PROBES else "yes"
 
 
 def page_text() -> str:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 BUILT_IN = "parley-demo"
-DOWNLOAD_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+WEIGHT_PATTERN = "*.safetensors"
+DOWNLOAD_PATTERNS = [WEIGHT_PATTERN, "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 ReportProgress = Callable[[str, float], None]  # called with the stage and the progress, 0..1
@@ -32,17 +33,20 @@ def served_name(model: str | None) -> str:
     return Path(os.path.abspath(os.path.expanduser(model))).name if _is_path(model) else model  # links keep their name
 
 
-def resolve_model(model: str | None, report: ReportProgress = lambda stage, fraction: None) -> Path:
+def resolve_model(
+    model: str | None, report: ReportProgress = lambda stage, fraction: None, *, needs_weights: bool = True
+) -> Path:
     """Return the folder of a model; download it if necessary. Blocks. Raises ModelMissing.
 
     ``model`` is a folder, a hub name (``owner/name``, optionally ``@revision``), or None or "parley-demo" for the
-    built-in one. A complete entry of the Hugging Face cache is used as it is, without asking the network.
+    built-in one. A complete entry of the Hugging Face cache is used as it is, without asking the network. Without
+    ``needs_weights`` the files with weights may be missing, and are not downloaded.
     """
-    folder = find_model(model)
+    folder = find_model(model, needs_weights=needs_weights)
     if folder is None:
         assert model is not None  # only a hub name can be missing here
-        folder = _download_model(model, report)
-    return check_model_folder(folder, model or BUILT_IN)
+        folder = _download_model(model, report, needs_weights)
+    return check_model_folder(folder, model or BUILT_IN, needs_weights=needs_weights)
 
 
 def pull_model(name: str, report: ReportProgress = lambda stage, fraction: None) -> Path:
@@ -52,7 +56,7 @@ def pull_model(name: str, report: ReportProgress = lambda stage, fraction: None)
     return check_model_folder(_download_model(name, report), name)
 
 
-def find_model(model: str | None) -> Path | None:
+def find_model(model: str | None, *, needs_weights: bool = True) -> Path | None:
     """Return a model's folder on this machine, complete or not; None for a hub name without a complete cache entry."""
     if not model or model == BUILT_IN:
         from parley import demo
@@ -60,17 +64,17 @@ def find_model(model: str | None) -> Path | None:
         return Path(demo.model_folder())
     if _is_path(model):
         return Path(model).expanduser().resolve()
-    return _find_cached(model)
+    return _find_cached(model, needs_weights)
 
 
-def check_model_folder(folder: Path, model: str) -> Path:
+def check_model_folder(folder: Path, model: str, *, needs_weights: bool = True) -> Path:
     """Return the folder if it contains all files of a model. Raises ModelMissing, naming the first that is missing."""
-    if problem := folder_problem(folder):
+    if problem := folder_problem(folder, needs_weights=needs_weights):
         raise ModelMissing(f"{model} cannot be served: {problem}.")
     return folder
 
 
-def folder_problem(folder: Path) -> str:
+def folder_problem(folder: Path, *, needs_weights: bool = True) -> str:
     """Return the reason why a folder is not a model, as a clause; empty if it is one."""
     if not os.path.exists(folder):  # unlike Path.exists, it never raises for odd names
         return "there is no such folder"
@@ -80,6 +84,8 @@ def folder_problem(folder: Path) -> str:
         return "its folder has no config.json"
     if not (folder / "tokenizer.json").is_file():
         return "its folder has no tokenizer.json (convert the tokenizer with Transformers' save_pretrained)"
+    if not needs_weights:
+        return ""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return "" if any(folder.glob("*.safetensors")) else "its folder has no *.safetensors weights"
@@ -96,26 +102,27 @@ def _is_path(model: str) -> bool:
     return model.startswith((".", "/", "~")) or os.path.exists(model) or not HUB_NAME.fullmatch(model.partition("@")[0])
 
 
-def _download_arguments(model: str) -> tuple[str, dict[str, Any]]:
+def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str, Any]]:
     """Return a hub name and the arguments of the download: weights and text files of the top folder, the revision."""
     name, _, revision = model.partition("@")
+    patterns = [pattern for pattern in DOWNLOAD_PATTERNS if needs_weights or pattern != WEIGHT_PATTERN]
     # Sub-folders hold other formats of the same weights; 1_Pooling describes how an encoder pools its vectors.
-    return name, {"revision": revision or None, "allow_patterns": DOWNLOAD_PATTERNS, "ignore_patterns": ["[!1]*/*"]}
+    return name, {"revision": revision or None, "allow_patterns": patterns, "ignore_patterns": ["[!1]*/*"]}
 
 
-def _find_cached(model: str) -> Path | None:
+def _find_cached(model: str, needs_weights: bool) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    name, arguments = _download_arguments(model)
+    name, arguments = _download_arguments(model, needs_weights)
     try:
         folder = Path(snapshot_download(name, local_files_only=True, **arguments))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    return None if folder_problem(folder) else folder
+    return None if folder_problem(folder, needs_weights=needs_weights) else folder
 
 
-def _download_model(model: str, report: ReportProgress) -> Path:
+def _download_model(model: str, report: ReportProgress, needs_weights: bool = True) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -126,7 +133,7 @@ def _download_model(model: str, report: ReportProgress) -> Path:
         RevisionNotFoundError,
     )
 
-    name, arguments = _download_arguments(model)
+    name, arguments = _download_arguments(model, needs_weights)
     report("downloading", 0.0)
     try:
         return Path(snapshot_download(name, tqdm_class=_progress_bar_class(report), **arguments))

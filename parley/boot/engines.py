@@ -12,7 +12,8 @@ from parley.engine.protocol import Engine
 from parley.engine.remote import ENGINE_COMMAND, RemoteEngine
 from parley.engine.vllm import VLLMEngine
 from parley.serving.options import EngineKind, OfferedModel
-from parley.types import EngineSettings, Settings, VLLMSettings
+from parley.types import AttachedSettings, EngineSettings, Settings, VLLMSettings
+from parley.worker.attached.attached_engine import AttachedEngine
 from parley.worker.thread import LocalEngine
 
 # The arguments are settings of the kind that the engine needs, and the model's name in the log.
@@ -39,11 +40,17 @@ def vllm_engine(settings: VLLMSettings, name: str) -> Engine:
     return VLLMEngine(settings, name=name)
 
 
+def attached_engine(settings: AttachedSettings, name: str) -> Engine:
+    """Return a vLLM server that somebody else runs."""
+    return AttachedEngine(settings, name=name)
+
+
 ENGINE_FACTORIES: dict[EngineKind, EngineFactory] = {
     "process": remote_engine,
     "thread": local_engine,
     "scripted": scripted_engine,
     "vllm": vllm_engine,
+    "attached": attached_engine,
 }
 
 

@@ -169,7 +169,7 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
         yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
         return 0
     try:
-        hub.check_model_folder(folder, name)
+        hub.check_model_folder(folder, name, needs_weights=offer.engine != "attached")
     except hub.ModelMissing as error:
         yield Finding("fail", "model", str(error), "Give a folder in Hugging Face format.")
         return 0

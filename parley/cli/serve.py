@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parley.cli.vllm import check_engine_options
+from parley.cli.vllm import check_engine_options, is_server_address
 from parley.hub import served_name
-from parley.settings.config import SERVE_OPTIONS, engine_settings, vllm_settings
-from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys
+from parley.settings.config import SERVE_OPTIONS, attached_settings, engine_settings, vllm_settings
+from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys, read_keys
 from parley.settings.kinds import NamedModel
 from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean, format_options
 
@@ -105,6 +105,10 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
 
 def settings_of_engine(config: ResolvedOptions, merged_options: Mapping[str, Any], folder: str) -> EngineSettings:
     """Return the settings for a model's engine. ``merged_options``: with those that the model sets for itself."""
+    if is_server_address(config["engine"]):
+        key_file = config["engine-key-file"]
+        key = read_keys(Path(key_file), "--engine-key-file")[0] if key_file else ""
+        return attached_settings(merged_options, folder, key=key)
     if config["engine"] != "vllm":
         return engine_settings(merged_options, folder)
     has_rank = config.is_set("max-lora-rank")
@@ -133,6 +137,8 @@ def check_cache_events(models: Sequence[OfferedModel]) -> None:
 
 def engine_of(config: ResolvedOptions) -> EngineKind:
     """The kind of engine that every model gets."""
+    if is_server_address(config["engine"]):
+        return "attached"
     if config["engine"] == "vllm":
         return "vllm"
     if config["fake-engine"]:

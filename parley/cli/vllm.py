@@ -1,4 +1,6 @@
-"""The options of ``parley serve`` that concern vLLM: which it takes, and which of its own flags parley sets itself."""
+"""The options of ``parley serve`` that concern its engine: which belong to vLLM, or to a server that runs already, and
+which of vLLM's own flags parley sets itself.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,11 @@ OWN_ENGINE_OPTIONS = (
     "kv-events-replay", "kv-events-topic", "kv-events-form", "kv-events-buffer", "kv-events-hwm",
 )  # fmt: skip
 VLLM_OPTIONS = ("engine-python", "engine-args", "exact")
+# Options of an engine that a server that runs already has been started with.
+SERVER_OPTIONS = (
+    *OWN_ENGINE_OPTIONS, *VLLM_OPTIONS, "dtype", "kv-memory", "prefix-cache", "lora", "lora-root", "max-loras",
+    "max-lora-rank",
+)  # fmt: skip
 
 # vLLM's flags that follow from options of parley.
 FLAGS_BY_OPTION = {
@@ -42,22 +49,37 @@ FIXED_FLAGS = {
 }
 
 
+def is_server_address(engine: str) -> bool:
+    """Whether the value of --engine is the address of a server."""
+    return "://" in engine
+
+
 def check_engine_options(config: ResolvedOptions) -> None:
     """Check that all options belong to the engine that serves. Raises ConfigError."""
-    if config["engine"] != "vllm":
+    engine = config["engine"]
+    if not is_server_address(engine) and config.is_set("engine-key-file"):
+        raise ConfigError("engine-key-file needs --engine with the address of a server.")
+    if is_server_address(engine):
+        _refuse_options(config, SERVER_OPTIONS, f"the server at {engine}, which runs already")
+    elif engine == "vllm":
+        hint = "; with --engine vllm, write vLLM's own flags after --"
+        _refuse_options(config, OWN_ENGINE_OPTIONS, "parley's own engine", hint)
+        check_flags(config["engine-args"] or [], several_models=len(config["model"] or []) > 1)
+    else:
         if foreign := [name for name in VLLM_OPTIONS if config.is_set(name)]:
             raise ConfigError(f"{foreign[0]} needs --engine vllm.")
         return
-    if foreign := [name for name in OWN_ENGINE_OPTIONS if config.is_set(name)]:
-        raise ConfigError(
-            f"{foreign[0]} belongs to parley's own engine; with --engine vllm, write vLLM's own flags after --."
-        )
-    for named_model in config["model"] or []:
-        if foreign := [name for name in OWN_ENGINE_OPTIONS if name in named_model.options]:
-            raise ConfigError(f"--model {named_model.model}: {foreign[0]} belongs to parley's own engine.")
     if config["role"] != "mixed":
         raise ConfigError(f"--role {config['role']} needs parley's own engine: vLLM exchanges no pages with it.")
-    check_flags(config["engine-args"] or [], several_models=len(config["model"] or []) > 1)
+
+
+def _refuse_options(config: ResolvedOptions, names: tuple[str, ...], owner: str, hint: str = "") -> None:
+    """Raise ConfigError if one of these options is set, for all models or for one."""
+    if foreign := [name for name in names if config.is_set(name)]:
+        raise ConfigError(f"{foreign[0]} belongs to {owner}{hint}.")
+    for named_model in config["model"] or []:
+        if foreign := [name for name in names if name in named_model.options]:
+            raise ConfigError(f"--model {named_model.model}: {foreign[0]} belongs to {owner}.")
 
 
 def check_flags(words: list[str], *, several_models: bool) -> None:

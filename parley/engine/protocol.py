@@ -63,11 +63,12 @@ class Engine(ABC):
     * death: if the engine dies, every stream MUST end with an error output, and ``state`` MUST NOT be "ready" until it
       serves again.
 
-    ``scripted``: the engine has no weights to download and no content in its pages. ``page_transfer.py`` has a
-    capability that engines may have besides.
+    ``scripted``: the engine has no weights to download and no content in its pages. ``needs_weights``: it loads the
+    weights from the model's folder. ``page_transfer.py`` has a capability that engines may have besides.
     """
 
     scripted = False
+    needs_weights = True
 
     def __init__(self) -> None:
         self.state: EngineState = "idle"

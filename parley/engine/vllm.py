@@ -56,10 +56,16 @@ def read_version(python: str) -> str:
 
 def check_version(version: str) -> None:
     """Check that the host was tested with this version of vLLM. Raises EngineFailed."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
     first, last = TESTED_VERSIONS
-    if numbers is None or not first <= (int(numbers[1]), int(numbers[2])) <= last:
+    if not is_tested_version(version):
         raise EngineFailed(
             f"vLLM {version} is installed, but parley works with {first[0]}.{first[1]} to {last[0]}.{last[1]}: "
             f"`pip install 'vllm>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}'`."
         )
+
+
+def is_tested_version(version: str) -> bool:
+    """Whether parley was tested with this version of vLLM."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    first, last = TESTED_VERSIONS
+    return numbers is not None and first <= (int(numbers[1]), int(numbers[2])) <= last

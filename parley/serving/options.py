@@ -13,7 +13,7 @@ from parley.settings.media_hosts import MediaHost
 from parley.types import EngineSettings, MediaKind, Tenant
 from parley.web.options import HttpOptions, TlsFiles
 
-EngineKind = Literal["process", "thread", "scripted", "vllm"]  # a scripted engine runs no model
+EngineKind = Literal["process", "thread", "scripted", "vllm", "attached"]  # a scripted engine runs no model
 RoleName = Literal["none", "prefill", "decode", "flex", "mixed"]
 
 

@@ -118,7 +118,9 @@ class ServedModel:
         def report_progress(stage: str, fraction: float) -> None:
             self.engine.progress = LoadProgress(stage, fraction / 2)  # the other half is loading
 
-        resolve_folder = partial(hub.resolve_model, self.settings.model, report_progress)
+        resolve_folder = partial(
+            hub.resolve_model, self.settings.model, report_progress, needs_weights=self.engine.needs_weights
+        )
         self.settings.model = str(await run_in_daemon_thread(resolve_folder, "parley-hub"))
 
     @property
@@ -213,7 +215,8 @@ class ServedModel:
             case "ready" if self._text_pipeline is not None:
                 return None
             case "restarting":
-                return NotReady(f"The engine of {self.name} stopped and is being restarted.", retry_after=2)
+                reason = self.engine.failure or f"The engine of {self.name} stopped and is being restarted."
+                return NotReady(reason, retry_after=2)
             case "failed" | "closed":
                 return NotReady(f"The engine of {self.name} has stopped; no request can be answered.", retry_after=10)
             case _:

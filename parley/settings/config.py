@@ -15,6 +15,7 @@ from parley.settings.kinds import (
     choice_kind,
     duration_kind,
     endpoint_kind,
+    engine_kind,
     family_kind,
     integer_kind,
     media_host_kind,
@@ -31,7 +32,7 @@ from parley.settings.kinds import (
 from parley.settings.options import Option
 
 if TYPE_CHECKING:
-    from parley.types import CacheEventSettings, Settings, VLLMSettings
+    from parley.types import AttachedSettings, CacheEventSettings, Settings, VLLMSettings
 
 DTYPE_NAMES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 
@@ -124,8 +125,9 @@ SERVE_OPTIONS: list[Option] = [
     ),
     Option(
         "engine",
-        choice_kind("parley", "vllm"),
-        "What computes: parley's own engine, or vLLM from an environment of its own (docs/engines.md).",
+        engine_kind("parley", "vllm"),
+        "What computes: parley's own engine, vLLM from an environment of its own, or a vLLM server that runs already, "
+        "by its address (docs/engines.md).",
         "parley",
         section="engine",
         configurable=True,
@@ -147,6 +149,14 @@ SERVE_OPTIONS: list[Option] = [
         unset_text="none",
         configurable=True,
         takes_rest=True,
+    ),
+    Option(
+        "engine-key-file",
+        text_kind("FILE"),
+        "File with the API key of the server that --engine names.",
+        section="engine",
+        unset_text="none",
+        configurable=True,
     ),
     Option(
         "exact",
@@ -945,4 +955,21 @@ def vllm_settings(config: Mapping[str, Any], folder: str, *, max_rank: int = 0) 
         python=config["engine-python"] or "",
         arguments=list(config["engine-args"] or []),
         exact=config["exact"],
+    )
+
+
+def attached_settings(config: Mapping[str, Any], folder: str, *, key: str) -> AttachedSettings:
+    """Return the settings of a vLLM server that runs already, for the model whose tokenizer is in ``folder``."""
+    from parley.types import AttachedSettings
+
+    return AttachedSettings(
+        model=folder,
+        max_model_len=config["max-model-len"],
+        max_batch=config["max-batch"],
+        engine_timeout=config["engine-timeout"],
+        tool_parser=config["tool-parser"],
+        reasoning_parser=config["reasoning-parser"],
+        trust_marks=config["trust-marks"],
+        url=config["engine"],
+        key=key,
     )

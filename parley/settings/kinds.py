@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from parley.settings.families import family_names, find_family
 from parley.settings.media_hosts import MediaHost, parse_media_host
@@ -62,6 +63,24 @@ def choice_kind(*names: str) -> OptionKind:
         return str(raw)
 
     return OptionKind("|".join(names), parse_choice)
+
+
+def engine_kind(*names: str) -> OptionKind:
+    """One of several words, or the address of a server: http:// or https://, a host, a port and perhaps a path."""
+
+    def parse_engine(raw: Any) -> str:
+        if raw in names:
+            return str(raw)
+        try:
+            address = urlsplit(raw if isinstance(raw, str) else "")
+            is_address = address.scheme in ("http", "https") and address.hostname and address.port != 0
+        except ValueError:  # of the port
+            is_address = False
+        if not is_address or address.username is not None or address.query or address.fragment:
+            raise ValueError(f"one of {', '.join(names)}, http://HOST:PORT")
+        return str(raw).rstrip("/")
+
+    return OptionKind("|".join((*names, "URL")), parse_engine)
 
 
 def family_kind(table: Literal["calls", "thoughts"]) -> OptionKind:

@@ -391,3 +391,18 @@ class VLLMSettings(EngineSettings, kw_only=True):
     arguments: list[str] = []  # flags for vLLM's own parser
     loads_adapters: bool = False  # requests may use LoRA adapters; ``max_rank`` 0: the highest rank in ``adapters``
     exact: bool = False  # the bits of an answer do not depend on other requests
+
+
+class AttachedSettings(EngineSettings, kw_only=True):
+    """The settings of a vLLM server that somebody else runs. ``model``: a folder with its tokenizer and config.json.
+
+    ``max_batch``: choices that the server is given at once.
+    """
+
+    url: str  # http:// or https://, host, port and perhaps a path before those of its routes
+    key: str = ""  # its API key
+
+    @property
+    def weight_folders(self) -> tuple[str, ...]:
+        """No folders: the server loads the weights."""
+        return ()

@@ -182,6 +182,12 @@ def test_names_the_missing_file_of_an_incomplete_folder(tmp_path, absent, why):
     assert why in str(error.value)
 
 
+def test_a_folder_without_weights_is_enough_if_a_server_has_them(tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes(FILES[name])
+    assert hub.resolve_model(str(tmp_path), needs_weights=False) == tmp_path.resolve()
+
+
 def test_names_the_first_missing_weight_shard(tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes(FILES[name])

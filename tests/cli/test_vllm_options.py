@@ -8,7 +8,7 @@ from parley.cli.serve import offered_models
 from parley.serving.options import OfferedModel
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, resolve_options
-from parley.types import VLLMSettings
+from parley.types import AttachedSettings, VLLMSettings
 
 VLLM = ("--engine", "vllm")
 
@@ -70,3 +70,40 @@ def test_refuses_options_of_vllm_with_the_own_engine(flags):
 def test_several_models_may_divide_a_gpu():
     flags = "--model a=./a --model b=./b -- --gpu-memory-utilization 0.4"
     assert [offer.engine for offer in offers(*VLLM, *flags.split())] == ["vllm", "vllm"]
+
+
+SERVER = "http://engine:8000"
+
+
+def test_a_server_that_runs_already_is_an_engine(tmp_path):
+    (tmp_path / "key").write_text("# of the cluster\nsesame\n")
+    flags = f"m --max-batch 3 --max-model-len 99 --engine-timeout 9 --engine-key-file {tmp_path / 'key'}"
+    (offer,) = offers("--engine", SERVER + "/vllm/", *flags.split())
+    assert offer.engine == "attached" and offer.settings == AttachedSettings(
+        model="m", max_batch=3, max_model_len=99, engine_timeout=9, url=SERVER + "/vllm", key="sesame"
+    )
+    assert offer.settings.weight_folders == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "message"),
+    [
+        (SERVER, "--kv-memory 1GiB", "kv-memory belongs to the server at http://engine:8000, which runs already"),
+        (SERVER, "--model a=./m,threads=1", "threads belongs to the server"),
+        (SERVER, "--exact", "exact belongs to the server"),
+        (SERVER, "--lora a=./a", "lora belongs to the server"),
+        (SERVER, "--role decode", "--role decode needs parley's own engine"),
+        (SERVER, "--engine-key-file /does/not/exist", "--engine-key-file: /does/not/exist cannot be read"),
+        ("vllm", "--engine-key-file f", "engine-key-file needs --engine with the address of a server"),
+        ("parley", "--engine-key-file f", "engine-key-file needs --engine with the address of a server"),
+    ],
+)
+def test_refuses_what_a_server_that_runs_already_cannot_take(engine, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        offers("--engine", engine, *flags.split())
+
+
+@pytest.mark.parametrize("engine", ["vlm", "engine:8000", "http://", "http://u:p@engine", "http://engine:x", "ftp://a"])
+def test_refuses_what_is_no_address_of_a_server(engine):
+    with pytest.raises(ConfigError, match="parley, vllm, http://HOST:PORT"):
+        offers("--engine", engine)

@@ -73,7 +73,7 @@ PACKAGE = Path(__file__).parents[2] / "parley"
 APIS = sorted(file.parent.name for file in (PACKAGE / "dialects").glob("*/__init__.py"))
 NAME = re.compile(rf"(?<![a-z])({'|'.join(APIS)})(?![a-z])", re.IGNORECASE)
 TABLE = "dialects/mounts.py"
-VLLM_HOST = "worker/vllm/"  # the engine vLLM is no API
+VLLM_HOSTS = "worker/vllm/", "worker/attached/"  # the engine vLLM is no API
 KNOWING = {  # files that know an API by its name, and why
     "cli/client.py": "the commands are clients of OpenAI's API",
     "cli/bench.py": "the API that is asked unless another is named",
@@ -112,8 +112,8 @@ IMPORTING = {
 
 
 def outside() -> Iterator[tuple[str, ast.Module]]:
-    """Every file of the package but those of APIs, the table, and vLLM's host."""
-    own_folders = (VLLM_HOST, *(f"dialects/{api}/" for api in APIS))
+    """Every file of the package but those of APIs, the table, and vLLM's hosts."""
+    own_folders = (*VLLM_HOSTS, *(f"dialects/{api}/" for api in APIS))
     for file in PACKAGE.rglob("*.py"):
         path = file.relative_to(PACKAGE).as_posix()
         if path != TABLE and not path.startswith(own_folders):

@@ -24,9 +24,10 @@ from parley.serving import registry, served_model
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import EngineRequest, Settings
+from parley.types import AttachedSettings, EngineRequest, EngineSettings, Settings
 from parley.web import exchange
 from parley.web.port import open_listener
+from parley.worker.attached.attached_engine import AttachedEngine
 from parley.worker.thread import LocalEngine
 
 
@@ -77,7 +78,8 @@ async def serve(
     """Start servers.
 
     Engine options are given by name. ``beside``: further models; ``surfaces``: the mounted APIs, by default all;
-    ``secret``: the secret of its peer; ``settings``: load a real model with them. The rest are server options.
+    ``secret``: the secret of its peer; ``settings``: load a real model with them; ``attached``: compute with the server
+    at this address. The rest are server options.
     """
     running: list[tuple[RunningServer, asyncio.Task[None]]] = []
     monkeypatch.setattr(served_model, "MediaWorkers", share_media_workers)
@@ -95,17 +97,20 @@ async def serve(
         surfaces: Any = (),
         settings: Settings | None = None,
         secret: bytes = b"s",
+        attached: str = "",
         **options: Any,
     ) -> RunningServer:
         engine: Any = FakeEngine(
             reply, info=info, max_batch=max_batch, step_seconds=tick, load_seconds=load, load_failure=failure
         )
-        if settings is None:
-            settings = Settings(model=str(folder), max_batch=max_batch)
-        else:
+        engine_settings: EngineSettings = settings or Settings(model=str(folder), max_batch=max_batch)
+        if attached:
+            engine_settings = AttachedSettings(model=str(folder), max_batch=max_batch, url=attached)
+            engine = AttachedEngine(engine_settings, name=names[0])
+        elif settings is not None:
             engine = LocalEngine(settings)
         server_options = ServerOptions(**({"port": 0, "access_log": False} | options))
-        model = ServedModel(names, settings, engine, server_options)
+        model = ServedModel(names, engine_settings, engine, server_options)
         parts = ServerParts(server_options, [model, *beside], KVPeer(secret=secret))
         service = parts.registry
         sock = start.open_listener(server_options.host, server_options.port)

@@ -46,9 +46,9 @@ class ChoiceClient(Protocol):
 
 
 class HostLoop:
-    """Passes requests to ``client`` and its outputs to ``emit``."""
+    """Passes requests to ``client`` and its outputs to ``emit``. ``counters``: of its steps, new ones by default."""
 
-    def __init__(self, client: ChoiceClient, emit: Callable[[StepOutputs], None]):
+    def __init__(self, client: ChoiceClient, emit: Callable[[StepOutputs], None], counters: StepTotals | None = None):
         self._client = client
         self._emit = emit
         self._waiting = WaitQueue()
@@ -56,7 +56,7 @@ class HostLoop:
         self._open_requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
         self._choice_numbers = count()
         self._arrival_numbers = count()
-        self._counters = StepTotals(client.kv_blocks)
+        self._counters = counters or StepTotals(client.kv_blocks)
         self._beam_rounds = BeamRounds(self._waiting.enqueue, self._end_search)
 
     @property
@@ -148,6 +148,10 @@ class HostLoop:
         self._start_choices()
         self._emit_outputs(outputs)
         self._counters.reset_step()
+
+    def report_statistics(self) -> None:
+        """Send the statistics without outputs."""
+        self._emit_outputs([])
 
     def _cost_of(self, sequence: Sequence, step_ended_at: float, rows: int) -> TokenCost:
         """Return what a step took of the time since the last token of a choice, and since it was queued at first."""

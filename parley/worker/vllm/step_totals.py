@@ -5,6 +5,7 @@ This module reads attributes of vLLM's objects and does not import vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -40,9 +41,13 @@ class StepTotals:
             each.prefill_stats.num_computed_tokens for each in step.outputs if each.prefill_stats is not None
         )
         stats.step_tokens = stats.step_prompt_tokens + sum(len(each.new_token_ids) for each in step.outputs)
-        stats.preemptions += sum(int(event.type) == 3 for each in step.outputs for event in each.events or ())
+        self.count_preemptions(sum(int(event.type) == 3 for each in step.outputs for event in each.events or ()))
         if step.scheduler_stats is not None:
-            self._record_scheduler(step.engine_index, step.scheduler_stats)
+            self.record_scheduler(step.engine_index, step.scheduler_stats)
+
+    def count_preemptions(self, number: int) -> None:
+        """Count preemptions."""
+        self._stats.preemptions += number
 
     def reset_step(self) -> None:
         """Reset the numbers of the last step: what is sent next does not belong to it."""
@@ -53,7 +58,7 @@ class StepTotals:
     def collect_stats(self, *, computing: int, waiting: int) -> EngineStats:
         """Return the statistics. ``computing``: choices in vLLM, some of which may wait there; ``waiting``: others."""
         stats = self._stats
-        cores = self._cores.values() if computing else ()  # vLLM does not report the end of what is cancelled
+        cores = self._current_cores(computing)
         waiting_in_vllm = min(computing, sum(core.num_waiting_reqs for core in cores))
         stats.running, stats.waiting = computing - waiting_in_vllm, waiting + waiting_in_vllm
         usage = sum(core.kv_cache_usage for core in cores) / max(1, len(self._cores))
@@ -61,7 +66,12 @@ class StepTotals:
         stats.prompt_tokens, stats.generated_tokens = self.prompt_tokens, self.generated_tokens
         return msgspec.structs.replace(stats)
 
-    def _record_scheduler(self, core: int, scheduler: Any) -> None:
+    def _current_cores(self, computing: int) -> Collection[Any]:
+        """Return the statistics that still hold: vLLM does not report the end of what is cancelled."""
+        return self._cores.values() if computing else ()
+
+    def record_scheduler(self, core: int, scheduler: Any) -> None:
+        """Record the statistics of an engine core's scheduler (``SchedulerStats``)."""
         self._cores[core] = scheduler
         stats = self._stats
         if scheduler.prefix_cache_stats is not None:

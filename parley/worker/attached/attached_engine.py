@@ -1,0 +1,187 @@
+"""A vLLM server that somebody else runs, as the engine of a model.
+
+The engine lives in the API process: there is nothing to compute here. The server is asked what it is when it first
+answers and whenever it comes back; until then the model is not ready. While it serves, it is asked every
+``POLL_SECONDS`` whether it is healthy and serves the same model, and for its metrics. A server that does not answer for
+the time of ``--engine-timeout`` is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from parley.engine.messages import (
+    AdapterResult,
+    CancelRequest,
+    FinishBeamSearch,
+    LoadAdapter,
+    LoadProgress,
+    ResetDone,
+    ResetPrefixCache,
+    SubmitRequest,
+    ToEngine,
+    UnloadAdapter,
+)
+from parley.engine.protocol import Engine
+from parley.types import AttachedSettings
+from parley.worker.attached.server_calls import ServerAway, ServerCalls
+from parley.worker.attached.server_facts import (
+    AttachRefused,
+    ServerFacts,
+    ask_metrics,
+    check_health,
+    choose_card,
+    describe_model,
+    read_cards,
+    read_facts,
+)
+from parley.worker.attached.server_totals import ServerTotals
+from parley.worker.attached.token_client import TokenClient
+from parley.worker.vllm.host_loop import HostLoop
+
+log = logging.getLogger("parley.engine")
+
+POLL_SECONDS = 2.0
+RETRY_SECONDS = 1.0  # between attempts to reach a server that is away
+AWAY = "The server that computes for this model is away."  # for clients, who need not know its address
+NO_ADAPTERS = "The engine's server loads its own adapters."
+
+
+class AttachedEngine(Engine):
+    """Computes with the vLLM server at ``settings.url``. ``name``: the model's main name."""
+
+    needs_weights = False
+
+    def __init__(self, settings: AttachedSettings, *, name: str = "model"):
+        super().__init__()
+        self.settings = settings
+        self.name = name
+        self._calls = ServerCalls(settings)
+        self._supervisor: asyncio.Task[None] | None = None
+        self._poll_now = asyncio.Event()
+        self._lost_choices: dict[str, str] = {}  # why answers broke off, until the next poll shows whether it is away
+        self._away_reason = ""
+        self._facts: ServerFacts
+        self._client: TokenClient
+        self._loop: HostLoop
+        self._totals: ServerTotals
+
+    async def start(self) -> None:
+        """Begin to reach the server."""
+        self._begin_loading()
+        self.progress = LoadProgress("connecting to the server that computes", 0.0)
+        self._supervisor = asyncio.create_task(self._supervise_server())
+        self._supervisor.add_done_callback(self._on_supervisor_done)
+
+    async def close(self) -> None:
+        """End all requests and connections."""
+        if self.state == "closed":
+            return
+        was_ready, self.state = self.state == "ready", "closed"
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if was_ready:
+            self._client.cancel_all()
+        self._calls.close()
+        self._release_waiters("The server is shutting down.")
+
+    def _send_to_engine(self, message: ToEngine) -> None:
+        match message:
+            case SubmitRequest(request):
+                self._loop.add_request(request)
+            case CancelRequest(request_id, index):
+                self._loop.cancel_request(request_id, index)
+            case FinishBeamSearch(request_id, reason):
+                self._loop.finish_beam_search(request_id, reason)
+            case ResetPrefixCache(number):  # the cache is not this server's alone
+                self._handle_message(ResetDone(number, done=False))
+            case LoadAdapter(number) | UnloadAdapter(number):
+                self._handle_message(AdapterResult(number, NO_ADAPTERS))
+
+    # -- the server's life
+
+    async def _supervise_server(self) -> None:
+        """Reach the server, serve until it is away, and begin again."""
+        while True:
+            try:
+                self._attach(await read_facts(self._calls, self.settings, self.name))
+                await self._poll_server()
+            except AttachRefused as error:
+                if self.info is None:
+                    self._fail_for_good(str(error))
+                    return
+                self._detach(str(error))
+            except ServerAway as error:
+                self._detach(f"The vLLM server at {self.settings.url} is away: {error}.")
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _attach(self, facts: ServerFacts) -> None:
+        """Serve with the server."""
+        self._facts = facts
+        self._totals = ServerTotals(facts.kv_blocks)
+        self._client = TokenClient(
+            self._calls,
+            facts,
+            self.settings.max_batch,
+            lambda step: self._loop.handle_step(step),
+            lambda choice_id, reason: self._loop.reject_choice(choice_id, reason),
+            self._lose_choice,
+        )
+        self._loop = HostLoop(self._client, self._handle_message, self._totals)
+        log.log(
+            logging.WARNING if self.info is not None else logging.INFO,
+            "%s: %s answers: vLLM %s with %s.", self.name, self.settings.url, facts.version, facts.card.id,
+        )  # fmt: skip
+        self._become_ready(describe_model(facts, self.settings))
+
+    def _detach(self, reason: str) -> None:
+        """Fail all requests because the server is away, or not what it was. The log says it once."""
+        is_news, self._away_reason = self._away_reason != reason, reason
+        self.progress = LoadProgress("waiting for the server that computes", 0.0)
+        if self.state != "ready":
+            if is_news:
+                log.warning("%s: %s It is tried again.", self.name, reason)
+            return
+        self.state, self.failure = "restarting", AWAY
+        self._client.cancel_all()
+        self._lost_choices.clear()
+        self._fail_all_streams(AWAY)
+        log.error("%s: %s Requests that were running got an error.", self.name, reason)
+
+    async def _poll_server(self) -> None:
+        """Ask the server until it is away. Raises ServerAway, AttachRefused."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._poll_now.wait()
+            self._poll_now.clear()
+            lost, self._lost_choices = self._lost_choices, {}
+            await self._check_server()
+            for choice_id, reason in lost.items():
+                self._client.reject(choice_id, f"The engine's server broke off: {reason}.")
+
+    async def _check_server(self) -> None:
+        """Check that the server is healthy and serves what it did, and take its metrics.
+
+        Raises ServerAway, AttachRefused.
+        """
+        await check_health(self._calls)
+        card = choose_card(await read_cards(self._calls, self.settings), self.settings, self.name)
+        if card != self._facts.card:
+            raise AttachRefused(f"{self.settings.url} serves another model than before: {card.id}.")
+        self._totals.record_server(await ask_metrics(self._calls))
+        self._loop.report_statistics()
+
+    def _lose_choice(self, choice_id: str, reason: str) -> None:
+        """Keep a choice whose answer broke off until it is known whether the server is away."""
+        self._lost_choices[choice_id] = reason
+        self._poll_now.set()
+
+    def _on_supervisor_done(self, task: asyncio.Task[None]) -> None:
+        """Fail the engine if the supervisor ended by an exception: a defect, but no stream may wait for ever."""
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the engine's supervisor failed", exc_info=task.exception())
+            self._fail_for_good("The connection to the engine failed.")

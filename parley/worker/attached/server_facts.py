@@ -1,0 +1,241 @@
+"""What parley asks a vLLM server before it serves: version, model, limits, and what the server's options exclude.
+
+Nothing is assumed that a question can show. A request with more log-probabilities than any server lists is refused in a
+sentence with the limit; one token each shows whether grammars and the like are accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from parley.engine.vllm import TESTED_VERSIONS, is_tested_version
+from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json_object
+from parley.types import AttachedSettings, EngineBound, EngineFeature, ModelInfo
+from parley.worker.attached.server_calls import ServerAway, ServerCalls
+from parley.worker.attached.server_metrics import ServerMetrics, read_metrics
+from parley.worker.vllm.capabilities import BOUNDS, vllm_features
+
+GENERATE_PATH = "/inference/v1/generate"
+EXCESSIVE_LOGPROBS = 999_999_999
+DEFAULT_MAX_LOGPROBS = 20  # vLLM's --max-logprobs
+DEFAULT_BLOCK_SIZE = 16
+ANY_CHARACTER = '%llguidance {"no_forcing": true}\nstart: /(.|\\n)+/\n'
+# Requests for one token that show whether a server offers a feature.
+FEATURE_PROBES: dict[EngineFeature, dict[str, Any]] = {
+    "grammar": {"structured_outputs": {"grammar": ANY_CHARACTER}},
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "logit_bias": {"logit_bias": {"0": 1.0}},
+}
+# The route takes neither sequences of banned tokens nor vLLM's own adapters under parley's names.
+MISSING_FEATURES: frozenset[EngineFeature] = frozenset({"banned_tokens", "adapters"})
+TOKENIZER_SAMPLE = 'The 7 quick foxes: "Zwölf" 你好 {"a": [1, 2]}\n\tend'  # a text that tokenizers split differently
+
+
+class AttachRefused(Exception):
+    """The server cannot be the engine of this model. The message is one sentence with a hint."""
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A row of ``/v1/models``. ``parent``: set for adapters. ``root``: the model's folder or name."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct):
+    """The answer of ``/v1/models``."""
+
+    data: list[ModelCard]
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server serves. ``card``: the model there; ``max_logprobs``: the most alternatives that it lists.
+
+    ``missing``: features that it refuses. ``end_ids`` and ``vocab_size`` are those of the local folder.
+    """
+
+    version: str
+    card: ModelCard
+    max_model_len: int
+    max_logprobs: int
+    missing: frozenset[EngineFeature]
+    kv_blocks: int
+    block_size: int
+    end_ids: frozenset[int]
+    vocab_size: int
+
+
+async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) -> ServerFacts:
+    """Ask the server. ``name``: the model's name here. Raises AttachRefused, ServerAway."""
+    await check_health(calls)
+    version = await _read_version(calls, settings)
+    card = choose_card(await read_cards(calls, settings), settings, name)
+    tokenizer = await _check_tokenizer(calls, settings, card)
+    max_logprobs = await _read_max_logprobs(calls, settings, card)
+    missing = [feature for feature in FEATURE_PROBES if not await _has_feature(calls, card, feature)]
+    metrics = await ask_metrics(calls)
+    config = read_json_object(Path(settings.model) / "config.json")
+    lengths = filter(None, (settings.max_model_len, card.max_model_len))
+    return ServerFacts(
+        version=version,
+        card=card,
+        max_model_len=min(lengths),
+        max_logprobs=max_logprobs,
+        missing=frozenset(missing),
+        kv_blocks=metrics.kv_blocks,
+        block_size=metrics.block_size or DEFAULT_BLOCK_SIZE,
+        end_ids=tokenizer.eos_ids,
+        vocab_size=_vocabulary_size(config) or tokenizer.vocab_size,
+    )
+
+
+async def check_health(calls: ServerCalls) -> None:
+    """Check that the server says that it is healthy. Raises ServerAway."""
+    health = await calls.get("/health")
+    if health.status != 200:
+        raise ServerAway(f"it is not healthy (status {health.status})")
+
+
+async def read_cards(calls: ServerCalls, settings: AttachedSettings) -> list[ModelCard]:
+    """Return the models that the server lists, without adapters. Raises AttachRefused, ServerAway."""
+    answer = await calls.get("/v1/models")
+    if answer.status in (401, 403):
+        hint = "" if settings.key else "; --engine-key-file names a file with its key"
+        raise AttachRefused(f"{settings.url} wants another API key (status {answer.status}){hint}.")
+    try:
+        cards = msgspec.json.decode(answer.body, type=ModelList).data if answer.status == 200 else []
+    except msgspec.DecodeError:
+        cards = []
+    if not cards:
+        raise AttachRefused(f"{settings.url} lists no models: GET /v1/models gave status {answer.status}.")
+    return [card for card in cards if card.parent is None]
+
+
+def choose_card(cards: list[ModelCard], settings: AttachedSettings, name: str) -> ModelCard:
+    """Return the model of this name, or the only one. Raises AttachRefused."""
+    card = next(
+        (card for card in cards if card.id == name), cards[0] if len({each.root for each in cards}) == 1 else None
+    )
+    if card is None:
+        names = ", ".join(each.id for each in cards)
+        raise AttachRefused(f"{settings.url} serves {names}, but not {name}: choose one with --model NAME=MODEL.")
+    if not card.max_model_len:
+        raise AttachRefused(f"{settings.url} does not tell the context length of {card.id}, so it is no vLLM server.")
+    return card
+
+
+def describe_model(facts: ServerFacts, settings: AttachedSettings) -> ModelInfo:
+    """Return what the API process needs to know about the model. What only the server knows is 0."""
+    config = read_json_object(Path(settings.model) / "config.json")
+    architectures = config.get("architectures")
+    return ModelInfo(
+        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "unknown",
+        dtype="unknown",
+        device="remote",
+        parameters=0,
+        vocab_size=facts.vocab_size,
+        max_model_len=facts.max_model_len,
+        weights_bytes=0,
+        kv_bytes=0,
+        kv_blocks=facts.kv_blocks,
+        block_size=facts.block_size,
+        fused=False,
+        engine=f"vllm {facts.version}",
+        features=vllm_features() - MISSING_FEATURES - facts.missing,
+        bounds=attached_bounds(facts.max_logprobs, facts.vocab_size, len(facts.end_ids)),
+    )
+
+
+def attached_bounds(max_logprobs: int, vocab_size: int, end_tokens: int) -> dict[EngineBound, tuple[float, float]]:
+    """Return the bounds of a server that lists ``max_logprobs`` alternatives. A beam needs two for each beam, and one
+    for each end token."""
+    bounds = BOUNDS | {"named_logprobs": (0, min(BOUNDS["named_logprobs"][1], max_logprobs) - 1)}
+    if max_logprobs < vocab_size:
+        bounds |= {"logprobs": (0, max_logprobs), "prompt_logprobs": (0, max_logprobs)}
+        bounds["beam_width"] = (1, max(1, (max_logprobs - 1 - end_tokens) // 2))
+    return bounds
+
+
+async def ask_metrics(calls: ServerCalls) -> ServerMetrics:
+    """Return what the server's metrics say; nothing if it has none. Raises ServerAway."""
+    answer = await calls.get("/metrics")
+    return read_metrics(answer.body if answer.status == 200 else b"")
+
+
+def error_text(status: int, body: bytes) -> str:
+    """Return the message of an error answer."""
+    try:
+        answer = msgspec.json.decode(body)
+        message = answer["error"]["message"] if "error" in answer else answer["message"]
+    except (msgspec.DecodeError, TypeError, KeyError):
+        message = None
+    return " ".join(str(message).split()) if message else f"status {status}"
+
+
+async def _read_version(calls: ServerCalls, settings: AttachedSettings) -> str:
+    answer = await calls.get("/version")
+    try:
+        version = str(msgspec.json.decode(answer.body)["version"]) if answer.status == 200 else ""
+    except (msgspec.DecodeError, TypeError, KeyError):
+        version = ""
+    first, last = (f"{major}.{minor}" for major, minor in TESTED_VERSIONS)
+    if not version:
+        raise AttachRefused(f"{settings.url} is no vLLM server: GET /version gave status {answer.status}.")
+    if not is_tested_version(version):
+        raise AttachRefused(f"{settings.url} runs vLLM {version}, but parley works with {first} to {last}.")
+    return version
+
+
+async def _check_tokenizer(calls: ServerCalls, settings: AttachedSettings, card: ModelCard) -> Tokenizer:
+    """Return the tokenizer of the local folder. Raises AttachRefused if the server splits a text into other tokens."""
+    try:
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, settings.model)
+    except BadTokenizer as error:
+        raise AttachRefused(str(error)) from error
+    body = {"model": card.id, "prompt": TOKENIZER_SAMPLE, "add_special_tokens": False}
+    answer = await calls.post("/tokenize", body)
+    if answer.status == 200:  # a server may have no tokenizer
+        tokens = msgspec.json.decode(answer.body).get("tokens")
+        if tokens != tokenizer.encode(TOKENIZER_SAMPLE, special=False):
+            raise AttachRefused(
+                f"{settings.url} serves another model as {card.id}: its tokenizer is not that of {settings.model}."
+            )
+    return tokenizer
+
+
+async def _read_max_logprobs(calls: ServerCalls, settings: AttachedSettings, card: ModelCard) -> int:
+    """Return the most alternatives that the server lists. Raises AttachRefused if it does not generate from tokens."""
+    answer = await calls.post(GENERATE_PATH, _probe(card, {"logprobs": EXCESSIVE_LOGPROBS}))
+    if answer.status not in (400, 422):
+        raise AttachRefused(
+            f"{settings.url} does not continue tokens: POST {GENERATE_PATH} gave status {answer.status} "
+            f"({error_text(answer.status, answer.body)})."
+        )
+    numbers = map(int, re.findall(r"\d+", error_text(answer.status, answer.body)))
+    return max((number for number in numbers if number != EXCESSIVE_LOGPROBS), default=DEFAULT_MAX_LOGPROBS)
+
+
+async def _has_feature(calls: ServerCalls, card: ModelCard, feature: EngineFeature) -> bool:
+    answer = await calls.post(GENERATE_PATH, _probe(card, FEATURE_PROBES[feature]))
+    return answer.status == 200
+
+
+def _probe(card: ModelCard, params: dict[str, Any]) -> dict[str, Any]:
+    plain = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+    return {"model": card.id, "token_ids": [0], "sampling_params": plain | params, "reasoning_ended": True}
+
+
+def _vocabulary_size(config: dict[str, Any]) -> int:
+    """Return the number of logits, 0 if config.json does not say it."""
+    text_config = config.get("text_config")
+    sizes = [each.get("vocab_size") for each in (config, text_config) if isinstance(each, dict)]
+    return next((size for size in sizes if isinstance(size, int)), 0)

@@ -1,0 +1,209 @@
+"""The choices that an attached server computes: one request to ``/inference/v1/generate`` for each.
+
+An answer is read as it arrives, without a task for each choice. All that arrives in one turn of the event loop is
+passed on together, like a step of vLLM. The end of a connection tells the server that its answer is not wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+import msgspec
+
+from parley.types import EngineRequest
+from parley.web.http_client import ConnectionBroken, HttpClientConnection, InstanceUnreachable
+from parley.worker.attached.server_calls import ServerCalls, as_clause
+from parley.worker.attached.server_facts import GENERATE_PATH, ServerFacts, error_text
+from parley.worker.attached.token_answers import ChoiceOutput, TokenAnswer, note_start, read_answer, write_choice
+
+SSE_FIELD = b"data:"
+STREAM_END = b"[DONE]"
+NOT_READY = frozenset({502, 503, 504})
+
+_ANSWER_DECODER = msgspec.json.Decoder(TokenAnswer)
+
+
+class TokenStep(msgspec.Struct):
+    """What arrived together, with the attributes of vLLM's ``EngineCoreOutputs``."""
+
+    outputs: list[ChoiceOutput]
+    timestamp: float
+    engine_index: int = 0
+    scheduler_stats: None = None
+
+
+class TokenClient:
+    """Gives choices to a server.
+
+    ``on_step(step)`` is called with outputs; ``on_rejection(choice_id, reason)`` for choices that the server does not
+    accept; ``on_loss(choice_id, reason)`` for those whose answer broke off, perhaps because the server ended.
+    """
+
+    def __init__(
+        self,
+        calls: ServerCalls,
+        facts: ServerFacts,
+        max_choices: int,
+        on_step: Callable[[TokenStep], None],
+        on_rejection: Callable[[str, str], None],
+        on_loss: Callable[[str, str], None],
+    ):
+        self.max_choices = max_choices
+        self.kv_blocks, self.end_ids = facts.kv_blocks, facts.end_ids
+        self.calls, self.facts = calls, facts
+        self.on_loss = on_loss
+        self._on_step, self._on_rejection = on_step, on_rejection
+        self._exchanges: dict[str, ChoiceExchange] = {}
+        self._outputs: list[ChoiceOutput] = []
+
+    def knows_adapter(self, name: str) -> bool:
+        """Return False: adapters are the server's own."""
+        return False
+
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int) -> None:
+        """Send the request for a choice."""
+        exchange = self._exchanges[choice_id] = ChoiceExchange(self, choice_id, request, index)
+        exchange.send_request()
+
+    def cancel_choices(self, choice_ids: list[str]) -> None:
+        """End the connections of choices, so that the server ends them."""
+        for choice_id in choice_ids:
+            if (exchange := self._exchanges.pop(choice_id, None)) is not None:
+                exchange.abort()
+
+    def cancel_all(self) -> None:
+        """End all choices."""
+        self.cancel_choices(list(self._exchanges))
+        self._outputs = []
+
+    def add_output(self, output: ChoiceOutput) -> None:
+        """Pass on an output in this turn of the event loop."""
+        if output.finish_reason is not None:
+            self._exchanges.pop(output.request_id, None)
+        if not self._outputs:
+            asyncio.get_running_loop().call_soon(self._pass_on)
+        self._outputs.append(output)
+
+    def reject(self, choice_id: str, reason: str) -> None:
+        """End a choice that the server does not accept."""
+        if self._exchanges.pop(choice_id, None) is not None:
+            self._on_rejection(choice_id, reason)
+
+    def _pass_on(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        if outputs:
+            self._on_step(TokenStep(outputs, monotonic()))
+
+
+class ChoiceExchange:
+    """The request for one choice, and its answer."""
+
+    def __init__(self, client: TokenClient, choice_id: str, request: EngineRequest, index: int):
+        self._client = client
+        self._choice_id, self._request = choice_id, request
+        body = write_choice(request, index, model=client.facts.card.id, max_logprobs=client.facts.max_logprobs)
+        self._body = msgspec.json.encode(body)
+        self._connection: HttpClientConnection | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._is_reused = False
+        self._status = 0
+        self._is_stream = False
+        self._unread = b""
+        self._sent_at = 0.0
+        self._has_output = self._is_finished = False
+
+    def send_request(self) -> None:
+        """Send the request, over an idle connection if there is one."""
+        if (connection := self._client.calls.http_client.take_idle()) is not None:
+            self._is_reused = True
+            self._send_over(connection)
+        else:
+            self._is_reused = False
+            self._opening = asyncio.create_task(self._open_connection())
+
+    def abort(self) -> None:
+        """End the connection."""
+        self._is_finished = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._connection is not None:
+            self._connection.abort_silently()
+
+    async def _open_connection(self) -> None:
+        try:
+            connection = await self._client.calls.http_client.open_connection()
+        except InstanceUnreachable as error:
+            self._client.on_loss(self._choice_id, as_clause(str(error)))
+            return
+        self._send_over(connection)
+
+    def _send_over(self, connection: HttpClientConnection) -> None:
+        calls = self._client.calls
+        self._connection, self._sent_at = connection, monotonic()
+        target = calls.target(GENERATE_PATH)
+        connection.send_request(calls.http_client.format_request(b"POST", target, calls.headers, (self._body,)), self)
+
+    # -- the answer, as an AnswerSink
+
+    def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Note the status, and whether the answer is a stream."""
+        self._status = status
+        self._is_stream = status == 200 and dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
+
+    def receive_data(self, data: bytes) -> None:
+        """Read all complete lines of a stream; keep the rest."""
+        data = self._unread + data
+        if not self._is_stream:
+            self._unread = data
+            return
+        *lines, self._unread = data.split(b"\n")
+        for line in lines:
+            if line.startswith(SSE_FIELD) and not self._is_finished:
+                self._read_event(line[len(SSE_FIELD) :].strip())
+
+    def receive_end(self, error: ConnectionBroken | None) -> None:
+        """Read an answer that is no stream. Report one that broke off."""
+        self._connection = None
+        if self._is_finished:
+            return
+        if error is not None and self._is_reused and not error.answer_begun:
+            self.send_request()  # the server had closed the connection
+        elif error is not None:
+            self._client.on_loss(self._choice_id, as_clause(str(error)))
+        elif self._status in NOT_READY:
+            self._client.on_loss(self._choice_id, f"it is not ready (status {self._status})")
+        elif self._status != 200:
+            self._refuse(error_text(self._status, self._unread))
+        elif not self._is_stream:
+            self._read_event(self._unread)
+        if error is None and self._status == 200 and not self._is_finished:
+            self._client.on_loss(self._choice_id, "its answer ended early")
+
+    def _read_event(self, event: bytes) -> None:
+        if event == STREAM_END:
+            return
+        try:
+            answer = _ANSWER_DECODER.decode(event)
+            output = read_answer(self._choice_id, self._request, answer)
+        except (msgspec.DecodeError, ValueError):
+            self._refuse("its answer could not be read")
+            return
+        if answer.error is not None:
+            self._refuse(answer.error.message or "it failed")
+        elif output is not None:
+            self._pass_on(output)
+
+    def _pass_on(self, output: ChoiceOutput) -> None:
+        if not self._has_output:
+            self._has_output = True
+            note_start(output, self._request, self._sent_at)
+        self._is_finished = output.finish_reason is not None
+        self._client.add_output(output)
+
+    def _refuse(self, reason: str) -> None:
+        self._is_finished = True
+        if self._connection is not None:
+            self._connection.abort_silently()
+        self._client.reject(self._choice_id, f"The engine's server failed the request: {reason.rstrip('.')}.")

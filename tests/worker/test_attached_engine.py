@@ -1,0 +1,126 @@
+"""A vLLM server that runs already, as an engine. The server is parley's own, which has the same route."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.compare_answers import same_answer
+from support.http_client import MODEL_INFO, RunningServer, build_request
+from support.random_requests import generating_routes, random_body
+from support.server_fixtures import Serve, fix_identities
+
+from parley.types import EngineRequest
+from parley.worker.attached import attached_engine, server_facts
+
+JSON = {"content-type": "application/json"}
+LONG = {"prompt": "Hello there", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
+FINGERPRINT = re.compile(rb"fp_\w{10}")  # of the engine
+ENGINE_NAME = b"with the engine vllm 0.33.0"
+AWAY = "The server that computes for this model is away."
+
+
+@pytest.fixture
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached_engine, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(attached_engine, "RETRY_SECONDS", 0.02)
+
+
+def scripted_reply(request: EngineRequest, index: int) -> list[int]:
+    """Random tokens that are the same for the same request."""
+    rng = random.Random(f"{request.seed + index} {request.token_ids[-3:]}")
+    return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
+
+
+async def attach(serve: Serve, **options: Any) -> tuple[RunningServer, RunningServer]:
+    """Start a server, and one that computes with it."""
+    back = await serve(**options)
+    return back, await serve(attached=back.url + "/vllm")
+
+
+async def test_every_route_answers_like_the_server_itself(serve, monkeypatch):
+    fix_identities(monkeypatch)
+    back, front = await attach(serve, reply=scripted_reply)
+    rng, refused = random.Random("attached"), 0
+    paths = [path for path, _ in generating_routes()]
+    for path in paths if NIGHTLY else rng.sample(paths, 40):
+        body = random_body(path, rng)
+        answer, expected = await front.call("POST", path, body, JSON), await back.call("POST", path, body, JSON)
+        if ENGINE_NAME in answer.body:
+            refused += 1
+            assert answer.status in (400, 422) or answer.body[:1] == b"\0", (path, body, answer)
+            continue
+        assert answer.status == expected.status, (path, body, answer.body, expected.body)
+        one, other = (FINGERPRINT.sub(b"", each.body) for each in (answer, expected))
+        assert same_answer(one, other), (path, body, one, other)
+    assert 0 < refused < len(paths) / 8
+    await front.idle()
+    await back.idle()
+
+
+async def test_a_client_that_leaves_ends_its_choices_on_the_server_and_here(serve):
+    back = await serve(tick=0.001)
+    front = await serve(attached=back.url + "/vllm", max_batch=2)
+    connection = await front.connect()
+    await connection.send(build_request("POST", "/v1/completions", LONG | {"n": 5}))
+    await front.until(lambda: (front.engine.stats.running, front.engine.stats.waiting) == (2, 3))
+    await back.until(lambda: back.engine.stats.running == 2)
+    connection.close()
+    await back.idle()
+    await front.idle()
+
+
+async def test_reports_the_use_of_the_servers_kv_cache(serve, quick_polls):
+    back, front = await attach(serve, tick=0.001)
+    assert front.model.model_info.kv_blocks == MODEL_INFO.kv_blocks
+    connection = await back.connect()  # another client of that server
+    await connection.send(build_request("POST", "/v1/completions", LONG))
+    await front.until(lambda: front.engine.stats.blocks_used > 0)
+    connection.close()
+    await front.until(lambda: front.engine.stats.blocks_used == 0)
+
+
+async def test_is_not_ready_while_the_server_is_away(serve, quick_polls):
+    back, front = await attach(serve, tick=0.001)
+    streams = [await front.connect() for _ in range(2)]
+    for stream in streams:
+        await stream.send(build_request("POST", "/v1/completions", LONG))
+        assert (await stream.head())[0] == 200
+    back.engine.crash_engine()
+    for stream in streams:
+        assert b'"error"' in (await stream.chunks())[-1]
+    await front.until(lambda: front.engine.state == "restarting")
+    health, refused = await front.get("/health/ready"), await front.post("/v1/completions", {"prompt": "a"})
+    assert health.status == 503 and health.json["message"] == AWAY
+    assert (refused.status, refused.error["message"]) == (503, AWAY)
+    assert str(back.port).encode() not in health.body + refused.body
+    await back.engine.start()
+    await front.until(lambda: front.engine.state == "ready")
+    assert await front.control() == await back.control()
+
+
+async def test_waits_for_a_server_that_is_still_loading(serve, quick_polls):
+    back = await serve(load=0.2, wait=False)
+    front = await serve(attached=back.url + "/vllm")
+    assert back.engine.state == front.engine.state == "ready"
+
+
+async def test_refuses_another_kind_of_server_and_another_model(serve, monkeypatch):
+    back = await serve()
+    for path, message in (
+        ("", "runs vLLM 0.1.0, but parley works with 0.32 to 0.33."),  # the shared path tells parley's own version
+        ("/tgi", "is no vLLM server: GET /version gave status 404."),
+    ):
+        front = await serve(attached=back.url + path, wait=False)
+        await front.until(lambda front=front: front.engine.state == "failed")
+        assert front.engine.failure == f"{back.url}{path} {message}"
+    other = SimpleNamespace(from_folder=lambda folder: SimpleNamespace(encode=lambda text, special: [1, 2]))
+    monkeypatch.setattr(server_facts, "Tokenizer", other)
+    front = await serve(attached=back.url + "/vllm", wait=False)
+    await front.until(lambda: front.engine.state == "failed")
+    assert "serves another model as tiny: its tokenizer is not that of" in front.engine.failure
