@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -17,6 +18,7 @@ from parley.web.http_client import (
     InstanceHttpClient,
     InstanceUnreachable,
 )
+from parley.web.port import open_listener
 
 SIZED = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nX-A: b\r\n\r\nabc"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
@@ -162,3 +164,10 @@ async def test_removed_instance_leaves_no_open_connection():
     await asyncio.wait_for(disconnected.wait(), 10)
     await connections.close_connections()
     server.close()
+
+
+def test_connections_of_a_listener_send_small_writes_at_once():
+    with open_listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
