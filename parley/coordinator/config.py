@@ -144,6 +144,14 @@ class CoordinatorOptions:
         integer_kind(1, 90_000), 10_000, "Requests that may wait to be given to instances."
     )
     max_res_num: int = config_key(integer_kind(1, 5000), 5000, "Largest number of instances.")
+    # what clients refer to later
+    response_store: int = config_key(
+        size_kind(0), 64 << 20, "Room for the responses and conversations of the Responses API; 0: none are kept."
+    )
+    response_store_file: str | None = config_key(
+        text_kind("FILE"), None, "Database that keeps them across restarts; without it they are in memory."
+    )
+    response_lifetime: float = config_key(duration_kind(1.0), 7 * 24 * 3600.0, "How long they are kept.")
     # scheduling
     deploy_mode: str = config_key(
         choice_kind("auto", "pd_separate", "pd_disaggregation", "pd_disaggregation_single_container", "single_node"),
@@ -256,6 +264,8 @@ def parse_coordinator_config(content: Mapping[str, Any], source: str, folder: Pa
     if not isinstance(tls, dict):
         raise ConfigError(f"{source}: tls is not a table; write [tls] above its keys.")
     values = _parse_values(CoordinatorOptions, top_level, source)
+    if store_file := values.get("response_store_file"):
+        values["response_store_file"] = str(folder / store_file)
     files = {
         name: str(folder / value)
         for name, value in _parse_values(CoordinatorTls, tls, f"{source}: tls").items()

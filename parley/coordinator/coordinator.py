@@ -33,6 +33,7 @@ from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.mounts import universal_mounts
 from parley.log_lines import LogFormat, LogLevel
 from parley.serving.options import ServerOptions
+from parley.serving.records.record_store import BadRecordFile
 from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.version import __version__
 from parley.web import banner, logs, tls
@@ -180,6 +181,7 @@ class Coordinator:
             await self.controller.stop_loop()
             await self.health.stop_checks()
             await self.connections.close_connections()
+            await self.front.close()
             for signal_number in (*STOP_SIGNALS, signal.SIGHUP) if signals else ():
                 loop.remove_signal_handler(signal_number)
         return 128 + self._received_signals[1] if len(self._received_signals) > 1 else 0
@@ -301,6 +303,9 @@ def run_coordinator(
             return runner.run(serve_coordinator())
         except tls.TlsFileError as error:
             banner.print_failure(f"{error}.")
+            return 1
+        except BadRecordFile as error:
+            banner.print_line(f"parley: {error}")
             return 1
 
 

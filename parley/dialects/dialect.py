@@ -17,7 +17,7 @@ import msgspec
 
 from parley.dialects.bench import BenchApi
 from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
-from parley.dialects.records import NO_RECORDS, TenantRecords
+from parley.dialects.records import NO_RECORDS, InlinedRequest, TenantRecords
 from parley.errors import ParleyError
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.types import ALL_MODEL_ABILITIES, Event, MediaKind, ModelAbility, PoolingTask, Request, Usage
@@ -288,6 +288,8 @@ class Route:
     ``yields_unclaimed``: a body without any claiming member belongs to another route if there is one.
     ``refuse_headers``: returns the answer to a tokenizing request whose headers are refused, else None; the readers of
     generating routes see the headers themselves. ``reads_form``: the body is multipart/form-data rather than JSON.
+    ``inliner``: where bodies refer to records, returns the request with these records for a coordinator, which keeps
+    them.
     """
 
     method: str
@@ -303,6 +305,7 @@ class Route:
     yields_unclaimed: bool = False
     refuse_headers: Callable[[Mapping[bytes, bytes]], Answer | None] | None = None
     reads_form: bool = False
+    inliner: Callable[[bytes, RequestContext], InlinedRequest] | None = None
 
     @property
     def claims(self) -> bool:

@@ -22,6 +22,10 @@ class TenantRecords(Protocol):
     def are_kept(self) -> bool:
         """Whether anything is kept at all."""
 
+    @property
+    def are_inlined(self) -> bool:
+        """Whether a coordinator keeps them: the body contains those that it refers to (``InlinedRequest``)."""
+
     def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record in place of any other of this name. A part that another record has is this one's from now."""
 
@@ -48,7 +52,7 @@ class TenantRecords(Protocol):
 class NoRecords:
     """The records of a server that keeps none."""
 
-    are_kept = False
+    are_kept, are_inlined = False, False
 
     def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Do nothing."""
@@ -78,7 +82,42 @@ class NoRecords:
         return False
 
 
-NO_RECORDS = NoRecords()
+class InlinedRecords(NoRecords):
+    """The records at an instance of a coordinator that keeps them."""
+
+    are_kept, are_inlined = True, True
+
+
+NO_RECORDS, INLINED_RECORDS = NoRecords(), InlinedRecords()
+
+
+class InlinedRequest:
+    """A request at a coordinator, which keeps the records of its clients, so that any instance can serve the request.
+
+    ``body``: for instances; it contains the records that the client's body refers to. ``background_name``: as in
+    ``Reply``; ``is_stream``: the client asks for a stream. The coordinator passes every part of the answer before the
+    client gets it, so that the request keeps its own record: a stream in ``watch_stream``, an answer in one piece in
+    ``watch_body``.
+    """
+
+    background_name, is_stream = "", False
+
+    def __init__(self, body: bytes):
+        self.body = body
+
+    def watch_stream(self, data: bytes) -> None:
+        """See a part of the stream."""
+
+    def watch_body(self, data: bytes) -> None:
+        """See a successful answer in one piece."""
+
+    def render_accepted(self) -> bytes:
+        """Return the answer to a request that runs in the background, once its stream has begun."""
+        raise AssertionError("it does not run in the background")
+
+    def fail_stream(self, error: ParleyError) -> bytes | None:
+        """Return the last bytes of a stream that has begun and ends with an error. None: as the dialect ends it."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,11 @@ class DecodeStage(RequestStage):
         else:
             self._unrecorded.append([(prompt_number, output) for output in outputs])
 
+    def on_ping(self) -> None:
+        """Record the ping."""
+        if self.response_writer.native:
+            self._unrecorded.append(handover.ping_record())
+
     def fail_over(self) -> None:
         """Let the request continue on another instance, as this one is stopping, or its engine died or lost pages."""
         if self.response_writer.native:

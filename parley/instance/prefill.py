@@ -153,6 +153,11 @@ class PrefillStage(RequestStage):
                 output.id = ""
             self._unrecorded.append([(prompt_number, output) for output in outputs])
 
+    def on_ping(self) -> None:
+        """Record the ping."""
+        if self.response_writer.native:
+            self._unrecorded.append(handover.ping_record())
+
     def fail_over(self) -> None:
         """Let the request continue on another instance, as this one is stopping or its engine died."""
         if not self._command.continues_here or not self.response_writer.command_answered:

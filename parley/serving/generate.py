@@ -14,9 +14,11 @@ from collections.abc import Callable
 from functools import partial
 
 from parley.dialects.dialect import Acknowledgement, Answer, Reply, RequestContext, Route
-from parley.errors import BadRequest, ParleyError, UnknownModel, Unsupported, excerpt
+from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
+from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
+from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
 from parley.serving.generation import Generation
-from parley.serving.records.background import BackgroundRun
+from parley.serving.records.background import KeptEvents, generate_events
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
@@ -53,9 +55,6 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
         request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at)
         generation = Generation(model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange))
         if reply.background_name:
-            if exchange.stage is not None:
-                generation.close()
-                raise Unsupported("Requests in the background are not available behind a coordinator.")
             await _run_in_background(registry, exchange, reply, generation)
             return
         try:
@@ -125,8 +124,18 @@ def request_context(registry: ModelRegistry, model: ServedModel, exchange: Excha
         exchange.created_at,
         exchange.tenant.id,
         registry.reasoning_seal,
-        registry.tenant_records(exchange.tenant, is_distributed=exchange.stage is not None),
+        _tenant_records(registry, exchange),
     )
+
+
+def _tenant_records(registry: ModelRegistry, exchange: Exchange) -> TenantRecords:
+    """Return the records of the client's tenant. A coordinator keeps them for all its instances, or nobody does: the
+    next request that refers to one may come to another instance."""
+    if RECORDS_HEADER in exchange.headers:
+        return INLINED_RECORDS
+    if exchange.stage is not None or FORWARDED_HEADER in exchange.headers:
+        return NO_RECORDS
+    return registry.tenant_records(exchange.tenant)
 
 
 def _request_stage(exchange: Exchange) -> RequestStage | None:
@@ -145,20 +154,22 @@ async def _run_in_background(registry: ModelRegistry, exchange: Exchange, reply:
         generation.close()
         raise
     exchange.release_body()
-    run = registry.background_runs.start(exchange.tenant.id, reply, generation)
-    if reply.request.stream:
-        await follow_run(exchange, run, 0, reply.media_type)
+    kept, is_stream = KeptEvents(), reply.request.stream
+    work = generate_events(reply, generation, kept)
+    registry.background_runs.start(exchange.tenant.id, reply.background_name, kept, work, is_stream=is_stream)
+    if is_stream:
+        await follow_events(exchange, kept, 0, reply.media_type)
     else:
         await exchange.send_response(accepted, content_type=reply.content_type)
 
 
-async def follow_run(exchange: Exchange, run: BackgroundRun, first_event: int, media_type: str) -> None:
+async def follow_events(exchange: Exchange, kept: KeptEvents, first_event: int, media_type: str) -> None:
     """Write the events of a run from this one on, until it ends. Raises ClientGone."""
 
     async def write(data: bytes) -> None:
         await exchange.write_stream(data, media_type)
 
-    await exchange.while_connected(run.follow(first_event, write))
+    await exchange.while_connected(kept.follow(first_event, write))
     await exchange.write_stream(b"", media_type, last=True)
 
 
@@ -171,7 +182,7 @@ async def _answer_generation(exchange: Exchange, reply: Reply, generation: Gener
     exchange.release_body()
     stage = _request_stage(exchange)
     for events in generation.replay_outputs():
-        reply.add_events(events)
+        reply.add_events(events or ())
 
     def add_to_reply(steps: list[list[Event]]) -> bool:
         for events in steps:
@@ -219,7 +230,8 @@ async def _stream_generation(exchange: Exchange, reply: Reply, generation: Gener
             ping_task = asyncio.create_task(_send_pings(exchange, reply, ping_interval, lambda: bool(held_bytes)))
         exchange.extra_headers = reply.answer_headers(None)
         for events in generation.replay_outputs():
-            reply.render_chunk(events)  # the client already has these bytes
+            # The client already has these bytes.
+            reply.render_ping() if events is None else reply.render_chunk(events)
         while generation.expects_events:
             await generation.feed_events(write_steps)
             if held_bytes and not generation.finished:
@@ -253,6 +265,8 @@ async def _send_pings(exchange: Exchange, reply: Reply, ping_interval: float, ch
         silent_seconds = time.perf_counter() - max(start_time, exchange.last_write_at)
         if silent_seconds >= ping_interval:
             if not chunk_due() and (exchange.stage is None or exchange.response_begun):
+                if (stage := _request_stage(exchange)) is not None:
+                    stage.on_ping()
                 await exchange.write_stream(reply.render_ping(), reply.media_type)
             silent_seconds = 0.0
         await asyncio.sleep(ping_interval - silent_seconds)

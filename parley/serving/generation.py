@@ -27,6 +27,7 @@ from parley.text import StopAutomaton
 from parley.text.media_prompt import count_media_tokens
 from parley.types import (
     NO_TENANT,
+    PING_NUMBER,
     ChoiceDone,
     EngineOutput,
     Event,
@@ -160,8 +161,9 @@ class Generation:
             self._stage.processed_media = self._media_lease.items
         return self._media_lease.items
 
-    def replay_outputs(self) -> Iterator[list[Event]]:
-        """Render the outputs that another instance produced, batch by batch. Call it before ``feed_events``."""
+    def replay_outputs(self) -> Iterator[list[Event] | None]:
+        """Render the outputs that another instance produced, batch by batch; None is a ping that it wrote. Call it
+        before ``feed_events``."""
         prior_outputs = self._stage.prior_outputs if self._stage is not None else None
         if prior_outputs is None:
             return
@@ -172,9 +174,12 @@ class Generation:
                 events = [
                     event
                     for number, output in batch
+                    if number != PING_NUMBER
                     for event in self._render_outputs(self._prompt_streams[number], [output])
                 ]
             yield events
+            if batch and batch[-1][0] == PING_NUMBER:
+                yield None
         for prompt_stream in self._prompt_streams:
             for index in range(len(prompt_stream.choices)):
                 if prompt_stream.choices[index].finished:

@@ -24,9 +24,10 @@ from parley.dialects.records import StreamReplay
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.metrics.recorded import ModelSnapshot
 from parley.serving import adapters, control, metrics_page, pull
-from parley.serving.generate import follow_run, handle_generate, read_generation_body, request_context
+from parley.serving.generate import follow_events, handle_generate, read_generation_body, request_context
 from parley.serving.media.request_media import prompt_media
 from parley.serving.prepare import check_request, prepare_engine_requests
+from parley.serving.records.background import BackgroundRuns
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.types import Chat, ProcessedMedia, Text
@@ -298,11 +299,16 @@ async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchang
     result: Answer | StreamReplay = await exchange.run_work(len(body), partial(route.reader, body, context))
     if isinstance(result, Answer):
         await _send_answer(exchange, result)
-        return
-    run = registry.background_runs.find(exchange.tenant.id, result.name)
-    if run is None or not run.streams:
-        raise result.refusal
-    await follow_run(exchange, run, result.first_event, Reply.media_type)
+    else:
+        await replay_stream(registry.background_runs, exchange.tenant.id, exchange, result)
+
+
+async def replay_stream(runs: BackgroundRuns, tenant: str, exchange: Exchange, order: StreamReplay) -> None:
+    """Stream a background request again. Raises the order's refusal if its events are not kept."""
+    run = runs.find(tenant, order.name)
+    if run is None or not run.is_stream:
+        raise order.refusal
+    await follow_events(exchange, run.kept, order.first_event, Reply.media_type)
 
 
 async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

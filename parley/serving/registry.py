@@ -13,11 +13,11 @@ from typing import Protocol
 from parley.dialects.facts import ServerFacts
 from parley.dialects.mounts import API_MOUNTS, model_spellings
 from parley.dialects.reasoning_seal import ReasoningSeal
-from parley.dialects.records import NO_RECORDS, TenantRecords
+from parley.dialects.records import TenantRecords
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.metrics.series import LabelledCounter
 from parley.serving.options import ServerOptions
-from parley.serving.records.background import BackgroundRuns, RecordsOfTenant
+from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.record_store import RecordStore
 from parley.serving.served_model import OpenRequest, ServedModel
 from parley.serving.traffic_split import EndpointStore
@@ -127,12 +127,9 @@ class ModelRegistry:
             field="model",
         )
 
-    def tenant_records(self, tenant: Tenant, *, is_distributed: bool) -> TenantRecords:
-        """Return the records of a tenant. ``is_distributed``: a coordinator sent the request; others that refer to a
-        record may come to another instance, so only records in a shared file are of use."""
-        if not self.record_store.size or (is_distributed and not self.record_store.is_shared):
-            return NO_RECORDS
-        return RecordsOfTenant(self.record_store, self.background_runs, tenant.id)
+    def tenant_records(self, tenant: Tenant) -> TenantRecords:
+        """Return the records of a tenant."""
+        return tenant_records(self.record_store, self.background_runs, tenant.id)
 
     def use_options(self, options: ServerOptions) -> None:
         """Take other options from now on, for all models."""

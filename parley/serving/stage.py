@@ -54,6 +54,9 @@ class RequestStage:
     def on_outputs(self, prompt_number: int, outputs: list[EngineOutput]) -> None:
         """Called with new outputs of prompt ``prompt_number`` before they are rendered; it may change them."""
 
+    def on_ping(self) -> None:
+        """Called before a ping is written into the stream."""
+
     def on_progress(self) -> None:
         """Called when an answer in one piece has new events and more will follow."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from parley.types.engine import (
     ALL_ENGINE_FEATURES,
     ALL_MODEL_ABILITIES,
+    PING_NUMBER,
     Arena,
     AttachedSettings,
     CacheEventSettings,
@@ -104,6 +105,7 @@ __all__ = [
     "ALL_MODEL_ABILITIES",
     "MEDIA_KINDS",
     "NO_TENANT",
+    "PING_NUMBER",
     "Arena",
     "AttachedSettings",
     "BeamOptions",

@@ -155,6 +155,7 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 OutputBatch = list[tuple[int, EngineOutput]]  # outputs that are rendered together, each with its prompt's number
+PING_NUMBER = -1  # in a batch: no output, but a ping that was written into the stream
 
 
 class EngineStats(msgspec.Struct, array_like=True, gc=False):

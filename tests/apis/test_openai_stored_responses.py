@@ -237,24 +237,3 @@ async def test_background_refuses_what_cannot_run(serve, members):
     server = await serve()
     answer = await server.post("/v1/responses", {"input": "a", "background": True} | members)
     assert answer.status == 400 and not server.model.used_slots
-
-
-async def test_a_coordinator_answers_like_one_server_and_stores_in_a_shared_file(live_cluster, serve, tmp_path):
-    cluster = await live_cluster("prefill", "decode", response_store_file=str(tmp_path / "responses.db"))
-    single = await serve()
-    body = {"input": "Hello there", "max_output_tokens": 8, "temperature": 0, "stream": True}
-    assert (await cluster.front.post("/v1/responses", body)).body == (await single.post("/v1/responses", body)).body
-    stored = await create(cluster.front)
-    assert stored["store"] and (await cluster.front.get(f"/v1/responses/{stored['id']}")).json == stored
-    following = {"input": "More", "previous_response_id": stored["id"]}
-    listed = await cluster.front.post("/v1/responses/input_tokens", following)
-    assert listed.json["input_tokens"] > stored["usage"]["input_tokens"]
-    answer = await cluster.front.post("/v1/responses", following | {"background": True})
-    assert answer.status == 400 and "coordinator" in answer.error["message"]
-    await cluster.idle()
-
-
-async def test_instances_of_a_coordinator_store_nothing_in_memory(live_cluster):
-    cluster = await live_cluster("prefill", "decode")
-    assert not (await create(cluster.front))["store"]
-    await cluster.idle()

@@ -36,6 +36,8 @@ class BackpressureBuffer:
 
     def send_part(self, data: bytes) -> None:
         """Send a part now, or once the client has read the parts before it."""
+        if self._client.watcher is not None:
+            self._client.watcher.watch_stream(data)
         if self._buffered_parts is not None:
             self._buffered_parts.append(data)
             self._buffered_bytes += len(data)
@@ -54,6 +56,8 @@ class BackpressureBuffer:
 
     def send_last_part(self, data: bytes) -> None:
         """Send the last part."""
+        if self._client.watcher is not None:
+            self._client.watcher.watch_stream(data)
         if self._buffered_parts is not None:
             self._buffered_parts.append(data)
             self._is_complete = True

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from parley.dialects.records import InlinedRequest
 from parley.disagg.wire.handover import CONNECTION_HEADERS
-from parley.disagg.wire.headers import COMMAND_HEADERS, LOST_HEADER, NATIVE_PREFIX, REFUSED_HEADER, SHORT_HEADER
+from parley.disagg.wire.headers import (
+    COMMAND_HEADERS,
+    LOST_HEADER,
+    NATIVE_PREFIX,
+    RECORDS_HEADER,
+    REFUSED_HEADER,
+    SHORT_HEADER,
+)
 from parley.web.connection import CYCLE_KEY, HttpCycle
 from parley.web.exchange import Exchange
 
@@ -26,7 +34,13 @@ NOT_RETURNED = (HOP_HEADERS - {b"content-encoding"}) | {
 
 
 class DownstreamClient(Exchange):
-    """The request of one client."""
+    """The request of one client.
+
+    ``records_inlined``: its body for instances contains the records that it refers to. ``watcher`` sees the answer.
+    """
+
+    records_inlined = False
+    watcher: InlinedRequest | None = None
 
     async def read_body(self) -> bytes:
         """Return the whole decompressed body. From here on it counts as a body of an open request."""
@@ -52,7 +66,8 @@ class DownstreamClient(Exchange):
         excluded = NOT_FORWARDED
         if connection_options := self.headers.get(b"connection"):
             excluded = excluded | {name.strip().lower() for name in connection_options.split(b",")}
-        return [
+        own_headers = [(RECORDS_HEADER, b"inlined")] if self.records_inlined else []
+        return own_headers + [
             header
             for header in self.scope["headers"]
             if header[0] not in excluded and not header[0].startswith(NATIVE_PREFIX)
@@ -88,6 +103,8 @@ class DownstreamClient(Exchange):
 
     def send_complete(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Write an answer in one piece."""
+        if self.watcher is not None and status == 200:
+            self.watcher.watch_body(body)
         self.begin_answer(status, [*returned_headers(headers), (b"content-length", b"%d" % len(body))])
         self.finish_answer(body)
 

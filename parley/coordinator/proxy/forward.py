@@ -64,20 +64,25 @@ class AnswerPipe:
             self.done.set_result(None)
 
 
-async def instance_refusal(
-    connections: InstanceConnections, client: DownstreamClient, instance: ClusterInstance
-) -> InstanceAnswer | None:
-    """Return an instance's refusal (401 or 403) of the client; None if the client is let in.
+class ClientRefused(Exception):
+    """An instance does not let the client in. ``answer``: its refusal, with status 401 or 403."""
 
-    API keys are known to instances only. Raises ParleyError.
-    """
+    def __init__(self, answer: InstanceAnswer):
+        super().__init__()
+        self.answer = answer
+
+
+async def check_client(connections: InstanceConnections, client: DownstreamClient, instance: ClusterInstance) -> None:
+    """Check that an instance lets the client in: API keys are known to instances only. Raises ClientRefused,
+    ParleyError."""
     try:
         answer = await connections.http_client(instance).request_answer(
             b"GET", client.request_target, _forwarded_headers(connections, client, instance)
         )
     except (InstanceUnreachable, ConnectionBroken):
         raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready) from None
-    return answer if answer.status in (401, 403) else None
+    if answer.status in (401, 403):
+        raise ClientRefused(answer)
 
 
 async def forward_to_one(

@@ -19,14 +19,17 @@ from parley.coordinator import refusals
 from parley.coordinator.ports.metrics import CONTENT_TYPE
 from parley.coordinator.proxy import forward, merge_answers
 from parley.coordinator.proxy.attempts import RequestRunner
+from parley.coordinator.proxy.background_cycle import BackgroundCycle
 from parley.coordinator.proxy.client import DownstreamClient
 from parley.coordinator.proxy.connections import InstanceConnections
 from parley.coordinator.proxy.paths import ApiPath, PathTable
+from parley.coordinator.proxy.record_keeper import RecordKeeper
 from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.dialect import Answer, Reply, RequestContext, RouteKind
 from parley.dialects.mounts import BODY_FAULT, ApiMount
+from parley.dialects.records import InlinedRequest
 from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
@@ -48,7 +51,7 @@ PROBE_KINDS: frozenset[RouteKind] = frozenset({"live", "ready", "probe", "health
 
 
 class InferenceFront:
-    """The ASGI application of the inference port.
+    """The ASGI application of the inference port. Raises BadRecordFile.
 
     ``metrics_page`` renders the metrics; ``options``: those of the port; ``memory_limit``: for the bodies held at a
     time, in bytes; ``strict``: report errors to all clients in the documented form.
@@ -71,6 +74,7 @@ class InferenceFront:
         self._client_ids: set[tuple[str, bytes]] = set()  # request ids chosen by clients, of open requests, by tenant
         self._scheduler, self._connections, self._metrics_page = scheduler, connections, metrics_page
         self._options, self._memory_limit, self._strict = options, memory_limit, strict
+        self._record_keeper = RecordKeeper(scheduler.options, scheduler.table)
         self._paths = PathTable(surfaces)
         self._gate = BrowserGuard(options.host, options.hosts, options.cors, ApiKeys(()))
 
@@ -82,6 +86,10 @@ class InferenceFront:
         """End all open requests with an error."""
         for runner in self._runners:
             runner.fail_request(Stopping(SHUTDOWN_TEXT, retry_after=5))
+
+    async def close(self) -> None:
+        """Release what outlives requests."""
+        await self._record_keeper.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route an HTTP request, and send any error in the form of the path's API. Other ASGI scopes are ignored."""
@@ -124,6 +132,8 @@ class InferenceFront:
             await self._route_request(path, client)
         except ClientGone:
             client.abort_connection()
+        except forward.ClientRefused as refused:
+            client.send_complete(*refused.answer)
         except ParleyError as error:
             await self._send_error(client, error)
         except asyncio.CancelledError:
@@ -179,10 +189,15 @@ class InferenceFront:
             return
         if await self._answer_locally(kind, path, client):
             return
+        if kind == "stored" and self._record_keeper.is_active:
+            await self._answer_stored(path, client)
+            return
         if kind == "tokenize" and self._strict and not self._is_ready:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         body = await client.read_body() if body is None else body
         usable = self._usable_instances()
+        if (inlined := await self._inline_records(path, client, body)) is not None:
+            body = inlined.body
         if kind == "summed_info" and client.scope["method"] != "HEAD":
             work = forward.forward_and_merge(self._connections, client, usable, body, merge_answers.sum_pages)
         elif kind == "models" and client.scope["method"] != "HEAD" and len({each.models for each in usable}) > 1:
@@ -207,10 +222,7 @@ class InferenceFront:
         """Answer a request that concerns the coordinator itself; False if it does not."""
         write, ready = path.route.writer, self._is_ready
         if kind in GUARDED_KINDS and (usable := self._scheduler.table.usable_instances()):
-            refusal = await forward.instance_refusal(self._connections, client, self._sorted_by_load(usable)[0])
-            if refusal is not None:
-                client.send_complete(*refusal)
-                return True
+            await forward.check_client(self._connections, client, self._sorted_by_load(usable)[0])
         if kind in ("live", "ready") and write is not None:
             probe_answer: Answer = write(kind == "live" or ready)
             await client.send_response(probe_answer.body, probe_answer.status, probe_answer.content_type)
@@ -240,6 +252,33 @@ class InferenceFront:
         else:
             return False
         return True
+
+    async def _answer_stored(self, path: ApiPath, client: DownstreamClient) -> None:
+        """Read or change the client's records. Raises ParleyError, ClientGone."""
+        body = await client.read_body()
+        await self._check_key(client)
+        await self._record_keeper.answer_stored(path.route, client, self._tenant_of(client), body)
+
+    async def _inline_records(self, path: ApiPath, client: DownstreamClient, body: bytes) -> InlinedRequest | None:
+        """Return the request with the records that it refers to; None if bodies of this path refer to none.
+
+        Raises ParleyError, ClientRefused, ClientGone.
+        """
+        if path.route.inliner is None or not self._record_keeper.is_active:
+            return None
+        try:
+            return await self._record_keeper.inline_records(path.route, client, self._tenant_of(client), body)
+        except ParleyError:
+            await self._check_key(client)
+            raise
+
+    async def _check_key(self, client: DownstreamClient) -> None:
+        """Check the client's API key, which only instances know. Raises ClientRefused, ParleyError."""
+        table = self._scheduler.table
+        if table.checks_keys:
+            now = table.clock()
+            instance = min(table, key=lambda each: (not each.is_usable(now), each.id))
+            await forward.check_client(self._connections, client, instance)
 
     def _usable_instances(self) -> list[ClusterInstance]:
         """Return the usable instances. Raises ParleyError if there is none."""
@@ -295,14 +334,14 @@ class InferenceFront:
         if client.client_request_id:
             self._client_ids.add(client_id)
         try:
-            scheduling_request = await self._scheduling_request(path, client, body)
-            closing = partial(self._error_ending, path, client, body)
-            runner = RequestRunner(self._scheduler, self._connections, client, body, scheduling_request, closing)
-            self._runners.add(runner)
-            try:
-                await client.while_connected(runner.run_attempts())
-            finally:
-                self._runners.discard(runner)
+            inlined = await self._inline_records(path, client, body)
+            if inlined is None:
+                await client.while_connected(self._run_attempts(path, client, body))
+            elif inlined.background_name:
+                await self._run_in_background(path, client, inlined)
+            else:
+                client.watcher = inlined
+                await client.while_connected(self._run_attempts(path, client, inlined.body, inlined))
         except ParleyError:
             _, client.dialect = await client.run_work(
                 len(body), partial(path.pick_route, body, client.headers)
@@ -311,6 +350,48 @@ class InferenceFront:
         finally:
             self.body_bytes -= inflated
             self._client_ids.discard(client_id)
+
+    async def _run_attempts(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, inlined: InlinedRequest | None = None
+    ) -> None:
+        """Have instances answer the client. Raises ParleyError before anything was sent, and ClientGone."""
+        scheduling_request = await self._scheduling_request(path, client, body)
+        closing = partial(self._error_ending, path, client, body, inlined)
+        runner = RequestRunner(self._scheduler, self._connections, client, body, scheduling_request, closing)
+        self._runners.add(runner)
+        try:
+            await runner.run_attempts()
+        finally:
+            self._runners.discard(runner)
+
+    async def _run_in_background(self, path: ApiPath, client: DownstreamClient, inlined: InlinedRequest) -> None:
+        """Run a request without its client. Raises ParleyError if it is refused, and ClientGone."""
+        cycle, tenant, name = BackgroundCycle(inlined), self._tenant_of(client), inlined.background_name
+        detached = cycle.detach_client(client)
+        work = self._run_detached(path, detached, cycle, inlined)
+        runs = self._record_keeper.runs
+        runs.start(tenant, name, cycle.kept, work, is_stream=inlined.is_stream)
+        try:
+            await self._record_keeper.answer_accepted(client, inlined, cycle)
+        except BaseException:
+            if not cycle.response_started:  # nobody knows its name
+                runs.stop(tenant, name)
+            raise
+
+    async def _run_detached(
+        self, path: ApiPath, detached: DownstreamClient, cycle: BackgroundCycle, inlined: InlinedRequest
+    ) -> None:
+        """Have instances answer a request that runs in the background. It counts as an open one."""
+        self.open_requests += 1
+        self.body_bytes += len(inlined.body)
+        try:
+            await self._run_attempts(path, detached, inlined.body, inlined)
+        except ParleyError as error:
+            cycle.end_with_error(error)
+        finally:
+            self.open_requests -= 1
+            self.body_bytes -= len(inlined.body)
+            cycle.close()
 
     async def _inspect_body(self, client: DownstreamClient, body: bytes, owner: str = "") -> PromptHashes:
         rate = self._scheduler.options.string_token_rate
@@ -332,8 +413,12 @@ class InferenceFront:
             prompt_info.token_count, prompt_info.marks, client.client_timeout(), model, turns, tenant=tenant
         )
 
-    def _error_ending(self, path: ApiPath, client: DownstreamClient, body: bytes, error: ParleyError) -> bytes:
+    def _error_ending(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, inlined: InlinedRequest | None, error: ParleyError
+    ) -> bytes:
         """Return the last bytes of a stream that ends with an error; none if the API has no form for it."""
+        if inlined is not None and (last_events := inlined.fail_stream(error)) is not None:
+            return last_events
         route, dialect = path.pick_route(body, client.headers)
         if self._strict or dialect.documented_errors:
             error.message = error.documented or error.message

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from parley.core.media.encode_queue import FEATURES_ELSEWHERE
-from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX
+from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX, RECORDS_HEADER
 from parley.errors import ContextLength, Malformed
-from parley.types import EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Tenant
+from parley.types import PING_NUMBER, EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Tenant
 
 HANDOVER_VERSION = 2
 
@@ -75,12 +75,17 @@ def decode_handover(data: bytes) -> HandoverMessage:
 
 
 def strip_cluster_headers(headers: dict[bytes, bytes]) -> None:
-    """Remove all headers except those of the client. With MindIE's coordinator, req-id stays because answers of
-    MindIE's APIs contain it; with parley's coordinator, req-id becomes the id that the client sent, if any."""
+    """Remove all headers except those of the client and ``RECORDS_HEADER``.
+
+    With MindIE's coordinator, req-id stays because answers of MindIE's APIs contain it; with parley's coordinator,
+    req-id becomes the id that the client sent, if any.
+    """
     native, client_request_id = NATIVE_PREFIX + b"results" in headers, headers.get(NATIVE_PREFIX + b"label")
-    kept_name = b"" if native else b"req-id"
+    kept_names = (RECORDS_HEADER,) if native else (b"req-id",)
     for name in [
-        name for name in headers if name != kept_name and (name in COMMAND_HEADERS or name.startswith(NATIVE_PREFIX))
+        name
+        for name in headers
+        if name not in kept_names and (name in COMMAND_HEADERS or name.startswith(NATIVE_PREFIX))
     ]:
         del headers[name]
     if native and client_request_id is not None:
@@ -93,6 +98,11 @@ def strip_cluster_headers(headers: dict[bytes, bytes]) -> None:
 def encode_record(batches: Sequence[OutputBatch]) -> bytes:
     """Encode outputs in rendering order."""
     return encode_msgpack([each for batch in batches for each in batch])
+
+
+def ping_record() -> OutputBatch:
+    """Return what records a ping: an API may number its pings, and the next instance goes on from there."""
+    return [(PING_NUMBER, EngineOutput("", 0))]
 
 
 def join_records(records: Iterable[bytes]) -> bytes:
@@ -196,4 +206,4 @@ def prefill_output_limit(
 
 def _iterate_outputs(prior_outputs: Sequence[OutputBatch]) -> Iterator[tuple[int, EngineOutput]]:
     for batch in prior_outputs:
-        yield from batch
+        yield from (numbered for numbered in batch if numbered[0] != PING_NUMBER)

@@ -41,6 +41,9 @@ SHORT_HEADER = NATIVE_PREFIX + b"short"
 REFUSED_HEADER = NATIVE_PREFIX + b"refused"
 # In a client's request that a coordinator forwards: who reaches the coordinator's port, "private" or "public".
 FORWARDED_HEADER = NATIVE_PREFIX + b"forwarded"
+# In a client's request that a coordinator passes on: the body contains the records that it refers to, and the
+# coordinator keeps the new ones. It stays with the request on all instances.
+RECORDS_HEADER = NATIVE_PREFIX + b"records"
 
 HEX_DIGITS = re.compile(r"[0-9a-fA-F]+")
 WORD_CHARACTERS = re.compile(r"[0-9a-zA-Z_-]+")

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from parley.dialects.dialect import Reply
-from parley.dialects.records import RecordChange
+from parley.dialects.records import NO_RECORDS, RecordChange, TenantRecords
 from parley.errors import EngineError, NotReady, ParleyError
 from parley.serving.generation import Generation
 from parley.serving.records.record_store import RecordStore
@@ -25,46 +27,34 @@ TOUCH_SECONDS = 20.0
 EVENT_END = b"\n\n"
 
 
-class BackgroundRun:
-    """One request. ``events``: those of its stream so far; ``has_ended``: no more will come."""
+class KeptEvents:
+    """The events of a stream that may outlive its client. ``has_ended``: no more will come."""
 
-    def __init__(self, reply: Reply, generation: Generation):
+    def __init__(self) -> None:
         self.events: list[bytes] = []
         self.has_ended = False
-        self.task: asyncio.Task[None] | None = None
-        self._reply, self._generation = reply, generation
+        self._tail = b""  # of an event that has not arrived whole
         self._changed = asyncio.Event()
 
     @property
-    def streams(self) -> bool:
-        """Whether it was asked for as a stream."""
-        return self._reply.request.stream
-
-    @property
-    def kept_bytes(self) -> int:
-        """The size of its events."""
+    def size(self) -> int:
+        """The size of the events in bytes."""
         return sum(map(len, self.events))
 
-    async def run(self) -> None:
-        """Generate the answer, and pass it to the reply, which keeps the record."""
-        reply, generation = self._reply, self._generation
-        try:
-            while generation.expects_events:
-                await generation.feed_events(self._take_steps)
-            reply.timings = generation.request_timings
-            self._add_events(reply.finish_stream(generation.usage))
-        except ParleyError as error:
-            self._add_events(reply.fail_stream(error))
-        except Exception:
-            self._add_events(reply.fail_stream(EngineError("The server had an error while it answered.")))
-            raise
-        finally:
-            generation.close()
-            self.has_ended = True
+    def add_bytes(self, data: bytes) -> None:
+        """Add the next part of the stream."""
+        *new_events, self._tail = (self._tail + data).split(EVENT_END)
+        if new_events:
+            self.events += [event + EVENT_END for event in new_events]
             self._signal_change()
 
+    def end(self) -> None:
+        """Let those who follow the events know that no more will come. May be called twice."""
+        self.has_ended = True
+        self._signal_change()
+
     async def follow(self, first: int, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write the events from number ``first`` on, those to come as well, until the run ends."""
+        """Write the events from number ``first`` on, those to come as well, until they end."""
         while True:
             changed, due = self._changed, self.events[first:]
             if due:
@@ -75,20 +65,40 @@ class BackgroundRun:
             else:
                 await changed.wait()
 
-    def _take_steps(self, steps: list[list[Event]]) -> bool:
-        for events in steps:
-            self._add_events(self._reply.render_chunk(events))
-        return True
-
-    def _add_events(self, data: bytes) -> None:
-        new_events = [event + EVENT_END for event in data.split(EVENT_END) if event]
-        if new_events:
-            self.events += new_events
-            self._signal_change()
-
     def _signal_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundRun:
+    """A request that runs. ``is_stream``: its client asked for a stream. ``task`` computes the events."""
+
+    kept: KeptEvents
+    is_stream: bool
+    task: asyncio.Task[None]
+
+
+async def generate_events(reply: Reply, generation: Generation, kept: KeptEvents) -> None:
+    """Generate the answer to a request that was submitted; the reply keeps its record. Closes the generation."""
+
+    def take_steps(steps: list[list[Event]]) -> bool:
+        for events in steps:
+            kept.add_bytes(reply.render_chunk(events))
+        return True
+
+    try:
+        while generation.expects_events:
+            await generation.feed_events(take_steps)
+        reply.timings = generation.request_timings
+        kept.add_bytes(reply.finish_stream(generation.usage))
+    except ParleyError as error:
+        kept.add_bytes(reply.fail_stream(error))
+    except Exception:
+        kept.add_bytes(reply.fail_stream(EngineError("The server had an error while it answered.")))
+        raise
+    finally:
+        generation.close()
 
 
 class BackgroundRuns:
@@ -98,12 +108,13 @@ class BackgroundRuns:
         self._store = store
         self._runs: dict[RunKey, BackgroundRun] = {}  # oldest first
 
-    def start(self, tenant: str, reply: Reply, generation: Generation) -> BackgroundRun:
-        """Run a request that was submitted. It closes the generation at its end."""
-        run = BackgroundRun(reply, generation)
-        key = tenant, reply.background_name
-        self._runs[key] = run
-        run.task = asyncio.get_running_loop().create_task(self._run_to_end(key, run))
+    def start(
+        self, tenant: str, name: str, kept: KeptEvents, work: Coroutine[Any, Any, None], *, is_stream: bool
+    ) -> BackgroundRun:
+        """Let ``work`` add its events to ``kept``. ``name``: of the record that it keeps."""
+        key = tenant, name
+        task = asyncio.get_running_loop().create_task(self._run_to_end(key, kept, work))
+        run = self._runs[key] = BackgroundRun(kept, is_stream, task)
         return run
 
     def find(self, tenant: str, name: str) -> BackgroundRun | None:
@@ -113,23 +124,25 @@ class BackgroundRuns:
     def stop(self, tenant: str, name: str) -> bool:
         """Stop a run. Return whether one was running."""
         run = self._runs.get((tenant, name))
-        if run is None or run.has_ended or run.task is None:
+        if run is None or run.kept.has_ended:
             return False
+        run.kept.end()  # what the engine sends before the task has stopped is not wanted any more
         run.task.cancel()
         return True
 
     async def close(self) -> None:
         """Stop all runs."""
-        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        tasks = [run.task for run in self._runs.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run_to_end(self, key: RunKey, run: BackgroundRun) -> None:
+    async def _run_to_end(self, key: RunKey, kept: KeptEvents, work: Coroutine[Any, Any, None]) -> None:
         touching = asyncio.get_running_loop().create_task(self._touch_record(key))
         try:
-            await run.run()
+            await work
         finally:
+            kept.end()
             touching.cancel()
             asyncio.get_running_loop().call_later(EVENTS_KEPT_SECONDS, self._runs.pop, key, None)
             self._forget_large_runs()
@@ -142,7 +155,7 @@ class BackgroundRuns:
 
     def _forget_large_runs(self) -> None:
         """Forget the oldest runs that have ended, until the events of the others are not too large."""
-        ended = {key: run.kept_bytes for key, run in self._runs.items() if run.has_ended}
+        ended = {key: run.kept.size for key, run in self._runs.items() if run.kept.has_ended}
         total = sum(ended.values())
         for key, size in ended.items():
             if total <= MAX_KEPT_BYTES:
@@ -151,10 +164,15 @@ class BackgroundRuns:
             del self._runs[key]
 
 
+def tenant_records(store: RecordStore, runs: BackgroundRuns, tenant: str) -> TenantRecords:
+    """Return the records of a tenant, or those of none if the store keeps nothing."""
+    return RecordsOfTenant(store, runs, tenant) if store.size else NO_RECORDS
+
+
 class RecordsOfTenant:
     """The records of one tenant, as dialects see them."""
 
-    are_kept = True
+    are_kept, are_inlined = True, False
 
     def __init__(self, store: RecordStore, runs: BackgroundRuns, tenant: str):
         self._store, self._runs, self._tenant = store, runs, tenant

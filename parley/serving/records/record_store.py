@@ -56,7 +56,7 @@ class RecordStore:
     """
 
     def __init__(self, size: int, lifetime: float, file: str | None = None, *, clock: Callable[[], float] = time.time):
-        self.size, self.lifetime, self.is_shared = size, lifetime, file is not None
+        self.size, self.lifetime = size, lifetime
         self._clock = clock
         self._lock = threading.Lock()  # bodies are read in threads
         self._database = _open_database(file)

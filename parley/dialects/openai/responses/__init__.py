@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from parley.dialects.dialect import Route, model_in_body
-from parley.dialects.openai.responses import compact, reply, stored_routes
+from parley.dialects.openai.responses import compact, inlined, reply, stored_routes
 from parley.dialects.openai.responses.rules import LENIENT, STRICT, ResponsesRules
 
 
@@ -19,6 +19,7 @@ def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
             "generate",
             reader=partial(reply.read_response_request, rules=rules),
             model_reader=model_in_body,
+            inliner=inlined.inline_response,
         ),
         Route(
             "POST",
@@ -26,6 +27,7 @@ def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
             "generate",
             reader=partial(compact.read_compact_request, rules=rules),
             model_reader=model_in_body,
+            inliner=inlined.inline_records,
         ),
         Route(
             "POST",
@@ -33,6 +35,7 @@ def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
             "tokenize",
             reader=partial(reply.read_token_count, rules=rules),
             writer=reply.write_token_count,
+            inliner=inlined.inline_records,
         ),
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai.shared import STREAM_DONE
+from parley.dialects.openai.shared import STREAM_DONE, openai_error_object
+from parley.errors import ParleyError
 
 KEEPALIVE = "keepalive"
 
@@ -13,9 +14,9 @@ KEEPALIVE = "keepalive"
 class EventStream:
     """Writes events. One that is not ``enabled``, for answers in one piece, writes nothing."""
 
-    def __init__(self, enabled: bool):
+    def __init__(self, enabled: bool, count: int = 0):
         self.enabled = enabled
-        self.count = 0  # events so far
+        self.count = count  # events so far
         self._frames: list[bytes] = []
 
     def write(self, event_type: str, **members: Any) -> None:
@@ -44,6 +45,21 @@ class EventStream:
     def _next_number(self) -> int:
         self.count += 1
         return self.count - 1
+
+
+def write_failure(events: EventStream, error: ParleyError, response: dict[str, Any]) -> dict[str, Any]:
+    """Write the error and the failed response, which is returned. ``response``: as it was before.
+
+    The error is nested as the service sends it, and flat as its types declare it.
+    """
+    fault = openai_error_object(error)["error"]
+    code = fault["code"] or "server_error"
+    flat = {"code": code, "message": error.message, "param": error.field}
+    events.write("error", error=flat | {"type": fault["type"]}, **flat)
+    failure = {"code": code, "message": error.message}
+    failed = response | {"status": "failed", "error": failure, "service_tier": "default"}
+    events.write("response.failed", response=failed)
+    return failed
 
 
 def delta_template(event_type: str, **members: Any) -> bytes:

@@ -15,7 +15,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared
 from parley.dialects.openai.messages import read_template_options
 from parley.dialects.openai.responses import items, members, stored, tools
-from parley.dialects.openai.responses.events import KEEPALIVE, EventStream
+from parley.dialects.openai.responses.events import KEEPALIVE, EventStream, write_failure
 from parley.dialects.openai.responses.items import ConversationReader
 from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.openai.responses.output import OutputItems
@@ -60,7 +60,7 @@ def read_response_input(
     body: Fields, context: RequestContext, rules: ResponsesRules, storage: StorageMembers
 ) -> ResponseInput:
     """Read the conversation of a body with its tools. Raises BadRequest, UnknownRecord."""
-    earlier = _earlier_items(context, storage)
+    earlier = stored.earlier_items(context, storage)
     reader = ConversationReader(rules, context)
     reader.read_instructions(body.string("instructions", None))
     reader.read_earlier(earlier)
@@ -81,14 +81,6 @@ def read_response_input(
     )
     listed_items = stored.with_ids(new_items, context.unique_id)
     return ResponseInput(chat, tool_members, [*earlier, *listed_items], listed_items)
-
-
-def _earlier_items(context: RequestContext, storage: StorageMembers) -> list[stored.Item]:
-    if storage.previous is not None:
-        return stored.load_previous(context, storage.previous)
-    if storage.conversation is not None:
-        return stored.load_conversation(context, storage.conversation).items
-    return []
 
 
 def read_token_count(body: bytes, context: RequestContext, rules: ResponsesRules = LENIENT) -> TokenizeRequest:
@@ -135,7 +127,7 @@ class ResponsesReply(Reply):
             sampling=shared.read_openai_sampling(body),
             stop_conditions=shared.read_stop_conditions(body, max_tokens),
             output_options=OutputOptions(logprobs=alternatives, stream_interval=shared.read_stream_interval(body)),
-            stream=body.boolean("stream", False),
+            stream=body.boolean("stream", False) or (storage.in_background and context.records.are_inlined),
             banned_words=parameters.read_bad_words(body),
             grammar=forms.only_constraint(extra_members.grammar, text_form.grammar),
             **extra_members.request_members,
@@ -163,7 +155,7 @@ class ResponsesReply(Reply):
         self._response: ResponseObject | None = None  # once the model's name is final
         self._done: ChoiceDone | None = None
         self._has_output = False
-        if storage.in_background:
+        if storage.in_background and not context.records.are_inlined:
             self.background_name = self._settings["id"]
 
     def _read_settings(self, body: Fields, tool_members: tools.ToolMembers) -> dict[str, Any]:
@@ -211,18 +203,8 @@ class ResponsesReply(Reply):
         return self._events.end_bytes()
 
     def fail_stream(self, error: ParleyError) -> bytes:
-        """Return the error, the failed response and the ``[DONE]`` mark.
-
-        The error is nested as the service sends it, and flat as its types declare it.
-        """
-        fault = shared.openai_error_object(error)["error"]
-        code = fault["code"] or "server_error"
-        flat = {"code": code, "message": error.message, "param": error.field}
-        self._events.write("error", error=flat | {"type": fault["type"]}, **flat)
-        failure = {"code": code, "message": error.message}
-        failed = self._object.snapshot("failed", self._output.items, error=failure)
-        self._keep(failed)
-        self._events.write("response.failed", response=failed)
+        """Return the error, the failed response and the ``[DONE]`` mark."""
+        self._keep(write_failure(self._events, error, self._object.snapshot("failed", self._output.items)))
         return self._events.end_bytes()
 
     def render_ping(self) -> bytes:
@@ -273,22 +255,16 @@ class ResponsesReply(Reply):
     def _keep(self, response: dict[str, Any]) -> None:
         """Keep the response, and add one that has ended to its conversation. If the store fails, output that is there
         is answered nevertheless, as not stored. Raises NotReady before that."""
-        if not self._storage.is_stored:
+        records = self._context.records
+        if not self._storage.is_stored or records.are_inlined:
             return
+        record = stored.StoredResponse(response, self._input.all_items)
         try:
-            self._store(response)
+            stored.keep_response(self._context, record, self._input.new_items, self._storage.conversation)
         except NotReady:
             if response["status"] == "queued":
                 raise
             response["store"] = False
-
-    def _store(self, response: dict[str, Any]) -> None:
-        new_items = self._input.new_items
-        record = stored.StoredResponse(response, self._input.all_items)
-        record.keep(self._context.records, new_items)
-        if self._storage.conversation is not None and not record.is_running:
-            items_of_turn = [*new_items, *response["output"]]
-            stored.add_to_conversation(self._context, self._storage.conversation, items_of_turn)
 
     def _final_object(self, usage: Usage) -> dict[str, Any]:
         """End the output, and return the response as it stays."""

@@ -11,6 +11,7 @@ import msgspec
 from parley.dialects.dialect import RequestContext
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.responses.items import unknown_item_error
+from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.records import TenantRecords
 from parley.errors import Invalid, UnknownRecord, excerpt
 
@@ -72,6 +73,26 @@ def load_response(context: RequestContext, response_id: str) -> StoredResponse:
     if stored is None:
         raise UnknownRecord(f"Response with id {excerpt(response_id)} not found.")
     return stored
+
+
+def earlier_items(context: RequestContext, storage: StorageMembers) -> list[Item]:
+    """Return the items that precede the input; none if the input has them already. Raises BadRequest, UnknownRecord."""
+    if context.records.are_inlined:
+        return []
+    if storage.previous is not None:
+        return load_previous(context, storage.previous)
+    if storage.conversation is not None:
+        return load_conversation(context, storage.conversation).items
+    return []
+
+
+def keep_response(
+    context: RequestContext, record: StoredResponse, new_items: Sequence[Item], conversation: str | None
+) -> None:
+    """Keep a response, and add one that has ended to its conversation. Raises NotReady."""
+    record.keep(context.records, new_items)
+    if conversation is not None and not record.is_running:
+        add_to_conversation(context, conversation, [*new_items, *record.response["output"]])
 
 
 def load_previous(context: RequestContext, response_id: str) -> list[Item]:

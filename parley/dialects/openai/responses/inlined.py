@@ -1,0 +1,127 @@
+"""Requests for responses at a coordinator, which keeps the responses and conversations of all its instances.
+
+The body for instances contains the items that the client's body refers to, so any instance can answer it. The answer
+passes the coordinator, and the response in it is kept there. An instance runs a response in the background like any
+stream; the coordinator keeps its events.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import decode_fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.responses import items, members, stored
+from parley.dialects.openai.responses.events import EventStream, write_failure
+from parley.dialects.openai.responses.stored import StoredResponse
+from parley.dialects.records import InlinedRequest
+from parley.errors import NotReady, ParleyError
+
+EVENT_END = b"\n\n"
+EVENT_HEAD = b"event: "
+ITEM_DONE = b"response.output_item.done"
+STATE_EVENTS = frozenset(
+    (b"response.created", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed")
+)
+
+
+class _StateEvent(msgspec.Struct):
+    response: dict[str, Any]
+
+
+class _ItemEvent(msgspec.Struct):
+    item: dict[str, Any]
+
+
+def inline_records(body: bytes, context: RequestContext) -> InlinedRequest:
+    """Return a request that keeps nothing, with the items that its body refers to. Raises BadRequest."""
+    return InlinedRequest(_InlinedBody(body, context).encode())
+
+
+def inline_response(body: bytes, context: RequestContext) -> InlinedRequest:
+    """Return a request for a response, with the items that its body refers to. Raises BadRequest."""
+    return InlinedResponse(_InlinedBody(body, context), context)
+
+
+class _InlinedBody:
+    """A body with its items. ``new_items``: those that the client sent; ``earlier``: those that it refers to."""
+
+    def __init__(self, body: bytes, context: RequestContext):
+        self._body, self.fields = body, decode_fields(body)
+        self.storage = members.read_storage(self.fields, context)
+        self.earlier = stored.earlier_items(context, self.storage)
+        with_items, self.new_items = items.input_with_items(
+            self.fields, partial(stored.find_item, context), may_be_missing=bool(self.earlier)
+        )
+        self._is_changed = bool(self.earlier) or with_items.raw_value("input") != self.fields.raw_value("input")
+
+    def encode(self) -> bytes:
+        """Return the body for instances."""
+        if not self._is_changed:
+            return self._body
+        values = {name: self.fields.raw_value(name) for name in self.fields.member_names}
+        return encode_json(values | {"input": [*self.earlier, *self.new_items]})
+
+
+class InlinedResponse(InlinedRequest):
+    """A request for a response, which is kept as it passes."""
+
+    def __init__(self, body: _InlinedBody, context: RequestContext):
+        super().__init__(body.encode())
+        self._storage, self._context = body.storage, context
+        self._new_items = stored.with_ids(body.new_items, context.unique_id)
+        self._all_items = [*body.earlier, *self._new_items]
+        self.is_stream = body.fields.boolean("stream", False)
+        if self._storage.in_background:
+            self.background_name = f"resp_{context.unique_id}"
+        self._tail = b""  # of an event that has not arrived whole
+        self._event_count = 0
+        self._opening: dict[str, Any] = {}  # the response as its stream announced it
+        self._output: list[dict[str, Any]] = []
+
+    def watch_body(self, data: bytes) -> None:
+        """Keep the response."""
+        self._keep(msgspec.json.decode(data, type=dict[str, Any]))
+
+    def watch_stream(self, data: bytes) -> None:
+        """Count the events, and keep the response whenever its state changes."""
+        *events, self._tail = (self._tail + data).split(EVENT_END)
+        for event in events:
+            if event.startswith(EVENT_HEAD):
+                self._event_count += 1
+                self._watch_event(*event.removeprefix(EVENT_HEAD).split(b"\ndata: ", 1))
+
+    def _watch_event(self, kind: bytes, data: bytes) -> None:
+        if kind == ITEM_DONE:
+            self._output.append(msgspec.json.decode(data, type=_ItemEvent).item)
+        elif kind in STATE_EVENTS:
+            response = msgspec.json.decode(data, type=_StateEvent).response
+            self._opening = self._opening or response
+            is_running = response["status"] in stored.RUNNING
+            if not is_running or self.background_name:
+                self._keep(response)
+
+    def render_accepted(self) -> bytes:
+        """Return the response as its stream announced it."""
+        return encode_json(self._opening)
+
+    def fail_stream(self, error: ParleyError) -> bytes | None:
+        """Return the events that end the stream, numbered on from those before."""
+        events = EventStream(enabled=True, count=self._event_count)
+        write_failure(events, error, self._opening | {"output": self._output})
+        return events.end_bytes()
+
+    def _keep(self, response: dict[str, Any]) -> None:
+        """Keep the response, and add one that has ended to its conversation."""
+        if not self._storage.is_stored:
+            return
+        try:
+            stored.keep_response(
+                self._context, StoredResponse(response, self._all_items), self._new_items, self._storage.conversation
+            )
+        except NotReady:  # the store has logged it; the client gets its answer nevertheless
+            return
