@@ -35,7 +35,7 @@ from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
 from parley.native.pool import PageFormat, PagePool
-from parley.native.torch_int4 import GroupedWeight, dequantize_int4, round_int4
+from parley.native.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
 from parley.native.torch_kernels import embed_tokens
 
 QuantizedRows = torch_int8.TorchRows | compiled_int8.CompiledRows
@@ -63,14 +63,14 @@ __all__ = [
     "attend",
     "build_stack",
     "choose_page_format",
-    "dequantize_int4",
+    "dequantize_grouped",
     "embed_tokens",
     "group_lora_rows",
     "linear",
     "lm_head_logits",
     "masked_argmax",
     "mix_experts",
-    "pack_int4",
+    "pack_grouped",
     "pack_int8",
     "pack_lora",
     "pack_weight",
@@ -129,10 +129,10 @@ def pack_int8(
     return kernels.pack_int8(values, scales, bias) if kernels else torch_kernels.pack_int8(values, scales, bias, dtype)
 
 
-def pack_int4(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:
-    """Pack a weight of 4-bit integers, for rows of ``dtype``."""
+def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:
+    """Pack a weight of 4 or 8 bits in groups, for rows of ``dtype``."""
     kernels = compiled_kernels() if dtype == torch.bfloat16 and weight.values.is_cpu else None
-    return kernels.pack_int4(weight, bias) if kernels else torch_kernels.pack_int4(weight, bias, dtype)
+    return kernels.pack_grouped(weight, bias) if kernels else torch_kernels.pack_grouped(weight, bias, dtype)
 
 
 def _takes_int8(consumer: PackedWeight | None) -> bool:

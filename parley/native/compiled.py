@@ -15,15 +15,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parley.native import compiled_experts, compiled_int4, compiled_int8, compiled_lora, memory
-from parley.native.compiled_int4 import Int4Packed
+from parley.native import compiled_experts, compiled_grouped, compiled_int8, compiled_lora, memory
+from parley.native.compiled_grouped import GroupedPacked
 from parley.native.compiled_int8 import CompiledRows, Int8Packed, allocate_output
 from parley.native.experts import Experts, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
-from parley.native.torch_int4 import GroupedWeight
+from parley.native.torch_grouped import GroupedWeight
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
@@ -43,14 +43,14 @@ SIGNATURES = {
     "page_bytes": [N, N, N, N],
     "attend": [P, N, P, P, P, N, P, P, P, N, N, N, N, N, N, R, R, N],
     **compiled_experts.EXPERTS_SIGNATURES,
-    **compiled_int4.INT4_SIGNATURES,
+    **compiled_grouped.GROUPED_SIGNATURES,
     **compiled_int8.INT8_SIGNATURES,
     **compiled_lora.LORA_SIGNATURES,
 }
 # Functions that return an int64.
 RETURN_INT64 = (
     "packed_size", "attend_dim", "page_bytes", "masked_argmax", *compiled_experts.EXPERTS_RETURN_INT64,
-    *compiled_int4.INT4_RETURN_INT64, *compiled_int8.INT8_RETURN_INT64, *compiled_lora.LORA_RETURN_INT64,
+    *compiled_grouped.GROUPED_RETURN_INT64, *compiled_int8.INT8_RETURN_INT64, *compiled_lora.LORA_RETURN_INT64,
 )  # fmt: skip
 
 
@@ -99,9 +99,9 @@ class CompiledKernels:
         """Pack a weight int8 [out, in] with scales [out]. Raises ValueError if ``in`` is above 2^17."""
         return compiled_int8.pack_int8_weight(self._library, values, scales, bias)
 
-    def pack_int4(self, weight: GroupedWeight, bias: torch.Tensor | None = None) -> Int4Packed:
-        """Pack a weight of 4-bit integers. Raises ValueError if groups are neither multiples of 8 nor whole rows."""
-        return compiled_int4.pack_int4_weight(self._library, weight, bias)
+    def pack_grouped(self, weight: GroupedWeight, bias: torch.Tensor | None = None) -> GroupedPacked:
+        """Pack a weight in groups. Raises ValueError if these are neither multiples of 8 nor whole rows."""
+        return compiled_grouped.pack_grouped_weight(self._library, weight, bias)
 
     def pack_lora(self, sites: Sequence[Sequence[LowRank]]) -> compiled_lora.CompiledLora:
         """Pack a LoRA adapter for bfloat16 rows: ``sites`` holds its parts for each linear layer, by number."""
@@ -117,24 +117,24 @@ class CompiledKernels:
         """Quantize bfloat16 rows [T, width] to int8, with one scale per row."""
         return compiled_int8.quantize_bf16(self._library, x)
 
-    def linear(self, x: torch.Tensor | CompiledRows, packed: Bf16Packed | Int8Packed | Int4Packed) -> torch.Tensor:
+    def linear(self, x: torch.Tensor | CompiledRows, packed: Bf16Packed | Int8Packed | GroupedPacked) -> torch.Tensor:
         """Return x [T, in] times the weight, plus bias: bfloat16 [T, out]. Raises ValueError if ``in`` differs."""
         return self._multiply_rows(x, packed, torch.bfloat16)
 
     def lm_head_logits(
-        self, x: torch.Tensor | CompiledRows, packed: Bf16Packed | Int8Packed | Int4Packed
+        self, x: torch.Tensor | CompiledRows, packed: Bf16Packed | Int8Packed | GroupedPacked
     ) -> torch.Tensor:
         """Compute ``linear`` for the LM head: float32 [T, out]."""
         return self._multiply_rows(x, packed, torch.float32)
 
     def _multiply_rows(
-        self, x: torch.Tensor | CompiledRows, packed: Bf16Packed | Int8Packed | Int4Packed, dtype: torch.dtype
+        self, x: torch.Tensor | CompiledRows, packed: Bf16Packed | Int8Packed | GroupedPacked, dtype: torch.dtype
     ) -> torch.Tensor:
         if isinstance(packed, Int8Packed):
             return compiled_int8.multiply_int8(self._library, x, packed, dtype)
         assert isinstance(x, torch.Tensor)
-        if isinstance(packed, Int4Packed):
-            return compiled_int4.multiply_int4(self._library, x, packed, dtype)
+        if isinstance(packed, GroupedPacked):
+            return compiled_grouped.multiply_grouped(self._library, x, packed, dtype)
         into, out = packed.into, packed.out
         if x.shape[-1] != into:
             raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {into}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from parley.native import memory
-from parley.native.compiled_int4 import Int4Packed
+from parley.native.compiled_grouped import GroupedPacked
 from parley.native.packed import PackedWeight
 from parley.native.torch_kernels import TorchPacked
 
@@ -50,7 +50,7 @@ def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
     Raises ValueError if a weight needs a permutation of its rows' numbers: each expert would have its own.
     """
     first = _dense(next(packed))
-    if isinstance(first, Int4Packed) and first.order is not None:
+    if isinstance(first, GroupedPacked) and first.order is not None:
         raise ValueError("the weights of experts are quantized in an order of their own")
     names = [field.name for field in fields(first) if isinstance(getattr(first, field.name), torch.Tensor)]
     stacked = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from parley.native import torch_kernels
-from parley.native.compiled_int4 import Int4Packed
+from parley.native.compiled_grouped import GroupedPacked
 from parley.native.compiled_int8 import Int8Packed
 
 
@@ -21,6 +21,6 @@ class Bf16Packed:
     into: int
 
 
-COMPILED_WEIGHTS = Bf16Packed | Int8Packed | Int4Packed
+COMPILED_WEIGHTS = Bf16Packed | Int8Packed | GroupedPacked
 TORCH_WEIGHTS = torch_kernels.TorchPacked | torch_kernels.TorchInt8Packed
 PackedWeight = COMPILED_WEIGHTS | TORCH_WEIGHTS

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from parley.native import torch_int4, torch_int8
+from parley.native import torch_grouped, torch_int8
 from parley.native.pool import PagePool
 from parley.native.torch_attention import store_rows
-from parley.native.torch_int4 import GroupedWeight
+from parley.native.torch_grouped import GroupedWeight
 from parley.native.torch_int8 import TorchInt8Packed, TorchRows, pack_int8, quantize_rows
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "embed_tokens",
     "linear",
     "lm_head_logits",
-    "pack_int4",
+    "pack_grouped",
     "pack_int8",
     "pack_weight",
     "quantize_rows",
@@ -53,9 +53,9 @@ def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Torch
     return TorchPacked(weight, bias, False)
 
 
-def pack_int4(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> TorchPacked:
-    """Pack a weight of 4-bit integers for rows of ``dtype``. It is dequantized, which takes more memory."""
-    return pack_weight(torch_int4.dequantize_int4(weight).to(dtype), bias)
+def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> TorchPacked:
+    """Pack a weight of 4 or 8 bits in groups for rows of ``dtype``. It is dequantized, which takes more memory."""
+    return pack_weight(torch_grouped.dequantize_grouped(weight).to(dtype), bias)
 
 
 def linear(x: torch.Tensor | TorchRows, packed: TorchPacked | TorchInt8Packed) -> torch.Tensor:

@@ -6,12 +6,12 @@ import ctypes
 
 import torch
 
-from parley.native.compiled_int4 import Int4Packed
+from parley.native.compiled_grouped import GROUPED_CODES, GroupedPacked
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.packed import Bf16Packed
 
 P, N = ctypes.c_void_p, ctypes.c_int64
-WEIGHT_TYPES = (Bf16Packed, Int8Packed, Int4Packed)  # numbered as in weight.h
+WEIGHT_TYPES = (Bf16Packed, Int8Packed, GroupedPacked)  # numbered as in weight.h
 ROW_UNIT = 8  # rows whose length is a multiple of it need no padding in any kernel
 
 
@@ -19,7 +19,7 @@ class LinearStruct(ctypes.Structure):
     """One linear layer's weight, or that of several experts."""
 
     _fields_ = [
-        *((name, N) for name in ("form", "out", "into", "group")),
+        *((name, N) for name in ("form", "out", "into", "code", "group")),
         *((name, P) for name in ("weight", "scales", "bias", "order")),
     ]
 
@@ -31,11 +31,11 @@ def linear_struct(packed: object) -> LinearStruct:
         WEIGHT_TYPES.index(type(packed)),
         packed.out,
         packed.into,
-        packed.group if isinstance(packed, Int4Packed) else 0,
+        *((GROUPED_CODES.index(packed.code), packed.group) if isinstance(packed, GroupedPacked) else (0, 0)),
         packed.weight.data_ptr(),
         packed.scales.data_ptr() if isinstance(packed, Int8Packed) else None,
         address_of(packed.bias),
-        address_of(packed.order if isinstance(packed, Int4Packed) else None),
+        address_of(packed.order if isinstance(packed, GroupedPacked) else None),
     )
 
 

@@ -32,7 +32,7 @@ def pack_random(kind: str, out: int, into: int, seed: int) -> native.PackedWeigh
         rows = native.quantize_rows(weight)
         return native.pack_int8(rows.values[:, :into], rows.scales, bias, torch.bfloat16)
     if kind == "int4":
-        return native.pack_int4(native.round_int4(weight, 32), bias, torch.bfloat16)
+        return native.pack_grouped(native.round_int4(weight, 32), bias, torch.bfloat16)
     return native.pack_weight(weight.bfloat16(), bias)
 
 
@@ -111,7 +111,7 @@ def test_stacked_weights_reject_a_permutation():
     if native.compiled_kernels() is None:
         pytest.skip("torch's kernels undo the permutation")
     with pytest.raises(ValueError, match="order of their own"):
-        native.stack_experts(iter([native.pack_int4(weight, None, torch.bfloat16)]), 1)
+        native.stack_experts(iter([native.pack_grouped(weight, None, torch.bfloat16)]), 1)
 
 
 ROUTINGS = [

@@ -18,7 +18,7 @@ from parley.model.networks.paged_kv import PagedKV
 from parley.native import build, compiled, library
 from parley.native.layer import DecoderLayer
 from parley.native.layout import Span
-from parley.native.torch_int4 import GroupedWeight
+from parley.native.torch_grouped import GroupedWeight
 
 try:
     build.find_compiler()
@@ -26,7 +26,7 @@ except build.BuildError:
     pytest.skip("no C++ compiler", allow_module_level=True)
 
 VOCAB, CONTEXT = 50, 80
-FORMATS = ("bf16", "int8", "int4", "int4 in another order")
+FORMATS = ("bf16", "int8", "int4", "int4 in another order", "e4m3")
 
 
 @pytest.fixture(scope="module", params=build.usable_levels())
@@ -61,10 +61,13 @@ class RandomModel:
             return native.pack_int8(values, torch.rand(outputs, generator=self.generator) / 99, bias, torch.bfloat16)
         group = 32
         shape = outputs, -(-inputs // group)
+        scales = torch.rand(*shape, generator=self.generator) / 9
+        if weight_type == "e4m3":
+            values = self.random_bf16(outputs, inputs).to(torch.float8_e4m3fn).view(torch.uint8)
+            return native.pack_grouped(GroupedWeight(values, scales, None, group, code="e4m3"), bias, torch.bfloat16)
         order = torch.randperm(inputs, generator=self.generator) if weight_type != "int4" else None
         values, zeros = self.random_integers(0, 16, outputs, inputs).byte(), self.random_integers(0, 16, *shape).byte()
-        scales = torch.rand(*shape, generator=self.generator) / 9
-        return native.pack_int4(GroupedWeight(values, scales, zeros, group, order), bias, torch.bfloat16)
+        return native.pack_grouped(GroupedWeight(values, scales, zeros, group, order), bias, torch.bfloat16)
 
     def build_decoder(self, shape: DecoderConfig, formats: list[str]) -> FusedDecoder:
         """``formats``: one weight type per linear layer, from the first to the last."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from parley.core.loop import EngineLoop
+from parley.core.sequence import BLOCK_SIZE
 from parley.core.step_budget import FixedBudget
 from parley.model.load.loader import load_runner
+from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
 from parley.types import EngineRequest, EngineStats, ModelInfo, Settings, TokenScore
@@ -28,6 +32,17 @@ def load_test_runner(folder: Path, **settings) -> tuple[DecoderRunner, ModelInfo
     return load_runner(
         Settings(model=str(folder), **({"kv_memory": 64 << 20} | settings)), lambda stage, fraction: None
     )
+
+
+@torch.inference_mode()
+def long_logprobs(folder: Path, dtype: str, **settings) -> torch.Tensor:
+    """Log-probabilities of all tokens at 200 positions of one sequence."""
+    runner, _ = load_test_runner(folder, dtype=dtype, **settings)
+    tokens = torch.randint(3, runner.vocab_size, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    table = list(range(-(-len(tokens) // BLOCK_SIZE)))
+    runner.pages.clear_pages(table)
+    batch = PackedBatch.pack_parts([(tokens, 0, table)], runner.device)
+    return runner.network.compute_logits(runner.network.compute_hidden(batch, runner.pages)).log_softmax(-1)
 
 
 def serve_requests(

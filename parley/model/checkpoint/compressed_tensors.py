@@ -1,48 +1,51 @@
-"""Reads checkpoints in the compressed-tensors format with int8 weights and dynamic int8 activations (W8A8).
+"""Reads checkpoints in the compressed-tensors format: which layers are quantised, and how each is stored.
 
-A quantised linear layer has ``weight`` int8 [out, in] and ``weight_scale`` [out, 1] or [out], and no zero points. The
-config's groups select layers by name, pattern or class; ``ignore`` lists the layers that stay unquantised. Other
-schemes of the format are refused with the name of the differing field.
+The config's groups select layers by name, pattern or class; ``ignore`` lists the layers that stay unquantised.
+int-quantized: ``weight`` int8 [out, in]. float-quantized: ``weight`` float8_e4m3fn (``fp8.py``). pack-quantized:
+``weight_packed`` int32, numbers of 2 to 8 bits along the inputs, first in the lowest bits. All have ``weight_scale``:
+one scale, [out, 1] or [out, groups]; asymmetric ones ``weight_zero_point``, of the same shape or packed along the
+outputs; reordered ones ``weight_g_idx`` [in], the group of each input. int8 weights with dynamic int8 activations
+(W8A8) are computed with these; of all others only the weights count, and activations keep the dtype of the model.
+Other schemes of the format are refused with the name of the differing field.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.weights import Int8Weight, LinearSpec, LinearWeight
+from parley.model.checkpoint.fp8 import BLOCK_MULTIPLE, Fp8Format, read_block
+from parley.model.checkpoint.packed_words import count_groups, input_order, packed_size, unpack_rows
+from parley.model.checkpoint.weights import GroupedLinearWeight, Int8Weight, LinearSpec, LinearWeight
+from parley.native import GroupedWeight
 
-SUPPORTED_FORMATS = ("int-quantized", "naive-quantized")
-# The supported values of a group's weights and activations. An absent field has the first value.
-WEIGHT_FIELDS = {
-    "num_bits": (8,),
-    "type": ("int",),
-    "symmetric": (True,),
-    "strategy": ("channel",),
-    "dynamic": (False, None),
-    "group_size": (None, -1),
-    "block_structure": (None,),
-    "actorder": (None, False),
+PLAIN_INTEGERS, PACKED_INTEGERS, FLOATS = "int-quantized", "pack-quantized", "float-quantized"
+# The stored forms of the weight types that a format can have. naive-quantized stores any type unpacked.
+STORED_FORMS = {
+    PLAIN_INTEGERS: {"int": PLAIN_INTEGERS},
+    "naive-quantized": {"int": PLAIN_INTEGERS, "float": FLOATS},
+    PACKED_INTEGERS: {"int": PACKED_INTEGERS},
+    FLOATS: {"float": FLOATS},
 }
-ACTIVATION_FIELDS = {
+# The values of a group's activations that are computed as int8. An absent field has the first value.
+INT8_ACTIVATIONS = {
     "num_bits": (8,),
     "type": ("int",),
     "symmetric": (True,),
     "strategy": ("token",),
     "dynamic": (True,),
-    "group_size": (None, -1),
-    "block_structure": (None,),
 }
 NameTest = Callable[[str], bool]
 
 
 class PerChannelInt8:
-    """int8 weights with one scale per output."""
+    """int8 weights with one scale per output, for int8 activations."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight and scale tensors."""
@@ -61,57 +64,209 @@ class PerChannelInt8:
         return Int8Weight(values, scale.flatten().float())
 
 
+@dataclass(frozen=True)
+class IntegerFormat:
+    """Integers of ``bits`` in groups, packed into words or as int8.
+
+    ``group`` None: all inputs are one group. ``one_scale``: all outputs share it. ``indexed``: inputs were reordered.
+    """
+
+    bits: int
+    packed: bool
+    group: int | None
+    symmetric: bool
+    one_scale: bool = False
+    indexed: bool = False
+
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
+        """Return the names of weight, scales, and what there is of zero points and the groups of inputs."""
+        names = ["weight_packed" if self.packed else "weight", "weight_scale"]
+        names += ["weight_zero_point"] * (not self.symmetric) + ["weight_g_idx"] * self.indexed
+        unused = ["weight_shape", "input_scale", "input_zero_point"]
+        names += [name for name in unused if f"{linear.name}.{name}" in checkpoint]
+        return [f"{linear.name}.{name}" for name in names]
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return weight, scales, zero points and groups of inputs as views of the file. Raises LoadError."""
+        weight, scale, *others = self.tensor_names(checkpoint, linear)
+        shape = self._scale_shape(checkpoint, linear, scale)
+        width, dtype = (packed_size(linear.into, self.bits), torch.int32) if self.packed else (linear.into, torch.int8)
+        views = [
+            checkpoint.view_tensor(weight, linear.out, width, dtype=dtype),
+            checkpoint.view_tensor(scale, *shape),
+        ]
+        if not self.symmetric:
+            zeros = others.pop(0)
+            # Early versions did not pack zero points.
+            if self.packed and len(shape) == 2 and checkpoint.tensor_shape(zeros) != shape:
+                rows = packed_size(shape[0], self.bits)
+                views.append(checkpoint.view_tensor(zeros, rows, *shape[1:], dtype=torch.int32))
+            else:
+                views.append(checkpoint.view_tensor(zeros, *shape, dtype=torch.int8))
+        if self.indexed:
+            views.append(checkpoint.view_tensor(others.pop(0), linear.into, dtype=torch.int32))
+        return views
+
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
+        """Read the weight, reordered group by group where that is required. Raises LoadError."""
+        stored, scales, *others = self.view_tensors(checkpoint, linear)
+        values = unpack_rows(stored, linear.into, self.bits) if self.packed else self._shift_range(stored)
+        scales = scales.float().reshape(-1, scales.shape[-1] if scales.dim() > 1 else 1)
+        zeros = self._zero_points(scales, *others[: not self.symmetric])
+        group = min(self.group or linear.into, linear.into)
+        order = input_order(linear.name + ".weight_g_idx", group, others[-1]) if self.indexed else None
+        if order is not None:
+            values = values[:, order]
+        shape = linear.out, scales.shape[1]
+        return GroupedLinearWeight(
+            GroupedWeight(
+                values, scales.expand(shape), zeros.expand(shape), group, order, "int4" if self.bits <= 4 else "int8"
+            )
+        )
+
+    def _shift_range(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return signed numbers, int8, as uint8 from 0 on."""
+        return (numbers.short() + (1 << (self.bits - 1))).to(torch.uint8)
+
+    def _zero_points(self, scales: torch.Tensor, stored: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a zero point for each scale: uint8."""
+        if stored is None:
+            return torch.full(scales.shape, 1 << (self.bits - 1), dtype=torch.uint8)
+        if stored.dtype == torch.int8:
+            return self._shift_range(stored).view(scales.shape)
+        return unpack_rows(stored.t().contiguous(), len(scales), self.bits).t().contiguous()
+
+    def _scale_shape(self, checkpoint: Checkpoint, linear: LinearSpec, name: str) -> tuple[int, ...]:
+        """Return the shape that the scales must have; of those that mean the same, the one in the file."""
+        rows, groups = 1 if self.one_scale else linear.out, count_groups(self.group, linear.into)
+        shapes: list[tuple[int, ...]] = [(rows, groups)]
+        if groups == 1:
+            shapes += [(rows,)] + [()] * self.one_scale
+        return next((shape for shape in shapes if shape == checkpoint.tensor_shape(name)), shapes[0])
+
+
+WeightFormat = PerChannelInt8 | IntegerFormat | Fp8Format
 PER_CHANNEL = PerChannelInt8()
 
 
-def read_compressed_tensors(config: dict[str, Any]) -> Callable[[str], PerChannelInt8 | None]:
+def read_compressed_tensors(config: dict[str, Any]) -> Callable[[str], WeightFormat | None]:
     """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
-    _require_known(config, "format", SUPPORTED_FORMATS)
     _require_known(config, "quantization_status", ("compressed", None))
-    for field in ("kv_cache_scheme", "transform_config"):
-        if config.get(field):
-            raise _unsupported_field(field, "something", "nothing")
+    if config.get("transform_config"):
+        raise _unsupported_field("transform_config", "something", "nothing")
     sparsity = config.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
         raise _unsupported_field("sparsity_config.format", sparsity["format"], "dense")
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
         raise LoadError("The checkpoint's quantization_config has no config_groups, so its layers cannot be read.")
-    targets: list[NameTest] = []
+    by_name: list[tuple[NameTest, WeightFormat]] = []
+    by_class: list[tuple[NameTest, WeightFormat]] = []
     for name, group in groups.items():
         where = f"config_groups.{name}."
-        _require_known(group, "format", (None, *SUPPORTED_FORMATS), where)
-        if group.get("output_activations"):
-            raise _unsupported_field(where + "output_activations", "something", "nothing")
-        for part, fields in (("weights", WEIGHT_FIELDS), ("input_activations", ACTIVATION_FIELDS)):
-            if not isinstance(group.get(part), dict):
-                raise _unsupported_field(where + part, "nothing", "int8")
-            for field, allowed in fields.items():
-                _require_known(group[part], field, allowed, f"{where}{part}.")
-        targets += _compile_tests(group.get("targets"), where + "targets")
-    ignored = _compile_tests(config.get("ignore") or [], "ignore")
+        weight_format = _read_group(config, group, where)
+        targets = _read_entries(group.get("targets"), where + "targets")
+        for entry in targets:
+            tests = by_class if entry == "Linear" else by_name
+            tests.append((_compile_test(entry, where + "targets"), weight_format))
+    ignored = [_compile_test(entry, "ignore") for entry in _read_entries(config.get("ignore") or [], "ignore")]
 
-    def find_channel_format(name: str) -> PerChannelInt8 | None:
-        if any(test(name) for test in ignored) or not any(test(name) for test in targets):
+    def find_layer_format(name: str) -> WeightFormat | None:
+        if any(test(name) for test in ignored):
             return None
+        return next((weight_format for test, weight_format in by_name + by_class if test(name)), None)
+
+    return find_layer_format
+
+
+def _read_group(config: dict[str, Any], group: dict[str, Any], where: str) -> WeightFormat:
+    """Return the format of a group's layers. Raises LoadError."""
+    stored_as = group.get("format")
+    if stored_as is None:
+        where_format, stored_as = "format", config.get("format", PLAIN_INTEGERS)
+    else:
+        where_format = where + "format"
+    forms = STORED_FORMS.get(stored_as) if isinstance(stored_as, str) else None
+    if forms is None:
+        raise _unsupported_field(where_format, stored_as, ", ".join(STORED_FORMS))
+    if group.get("output_activations"):
+        raise _unsupported_field(where + "output_activations", "something", "nothing")
+    weights = group.get("weights")
+    if not isinstance(weights, dict):
+        raise _unsupported_field(where + "weights", "nothing", "a description")
+    where += "weights."
+    _require_known(weights, "type", tuple(forms), where)
+    _require_known(weights, "dynamic", (False, None), where)
+    form = forms[weights.get("type", next(iter(forms)))]
+    if form == FLOATS:
+        return _read_floats(weights, where)
+    integers = _read_integers(weights, form == PACKED_INTEGERS, where)
+    if _has_int8_activations(group) and integers == IntegerFormat(8, False, None, True):
         return PER_CHANNEL
+    return integers
 
-    return find_channel_format
+
+def _has_int8_activations(group: dict[str, Any]) -> bool:
+    fields = group.get("input_activations")
+    return isinstance(fields, dict) and all(
+        fields.get(field, allowed[0]) in allowed for field, allowed in INT8_ACTIVATIONS.items()
+    )
 
 
-def _compile_tests(entries: Any, where: str) -> list[NameTest]:
-    """Turn a list of names, ``re:`` patterns and classes into predicates over layer names."""
+def _read_floats(weights: dict[str, Any], where: str) -> Fp8Format:
+    _require_known(weights, "num_bits", (8,), where)
+    _require_known(weights, "symmetric", (True,), where)
+    strategy = weights.get("strategy", "tensor")
+    if strategy == "block":
+        return Fp8Format(read_block(weights.get("block_structure"), where + "block_structure"))
+    if strategy == "group":
+        return Fp8Format((1, _group_size(weights, where)))
+    _require_known(weights, "strategy", ("tensor", "channel", "block", "group"), where)
+    return Fp8Format()
+
+
+def _read_integers(weights: dict[str, Any], packed: bool, where: str) -> IntegerFormat:
+    _require_known(weights, "num_bits", (*range(2, 9),) if packed else (8,), where)
+    _require_known(weights, "symmetric", (True, False), where)
+    _require_known(weights, "strategy", ("channel", "group", "tensor"), where)
+    actorder = weights.get("actorder")
+    if isinstance(actorder, str):
+        actorder = actorder.lower()
+    if actorder not in (None, False, "weight", "static", "group", "dynamic"):
+        raise _unsupported_field(where + "actorder", actorder, "weight or group")
+    strategy = weights.get("strategy", "channel")
+    return IntegerFormat(
+        bits=weights.get("num_bits", 8),
+        packed=packed,
+        group=_group_size(weights, where) if strategy == "group" else None,
+        symmetric=weights.get("symmetric", True),
+        one_scale=strategy == "tensor",
+        indexed=actorder in ("group", "dynamic") and strategy == "group",
+    )
+
+
+def _group_size(weights: dict[str, Any], where: str) -> int:
+    size = weights.get("group_size")
+    if type(size) is not int or size < BLOCK_MULTIPLE or size % BLOCK_MULTIPLE:
+        raise _unsupported_field(where + "group_size", size, f"a multiple of {BLOCK_MULTIPLE}")
+    return size
+
+
+def _read_entries(entries: Any, where: str) -> list[str]:
+    """Return a list of names, ``re:`` patterns and classes. Raises LoadError if it is none."""
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise LoadError(f"The checkpoint's quantization_config.{where} is not a list of names.")
-    names = {entry for entry in entries if not entry.startswith("re:")}
-    tests: list[NameTest] = [lambda name: name in names or "Linear" in names]
-    for entry in set(entries) - names:
-        try:
-            pattern = re.compile(entry.removeprefix("re:"))
-        except re.error:
-            raise LoadError(f"The checkpoint's quantization_config.{where} has a broken pattern {entry}.") from None
-        tests.append(partial(_matches_name, pattern))
-    return tests
+    return entries
+
+
+def _compile_test(entry: str, where: str) -> NameTest:
+    """Turn a name, a ``re:`` pattern or a class into a predicate over names of linear layers."""
+    if not entry.startswith("re:"):
+        return lambda name: entry in (name, "Linear")
+    try:
+        return partial(_matches_name, re.compile(entry.removeprefix("re:")))
+    except re.error:
+        raise LoadError(f"The checkpoint's quantization_config.{where} has a broken pattern {entry}.") from None
 
 
 def _matches_name(pattern: re.Pattern[str], name: str) -> bool:

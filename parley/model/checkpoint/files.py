@@ -23,9 +23,14 @@ SAFETENSORS_DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I8": torch.int8,
     "I32": torch.int32,
 }
+# A weight of one of these means nothing without the scales that a config names.
+SCALED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
 
 
@@ -120,12 +125,14 @@ class Checkpoint:
         return self._find_entry(name).shape
 
     def view_tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a tensor as a view of the file. Without ``dtype``, any floating-point dtype is accepted.
+        """Return a tensor as a view of the file. Without ``dtype``, any floating-point dtype is accepted but 8-bit ones
+        that need scales.
 
         Raises LoadError if the tensor is missing, or if its shape or dtype is not the expected one.
         """
         entry = self._find_entry(name)
-        if entry.dtype != dtype and (dtype or not entry.dtype.is_floating_point):
+        is_plain = entry.dtype.is_floating_point and entry.dtype not in SCALED_DTYPES
+        if entry.dtype != dtype and (dtype or not is_plain):
             dtype_names = [str(each).removeprefix("torch.") for each in (entry.dtype, dtype or "floating numbers")]
             raise LoadError(f"Tensor {name} holds {dtype_names[0]}; the config asks for {dtype_names[1]}.")
         if entry.shape != shape:

@@ -1,10 +1,11 @@
-"""Reads checkpoints with 4-bit linear weights that have a scale and a zero point for each group: GPTQ and AWQ.
+"""Reads checkpoints with linear weights of few bits that have a scale and a zero point for each group: GPTQ and AWQ.
 
-Eight values are packed into an int32. GPTQ packs along the inputs, first value in the lowest bits: ``qweight``
-[in / 8, out], ``qzeros`` [groups, out / 8], ``scales`` [groups, out]; ``g_idx`` [in] assigns inputs to groups. Its
-first format stores zero points minus one, subtracted from the packed integers as a whole; ``gptq_v2`` stores them
-unchanged. AWQ (gemm) packs along the outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7: ``qweight`` [in, out / 8], the
-rest as in GPTQ but without ``g_idx``. Other layouts are refused with the name of the differing field.
+GPTQ has 2, 4 or 8 bits, 32 / bits values in an int32, packed along the inputs, first value in the lowest bits:
+``qweight`` [in * bits / 32, out], ``qzeros`` [groups, out * bits / 32], ``scales`` [groups, out]; ``g_idx`` [in]
+assigns inputs to groups. Its first format stores zero points minus one, subtracted from the packed integers as a whole;
+``gptq_v2`` stores them unchanged. AWQ (gemm) has 4 bits, packed along the outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7:
+``qweight`` [in, out / 8], the rest as in GPTQ but without ``g_idx``. Other layouts are refused with the name of the
+differing field.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.weights import Int4Weight, LinearSpec, LinearWeight
+from parley.model.checkpoint.packed_words import count_groups, input_order, packed_size, unpack_rows
+from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
-VALUES_PER_INT32 = 8  # values in an int32
-ONE_IN_EACH = 0x11111111
-PLAIN_ORDER = [0, 1, 2, 3, 4, 5, 6, 7]  # positions of values 0 to 7 within an integer
-AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # the same for AWQ
+ONE_IN_EACH = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # by bits; GPTQ's 3 bits cross words and are not read
+AWQ_BITS = 4
+AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of values 0 to 7 within an integer
 GROUP_MULTIPLE = 8  # group sizes must be multiples of this
 
 
@@ -31,6 +32,7 @@ GROUP_MULTIPLE = 8  # group sizes must be multiples of this
 class GptqFormat:
     """The GPTQ format. ``group`` None: all inputs are one group. ``minus_one``: zero points are stored minus one."""
 
+    bits: int
     group: int | None
     minus_one: bool
 
@@ -46,10 +48,10 @@ class GptqFormat:
         Raises LoadError.
         """
         words, zeros, scales, *index = self.tensor_names(checkpoint, linear)
-        groups = _count_groups(self.group, linear.into)
+        groups = count_groups(self.group, linear.into)
         return [
-            checkpoint.view_tensor(words, _packed_size(linear.into), linear.out, dtype=torch.int32),
-            checkpoint.view_tensor(zeros, groups, _packed_size(linear.out), dtype=torch.int32),
+            checkpoint.view_tensor(words, packed_size(linear.into, self.bits), linear.out, dtype=torch.int32),
+            checkpoint.view_tensor(zeros, groups, packed_size(linear.out, self.bits), dtype=torch.int32),
             checkpoint.view_tensor(scales, groups, linear.out),
             *(checkpoint.view_tensor(name, linear.into, dtype=torch.int32) for name in index),
         ]
@@ -58,33 +60,22 @@ class GptqFormat:
         """Read the weight, reordered group by group where ``g_idx`` requires it. Raises LoadError."""
         packed, zero_points, scales, *index = self.view_tensors(checkpoint, linear)
         group = min(self.group or linear.into, linear.into)
-        order = self._input_order(linear, group, *index)
-        values = _unpack_down(packed, linear.into)
+        order = input_order(linear.name + ".g_idx", group, *index) if index else None
+        values = unpack_rows(packed.t(), linear.into, self.bits)
         if order is not None:
             values = values[:, order]
-        return Int4Weight(
+        if self.minus_one:
+            zero_points = zero_points + ONE_IN_EACH[self.bits]
+        return GroupedLinearWeight(
             GroupedWeight(
                 values,
                 scales.float().t().contiguous(),
-                _unpack_along(zero_points + ONE_IN_EACH if self.minus_one else zero_points, linear.out, PLAIN_ORDER),
+                unpack_rows(zero_points, linear.out, self.bits).t().contiguous(),
                 group,
                 order,
+                "int4" if self.bits <= 4 else "int8",
             )
         )
-
-    def _input_order(self, linear: LinearSpec, group: int, index: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Return the inputs in the order of their groups (``index``), int64 [in]; None if they are in that order."""
-        if index is None:
-            return None
-        expected = torch.arange(linear.into, dtype=torch.int32) // group
-        if torch.equal(index, expected) or not index.any():  # some writers leave zeros if nothing was reordered
-            return None
-        order = index.argsort(stable=True)
-        if not torch.equal(index[order], expected):
-            raise LoadError(
-                f"Tensor {linear.name}.g_idx does not put {group} inputs into each group, so the weight cannot be read."
-            )
-        return order
 
 
 @dataclass(frozen=True)
@@ -100,40 +91,26 @@ class AwqFormat:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return words, zero points and scales as views of the file. Raises LoadError."""
         words, zeros, scales = self.tensor_names(checkpoint, linear)
-        groups = _count_groups(self.group, linear.into)
+        groups = count_groups(self.group, linear.into)
         return [
-            checkpoint.view_tensor(words, linear.into, _packed_size(linear.out), dtype=torch.int32),
-            checkpoint.view_tensor(zeros, groups, _packed_size(linear.out), dtype=torch.int32),
+            checkpoint.view_tensor(words, linear.into, packed_size(linear.out, AWQ_BITS), dtype=torch.int32),
+            checkpoint.view_tensor(zeros, groups, packed_size(linear.out, AWQ_BITS), dtype=torch.int32),
             checkpoint.view_tensor(scales, groups, linear.out),
         ]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         *packed, scales = self.view_tensors(checkpoint, linear)
-        values, zero_points = (_unpack_along(words, linear.out, AWQ_ORDER) for words in packed)
+        values, zero_points = (_unpack_awq(words, linear.out) for words in packed)
         group = min(self.group or linear.into, linear.into)
-        return Int4Weight(GroupedWeight(values, scales.float().t().contiguous(), zero_points, group))
+        return GroupedLinearWeight(GroupedWeight(values, scales.float().t().contiguous(), zero_points, group))
 
 
-def _count_groups(group: int | None, inputs: int) -> int:
-    return -(-inputs // min(group or inputs, inputs))
-
-
-def _packed_size(numbers: int) -> int:
-    return -(-numbers // VALUES_PER_INT32)
-
-
-def _unpack_down(words: torch.Tensor, count: int) -> torch.Tensor:
-    """Unpack ``count`` values down each column of int32 [m, n], eight per integer: uint8 [n, count]."""
-    parts = words.t().flatten().view(torch.uint8)
-    return torch.stack((parts & 15, parts >> 4), -1).view(words.shape[1], -1)[:, :count]
-
-
-def _unpack_along(words: torch.Tensor, count: int, places: list[int]) -> torch.Tensor:
-    """Unpack ``count`` values along each row of int32 [m, n], eight per integer at ``places``: uint8 [count, m]."""
+def _unpack_awq(words: torch.Tensor, count: int) -> torch.Tensor:
+    """Unpack ``count`` values along each row of int32 [m, n], eight per integer at AWQ_ORDER: uint8 [count, m]."""
     parts = words.t().flatten().view(torch.uint8).view(words.shape[1], -1, 4)
-    numbers = torch.empty(words.shape[1], VALUES_PER_INT32, words.shape[0], dtype=torch.uint8)
-    for number, place in enumerate(places):
+    numbers = torch.empty(words.shape[1], len(AWQ_ORDER), words.shape[0], dtype=torch.uint8)
+    for number, place in enumerate(AWQ_ORDER):
         part = parts[..., place // 2]
         numbers[:, number] = part >> 4 if place % 2 else part & 15
     return numbers.view(-1, words.shape[0])[:count]
@@ -141,11 +118,11 @@ def _unpack_along(words: torch.Tensor, count: int, places: list[int]) -> torch.T
 
 def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | None]:
     """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
-    _known_option(config, ("bits",), 4)
+    bits = _known_option(config, ("bits",), *ONE_IN_EACH)
     _known_option(config, ("pack_dtype",), "int32", None)
     _known_option(config, ("is_marlin_format",), False, None)
     layout = _known_option(config, ("checkpoint_format", "format"), "gptq", "gptq_v2", None)
-    weight_format = GptqFormat(_group_size(config, "group_size"), layout != "gptq_v2")
+    weight_format = GptqFormat(bits, _group_size(config, "group_size"), layout != "gptq_v2")
     skipped: list[re.Pattern[str]] = []
     overrides = config.get("dynamic") or {}
     for rule in overrides if isinstance(overrides, dict) else [str(overrides)]:

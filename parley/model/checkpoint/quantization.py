@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from parley.model.checkpoint import compressed_tensors, gptq_awq
+from parley.model.checkpoint import compressed_tensors, fp8, gptq_awq
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.weights import Int4Weight, Int8Weight, LinearSpec, LinearWeight, PlainWeight
+from parley.model.checkpoint.weights import GroupedLinearWeight, Int8Weight, LinearSpec, LinearWeight, PlainWeight
 
 QUANTIZATION_SETTINGS = ("none", "int8", "int4")  # values of the setting
 LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantised while loading
@@ -55,11 +55,9 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     "compressed-tensors": compressed_tensors.read_compressed_tensors,
     "gptq": gptq_awq.read_gptq_config,
     "awq": gptq_awq.read_awq_config,
+    "fp8": fp8.read_fp8_config,
+    "fbgemm_fp8": fp8.read_fp8_config,
 }
-PLAIN_HEAD_METHODS = (
-    "gptq",
-    "awq",
-)  # methods with a plain head; they may be combined with int4, which makes the head int8
 PLAIN_FORMAT = PlainFormat()
 
 
@@ -87,14 +85,14 @@ class Quantization:
         return (self.find_format(linear.name) or PLAIN_FORMAT).read_weight(checkpoint, linear)
 
     def quantize_plain(self, weight: LinearWeight, *, head: bool) -> LinearWeight:
-        """Quantise a plain weight if requested. In a quantised checkpoint, layers other than the head stay plain.
+        """Quantise a plain weight if requested. In a quantised checkpoint, that is the head alone.
 
         The head is never quantised to 4 bits, because it alone decides between tokens of nearly equal probability.
         """
         if not isinstance(weight, PlainWeight) or self.setting == "none" or (self.method is not None and not head):
             return weight
         return (
-            Int4Weight.from_float(weight.values)
+            GroupedLinearWeight.from_float(weight.values)
             if self.setting == "int4" and not head
             else Int8Weight.from_float(weight.values)
         )
@@ -129,6 +127,4 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
             f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; "
             f"{', '.join(METHOD_READERS)} are."
         )
-    if setting != "none" and (setting != "int4" or method not in PLAIN_HEAD_METHODS):
-        raise LoadError(f"The checkpoint is quantised already ({method}), so quantization must be none, not {setting}.")
     return Quantization(method, setting, METHOD_READERS[method](section))

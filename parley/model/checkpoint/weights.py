@@ -1,4 +1,4 @@
-"""The kinds of linear weights once read: plain, int8 with a scale per output, and 4 bits in groups.
+"""The kinds of linear weights once read: plain, int8 with a scale per output, and 4 or 8 bits in groups.
 
 Each kind defines its product (for the numeric check) and how several merged parts become one packed weight for the
 kernels. It knows nothing of files. A new kind needs a class here and a native kernel.
@@ -120,37 +120,51 @@ class Int8Weight:
 
 
 @dataclass(frozen=True)
-class Int4Weight:
-    """4-bit integers with a scale and a zero point for each group of an output's weights. Rows are not quantised."""
+class GroupedLinearWeight:
+    """Weights of 4 or 8 bits with a scale, and perhaps a zero point, for each group of an output's weights.
+
+    Rows are not quantised.
+    """
 
     weight: GroupedWeight
 
     @classmethod
-    def from_float(cls, weight: torch.Tensor) -> Int4Weight:
+    def from_float(cls, weight: torch.Tensor) -> GroupedLinearWeight:
         """Return the nearest 4-bit weight of a floating-point one [out, in], in groups of INT4_GROUP."""
         return cls(native.round_int4(weight, INT4_GROUP))
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the dequantised weight."""
-        return F.linear(x, native.dequantize_int4(self.weight))
+        return F.linear(x, native.dequantize_grouped(self.weight))
 
-    def select_outputs(self, outputs: torch.Tensor) -> Int4Weight:
+    def select_outputs(self, outputs: torch.Tensor) -> GroupedLinearWeight:
         """Return the weight of these outputs only."""
-        values, scales, zeros = (each[outputs] for each in self.weight[:3])
-        return Int4Weight(self.weight._replace(values=values, scales=scales, zeros=zeros))
+        weight = self.weight
+        zeros = None if weight.zeros is None else weight.zeros[outputs]
+        return GroupedLinearWeight(
+            weight._replace(values=weight.values[outputs], scales=weight.scales[outputs], zeros=zeros)
+        )
 
     def can_merge(self, other: LinearWeight) -> bool:
-        """Whether the other weight has the same group size and input order."""
-        if not isinstance(other, Int4Weight) or self.weight.group != other.weight.group:
+        """Whether the other weight has the same code, group size and input order."""
+        if not isinstance(other, GroupedLinearWeight):
+            return False
+        if (self.weight.code, self.weight.group) != (other.weight.code, other.weight.group):
             return False
         one, two = self.weight.order, other.weight.order
         return one is two or (one is not None and two is not None and torch.equal(one, two))
 
     @classmethod
     def pack_merged(
-        cls, parts: Sequence[Int4Weight], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+        cls, parts: Sequence[GroupedLinearWeight], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> native.PackedWeight:
         """Concatenate values, scales and zero points, and pack them."""
-        columns = zip(*(part.weight[:3] for part in parts), strict=True)
-        values, scales, zeros = (torch.cat(each).to(device) for each in columns)
-        return native.pack_int4(parts[0].weight._replace(values=values, scales=scales, zeros=zeros), bias, dtype)
+        weights = [part.weight for part in parts]
+        merged = weights[0]._replace(
+            values=torch.cat([each.values for each in weights]).to(device),
+            scales=torch.cat([each.scales for each in weights]).to(device),
+        )
+        if merged.zeros is not None:
+            zeros = [each.zeros for each in weights if each.zeros is not None]
+            merged = merged._replace(zeros=torch.cat(zeros).to(device))
+        return native.pack_grouped(merged, bias, dtype)

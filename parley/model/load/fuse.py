@@ -26,7 +26,8 @@ from parley.model.networks.network import LinearSite
 from parley.native.layer import DecoderLayer
 
 EMBEDDING_TENSOR, NORM_TENSOR, HEAD_LAYER = "model.embed_tokens.weight", "model.norm.weight", "lm_head"
-IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$")  # stored by old checkpoints, computed here
+# Frequencies, stored by old checkpoints and computed here; and scales of an 8-bit KV cache, which is not used.
+IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$")
 
 
 def fuse_decoder(

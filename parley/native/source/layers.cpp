@@ -85,9 +85,9 @@ struct Run {
         for (long k = 0; k < layer.into; k++) room.sorted[m * layer.into + k] = rows[m * layer.into + layer.order[k]];
       rows = room.sorted;
     }
-    if (layer.form == INT4)
-      int4_linear(rows, (const uint32_t*)layer.weight, layer.bias, room.outputs, M, layer.out, layer.into, layer.group, false,
-                  threads);
+    if (layer.form == GROUPED)
+      grouped_linear(layer.code, rows, (const uint32_t*)layer.weight, layer.bias, room.outputs, M, layer.out, layer.into,
+                     layer.group, false, threads);
     else
       ::linear(rows, (const bf16*)layer.weight, layer.bias, room.outputs, M, layer.out, layer.into, false, threads);
   }

@@ -1,4 +1,4 @@
-"""Linear layers with int4 weights, for every instruction set of this CPU: accurate and batch-invariant."""
+"""Linear layers with weights in groups, for every instruction set of this CPU: accurate and batch-invariant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from support.random_tensors import random_tensor
 from parley import native
 from parley.native import build, library, torch_kernels
 from parley.native.compiled import CompiledKernels
-from parley.native.torch_int4 import GroupedWeight, dequantize_int4, round_int4
+from parley.native.compiled_grouped import GROUPED_CODES
+from parley.native.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
 
 COUNTS = [*range(1, 65), 100, 128, 256, 512]
 
@@ -26,17 +27,33 @@ def kernels(request) -> CompiledKernels:
     return CompiledKernels(library.open_level(request.param))
 
 
-def random_weight(outer: int, inner: int, group: int, seed: int = 0, ordered: bool = False) -> GroupedWeight:
+def random_weight(
+    outer: int, inner: int, group: int, seed: int = 0, ordered: bool = False, code: str = "int4"
+) -> GroupedWeight:
     """A weight with random values, scales and zero points, so that nothing is symmetric or trivial."""
     source = torch.Generator().manual_seed(seed)
-    groups = -(-inner // group)
+    groups, top = -(-inner // group), 16 if code == "int4" else 256
+    values = torch.randint(0, top, (outer, inner), generator=source, dtype=torch.uint8)
+    if code == "e4m3":
+        values[(values & 0x7F) == 0x7F] = 0  # NaN
     return GroupedWeight(
-        torch.randint(0, 16, (outer, inner), generator=source, dtype=torch.uint8),
+        values,
         torch.rand(outer, groups, generator=source).half() + 0.01,
-        torch.randint(0, 16, (outer, groups), generator=source, dtype=torch.uint8),
+        None if code == "e4m3" else torch.randint(0, top, (outer, groups), generator=source, dtype=torch.uint8),
         group,
         torch.randperm(inner, generator=source) if ordered else None,
+        code,
     )
+
+
+def e4m3_number(bits: int) -> float:
+    """The value of a sign, four bits of exponent and three of mantissa, by the definition of float8_e4m3fn."""
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    size = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+    return -size if bits >> 7 else size
+
+
+E4M3_NUMBERS = torch.tensor([e4m3_number(bits) for bits in range(256)], dtype=torch.float64)
 
 
 def dequantized_weight(weight: GroupedWeight) -> torch.Tensor:
@@ -45,8 +62,11 @@ def dequantized_weight(weight: GroupedWeight) -> torch.Tensor:
     for k in range(dequantized.shape[1]):
         place = k if weight.order is None else int(weight.order[k])
         group = k // weight.group
-        difference = weight.values[:, k].double() - weight.zeros[:, group].double()
-        dequantized[:, place] = difference * weight.scales[:, group].double()
+        if weight.zeros is None:
+            numbers = E4M3_NUMBERS[weight.values[:, k].long()]
+        else:
+            numbers = weight.values[:, k].double() - weight.zeros[:, group].double()
+        dequantized[:, place] = numbers * weight.scales[:, group].double()
     return dequantized
 
 
@@ -70,7 +90,7 @@ def test_int4_linear_row_is_batch_invariant(kernels, threads, inner, outer, grou
     """Guards against a kernel that sums in another order for another batch size or thread count."""
     x, bias = random_tensor(512, inner), random_tensor(outer, seed=2)
     weight = random_weight(outer, inner, group, seed=1)
-    packed = kernels.pack_int4(weight, bias)
+    packed = kernels.pack_grouped(weight, bias)
     threads(1)
     rows_alone = torch.cat([kernels.linear(x[i : i + 1], packed) for i in range(len(x))])
     float32_rows_alone = torch.cat([kernels.lm_head_logits(x[i : i + 1], packed) for i in range(len(x))])
@@ -94,28 +114,44 @@ def test_int4_linear_row_is_batch_invariant(kernels, threads, inner, outer, grou
     ordered=st.booleans(),
     number=st.integers(1, 4),
     seed=st.integers(0, 99),
+    code=st.sampled_from(GROUPED_CODES),
 )
-def test_int4_linear_is_accurate_for_any_shape(kernels, rows, inner, outer, group, bias, ordered, number, seed):
+def test_grouped_linear_is_accurate_for_any_shape(
+    kernels, rows, inner, outer, group, bias, ordered, number, seed, code
+):
     old_threads = torch.get_num_threads()
     torch.set_num_threads(number)
-    x, weight = random_tensor(rows, inner, seed=seed), random_weight(outer, inner, group, seed, ordered)
+    x, weight = random_tensor(rows, inner, seed=seed), random_weight(outer, inner, group, seed, ordered, code)
     offset = random_tensor(outer, seed=seed + 2) if bias else None
-    actual = kernels.linear(x, kernels.pack_int4(weight, offset))
+    actual = kernels.linear(x, kernels.pack_grouped(weight, offset))
     torch.set_num_threads(old_threads)
     dequantized = dequantized_weight(weight)
-    assert torch.allclose(dequantize_int4(weight).double(), dequantized, rtol=2**-22, atol=0)
+    assert torch.allclose(dequantize_grouped(weight).double(), dequantized, rtol=2**-22, atol=0)
     check_accuracy(actual, x, dequantized, offset)
     if not inner or not outer:
         return
     # Torch multiplies with weights rounded to bfloat16.
-    torch_result = torch_kernels.linear(x, torch_kernels.pack_int4(weight, offset, torch.bfloat16)).double()
+    torch_result = torch_kernels.linear(x, torch_kernels.pack_grouped(weight, offset, torch.bfloat16)).double()
     largest_sum = x.double().abs() @ dequantized.abs().T
     assert ((actual.double() - torch_result).abs() <= torch_result.abs() * 2**-7 + largest_sum * 2**-7 + 1e-30).all()
 
 
+@pytest.mark.parametrize("code", ["int8", "e4m3"])
+def test_every_number_of_8_bits_is_exact_and_rows_are_batch_invariant(kernels, threads, code):
+    """Guards against subnormal numbers that a product of bfloat16 takes for zero."""
+    weight = random_weight(77, 256, 64, code=code)
+    numbers = torch.arange(77 * 256).view(77, 256).to(torch.uint8)
+    weight.values.copy_(torch.where((numbers & 0x7F) == 0x7F, 0, numbers) if code == "e4m3" else numbers)
+    packed, x = kernels.pack_grouped(weight), torch.eye(256, dtype=torch.bfloat16)
+    actual = kernels.lm_head_logits(x, packed)
+    assert torch.equal(actual.double(), dequantized_weight(weight).T.float().double())
+    threads(1)
+    assert torch.equal(torch.cat([kernels.lm_head_logits(row, packed) for row in x.split(9)]), actual)
+
+
 def test_nan_and_inf_stay_in_their_row_of_int4_linear(kernels):
     """Guards against a blocked kernel that mixes NaN or infinity of one row into its neighbors."""
-    x, packed = random_tensor(20, 130), kernels.pack_int4(random_weight(70, 130, 32))
+    x, packed = random_tensor(20, 130), kernels.pack_grouped(random_weight(70, 130, 32))
     clean = kernels.linear(x, packed)
     x[7, 3], x[8, 0], x[9] = float("nan"), float("inf"), float("nan")
     actual = kernels.linear(x, packed)
@@ -126,13 +162,13 @@ def test_nan_and_inf_stay_in_their_row_of_int4_linear(kernels):
 
 def test_int4_linear_reads_strided_rows_and_rejects_wrong_widths(kernels):
     weight, x = random_weight(40, 48, 32), random_tensor(24, 3, 96, seed=2)
-    packed = kernels.pack_int4(weight)
+    packed = kernels.pack_grouped(weight)
     for rows in (x[:, 1, ::2], x[:, :, :48]):
         check_accuracy(kernels.linear(rows, packed).flatten(0, -2), rows.flatten(0, -2), dequantized_weight(weight))
     with pytest.raises(ValueError, match="47"):
         kernels.linear(random_tensor(2, 47), packed)
     with pytest.raises(ValueError, match="12"):
-        kernels.pack_int4(random_weight(4, 24, 12))
+        kernels.pack_grouped(random_weight(4, 24, 12))
 
 
 @settings(max_examples=60, deadline=None)
@@ -148,7 +184,7 @@ def test_int4_rounds_to_the_nearest_value(inner, outer, group, shift, seed):
     weight[:, inner // 2 :] *= 2**-20
     rounded = round_int4(weight, group)
     assert (rounded.values <= 15).all() and (rounded.zeros <= 15).all()
-    error = (dequantize_int4(rounded) - weight.float()).abs()
+    error = (dequantize_grouped(rounded) - weight.float()).abs()
     steps = rounded.scales.repeat_interleave(group, 1)[:, :inner]
     # Half a step, plus the shift at the ends caused by rounding the zero point to a whole number.
     assert (error <= steps * 1.01).all()
@@ -161,16 +197,16 @@ def test_int4_keeps_constant_groups(kernels):
     weight = torch.zeros(6, 64, dtype=torch.bfloat16)
     weight[1], weight[2, :32], weight[3] = 5.0, -2.0, 1e-30
     rounded = round_int4(weight, 32)
-    assert torch.allclose(dequantize_int4(rounded), weight.float(), rtol=1e-6, atol=0)
+    assert torch.allclose(dequantize_grouped(rounded), weight.float(), rtol=1e-6, atol=0)
     weight[4, 5] = float("nan")
     x = torch.eye(64, dtype=torch.bfloat16)
-    actual = kernels.linear(x, kernels.pack_int4(round_int4(weight, 32)))
+    actual = kernels.linear(x, kernels.pack_grouped(round_int4(weight, 32)))
     assert actual[5, 4].isnan() and actual[:, [0, 1, 2, 3, 5]].isfinite().all()
 
 
 def test_int4_pack_follows_the_activation_dtype():
     weight, x = random_weight(24, 64, 32), random_tensor(3, 64)
     for dtype in (torch.bfloat16, torch.float32):
-        actual = native.linear(x.to(dtype), native.pack_int4(weight, None, dtype))
+        actual = native.linear(x.to(dtype), native.pack_grouped(weight, None, dtype))
         assert actual.dtype == dtype
         assert torch.allclose(actual.double(), x.double() @ dequantized_weight(weight).T, rtol=0.02, atol=0.3)

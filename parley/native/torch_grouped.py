@@ -1,4 +1,4 @@
-"""4-bit integer weights in torch operators: their format, and how to make and dequantize them."""
+"""Weights of 4 or 8 bits in groups, in torch operators: their format, and how to make and dequantize them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ ROUNDING_PORTION = 1 << 18  # numbers rounded at a time, so that intermediate te
 class GroupedWeight(NamedTuple):
     """A weight [out, in] as scale * (value - zero), with one scale and zero per output and group of columns.
 
-    ``values`` uint8 [out, in] and ``zeros`` uint8 [out, groups] are 0 to 15; ``scales`` [out, groups] are floats.
+    ``values`` uint8 [out, in] are bits. Their ``code`` is "int4" or "int8", integers 0 to 15 or 255 with ``zeros``
+    uint8 [out, groups] of the same range, or "e4m3", float8_e4m3fn without zeros. ``scales`` [out, groups] are floats.
     Group g has columns g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i belongs
     to number ``order[i]`` of a row; None means the same order.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
-    zeros: torch.Tensor
+    zeros: torch.Tensor | None
     group: int
     order: torch.Tensor | None = None
+    code: str = "int4"
 
 
 def round_int4(weight: torch.Tensor, group: int) -> GroupedWeight:
@@ -44,11 +46,15 @@ def _round_groups(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch
     return values.view(out, groups * group)[:, :into].to(torch.uint8), scales, zeros.to(torch.uint8)
 
 
-def dequantize_int4(weight: GroupedWeight) -> torch.Tensor:
+def dequantize_grouped(weight: GroupedWeight) -> torch.Tensor:
     """Dequantize a weight, with columns in the order of the rows: float32 [out, in]."""
     into = weight.values.shape[1]
-    scales, zeros = (
-        each.float().repeat_interleave(weight.group, 1)[:, :into] for each in (weight.scales, weight.zeros)
-    )
-    wide = weight.values.float().sub_(zeros).mul_(scales)
+
+    def spread_groups(numbers: torch.Tensor) -> torch.Tensor:
+        return numbers.float().repeat_interleave(weight.group, 1)[:, :into]
+
+    wide = (weight.values.view(torch.float8_e4m3fn) if weight.code == "e4m3" else weight.values).float()
+    if weight.zeros is not None:
+        wide -= spread_groups(weight.zeros)
+    wide *= spread_groups(weight.scales)
     return wide if weight.order is None else wide[:, weight.order.argsort()]

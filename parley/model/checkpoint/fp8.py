@@ -1,0 +1,111 @@
+"""Reads linear weights of 8-bit floating-point numbers (e4m3) with scales.
+
+A quantised layer has ``weight`` float8_e4m3fn [out, in] and scales that the weight is multiplied by: one, one for each
+output, or one for each block, [ceil(out / block_out), ceil(in / block_in)]. Their tensor is ``weight_scale``, or
+``weight_scale_inv`` in the format of DeepSeek. Only weights count: activations stay in the dtype of the model, so
+``input_scale`` and the like are not read, and results are closer to the original model than with 8-bit activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight, PlainWeight
+from parley.native import GroupedWeight
+
+SCALE_NAMES = ("weight_scale_inv", "weight_scale")
+# Scales of activations, which are not used.
+ACTIVATION_NAMES = ("input_scale", "activation_scale", "input_scale_ub", "input_global_scale")
+BLOCK_MULTIPLE = 8  # inputs of a block must be a multiple of this
+
+
+@dataclass(frozen=True)
+class Fp8Format:
+    """``block``: outputs and inputs that share a scale; None: a scale for each output, or one for all."""
+
+    block: tuple[int, int] | None = None
+
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
+        """Return the names of the weight and its scales, and of the scales of activations that the file has."""
+        scales = [f"{linear.name}.{name}" for name in SCALE_NAMES]
+        scale = next((name for name in scales if name in checkpoint), scales[-1])
+        unused = (f"{linear.name}.{name}" for name in ACTIVATION_NAMES)
+        return [linear.name + ".weight", scale, *(name for name in unused if name in checkpoint)]
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return weight and scales as views of the file. Raises LoadError."""
+        weight, scale, *_ = self.tensor_names(checkpoint, linear)
+        values = checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.float8_e4m3fn)
+        return [values, checkpoint.view_tensor(scale, *self._scale_shape(checkpoint, linear, scale))]
+
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
+        """Read the weight. Raises LoadError, also if a number of it is NaN."""
+        values, scales = self.view_tensors(checkpoint, linear)
+        bits = values.view(torch.uint8)
+        if ((bits & 0x7F) == 0x7F).any():
+            raise LoadError(f"Tensor {linear.name}.weight has numbers that are NaN; the file is damaged.")
+        outputs, inputs = self.block or (1, linear.into)
+        if self.block is None:
+            scales = scales.float().reshape(-1, 1).expand(linear.out, 1)
+        else:
+            scales = scales.float().repeat_interleave(outputs, 0)[: linear.out]
+        group = min(inputs, linear.into)
+        return GroupedLinearWeight(GroupedWeight(bits, scales, None, group, code="e4m3"))
+
+    def _scale_shape(self, checkpoint: Checkpoint, linear: LinearSpec, name: str) -> tuple[int, ...]:
+        """Return the shape that the scales must have; of those that mean the same, the one in the file."""
+        if self.block is not None:
+            return -(-linear.out // self.block[0]), -(-linear.into // self.block[1])
+        shapes = ((), (1,), (1, 1), (linear.out,), (linear.out, 1))
+        return next((shape for shape in shapes if shape == checkpoint.tensor_shape(name)), shapes[-1])
+
+
+@dataclass(frozen=True)
+class Fp8WhereScaled(Fp8Format):
+    """The same in a file whose layers without scales are plain, whatever its config lists as not converted."""
+
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
+        """Return the names of the tensors that hold the weight."""
+        names = super().tensor_names(checkpoint, linear)
+        return names if names[1] in checkpoint else names[:1]
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return weight and scales, or a plain weight, as views of the file. Raises LoadError."""
+        names = self.tensor_names(checkpoint, linear)
+        if len(names) == 1:
+            return [checkpoint.view_tensor(names[0], linear.out, linear.into)]
+        return super().view_tensors(checkpoint, linear)
+
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
+        """Read the weight. Raises LoadError."""
+        views = self.view_tensors(checkpoint, linear)
+        return PlainWeight(*views) if len(views) == 1 else super().read_weight(checkpoint, linear)
+
+
+def read_fp8_config(config: dict[str, Any]) -> Callable[[str], Fp8WhereScaled]:
+    """Return a function from layer name to format, for a ``quantization_config`` of fp8 (DeepSeek, Qwen) or fbgemm_fp8.
+
+    Raises LoadError.
+    """
+    if config.get("fmt") not in (None, "e4m3"):
+        raise LoadError(f"The checkpoint's quantization_config.fmt is {config['fmt']}; only e4m3 is supported.")
+    fp8 = Fp8WhereScaled(read_block(config.get("weight_block_size"), "weight_block_size"))
+    return lambda name: fp8
+
+
+def read_block(value: Any, field: str) -> tuple[int, int] | None:
+    """Return outputs and inputs of a block, None if ``value`` is. Raises LoadError."""
+    if value is None:
+        return None
+    is_pair = isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value)
+    if not is_pair or value[1] % BLOCK_MULTIPLE:
+        raise LoadError(
+            f"The checkpoint's quantization_config.{field} is {value}; only two sizes are supported, the second a "
+            f"multiple of {BLOCK_MULTIPLE}."
+        )
+    return value[0], value[1]

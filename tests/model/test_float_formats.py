@@ -1,0 +1,155 @@
+"""Weights of 8-bit floating-point numbers: each published layout of scales, against the dequantized weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import tiny_models
+from support.run_model import long_logprobs
+
+from parley.model.checkpoint import quantization
+from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.weights import LinearSpec, PlainWeight
+from parley.model.load.check import check_model
+from parley.types import Settings
+
+OUT, INTO = 200, 136
+LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT, INTO)
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+BLOCKS = FP8 | {"weight_block_size": [128, 128]}
+
+
+def compressed_floats(strategy: str, **weights) -> dict:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": strategy} | weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": {"num_bits": 8},
+        "config_groups": {"group_0": group},
+    }
+
+
+def write_layer(folder, **parts: torch.Tensor) -> Checkpoint:
+    """Write the tensors of one layer, with its name as their prefix."""
+    save_file({f"{LINEAR.name}.{name}": part for name, part in parts.items()}, folder / "model.safetensors")
+    return Checkpoint(folder)
+
+
+def random_fp8(*shape: int) -> torch.Tensor:
+    """Every kind of e4m3: normal, subnormal and zero, of both signs, but no NaN."""
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(4)) * 0.2).to(torch.float8_e4m3fn)
+
+
+def spread_blocks(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """The scale of each weight, number by number from the definition of blocks."""
+    spread = torch.empty(OUT, INTO)
+    for n in range(OUT):
+        for k in range(INTO):
+            spread[n, k] = scales[n // rows, k // columns]
+    return spread
+
+
+LAYOUTS = {
+    "deepseek": (BLOCKS, "weight_scale_inv", (2, 2), (128, 128)),
+    "deepseek-v3.1": (BLOCKS | {"scale_fmt": "ue8m0"}, "weight_scale_inv", (2, 2), (128, 128)),
+    "mistral": (FP8, "weight_scale_inv", (), (OUT, INTO)),
+    "tensor": (FP8 | {"activation_scheme": "static"}, "weight_scale", (1,), (OUT, INTO)),
+    "fbgemm": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "weight_scale", (OUT, 1), (1, INTO)),
+    "compressed-tensor": (compressed_floats("tensor"), "weight_scale", (1,), (OUT, INTO)),
+    "compressed-channel": (compressed_floats("channel"), "weight_scale", (OUT, 1), (1, INTO)),
+    "compressed-block": (compressed_floats("block", block_structure=[128, 128]), "weight_scale", (2, 2), (128, 128)),
+    "compressed-group": (compressed_floats("group", group_size=32), "weight_scale", (OUT, 5), (1, 32)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_of_scales_is_read_as_defined(layout, tmp_path):
+    config, name, shape, block = LAYOUTS[layout]
+    weight, scales = random_fp8(OUT, INTO), torch.rand(shape, generator=torch.Generator().manual_seed(5)) + 0.5
+    stored = scales.log2().round().exp2().to(torch.float8_e8m0fnu) if "scale_fmt" in config else scales
+    extra = {"input_scale": torch.ones(1)} if config.get("activation_scheme") == "static" else {}
+    checkpoint = write_layer(tmp_path, weight=weight, **{name: stored}, **extra)
+    found = quantization.read_quantization({"quantization_config": config}, "none")
+    assert len(found.stored_tensor_names(checkpoint, LINEAR)) == 2 + len(extra)
+    read = found.read_stored_weight(checkpoint, LINEAR)
+    rows, columns = -(-OUT // block[0]), -(-INTO // block[1])
+    dequantized = weight.float() * spread_blocks(stored.float().reshape(rows, columns), *block)
+    assert torch.allclose(read.multiply_rows(torch.eye(INTO)), dequantized.T, rtol=1e-6, atol=0)
+
+
+def test_a_layer_without_scales_is_plain(tmp_path):
+    plain = torch.randn(OUT, INTO).bfloat16()
+    found = quantization.read_quantization({"quantization_config": BLOCKS}, "none")
+    read = found.read_stored_weight(write_layer(tmp_path, weight=plain), LINEAR)
+    assert isinstance(read, PlainWeight) and torch.equal(read.values, plain)
+    with pytest.raises(LoadError, match="holds float8_e4m3fn; the config asks for floating numbers"):
+        found.check_stored_weight(write_layer(tmp_path, weight=random_fp8(OUT, INTO)), LINEAR)
+
+
+@pytest.mark.parametrize(
+    ("config", "parts", "match"),
+    [
+        (BLOCKS, {"weight_scale_inv": torch.ones(2, 3)}, r"shape \[2, 3\]; the config asks for \[2, 2\]"),
+        (FP8, {"weight_scale": torch.ones(2)}, r"shape \[2\]; the config asks for \[200, 1\]"),
+        (FP8, {"weight_scale": torch.ones(1, dtype=torch.int32)}, "holds int32"),
+        (FP8 | {"fmt": "e5m2"}, {}, "fmt is e5m2; only e4m3"),
+        (FP8 | {"weight_block_size": [128]}, {}, r"weight_block_size is \[128\]"),
+        (FP8 | {"weight_block_size": [128, 12]}, {}, "the second a multiple of 8"),
+        (compressed_floats("token"), {}, r"weights\.strategy is token"),
+        (compressed_floats("channel", num_bits=4), {}, r"weights\.num_bits is 4"),
+        (compressed_floats("block"), {"weight_scale": torch.ones(2, 2)}, "asks for"),
+    ],
+)
+def test_refuses_scales_and_configs_that_do_not_fit(config, parts, match, tmp_path):
+    checkpoint = write_layer(tmp_path, weight=random_fp8(OUT, INTO), **parts)
+    with pytest.raises(LoadError, match=match):
+        quantization.read_quantization({"quantization_config": config}, "none").read_stored_weight(checkpoint, LINEAR)
+
+
+def test_refuses_numbers_that_are_nan(tmp_path):
+    weight = random_fp8(OUT, INTO)
+    weight.view(torch.uint8)[7, 9] = 0xFF
+    checkpoint = write_layer(tmp_path, weight=weight, weight_scale=torch.ones(1))
+    with pytest.raises(LoadError, match=r"up_proj\.weight has numbers that are NaN"):
+        quantization.read_quantization({"quantization_config": FP8}, "none").read_stored_weight(checkpoint, LINEAR)
+
+
+def write_fp8_models(source, folder):
+    """Write a model in DeepSeek's format, and its dequantized weights in float32."""
+    quantized, plain = folder / "q", folder / "plain"
+    stored, dequantized = {}, {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        stored[name], dequantized[name] = tensor, tensor.float()
+        if not name.endswith("proj.weight"):
+            continue
+        rows, columns = -(-tensor.shape[0] // 128), -(-tensor.shape[1] // 128)
+        scales = torch.rand(rows, columns, generator=torch.Generator().manual_seed(len(name))) / 100 + 1e-3
+        spread = scales.repeat_interleave(128, 0)[: len(tensor)].repeat_interleave(128, 1)[:, : tensor.shape[1]]
+        stored[name] = (tensor.float() / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+        stored[name + "_scale_inv"] = scales
+        dequantized[name] = stored[name].float() * spread
+    for target, tensors, changes in (
+        (quantized, stored, {"quantization_config": BLOCKS | {"modules_to_not_convert": ["lm_head"]}}),
+        (plain, dequantized, {"dtype": "float32"}),
+    ):
+        shutil.copytree(source, target)
+        save_file(tensors, target / "model.safetensors", {"format": "pt"})
+        fields = json.loads((target / "config.json").read_text())
+        (target / "config.json").write_text(json.dumps(fields | changes))
+    return quantized, plain
+
+
+def test_an_fp8_model_computes_as_its_dequantized_weights(tmp_path):
+    """The tolerance that docs/performance.md states: in float32 sums alone differ, in bfloat16 what bfloat16 rounds."""
+    quantized, plain = write_fp8_models(tiny_models.model_folder("qwen2", hidden_size=192), tmp_path)
+    assert check_model(Settings(model=str(quantized))) == ""
+    exact = long_logprobs(plain, "float32")
+    error = (long_logprobs(quantized, "bfloat16") - exact).norm()
+    assert 0 < error < 1.2 * (long_logprobs(plain, "bfloat16") - exact).norm()
+    assert (long_logprobs(quantized, "float32") - exact).norm() < 1e-5 * exact.norm()
+    assert 0 < (long_logprobs(quantized, "bfloat16", quantization="int8") - exact).abs().mean() < 0.1
