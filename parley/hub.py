@@ -1,11 +1,14 @@
 """Find a model's folder: the built-in model, a local folder, the Hugging Face cache, or a download from the hub.
 
-Finds or downloads a folder and reports missing files; reads no weights. The API process uses it in a worker thread, so
-nothing here imports torch; ``huggingface_hub`` is imported only for names that are not folders.
+Finds or downloads a folder and reports missing files; reads no weights. A GGUF file may be named as a path, as
+``owner/name:QUANT`` or as ``owner/name/FILE.gguf``; its folder is one that ``gguf/folder.py`` writes. The API process
+uses this module in a worker thread, so nothing here imports torch; ``huggingface_hub`` is imported only for names that
+are not folders.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -14,10 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from parley.gguf.folder import GGUF_SUFFIX, LINK_PATTERN, choose_gguf, gguf_files, unpack_gguf
+from parley.gguf.header import GgufError, part_paths
+
 BUILT_IN = "parley-demo"
 WEIGHT_PATTERN = "*.safetensors"
 DOWNLOAD_PATTERNS = [WEIGHT_PATTERN, "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# The hub's name of a GGUF file: ``owner/name:QUANT`` or ``owner/name/FILE.gguf``, which may be in a folder
+HUB_GGUF_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w.-]+)|/((?:\w[\w. -]*/)*\w[\w. -]*\.gguf))")
+
+SHOWN_FILES = 8  # of a repository that lacks the one that was asked for
 
 ReportProgress = Callable[[str, float], None]  # called with the stage and the progress, 0..1
 
@@ -30,7 +40,9 @@ def served_name(model: str | None) -> str:
     """Return the model's default name in the API: its hub name, or the last part of its folder."""
     if not model or model == BUILT_IN:
         return BUILT_IN
-    return Path(os.path.abspath(os.path.expanduser(model))).name if _is_path(model) else model  # links keep their name
+    if not _is_path(model):
+        return model
+    return Path(os.path.abspath(os.path.expanduser(model))).name.removesuffix(GGUF_SUFFIX)  # links keep their name
 
 
 def resolve_model(
@@ -38,33 +50,59 @@ def resolve_model(
 ) -> Path:
     """Return the folder of a model; download it if necessary. Blocks. Raises ModelMissing.
 
-    ``model`` is a folder, a hub name (``owner/name``, optionally ``@revision``), or None or "parley-demo" for the
-    built-in one. A complete entry of the Hugging Face cache is used as it is, without asking the network. Without
-    ``needs_weights`` the files with weights may be missing, and are not downloaded.
+    ``model`` is a folder, a GGUF file, a hub name (``owner/name`` or that of a GGUF file, optionally ``@revision``), or
+    None or "parley-demo" for the built-in one. A complete entry of the Hugging Face cache is used as it is, without
+    asking the network. Without ``needs_weights`` the files with weights may be missing, and are not downloaded.
     """
     folder = find_model(model, needs_weights=needs_weights)
     if folder is None:
         assert model is not None  # only a hub name can be missing here
-        folder = _download_model(model, report, needs_weights)
+        folder = _open_folder(_download_model(model, report, needs_weights))
     return check_model_folder(folder, model or BUILT_IN, needs_weights=needs_weights)
 
 
 def pull_model(name: str, report: ReportProgress = lambda stage, fraction: None) -> Path:
     """Download a model by its name on the hub; no folder of that name is looked at. Blocks. Raises ModelMissing."""
-    if not HUB_NAME.fullmatch(name.partition("@")[0]) or os.path.exists(name):
+    if not _is_hub_name(name) or os.path.exists(name):
         raise ModelMissing(f"{name[:100]} cannot be pulled: it is no name of a model on the hub.")
-    return check_model_folder(_download_model(name, report), name)
+    return check_model_folder(_open_folder(_download_model(name, report)), name)
 
 
 def find_model(model: str | None, *, needs_weights: bool = True) -> Path | None:
-    """Return a model's folder on this machine, complete or not; None for a hub name without a complete cache entry."""
+    """Return a model's folder on this machine, complete or not; None for a hub name without a complete cache entry.
+
+    A GGUF file that cannot be used is returned itself.
+    """
     if not model or model == BUILT_IN:
         from parley import demo
 
         return Path(demo.model_folder())
     if _is_path(model):
-        return Path(model).expanduser().resolve()
+        return _open_folder(Path(os.path.abspath(os.path.expanduser(model))))
     return _find_cached(model, needs_weights)
+
+
+def _open_folder(path: Path) -> Path:
+    """Return the folder of a model at this path: a GGUF file's is written now, unless the file cannot be used."""
+    try:
+        gguf = _find_gguf(path)
+        return path.resolve() if gguf is None else unpack_gguf(gguf)
+    except GgufError:
+        return path
+
+
+def _find_gguf(path: Path) -> Path | None:
+    """Return the GGUF file that a path means: itself, or the only model in a folder without other weights.
+
+    Of a split model it is the first part. None if the path means no GGUF file. Raises GgufError.
+    """
+    if path.name.endswith(GGUF_SUFFIX) and os.path.isfile(path):
+        return part_paths(path)[0]
+    if not os.path.isdir(path) or any(path.glob("*.safetensors")) or not (files := gguf_files(path)):
+        return None
+    if len(files) > 1:
+        raise GgufError(f"its folder has {len(files)} GGUF models; name one of them, such as {files[0].name}")
+    return files[0]
 
 
 def check_model_folder(folder: Path, model: str, *, needs_weights: bool = True) -> Path:
@@ -78,6 +116,12 @@ def folder_problem(folder: Path, *, needs_weights: bool = True) -> str:
     """Return the reason why a folder is not a model, as a clause; empty if it is one."""
     if not os.path.exists(folder):  # unlike Path.exists, it never raises for odd names
         return "there is no such folder"
+    try:
+        if (gguf := _find_gguf(folder)) is not None:
+            unpack_gguf(gguf)
+            return ""
+    except GgufError as error:
+        return str(error)
     if not folder.is_dir():
         return "it is a file; name the folder that contains it"
     if not (folder / "config.json").is_file():
@@ -88,7 +132,8 @@ def folder_problem(folder: Path, *, needs_weights: bool = True) -> str:
         return ""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        return "" if any(folder.glob("*.safetensors")) else "its folder has no *.safetensors weights"
+        has_weights = any(folder.glob("*.safetensors")) or any(folder.glob(LINK_PATTERN))
+        return "" if has_weights else "its folder has no *.safetensors weights"
     try:
         shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -99,12 +144,19 @@ def folder_problem(folder: Path, *, needs_weights: bool = True) -> str:
 
 def _is_path(model: str) -> bool:
     """Whether a name refers to a folder: it looks like a path, or a file of that name exists."""
-    return model.startswith((".", "/", "~")) or os.path.exists(model) or not HUB_NAME.fullmatch(model.partition("@")[0])
+    return model.startswith((".", "/", "~")) or os.path.exists(model) or not _is_hub_name(model)
+
+
+def _is_hub_name(model: str) -> bool:
+    name = model.partition("@")[0]
+    return bool(HUB_NAME.fullmatch(name) or HUB_GGUF_NAME.fullmatch(name))
 
 
 def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str, Any]]:
     """Return a hub name and the arguments of the download: weights and text files of the top folder, the revision."""
     name, _, revision = model.partition("@")
+    if gguf := HUB_GGUF_NAME.fullmatch(name):
+        return gguf[1], {"revision": revision or None, "allow_patterns": []}  # chosen from the list of its files
     patterns = [pattern for pattern in DOWNLOAD_PATTERNS if needs_weights or pattern != WEIGHT_PATTERN]
     # Sub-folders hold other formats of the same weights; 1_Pooling describes how an encoder pools its vectors.
     return name, {"revision": revision or None, "allow_patterns": patterns, "ignore_patterns": ["[!1]*/*"]}
@@ -119,6 +171,10 @@ def _find_cached(model: str, needs_weights: bool) -> Path | None:
         folder = Path(snapshot_download(name, local_files_only=True, **arguments))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
+    if gguf := HUB_GGUF_NAME.fullmatch(model.partition("@")[0]):
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*" + GGUF_SUFFIX)]
+        chosen = choose_gguf(names, gguf[2], gguf[3])
+        return _open_folder(folder / chosen[0]) if chosen and set(chosen) <= set(names) else None
     return None if folder_problem(folder, needs_weights=needs_weights) else folder
 
 
@@ -136,7 +192,12 @@ def _download_model(model: str, report: ReportProgress, needs_weights: bool = Tr
     name, arguments = _download_arguments(model, needs_weights)
     report("downloading", 0.0)
     try:
-        return Path(snapshot_download(name, tqdm_class=_progress_bar_class(report), **arguments))
+        chosen = _choose_on_hub(model, name, arguments)
+        if chosen:
+            arguments["allow_patterns"] = [glob.escape(each) for each in chosen]
+        return Path(snapshot_download(name, tqdm_class=_progress_bar_class(report), **arguments), *chosen[:1])
+    except ModelMissing:
+        raise
     except GatedRepoError:
         reason = "it is open only to users who accepted its terms; accept them on the hub and set HF_TOKEN"
     except RepositoryNotFoundError:
@@ -154,6 +215,22 @@ def _download_model(model: str, report: ReportProgress, needs_weights: bool = Tr
         cause = getattr(error, "strerror", None) or type(error).__name__
         reason = f"the download failed ({cause}); check disk and network, and try again"
     raise ModelMissing(f"{model} cannot be served: {reason}.")
+
+
+def _choose_on_hub(model: str, name: str, arguments: dict[str, Any]) -> list[str]:
+    """Return the files to download if ``model`` names a GGUF file, else none. Raises ModelMissing and hub errors."""
+    gguf = HUB_GGUF_NAME.fullmatch(model.partition("@")[0])
+    if gguf is None:
+        return []
+    from huggingface_hub import list_repo_files
+
+    names = list_repo_files(name, revision=arguments["revision"])
+    chosen = choose_gguf(names, gguf[2], gguf[3])
+    if not chosen:
+        known = [each for each in names if each.endswith(GGUF_SUFFIX)]
+        shown = ", ".join(known[:SHOWN_FILES]) + ", …" * (len(known) > SHOWN_FILES) if known else "none"
+        raise ModelMissing(f"{model} cannot be served: {name} has no such GGUF file; it has {shown}.")
+    return chosen
 
 
 def _progress_bar_class(report: ReportProgress) -> type:

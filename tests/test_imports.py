@@ -25,6 +25,7 @@ FLOORS = (
         "version",
         "watermark",
         "demo",
+        "gguf",
     ),
     ("metrics", "text", "core", "settings", "hub"),
     ("dialects", "engine", "native", "cluster"),

@@ -22,6 +22,7 @@ import msgspec
 from parley import hub
 from parley.child_process import python_command
 from parley.cli.serve import offered_models, plan_models, planned_server_options
+from parley.gguf.folder import LINK_PATTERN
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, ResolvedOptions
 from parley.web.auth import is_loopback
@@ -171,7 +172,7 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
     try:
         hub.check_model_folder(folder, name, needs_weights=offer.engine != "attached")
     except hub.ModelMissing as error:
-        yield Finding("fail", "model", str(error), "Give a folder in Hugging Face format.")
+        yield Finding("fail", "model", str(error), "Give a folder in Hugging Face format or a GGUF file.")
         return 0
     settings = msgspec.structs.replace(offer.settings, model=str(folder))
     if offer.engine == "vllm" and (yield from _check_vllm(settings)):
@@ -180,7 +181,7 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
     if checked.refusal:
         yield Finding("fail", "model", f"{name}: {checked.refusal}", "serve would refuse it with the same words.")
         return 0
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = sorted([*folder.glob("*.safetensors"), *folder.glob(LINK_PATTERN)])
     size = sum(file.stat().st_size for file in weights)
     observation = f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_format_bytes(size)}"
     yield Finding("warn" if checked.doubt else "ok", "model", observation + f"; {checked.doubt}" * bool(checked.doubt))

@@ -24,6 +24,7 @@ from parley.dialects.records import NO_RECORDS, TenantRecords
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.errors import NotReady, Overloaded, ParleyError, Stopping, Unsupported
+from parley.gguf.folder import LINK_PATTERN
 from parley.metrics.recorded import ModelMetrics
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader
@@ -126,7 +127,9 @@ class ServedModel:
     @property
     def memory_need(self) -> int:
         """Bytes of memory that it needs in addition to a share of free memory, estimated from folder and settings."""
-        files = [file for folder in self.settings.weight_folders for file in Path(folder).glob("*.safetensors")]
+        patterns = ("*.safetensors", LINK_PATTERN)
+        folders = [Path(folder) for folder in self.settings.weight_folders]
+        files = [file for folder in folders for pattern in patterns for file in folder.glob(pattern)]
         return sum(file.stat().st_size for file in files) + (self.settings.kv_memory or 0)
 
     def _load_text_pipeline(self) -> TextPipeline:

@@ -48,7 +48,8 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "model",
         named_model_kind("MODEL", PER_MODEL_OPTIONS),
-        "Folder in Hugging Face format, or a name on the Hugging Face hub. `--model NAME=MODEL` serves several: each "
+        "Folder in Hugging Face format, a GGUF file, or a name on the Hugging Face hub (`owner/name`, and for GGUF "
+        "`owner/name:QUANT` or `owner/name/FILE.gguf`). `--model NAME=MODEL` serves several: each "
         "with names (`chat,assistant=./m`) and, after commas, options of its own (`chat=./m,threads=1`).",
         section="model",
         unset_text="the built-in parley-demo",

@@ -29,6 +29,13 @@ FILES = {
     "onnx/config.json": b"not wanted",
     "README.md": b"not wanted",
 }
+# Files of two models, one of them in parts. They are no models, so each is refused by its name after the download.
+GGUF_FILES = {
+    "m-Q8_0.gguf": b"no model",
+    "Q4_K_M/m-Q4_K_M-00001-of-00002.gguf": b"no model",
+    "Q4_K_M/m-Q4_K_M-00002-of-00002.gguf": b"no model either",
+    "mmproj-m-F16.gguf": b"not wanted",
+}
 REQUIRED_FILES = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
 DOWNLOADED_FILES = ["1_Pooling/config.json", *REQUIRED_FILES]
 
@@ -70,6 +77,14 @@ class FakeHub(BaseHTTPRequestHandler):
             sums = {name: hashlib.sha1(data).hexdigest() for name, data in FILES.items()}
             tree = [{"type": "file", "path": n, "size": len(d), "oid": sums[n]} for n, d in FILES.items()]
             data = json.dumps(tree).encode()
+        elif path.startswith("/owner/ggufs/resolve/"):
+            data = GGUF_FILES[path.split("/", 5)[5]]
+            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        elif path.startswith("/api/models/owner/ggufs/tree/"):
+            tree = [{"type": "file", "path": n, "size": len(d), "oid": COMMIT} for n, d in GGUF_FILES.items()]
+            data = json.dumps(tree).encode()
+        elif path == "/api/models/owner/ggufs/revision/main":
+            data = json.dumps({"id": "owner/ggufs", "sha": COMMIT, "siblings": []}).encode()
         elif path == "/api/models/owner/model/revision/main":
             data = json.dumps({"id": "owner/model", "sha": COMMIT, "siblings": []}).encode()
         elif path.startswith("/api/models/owner/model/"):
@@ -136,6 +151,24 @@ def test_completes_a_cached_model_that_lost_a_file(tmp_path, running_server):
     assert resolve_in_process("owner/model", tmp_path)[0].startswith("missing: owner/model cannot be served")
     assert resolve_in_process("owner/model", tmp_path, running_server.server_port)[0] == str(folder)
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_downloads_the_files_of_one_gguf_model_and_then_finds_them_offline(tmp_path, running_server):
+    files = [f"Q4_K_M/m-Q4_K_M-0000{part}-of-00002.gguf" for part in (1, 2)]
+    answer, _ = resolve_in_process("owner/ggufs:q4_k_m", tmp_path, running_server.server_port)
+    refusal = "m-Q4_K_M-00001-of-00002.gguf is not a GGUF file"
+    assert answer.startswith(f"missing: owner/ggufs:q4_k_m cannot be served: {refusal}")
+    folder = tmp_path / "hub" / "models--owner--ggufs" / "snapshots" / COMMIT
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.gguf")) == files
+    model = f"owner/ggufs/{files[0]}"
+    assert refusal in resolve_in_process(model, tmp_path, HF_HUB_OFFLINE="1")[0]
+
+
+def test_lists_the_gguf_files_of_a_repository_that_lacks_the_one_asked_for(tmp_path, running_server):
+    answer, _ = resolve_in_process("owner/ggufs:Q2_K", tmp_path, running_server.server_port)
+    assert answer.startswith(
+        "missing: owner/ggufs:Q2_K cannot be served: owner/ggufs has no such GGUF file; it has m-Q8_0"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reads a model folder in Hugging Face format: config.json and safetensors, nothing else and never pickle.
+"""Reads a model folder in Hugging Face format: config.json and safetensors or GGUF, nothing else and never pickle.
 
 Files are mapped unless the caller asks for reads: a tensor is a view of the file until it is copied. This module must
 not know what a tensor means. Every error message names the faulty file or tensor.
@@ -18,6 +18,10 @@ from typing import Any
 
 import torch
 
+from parley.gguf import architectures
+from parley.gguf.folder import LINK_PATTERN
+from parley.gguf.header import BlockType, GgufError, GgufModel, read_model
+
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -31,6 +35,7 @@ SAFETENSORS_DTYPES = {
 }
 # A weight of one of these means nothing without the scales that a config names.
 SCALED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # others are blocks of bytes
 MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
 
 
@@ -50,13 +55,26 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """The location of a tensor: bytes ``start`` to ``end`` of file number ``file``."""
+    """The location of a tensor: bytes ``start`` to ``end`` of file number ``file``.
+
+    ``blocks``: it has blocks of this type, and ``dtype`` is uint8. ``heads``: the rows of each of so many heads
+    alternate between the first and the second half of the head, as in llama.cpp; 0 if they do not.
+    """
 
     file: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
     end: int
+    blocks: BlockType | None = None
+    heads: int = 0
+
+    def order_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows as stored [out, ...] in the order of Hugging Face format; a copy if that is another one."""
+        if not self.heads:
+            return rows
+        halves = rows.view(self.heads, -1, 2, *rows.shape[1:]).transpose(1, 2)
+        return halves.reshape(rows.shape)
 
 
 class Checkpoint:
@@ -71,6 +89,9 @@ class Checkpoint:
         self._entries: dict[str, TensorEntry] = {}
         self.unread_names: set[str] = set()  # tensors of dtypes that are not read here, by the names in the files
         self.files = _weight_files(folder) if files is None else files
+        if self.files and self.files[0].suffix == ".gguf":
+            self._open_gguf(self.files[0])
+            return
         for path in self.files:
             self._open_file(path)
 
@@ -124,6 +145,15 @@ class Checkpoint:
         """Return the shape of a tensor. Raises LoadError if it is missing."""
         return self._find_entry(name).shape
 
+    def block_type(self, name: str) -> BlockType | None:
+        """Return the type of the blocks that a tensor consists of, None if it consists of numbers."""
+        return self._find_entry(name).blocks
+
+    def check_tensor(self, name: str, *shape: int) -> None:
+        """Check the shape of a tensor of floating-point numbers, or of blocks of them. Raises LoadError."""
+        entry = self._find_entry(name)
+        self._check_entry(name, entry, shape, entry.dtype if entry.blocks else None)
+
     def view_tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor as a view of the file. Without ``dtype``, any floating-point dtype is accepted but 8-bit ones
         that need scales.
@@ -131,17 +161,33 @@ class Checkpoint:
         Raises LoadError if the tensor is missing, or if its shape or dtype is not the expected one.
         """
         entry = self._find_entry(name)
+        self._check_entry(name, entry, shape, dtype)
+        return entry.order_rows(self._view_data(entry, math.prod(shape)).view(shape))
+
+    def view_blocks(self, name: str, out: int, into: int) -> torch.Tensor:
+        """Return a tensor [out, into] of blocks as the bytes in the file: uint8 [out, bytes of a row].
+
+        Raises LoadError.
+        """
+        entry = self._find_entry(name)
+        self._check_entry(name, entry, (out, into), torch.uint8)
+        return entry.order_rows(self._view_data(entry, entry.end - entry.start).view(out, -1))
+
+    def _check_entry(self, name: str, entry: TensorEntry, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
         is_plain = entry.dtype.is_floating_point and entry.dtype not in SCALED_DTYPES
         if entry.dtype != dtype and (dtype or not is_plain):
-            dtype_names = [str(each).removeprefix("torch.") for each in (entry.dtype, dtype or "floating numbers")]
-            raise LoadError(f"Tensor {name} holds {dtype_names[0]}; the config asks for {dtype_names[1]}.")
+            held = entry.blocks.name if entry.blocks else str(entry.dtype).removeprefix("torch.")
+            wanted = str(dtype or "floating numbers").removeprefix("torch.")
+            raise LoadError(f"Tensor {name} holds {held}; the config asks for {wanted}.")
         if entry.shape != shape:
             raise LoadError(f"Tensor {name} has shape {list(entry.shape)}; the config asks for {list(shape)}.")
-        count = math.prod(entry.shape)
-        if not count:
+        if not math.prod(shape):
             raise LoadError(f"Tensor {name} is empty.")
-        data = torch.frombuffer(self._maps[entry.file], dtype=entry.dtype, count=count, offset=entry.start)
-        return data.view(entry.shape)
+        if entry.heads and shape[0] % (2 * entry.heads):
+            raise LoadError(f"Tensor {name} has {shape[0]} rows, which {entry.heads} heads cannot share.")
+
+    def _view_data(self, entry: TensorEntry, count: int) -> torch.Tensor:
+        return torch.frombuffer(self._maps[entry.file], dtype=entry.dtype, count=count, offset=entry.start)
 
     def release_pages(self, *names: str) -> None:
         """Release the file pages of tensors that were copied, so that they leave this process's memory."""
@@ -192,6 +238,35 @@ class Checkpoint:
             if name != "__metadata__":
                 self._add_entry(name, fields, path.name, 8 + length, size)
 
+    def _open_gguf(self, path: Path) -> None:
+        """Open a GGUF file, or all parts of a split one, under the names of Hugging Face format."""
+        try:
+            model = read_model(path)
+            for part in model.paths:
+                with part.open("rb") as file:
+                    self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            self._add_gguf_entries(model)
+        except GgufError as error:
+            raise LoadError(f"{error}.") from None
+        except (OSError, ValueError) as error:
+            raise LoadError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+    def _add_gguf_entries(self, model: GgufModel) -> None:
+        architecture, heads = architectures.find_architecture(model), architectures.interleaved_rows(model)
+        for tensor in model.tensors.values():
+            if tensor.name in architectures.ROPE_TENSORS:
+                continue
+            dtype = GGUF_DTYPES.get(tensor.blocks.name)
+            self._entries[architectures.tensor_name(architecture, tensor.name)] = TensorEntry(
+                tensor.file,
+                dtype or torch.uint8,
+                tensor.shape,
+                tensor.start,
+                tensor.end,
+                None if dtype else tensor.blocks,
+                heads.get(tensor.name, 0),
+            )
+
     def _add_entry(self, name: str, fields: Any, file: str, data_start: int, size: int) -> None:
         try:
             dtype, shape = fields["dtype"], tuple(fields["shape"])
@@ -219,6 +294,8 @@ class Checkpoint:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    if gguf_links := sorted(folder.glob(LINK_PATTERN)):
+        return gguf_links
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]

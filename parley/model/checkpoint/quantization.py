@@ -15,9 +15,17 @@ import torch
 
 from parley.model.checkpoint import compressed_tensors, fp8, gptq_awq
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.weights import GroupedLinearWeight, Int8Weight, LinearSpec, LinearWeight, PlainWeight
+from parley.model.checkpoint.weights import (
+    BlockWeight,
+    GroupedLinearWeight,
+    Int8Weight,
+    LinearSpec,
+    LinearWeight,
+    PlainWeight,
+)
 
 QUANTIZATION_SETTINGS = ("none", "int8", "int4")  # values of the setting
+GGUF_METHOD = "gguf"  # each tensor of a GGUF file states its own format, so the config has no more to say
 LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantised while loading
 
 
@@ -34,20 +42,23 @@ class WeightFormat(Protocol):
         """Read the weight. Raises LoadError."""
 
 
+def read_plain_weight(checkpoint: Checkpoint, name: str, out: int, into: int) -> PlainWeight | BlockWeight:
+    """Read a weight that is one tensor [out, into], of numbers or of blocks. Raises LoadError."""
+    if (blocks := checkpoint.block_type(name)) is not None:
+        return BlockWeight(checkpoint.view_blocks(name, out, into), blocks)
+    return PlainWeight(checkpoint.view_tensor(name, out, into))
+
+
 class PlainFormat:
-    """The plain format: one floating-point tensor [out, in]."""
+    """The plain format: one tensor [out, in] of floating-point numbers, or of a GGUF file's blocks of them."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the name of the weight tensor."""
         return [linear.name + ".weight"]
 
-    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
-        """Return the weight as a view of the file. Raises LoadError."""
-        return [checkpoint.view_tensor(linear.name + ".weight", linear.out, linear.into)]
-
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
-        return PlainWeight(*self.view_tensors(checkpoint, linear))
+        return read_plain_weight(checkpoint, linear.name + ".weight", linear.out, linear.into)
 
 
 # The config reader of each quant_method. It raises LoadError.
@@ -57,6 +68,7 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     "awq": gptq_awq.read_awq_config,
     "fp8": fp8.read_fp8_config,
     "fbgemm_fp8": fp8.read_fp8_config,
+    GGUF_METHOD: lambda section: lambda name: None,
 }
 PLAIN_FORMAT = PlainFormat()
 
@@ -78,7 +90,10 @@ class Quantization:
 
     def check_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> None:
         """Check shapes and types of a linear layer's weight without reading it. Raises LoadError."""
-        (self.find_format(linear.name) or PLAIN_FORMAT).view_tensors(checkpoint, linear)
+        if (stored_format := self.find_format(linear.name)) is not None:
+            stored_format.view_tensors(checkpoint, linear)
+        else:
+            checkpoint.check_tensor(linear.name + ".weight", linear.out, linear.into)
 
     def read_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read a linear layer's weight. Raises LoadError."""
@@ -105,11 +120,16 @@ class Quantization:
         the last bit of bfloat16 decides the rounding. This caused errors of 0.02 to 0.07 on models of 2 to 24 layers
         with random weights and 0.01 on a trained one; a layer that is read wrongly causes 0.5 and more.
         """
-        return 0.15 if self else 0.0
+        return 0.15 if self and self.method != GGUF_METHOD else 0.0
+
+    @property
+    def subject(self) -> str:
+        """What a refusal calls the weights."""
+        return "The weights of a GGUF file" if self.method == GGUF_METHOD else "Quantised weights"
 
     def least_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
         """Return the least bytes that the weights can take."""
-        if self.method is not None:
+        if self.method not in (None, GGUF_METHOD):
             return checkpoint.total_bytes
         return int(checkpoint.parameter_count * LEAST_WEIGHT_BYTES.get(self.setting, dtype.itemsize))
 

@@ -1,4 +1,4 @@
-"""The kinds of linear weights once read: plain, int8 with a scale per output, and 4 or 8 bits in groups.
+"""The kinds of linear weights once read: plain, int8 with a scale per output, groups of 4 or 8 bits, blocks of GGUF.
 
 Each kind defines its product (for the numeric check) and how several merged parts become one packed weight for the
 kernels. It knows nothing of files. A new kind needs a class here and a native kernel.
@@ -6,7 +6,7 @@ kernels. It knows nothing of files. A new kind needs a class here and a native k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from parley import native
+from parley.gguf.header import BlockType
+from parley.model.checkpoint.gguf_blocks import decode_rows
 from parley.native import GroupedWeight, memory
 
 INT4_GROUP = 128  # weights of an output that share a scale when they are rounded to 4 bits
@@ -55,6 +57,16 @@ class PlainWeight:
 
     values: torch.Tensor
 
+    @property
+    def out(self) -> int:
+        """The number of outputs."""
+        return self.values.shape[0]
+
+    @property
+    def into(self) -> int:
+        """The number of inputs."""
+        return self.values.shape[1]
+
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply in float32."""
         return F.linear(x, self.values.float())
@@ -64,19 +76,77 @@ class PlainWeight:
         return PlainWeight(self.values[outputs])
 
     def can_merge(self, other: LinearWeight) -> bool:
-        """Whether the other weight is plain, too."""
-        return isinstance(other, PlainWeight)
+        """Whether the other weight is plain, too, or becomes so when it is decoded."""
+        return isinstance(other, PlainWeight | BlockWeight)
+
+    def decode_into(self, target: torch.Tensor) -> torch.Tensor:
+        """Write the numbers to ``target`` [out, into], rounded to its dtype, and return it."""
+        return target.copy_(self.values)
 
     @classmethod
     def pack_merged(
-        cls, parts: Sequence[PlainWeight], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+        cls,
+        parts: Sequence[PlainWeight | BlockWeight],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> native.PackedWeight:
         """Copy the parts into one tensor of ``dtype`` and pack it."""
-        sizes, into = [part.values.shape[0] for part in parts], parts[0].values.shape[1]
+        sizes, into = [part.out for part in parts], parts[0].into
         merged = memory.map_tensor(sum(sizes) * into, dtype).view(-1, into)
         for rows, part in zip(merged.split(sizes), parts, strict=True):
-            rows.copy_(part.values)
+            part.decode_into(rows)
         return native.pack_weight(merged.to(device), bias)
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """Blocks of a GGUF file as they are stored: uint8 [out, bytes of a row]."""
+
+    rows: torch.Tensor
+    blocks: BlockType
+
+    @property
+    def out(self) -> int:
+        """The number of outputs."""
+        return self.rows.shape[0]
+
+    @property
+    def into(self) -> int:
+        """The number of inputs."""
+        return self.rows.shape[1] // self.blocks.size * self.blocks.numbers
+
+    def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply by the decoded weight."""
+        return torch.cat([F.linear(x, rows) for rows in self._decoded_parts()], -1)
+
+    def select_outputs(self, outputs: torch.Tensor) -> BlockWeight:
+        """Return the weight of these outputs only."""
+        return BlockWeight(self.rows[outputs], self.blocks)
+
+    def can_merge(self, other: LinearWeight) -> bool:
+        """Whether the other weight can be decoded as well, or is plain."""
+        return isinstance(other, BlockWeight | PlainWeight)
+
+    def decode_into(self, target: torch.Tensor) -> torch.Tensor:
+        """Write the numbers to ``target`` [out, into], rounded to its dtype, and return it."""
+        done = 0
+        for rows in self._decoded_parts():
+            target[done : done + len(rows)] = rows
+            done += len(rows)
+        return target
+
+    def _decoded_parts(self) -> Iterator[torch.Tensor]:
+        """Yield float32 rows, a part at a time, which bounds the intermediates."""
+        for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
+            yield decode_rows(rows, self.blocks.name, self.blocks.size)
+
+    @classmethod
+    def pack_merged(
+        cls, parts: Sequence[Self], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> native.PackedWeight:
+        """Decode the parts into one tensor of ``dtype`` and pack it."""
+        return PlainWeight.pack_merged(parts, bias, dtype, device)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import torch
 
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.quantization import Quantization
-from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
+from parley.model.checkpoint.quantization import Quantization, read_plain_weight
+from parley.model.checkpoint.weights import BlockWeight, LinearSpec, LinearWeight
 from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.networks.config import DecoderConfig, Unfusable
 from parley.model.networks.decoder import LINEAR_SITES, FusedDecoder, make_rope_table
@@ -205,7 +205,7 @@ class LlamaWeights:
         """Read a linear layer's weight, quantised if requested, or only some ``outputs`` (int64 indices) of it."""
         weight: LinearWeight
         if linear is self.head and self.config.tied:
-            weight = PlainWeight(self.checkpoint.view_tensor(EMBEDDING_TENSOR, linear.out, linear.into))
+            weight = read_plain_weight(self.checkpoint, EMBEDDING_TENSOR, linear.out, linear.into)
         else:
             weight = self.quantization.read_stored_weight(self.checkpoint, linear)
         weight = weight if outputs is None else weight.select_outputs(outputs)
@@ -213,7 +213,7 @@ class LlamaWeights:
 
     def check_shapes(self) -> None:
         """Check shapes and types of all tensors, in the order of packing, without reading any. Raises LoadError."""
-        s, view = self.config, self.checkpoint.view_tensor
+        s, view = self.config, self.checkpoint.check_tensor
         for layer in range(s.layer_count):
             for linear in chain.from_iterable(self.linear_parts(layer).values()):
                 self.quantization.check_stored_weight(self.checkpoint, linear)
@@ -240,10 +240,12 @@ class LlamaWeights:
         weight = head.weight
         if self.config.tied and weight.layout is torch.strided and (weight.shape, weight.dtype) == (shape, self.dtype):
             return weight
-        table = self.checkpoint.view_tensor(EMBEDDING_TENSOR, *shape)
+        stored = read_plain_weight(self.checkpoint, EMBEDDING_TENSOR, *shape)
+        if isinstance(stored, BlockWeight):
+            return stored.decode_into(torch.empty(shape, dtype=self.dtype)).to(self.device)
         return (
-            table
-            if self.device.type == "cpu" and table.dtype == self.dtype
+            stored.values
+            if self.device.type == "cpu" and stored.values.dtype == self.dtype
             else self.copy_tensor(EMBEDDING_TENSOR, *shape)
         )
 

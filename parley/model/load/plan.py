@@ -91,8 +91,8 @@ def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
     if settings.kv_dtype not in KV_DTYPES:
         raise LoadError(f"kv_dtype {settings.kv_dtype} is unknown; it must be {' or '.join(KV_DTYPES)}.")
     if quantization and not settings.lowering:
-        raise LoadError("Quantised weights run on the fused decoder only, and lowering is off.")
-    if quantization and device.type != "cpu":
+        raise LoadError(f"{quantization.subject} run on the fused decoder only, and lowering is off.")
+    if quantization and quantization.method != quantised.GGUF_METHOD and device.type != "cpu":
         raise LoadError(f"Quantised weights run on the CPU only, and the device is {device}.")
     length = read_context_length(config, settings.max_model_len)
     return DecoderPlan(config, is_part, quantization, dtype, device, settings.kv_dtype == "int8", length)
@@ -121,7 +121,7 @@ def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfi
         check_tensor_names(LlamaWeights(checkpoint, decoder_config, plan.quantization, plan.dtype, plan.device))
     except Unfusable as reason:
         if plan.quantization:
-            raise LoadError(f"Quantised weights run on the fused decoder only, and {reason}.") from None
+            raise LoadError(f"{plan.quantization.subject} run on the fused decoder only, and {reason}.") from None
         log.info("The model runs through Transformers: %s.", reason)
         return None
     return decoder_config

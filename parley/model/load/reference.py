@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from parley.core.rope_positions import RopePositions
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint
-from parley.model.checkpoint.quantization import Quantization
+from parley.model.checkpoint.quantization import Quantization, read_plain_weight
 from parley.model.load.fuse import EMBEDDING_TENSOR, NORM_TENSOR, LlamaWeights
 from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder
@@ -107,7 +107,8 @@ def reference_logits(
         return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
     distance = torch.arange(count)[:, None] - torch.arange(count)
-    x = checkpoint.view_tensor(EMBEDDING_TENSOR, config.vocab, config.hidden)[token_ids].float()
+    embedding = read_plain_weight(checkpoint, EMBEDDING_TENSOR, config.vocab, config.hidden)
+    x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden))
     for layer in layers:
         norms = llama_weights.norm_names(layer)
         sizes = [config.heads, config.kv_heads, config.kv_heads]

@@ -1,0 +1,214 @@
+"""What a GGUF file's architecture is called in Hugging Face format: the config.json and the names of tensors.
+
+A row of ``ARCHITECTURES`` makes an architecture readable. llama.cpp rotates neighbouring dimensions of the heads of
+some architectures, so its converter reorders the rows of their queries and keys; ``interleaved`` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from parley.gguf.header import GgufError, GgufModel
+
+# Every file's names, and what they are called in config.json
+CONFIG_FIELDS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "context_length": "max_position_embeddings",
+    "rope.freq_base": "rope_theta",
+}
+REQUIRED_FIELDS = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
+TENSOR_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER_TENSOR_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+)\.(weight|bias)")
+# Tensors of factors of the rotary embedding; the config has them instead
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# The numbers of Llama 3.1 to 3.3, whose files have only the factors that follow from them
+LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+FACTOR_TOLERANCE = 1e-5  # relative; factors are stored as float32
+
+ReadFactors = Callable[[str], tuple[float, ...] | None]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """``model_type`` and ``class_name``: as in config.json. ``layer_names``: tensors that differ from the usual.
+
+    ``interleaved``: the rows of queries and keys are in llama.cpp's order. ``fields``: what the config always says.
+    """
+
+    model_type: str
+    class_name: str
+    layer_names: dict[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}),
+}
+
+
+def find_architecture(model: GgufModel) -> Architecture:
+    """Return the file's architecture. Raises GgufError if it is none that is read."""
+    name, file = model.metadata.get("general.architecture"), model.paths[0].name
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise GgufError(f"{file} has the architecture {str(name)[:100]}, which is not read from GGUF; {known} are")
+    if model.metadata.get(name + ".expert_count"):
+        raise GgufError(f"{file} is a mixture of experts, which is not read from GGUF yet")
+    return ARCHITECTURES[name]
+
+
+def tensor_name(architecture: Architecture, name: str) -> str:
+    """Return the name in Hugging Face format; an unknown one stays as it is."""
+    stem, _, kind = name.rpartition(".")
+    if stem in TENSOR_NAMES:
+        return f"{TENSOR_NAMES[stem]}.{kind}"
+    match = LAYER_TENSOR.fullmatch(name)
+    names = LAYER_TENSOR_NAMES | architecture.layer_names
+    if match is None or match[2] not in names:
+        return name
+    return f"model.layers.{int(match[1])}.{names[match[2]]}.{match[3]}"
+
+
+def interleaved_rows(model: GgufModel) -> dict[str, int]:
+    """Return the tensors whose rows are in llama.cpp's order, and the number of heads of each."""
+    if not find_architecture(model).interleaved:
+        return {}
+    config = model_config(model)
+    heads = config["num_attention_heads"]
+    counts = {"attn_q": heads, "attn_k": config.get("num_key_value_heads") or heads}
+    matches = ((name, LAYER_TENSOR.fullmatch(name)) for name in model.tensors)
+    return {name: counts[match[2]] for name, match in matches if match and match[2] in counts}
+
+
+def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None) -> dict[str, Any]:
+    """Return the config.json of a model. ``read_factors`` returns the numbers of a float32 tensor, None if absent.
+
+    Raises GgufError if a number is missing or has an impossible value.
+    """
+    architecture, name = find_architecture(model), model.metadata["general.architecture"]
+    config: dict[str, Any] = {"architectures": [architecture.class_name], "model_type": architecture.model_type}
+    for key, config_field in CONFIG_FIELDS.items():
+        value = model.metadata.get(f"{name}.{key}")
+        value = _common_value(value) if isinstance(value, list) else value
+        if (value is None and key in REQUIRED_FIELDS) or (value is not None and not _is_positive(value)):
+            raise GgufError(f"{model.paths[0].name} gives {name}.{key} as {value!r}, so the model's shape is unknown")
+        if value is not None:
+            # Files have float32, configs the shortest decimal number that is the same
+            config[config_field] = float(f"{value:.7g}") if isinstance(value, float) else value
+    if "token_embd.weight" not in model.tensors:
+        raise GgufError(f"{model.paths[0].name} has no tensor token_embd.weight")
+    config["vocab_size"] = model.tensors["token_embd.weight"].shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in model.tensors
+    config["attention_bias"] = "blk.0.attn_output.bias" in model.tensors
+    config["mlp_bias"] = "blk.0.ffn_down.bias" in model.tensors
+    plain = {tensor.blocks.name for tensor in model.tensors.values()} == {"F32"}
+    config["dtype"] = "float32" if plain else "bfloat16"
+    config["quantization_config"] = {"quant_method": "gguf"}
+    return config | _rope_fields(model, config, read_factors) | architecture.fields
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _common_value(values: list[Any]) -> Any:
+    """Return the value that all layers have; the list if they differ, which no config accepts."""
+    return values[0] if values and all(value == values[0] for value in values) else values
+
+
+def _rope_fields(model: GgufModel, config: dict[str, Any], read_factors: ReadFactors) -> dict[str, Any]:
+    """Return the fields of the rotary embedding."""
+    name = model.metadata["general.architecture"]
+
+    def scaling(key: str) -> Any:
+        return model.metadata.get(f"{name}.rope.scaling.{key}")
+
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rotary = model.metadata.get(f"{name}.rope.dimension_count", head_dim)
+    fields: dict[str, Any] = {} if rotary == head_dim else {"partial_rotary_factor": rotary / head_dim}
+    if (factors := read_factors("rope_freqs.weight")) is not None:
+        return fields | {"rope_scaling": _factors_rope(factors, config)}
+    long, short = read_factors("rope_factors_long.weight"), read_factors("rope_factors_short.weight")
+    if long is not None and short is not None:
+        original = scaling("original_context_length") or config["max_position_embeddings"]
+        rope = {"rope_type": "longrope", "long_factor": list(long), "short_factor": list(short)}
+        if (attention_factor := scaling("attn_factor")) is not None:
+            rope["attention_factor"] = attention_factor
+        return fields | {"rope_scaling": rope, "original_max_position_embeddings": original}
+    kind = scaling("type")
+    if kind in (None, "none"):
+        return fields
+    rope = {"rope_type": kind, "factor": scaling("factor")}
+    if (original := scaling("original_context_length")) is not None:
+        rope["original_max_position_embeddings"] = original
+    return fields | {"rope_scaling": rope}
+
+
+def _factors_rope(factors: tuple[float, ...], config: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotary scaling that divides each frequency by a factor: Llama 3's if these are its factors."""
+    largest = max(factors)
+    theta, original = config.get("rope_theta", 10000.0), LLAMA_3_ROPE["original_max_position_embeddings"]
+    low, high = LLAMA_3_ROPE["low_freq_factor"], LLAMA_3_ROPE["high_freq_factor"]
+    expected = []
+    for pair in range(len(factors)):
+        wavelength = 2 * math.pi * theta ** (pair / len(factors))
+        smooth = min(1.0, max(0.0, (original / wavelength - low) / (high - low)))
+        expected.append(1 / ((1 - smooth) / largest + smooth))
+    if all(math.isclose(*each, rel_tol=FACTOR_TOLERANCE) for each in zip(factors, expected, strict=True)):
+        return {"rope_type": "llama3", "factor": largest, **LLAMA_3_ROPE}
+    same = list(factors)
+    return {"rope_type": "longrope", "long_factor": same, "short_factor": same, "attention_factor": 1.0}
+
+
+def read_factors_from(model: GgufModel) -> ReadFactors:
+    """Return a function that reads small float32 tensors from the model's files. It raises GgufError."""
+
+    def read_factors(name: str) -> tuple[float, ...] | None:
+        tensor = model.tensors.get(name)
+        if tensor is None:
+            return None
+        path = model.paths[tensor.file]
+        if tensor.blocks.name != "F32" or len(tensor.shape) != 1:
+            raise GgufError(f"{path.name} is damaged: {name} is not a list of float32")
+        try:
+            with path.open("rb") as file:
+                file.seek(tensor.start)
+                return struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.end - tensor.start))
+        except (OSError, struct.error):
+            raise GgufError(f"{path.name} cannot be read") from None
+
+    return read_factors

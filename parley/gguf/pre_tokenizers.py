@@ -1,0 +1,68 @@
+"""How byte-level tokenizers split texts before they merge, by the name in ``tokenizer.ggml.pre``.
+
+The names are llama.cpp's (src/llama-vocab.cpp), the patterns those of the models' own tokenizer.json, in the syntax of
+the tokenizers library. Patterns apply one after another, each to the pieces that the one before it has left.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+WORDS_AND_DIGITS = (
+    CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+WORDS = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS_AND_MARKS = (
+    CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK_3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class PreTokenizer(NamedTuple):
+    """``patterns``: what splits a text. ``nfc``: texts are normalised to NFC first. ``whole_words``: a word of the
+    vocabulary is one token, whatever the merges say. ``begins``: texts begin with BOS unless the file says otherwise.
+    """
+
+    patterns: tuple[str, ...]
+    nfc: bool = False
+    whole_words: bool = False
+    begins: bool = False
+
+
+_LLAMA_3 = PreTokenizer((WORDS_AND_DIGITS,), whole_words=True, begins=True)
+_GPT_2 = PreTokenizer((GPT2,))
+_DIGITS_FIRST = PreTokenizer((r"\p{N}", GPT2))
+_QWEN_2 = PreTokenizer((WORDS,), nfc=True)
+_GPT_4O = PreTokenizer((GPT_4O,))
+_DEEPSEEK_3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_3))  # noqa: RUF001
+PRE_TOKENIZERS = {
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA_3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((WORDS_AND_DIGITS,))),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "a.x-4.0", "mellum", "exaone4", "trillion"), _GPT_2),
+    "olmo": PreTokenizer((GPT2,), nfc=True),
+    **dict.fromkeys(
+        ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_FIRST
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _QWEN_2),
+    "qwen35": PreTokenizer((WORDS_AND_MARKS,), nfc=True),
+    **dict.fromkeys(("stablelm2", "hunyuan", "solar-open", "grok-2"), PreTokenizer((WORDS,))),
+    "tekken": PreTokenizer((TEKKEN,), whole_words=True, begins=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT_4O),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_3),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
+}

@@ -1,0 +1,240 @@
+"""Makes tokenizer.json, tokenizer_config.json and generation_config.json of a GGUF file's metadata.
+
+``tokenizer.ggml.model`` names the kind: ``gpt2`` is byte-level BPE with merges, ``llama`` is SentencePiece's BPE, whose
+merges follow from the scores as in Transformers' converter. Other kinds are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from parley.gguf.header import GgufError
+from parley.gguf.pre_tokenizers import PRE_TOKENIZERS
+
+# Kinds of tokens in ``tokenizer.ggml.token_type``
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+BLANK = "▁"
+NAMED_IDS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+# Control tokens that end an answer, because many files name only one of their model's
+END_TEXTS = frozenset(
+    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
+     "<|end_of_text|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>")
+)  # fmt: skip
+# Phi-3's control tokens take the blanks that follow them, except these
+PHI_3_PLAIN = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+SAMPLING_FIELDS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+
+
+class _Vocabulary(NamedTuple):
+    """Tokens, their kinds and their scores, by id. ``field`` returns a value of the tokenizer's metadata."""
+
+    tokens: list[str]
+    kinds: list[int]
+    scores: list[float]
+    field: Callable[[str], Any]
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The id of each token; rows that only fill up the embedding have none."""
+        return {
+            token: number
+            for number, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
+            if kind != UNUSED or not token.startswith("[PAD")
+        }
+
+    def special_id(self, name: str) -> int | None:
+        """Return the id in a metadata field such as ``bos_token_id``; None if there is no such token."""
+        value = self.field(name)
+        return value if type(value) is int and 0 <= value < len(self.tokens) else None
+
+
+def tokenizer_files(metadata: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """Return the contents of the tokenizer's files by file name. ``name``: of the GGUF file. Raises GgufError."""
+    vocabulary = _read_vocabulary(metadata, name)
+    kind = vocabulary.field("model")
+    if kind == "gpt2":
+        parts = _byte_level_parts(vocabulary, name)
+    elif kind == "llama":
+        parts = _sentence_piece_parts(vocabulary)
+    else:
+        raise GgufError(f"{name} has a tokenizer of the kind {kind}, which is not read; gpt2 and llama are")
+    architecture = metadata.get("general.architecture")
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(vocabulary, takes_blanks=architecture == "phi3"),
+        **parts,
+    }
+    names = {key: vocabulary.special_id(field) for key, field in NAMED_IDS.items()}
+    config: dict[str, Any] = {key: vocabulary.tokens[number] for key, number in names.items() if number is not None}
+    context_length = metadata.get(f"{architecture}.context_length")
+    if type(context_length) is int:
+        config["model_max_length"] = context_length
+    return {
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": config,
+        "generation_config.json": _generation_config(vocabulary, metadata),
+    }
+
+
+def _read_vocabulary(metadata: dict[str, Any], name: str) -> _Vocabulary:
+    def field(key: str) -> Any:
+        return metadata.get("tokenizer.ggml." + key)
+
+    tokens = field("tokens")
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+        raise GgufError(f"{name} has no tokenizer: there is no list of texts tokenizer.ggml.tokens")
+    lists: dict[str, list[Any]] = {}
+    for key, default in (("token_type", NORMAL), ("scores", 0.0)):
+        values = field(key) or [default] * len(tokens)
+        if not isinstance(values, list) or len(values) != len(tokens):
+            raise GgufError(f"{name} is damaged: tokenizer.ggml.{key} does not have one value for each token")
+        lists[key] = values
+    # As in llama.cpp: a token without text stays a token
+    tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
+    if len(set(tokens)) < len(tokens):
+        raise GgufError(f"{name} is damaged: tokenizer.ggml.tokens has the same token twice")
+    return _Vocabulary(tokens, lists["token_type"], lists["scores"], field)
+
+
+def _byte_level_parts(vocabulary: _Vocabulary, name: str) -> dict[str, Any]:
+    split_name = vocabulary.field("pre")
+    if split_name not in PRE_TOKENIZERS:
+        shown = "none" if split_name is None else str(split_name)[:100]
+        raise GgufError(
+            f"{name} names the pre-tokenizer {shown}, which is not known, so texts would become wrong tokens"
+        )
+    split = PRE_TOKENIZERS[split_name]
+    merges = vocabulary.field("merges")
+    if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
+        raise GgufError(f"{name} has no tokenizer.ggml.merges, so its tokenizer cannot be used")
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    pieces = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in split.patterns
+    ]
+    return {
+        "normalizer": {"type": "NFC"} if split.nfc else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*pieces, byte_level]},
+        "post_processor": _post_processor(vocabulary, begins=split.begins),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        "model": {
+            "type": "BPE",
+            "ignore_merges": split.whole_words,
+            "vocab": vocabulary.ids,
+            "merges": [merge.split(" ") for merge in merges],
+        },
+    }
+
+
+def _sentence_piece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
+    has_prefix = vocabulary.field("add_space_prefix") is not False
+    blanks: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": BLANK}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if has_prefix:
+        blanks = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": BLANK}, blanks]}
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = next(
+        (token for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == UNKNOWN), None
+    )
+    return {
+        "normalizer": blanks,
+        "pre_tokenizer": None,
+        "post_processor": _post_processor(vocabulary, begins=True),
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE",
+            "unk_token": unknown,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocabulary.ids,
+            "merges": _merges_by_score(vocabulary),
+        },
+    }
+
+
+def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """Return the pairs of tokens that make a token, best score first, as Transformers' ``generate_merges`` does."""
+    ids = {
+        token: number
+        for token, number in vocabulary.ids.items()
+        if vocabulary.kinds[number] not in (UNKNOWN, CONTROL, USER_DEFINED)
+    }
+    merges: list[tuple[float, str, str]] = []
+    for token, number in ids.items():
+        pairs = [
+            (token[:cut], token[cut:]) for cut in range(1, len(token)) if token[:cut] in ids and token[cut:] in ids
+        ]
+        pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        merges += [(vocabulary.scores[number], *pair) for pair in pairs]
+    merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
+    return [(left, right) for _, left, right in merges]
+
+
+def _added_tokens(vocabulary: _Vocabulary, *, takes_blanks: bool) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": number,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": takes_blanks and kind == CONTROL and token not in PHI_3_PLAIN,
+            "normalized": False,
+            "special": kind != USER_DEFINED,
+        }
+        for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
+    ]
+
+
+def _post_processor(vocabulary: _Vocabulary, *, begins: bool) -> dict[str, Any] | None:
+    """Return what adds BOS and EOS to a text. ``begins``: there is a BOS if the file does not say."""
+    adds_bos, adds_eos = vocabulary.field("add_bos_token"), vocabulary.field("add_eos_token")
+    bos = vocabulary.special_id("bos_token_id") if (begins if adds_bos is None else adds_bos) else None
+    eos = vocabulary.special_id("eos_token_id") if adds_eos else None
+    if bos is None and eos is None:
+        return None
+
+    def special(number: int | None, type_id: int) -> list[dict[str, Any]]:
+        return [] if number is None else [{"SpecialToken": {"id": vocabulary.tokens[number], "type_id": type_id}}]
+
+    def sequence(name: str, type_id: int) -> list[dict[str, Any]]:
+        return [*special(bos, type_id), {"Sequence": {"id": name, "type_id": type_id}}, *special(eos, type_id)]
+
+    added = {vocabulary.tokens[number]: number for number in (bos, eos) if number is not None}
+    return {
+        "type": "TemplateProcessing",
+        "single": sequence("A", 0),
+        "pair": sequence("A", 0) + sequence("B", 1),
+        "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]} for token, number in added.items()},
+    }
+
+
+def _generation_config(vocabulary: _Vocabulary, metadata: dict[str, Any]) -> dict[str, Any]:
+    ends = [vocabulary.special_id(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    ends += [
+        number
+        for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+        if kind == CONTROL and token in END_TEXTS
+    ]
+    sampling = {
+        field: metadata["general.sampling." + name]
+        for name, field in SAMPLING_FIELDS.items()
+        if isinstance(metadata.get("general.sampling." + name), int | float)
+    }
+    config: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(number for number in ends if number is not None))}
+    bos = vocabulary.special_id("bos_token_id")
+    return (
+        config | ({} if bos is None else {"bos_token_id": bos}) | ({"do_sample": True} | sampling if sampling else {})
+    )

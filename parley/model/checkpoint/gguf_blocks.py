@@ -1,0 +1,156 @@
+"""The numbers in the blocks of a GGUF file, in torch: float32 [blocks, numbers of a block].
+
+Each function takes blocks as uint8 [blocks, bytes of a block] and computes as ggml's reference does (ggml-quants.c), so
+that the numbers have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice those of the format
+
+
+def _float16(data: torch.Tensor) -> torch.Tensor:
+    """Return the float16 in two bytes: float32 [blocks, 1]."""
+    return data.contiguous().view(torch.float16).float()
+
+
+def _nibbles(data: torch.Tensor) -> torch.Tensor:
+    """Return the low halves of the bytes, then the high halves: uint8 [..., 2 * bytes]."""
+    return torch.cat((data & 15, data >> 4), -1)
+
+
+def _bits(data: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the lowest ``width`` bits of all bytes, then the next: uint8 [..., 8 / width, bytes]."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8)[:, None]
+    return (data[..., None, :] >> shifts) & ((1 << width) - 1)
+
+
+def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
+    """Return the 32 bits of four bytes, each as 0 or 16: uint8 [blocks, 32]."""
+    return _bits(data, 1).transpose(-1, -2).flatten(-2) << 4
+
+
+def decode_q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    """Scale, 32 numbers of 4 bits."""
+    return _float16(blocks[:, :2]) * (_nibbles(blocks[:, 2:]).float() - 8)
+
+
+def decode_q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    """Scale, minimum, 32 numbers of 4 bits."""
+    return _float16(blocks[:, :2]) * _nibbles(blocks[:, 4:]).float() + _float16(blocks[:, 2:4])
+
+
+def decode_q5_0(blocks: torch.Tensor) -> torch.Tensor:
+    """Scale, 32 fifth bits, 32 numbers of 4 bits."""
+    return _float16(blocks[:, :2]) * ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).float() - 16)
+
+
+def decode_q5_1(blocks: torch.Tensor) -> torch.Tensor:
+    """Scale, minimum, 32 fifth bits, 32 numbers of 4 bits."""
+    numbers = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return _float16(blocks[:, :2]) * numbers.float() + _float16(blocks[:, 2:4])
+
+
+def decode_q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    """Scale, 32 numbers of 8 bits."""
+    return blocks[:, 2:].view(torch.int8).float() * _float16(blocks[:, :2])
+
+
+def decode_q2_k(blocks: torch.Tensor) -> torch.Tensor:
+    """16 scales and minimums of 4 bits each, 256 numbers of 2 bits, scale of the scales, scale of the minimums."""
+    scales = _float16(blocks[:, 80:82]) * (blocks[:, :16] & 15).float()
+    minimums = _float16(blocks[:, 82:84]) * (blocks[:, :16] >> 4).float()
+    numbers = _bits(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16).float()
+    return (scales[..., None] * numbers - minimums[..., None]).flatten(1)
+
+
+def decode_q3_k(blocks: torch.Tensor) -> torch.Tensor:
+    """256 third bits, 256 numbers of 2 bits, 16 scales of 6 bits in 12 bytes, scale of the scales."""
+    low, high = _nibbles(blocks[:, 96:104]), _bits(blocks[:, 104:108], 2).flatten(1)
+    scales = _float16(blocks[:, 108:]) * ((low | high << 4).float() - 32)
+    third = _bits(blocks[:, :32], 1).reshape(-1, 16, 16)
+    numbers = _bits(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    return (scales[..., None] * ((numbers | third << 2).float() - 4)).flatten(1)
+
+
+def unpack_k_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the 8 scales and 8 minimums of 6 bits in 12 bytes, as Q4_K and Q5_K have them: uint8 [blocks, 8] each."""
+    scales, minimums, high = packed.split(4, -1)
+    return (
+        torch.cat((scales & 63, high & 15 | (scales >> 2) & 48), -1),
+        torch.cat((minimums & 63, high >> 4 | (minimums >> 2) & 48), -1),
+    )
+
+
+def _decode_k(blocks: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return scaled numbers, uint8 [blocks, 8, 32], of blocks that begin as Q4_K does."""
+    scales, minimums = (each.float() for each in unpack_k_scales(blocks[:, 4:16]))
+    scales, minimums = _float16(blocks[:, :2]) * scales, _float16(blocks[:, 2:4]) * minimums
+    return (scales[..., None] * numbers.float() - minimums[..., None]).flatten(1)
+
+
+def decode_q4_k(blocks: torch.Tensor) -> torch.Tensor:
+    """Scale of the scales and of the minimums, 8 of each of 6 bits in 12 bytes, 256 numbers of 4 bits."""
+    return _decode_k(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+
+
+def decode_q5_k(blocks: torch.Tensor) -> torch.Tensor:
+    """As Q4_K, with 256 fifth bits before the numbers."""
+    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return _decode_k(blocks, low | _bits(blocks[:, 16:48], 1) << 4)
+
+
+def decode_q6_k(blocks: torch.Tensor) -> torch.Tensor:
+    """256 numbers of 4 bits, their 2 further bits, 16 scales of 8 bits, scale of the scales."""
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 16, 16)
+    high = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    scales = _float16(blocks[:, 208:]) * blocks[:, 192:208].view(torch.int8).float()
+    return (scales[..., None] * ((low | high << 4).float() - 32)).flatten(1)
+
+
+def decode_iq4_nl(blocks: torch.Tensor) -> torch.Tensor:
+    """Scale, 32 indices of 4 bits into a table."""
+    return _float16(blocks[:, :2]) * torch.tensor(IQ4_VALUES).float()[_nibbles(blocks[:, 2:]).int()]
+
+
+def decode_iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
+    """Scale of the scales, 8 scales of 6 bits (high bits in two bytes, then low ones), 256 indices of 4 bits."""
+    high = _bits(blocks[:, 2:4], 2).transpose(-1, -2).flatten(1)
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), -1).flatten(1)
+    scales = _float16(blocks[:, :2]) * ((low | high << 4).float() - 32)
+    numbers = torch.tensor(IQ4_VALUES).float()[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).int()]
+    return (scales[..., None] * numbers).flatten(1)
+
+
+def decode_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+    """Exponent of a power of two, 32 numbers e2m1."""
+    exponents = blocks[:, :1].int()
+    bits = torch.where(exponents < 2, 0x200000 << exponents, exponents - 1 << 23)  # half of the power of two
+    return bits.int().view(torch.float32) * torch.tensor(MXFP4_VALUES).float()[_nibbles(blocks[:, 1:]).int()]
+
+
+DECODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Q4_0": decode_q4_0,
+    "Q4_1": decode_q4_1,
+    "Q5_0": decode_q5_0,
+    "Q5_1": decode_q5_1,
+    "Q8_0": decode_q8_0,
+    "Q2_K": decode_q2_k,
+    "Q3_K": decode_q3_k,
+    "Q4_K": decode_q4_k,
+    "Q5_K": decode_q5_k,
+    "Q6_K": decode_q6_k,
+    "IQ4_NL": decode_iq4_nl,
+    "IQ4_XS": decode_iq4_xs,
+    "MXFP4": decode_mxfp4,
+}
+
+
+def decode_rows(rows: torch.Tensor, kind: str, block_size: int) -> torch.Tensor:
+    """Return the numbers of rows of blocks: uint8 [rows, bytes] -> float32 [rows, numbers]."""
+    return DECODERS[kind](rows.reshape(-1, block_size)).view(rows.shape[0], -1)

@@ -1,0 +1,250 @@
+"""GGUF files: every type of block against the gguf package, models against the folders that they were made from."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from support.gguf_files import close_writer, write_folder, write_gguf
+
+from parley import hub
+from parley.gguf.folder import choose_gguf, unpack_gguf
+from parley.gguf.header import BLOCK_TYPES, GgufError, read_model
+from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.checkpoint.gguf_blocks import DECODERS
+from parley.model.checkpoint.quantization import read_plain_weight
+from parley.model.load.check import check_model
+from parley.model.load.loader import load_runner
+from parley.model.networks.config import read_decoder_config
+from parley.types import Settings
+
+LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("number", [number for number, blocks in BLOCK_TYPES.items() if blocks.numbers > 1])
+def test_decodes_random_blocks_to_the_bits_of_the_gguf_package(number):
+    blocks, kind = BLOCK_TYPES[number], gguf.GGMLQuantizationType(number)
+    assert (blocks.numbers, blocks.size) == gguf.GGML_QUANT_SIZES[kind] and kind.name == blocks.name
+    raw = np.random.default_rng(number).integers(0, 256, (40, blocks.size), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(raw, kind)
+    decoded = DECODERS[blocks.name](torch.from_numpy(raw)).numpy()
+    assert np.array_equal(decoded, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("llama", {}),
+        ("llama", {"rope_parameters": LLAMA_3_ROPE, "rope_theta": 500000.0, "hidden_size": 256}),
+        ("mistral", {"head_dim": 32}),
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+        ("phi3", {"sliding_window": 53}),
+    ],
+)
+def test_reads_the_config_and_every_tensor_of_the_folder_that_a_file_was_made_from(model_type, fields, tmp_path):
+    folder = write_folder(tmp_path / "folder", model_type, **fields)
+    unpacked = unpack_gguf(write_gguf(tmp_path / "model.gguf", folder, "BF16"))
+    stored, original = Checkpoint(unpacked), Checkpoint(folder)
+    assert set(stored.tensor_names) == set(original.tensor_names)
+    for name in stored.tensor_names:
+        shape = original.tensor_shape(name)
+        assert torch.equal(stored.view_tensor(name, *shape).float(), original.view_tensor(name, *shape).float()), name
+    assert read_decoder_config(read_config(unpacked)) == read_decoder_config(read_config(folder))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_loads_quantized_rows_in_the_order_of_the_heads(kind, tmp_path):
+    folder = write_folder(tmp_path / "folder", "llama")
+    unpacked = unpack_gguf(write_gguf(tmp_path / "model.gguf", folder, kind))
+    for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight"):
+        out, into = Checkpoint(folder).tensor_shape(name)
+        values = Checkpoint(folder).view_tensor(name, out, into).float()
+        rounded = gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType[kind])
+        expected = torch.from_numpy(gguf.quants.dequantize(rounded, gguf.GGMLQuantizationType[kind]))
+        weight = read_plain_weight(Checkpoint(unpacked), name, out, into)
+        assert torch.equal(weight.decode_into(torch.empty(out, into)), expected)
+    settings = Settings(model=str(unpacked), kv_memory=1 << 22)
+    assert check_model(settings) == ""
+    assert load_runner(settings, lambda stage, fraction: None)[1].quantization == "gguf"
+
+
+def test_serves_a_split_file_by_the_name_of_any_part_and_names_a_missing_one(tmp_path):
+    source = write_gguf(tmp_path / "whole.gguf", write_folder(tmp_path / "folder", "qwen3"), "F16")
+    whole, names = read_model(source), []
+    parts = [tmp_path / f"model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for number, part in enumerate(parts):
+        shutil.copy(source, part) if number == 0 else None
+    # The second part has the tensors, the first one the metadata
+    data, first = source.read_bytes(), gguf.GGUFWriter(parts[0], "qwen3")
+    for key, value in whole.metadata.items():
+        if isinstance(value, list):
+            first.add_array(key, value)
+        elif key != "general.architecture":
+            kind = {str: gguf.GGUFValueType.STRING, bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT32}
+            first.add_key_value(key, value, kind.get(type(value), gguf.GGUFValueType.FLOAT32))
+    second = gguf.GGUFWriter(parts[1], "qwen3")
+    for number, writer in enumerate((first, second)):
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+    for name, tensor in whole.tensors.items():
+        dtype = {"F16": np.float16, "F32": np.float32}[tensor.blocks.name]
+        names.append(name)
+        (first if len(names) % 2 else second).add_tensor(
+            name, np.frombuffer(data[tensor.start : tensor.end], dtype).reshape(tensor.shape)
+        )
+    close_writer(first)
+    close_writer(second)
+    folder = hub.resolve_model(str(parts[1]))
+    assert folder == hub.resolve_model(str(parts[0]))
+    expected, joined = Checkpoint(unpack_gguf(source)), Checkpoint(folder)
+    assert sorted(joined.tensor_names) == sorted(expected.tensor_names)
+    shape = joined.tensor_shape("model.norm.weight")
+    assert torch.equal(
+        joined.view_tensor("model.norm.weight", *shape), expected.view_tensor("model.norm.weight", *shape)
+    )
+    parts[1].unlink()
+    with pytest.raises(hub.ModelMissing, match=r"model-00002-of-00002\.gguf is missing"):
+        hub.resolve_model(str(parts[0]))
+
+
+def pack_text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def pack_file(
+    *, version: int = 3, tensors: list[tuple[str, list[int], int, int]] | None = None, counts: tuple[int, int] = (0, 0)
+) -> bytes:
+    """Write a file by hand: with one metadata value, tensors (name, dimensions, type, offset) and 256 bytes of data."""
+    tensors = tensors or []
+    header = b"GGUF" + struct.pack("<IQQ", version, counts[0] or len(tensors), counts[1] or 1)
+    header += pack_text("general.architecture") + struct.pack("<I", 8) + pack_text("llama")
+    for name, dimensions, kind, offset in tensors:
+        header += pack_text(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+        header += struct.pack("<IQ", kind, offset)
+    return header + bytes(-len(header) % 32) + bytes(256)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "x.gguf is not a GGUF file: it does not begin with GGUF"),
+        (b"PK\3\4" * 9, "x.gguf is not a GGUF file: it does not begin with GGUF"),
+        (
+            b"version https://git-lfs.github.com/spec/v1",
+            "x.gguf is only Git LFS's pointer to the file; run git lfs pull",
+        ),
+        (b"GGUF\3", "x.gguf is cut off: its header does not end within its 5 bytes"),
+        (pack_file()[:40], "x.gguf is cut off or damaged: it states 20 characters in 40 bytes"),
+        (pack_file(version=1), "x.gguf has version 1 of the format; 2 and 3 are read"),
+        (
+            pack_file(version=3 << 24),
+            "x.gguf has version 50331648 of the format; it is big-endian, and only little-endian files are read",
+        ),
+        (
+            pack_file(counts=(1 << 60, 0)),
+            "x.gguf is cut off or damaged: it states 1152921504606846976 tensors in 352 bytes",
+        ),
+        (
+            pack_file(counts=(0, 1 << 40)),
+            "x.gguf is cut off or damaged: it states 1099511627776 metadata values in 352 bytes",
+        ),
+        (pack_file(tensors=[("a", [4, 9], 0, 0), ("a", [4], 0, 160)]), "x.gguf has the tensor a twice"),
+        (
+            pack_file(tensors=[("a", [4, 9], 0, 0), ("b", [4], 0, 128)]),
+            "x.gguf is damaged: tensor b overlaps another one",
+        ),
+        (
+            pack_file(tensors=[("a", [4], 0, 8)]),
+            "x.gguf is damaged: tensor a begins at no multiple of 32 bytes",
+        ),
+        (pack_file(tensors=[("a", [33], 2, 0)]), "x.gguf is damaged: tensor a has shape [33] as Q4_0"),
+        (pack_file(tensors=[("a", [1] * 5, 0, 0)]), "x.gguf is damaged: tensor a has 5 dimensions"),
+        (pack_file(tensors=[("a", [64, 1 << 50], 0, 0)]), "ends at byte"),
+        (pack_file(tensors=[("a", [256], 16, 0)]), "x.gguf stores tensor a as IQ2_XXS, which is not read; F32, "),
+    ],
+)
+def test_refuses_a_malformed_file_in_one_sentence(content, reason, tmp_path):
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(hub.ModelMissing) as refusal:
+        hub.resolve_model(str(tmp_path / "x.gguf"))
+    assert reason in str(refusal.value) and str(refusal.value).count("cannot be served") == 1
+    assert "\n" not in str(refusal.value)
+
+
+def test_never_raises_anything_else_for_a_file_that_is_cut_anywhere(tmp_path):
+    whole = write_gguf(tmp_path / "whole.gguf", write_folder(tmp_path / "folder", "llama"), "Q8_0").read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for size in [*range(0, 400, 7), *range(400, len(whole) - 32, 29999)]:
+        cut.write_bytes(whole[:size])
+        with pytest.raises(GgufError, match=r"^cut\.gguf "):
+            unpack_gguf(cut)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"general.architecture": "mamba"}, "has the architecture mamba, which is not read from GGUF; llama, "),
+        ({"llama.expert_count": 8}, "is a mixture of experts"),
+        ({"llama.block_count": None}, "gives llama.block_count as None, so the model's shape is unknown"),
+        ({"tokenizer.ggml.model": "bert"}, "has a tokenizer of the kind bert, which is not read; gpt2 and llama are"),
+        ({"tokenizer.ggml.pre": "klingon"}, "names the pre-tokenizer klingon, which is not known"),
+        ({"tokenizer.ggml.tokens": None}, "has no tokenizer: there is no list of texts tokenizer.ggml.tokens"),
+    ],
+)
+def test_says_what_it_cannot_read_in_a_sound_file(changes, reason, tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "x.gguf", write_folder(tmp_path / "folder", "llama"))
+    model = read_model(path)
+    for key, value in changes.items():
+        model.metadata[key] = value
+    monkeypatch.setattr("parley.gguf.folder.read_model", lambda path: model)
+    with pytest.raises(hub.ModelMissing, match=re.escape(reason)):
+        hub.resolve_model(str(path))
+
+
+def test_refuses_layers_that_differ_from_the_config_as_the_engine_does(tmp_path):
+    path = write_gguf(tmp_path / "x.gguf", write_folder(tmp_path / "folder", "llama"))
+    folder = unpack_gguf(path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    with pytest.raises(LoadError, match="The weights of a GGUF file run on the fused decoder only, and its activation"):
+        check_model(Settings(model=str(folder), kv_memory=1 << 22))
+
+
+def test_finds_the_one_model_of_a_folder_and_asks_which_of_several(tmp_path):
+    (tmp_path / "models").mkdir()
+    path = write_gguf(tmp_path / "models" / "a.gguf", write_folder(tmp_path / "folder", "llama"))
+    (tmp_path / "models" / "mmproj-a.gguf").write_bytes(b"")
+    assert hub.resolve_model(str(path.parent)) == hub.resolve_model(str(path))
+    assert hub.served_name(str(path)) == "a" and hub.served_name("owner/name:Q4_K_M") == "owner/name:Q4_K_M"
+    shutil.copy(path, path.with_name("b.gguf"))
+    with pytest.raises(hub.ModelMissing, match=r"its folder has 2 GGUF models; name one of them, such as a\.gguf"):
+        hub.resolve_model(str(path.parent))
+
+
+def test_chooses_a_file_of_a_repository_by_its_quantization_or_name():
+    parts = [f"Q8_0/big-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+    names = ["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-IQ4_XS.gguf", "mmproj-F16.gguf", *parts, "README"]
+    assert choose_gguf(names, "q4_k_m", None) == ["m-Q4_K_M.gguf"]
+    assert choose_gguf(names, "Q8_0", None) == parts
+    assert choose_gguf(names, None, "m-UD-Q4_K_M.gguf") == ["m-UD-Q4_K_M.gguf"]
+    assert choose_gguf(names, "Q4_K", None) == choose_gguf(names, "F16", None) == choose_gguf(names, "4_XS", None) == []

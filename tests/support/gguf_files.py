@@ -1,0 +1,180 @@
+"""Writes GGUF files of model folders with the gguf package, as llama.cpp's converter does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from support import tiny_models
+
+from parley.model.checkpoint.quantization import read_quantization
+from parley.model.load.fuse import LlamaWeights
+from parley.model.networks.config import read_decoder_config
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+BASE_CONFIG = {
+    "vocab_size": tiny_models.VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "sliding_window": None,
+    "dtype": "bfloat16",
+}
+
+
+def write_folder(folder: Path, model_type: str, **fields: Any) -> Path:
+    """Write a random model in Hugging Face format, without the seconds that Transformers takes."""
+    folder.mkdir(parents=True)
+    config = {"model_type": model_type, **BASE_CONFIG, **fields}
+    (folder / "config.json").write_text(json.dumps(config))
+    tiny_models.write_tokenizer(folder)
+    shape = read_decoder_config(config)
+    generator, tensors = torch.Generator().manual_seed(0), {}
+
+    def add(name: str, *sizes: int) -> None:
+        tensors[name] = (torch.randn(sizes, generator=generator) * sizes[-1] ** -0.5).bfloat16()
+
+    quantization = read_quantization({}, "none")
+    weights = LlamaWeights(None, shape, quantization, torch.float32, torch.device("cpu"))
+    for layer in range(shape.layer_count):
+        for parts in weights.linear_parts(layer).values():
+            for linear in parts:
+                add(linear.name + ".weight", linear.out, linear.into)
+                if linear.bias:
+                    add(linear.name + ".bias", linear.out)
+        for name in weights.norm_names(layer):
+            add(name, shape.head_dim if "self_attn" in name else shape.hidden)
+            tensors[name] += 1
+    add("model.norm.weight", shape.hidden)
+    add("model.embed_tokens.weight", shape.vocab, shape.hidden)
+    if not shape.tied:
+        add("lm_head.weight", shape.vocab, shape.hidden)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def write_gguf(path: Path, folder: Path, kind: str = "F32", **metadata: Any) -> Path:
+    """Write a folder's model as one file. ``kind``: the type of its linear weights where their shape allows it."""
+    config = json.loads((folder / "config.json").read_text())
+    arch = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(path, arch)
+    add_shape(writer, config)
+    add_tokenizer(writer, folder)
+    for key, value in metadata.items():
+        writer.add_uint32(key, value)
+    if (rope := config.get("rope_parameters") or {}).get("rope_type") == "llama3":
+        factors = llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"])
+        writer.add_tensor("rope_freqs.weight", factors.numpy())
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if arch == "llama" and (".q_proj" in name or ".k_proj" in name):
+            heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+            tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+        add_tensor(writer, gguf_name(name), tensor.float().numpy(), kind)
+    close_writer(writer)
+    return path
+
+
+def llama3_factors(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
+    """Return what each frequency is divided by, as llama.cpp's converter computes it."""
+    frequencies = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2) / head_dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * torch.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - smooth) / rope["factor"] + smooth)
+
+
+def gguf_name(name: str) -> str:
+    """Return llama.cpp's name of a tensor."""
+    stem, _, suffix = name.rpartition(".")
+    if stem in NAMES:
+        return f"{NAMES[stem]}.{suffix}"
+    _, _, layer, rest = stem.split(".", 3)
+    return f"blk.{layer}.{NAMES[rest]}.{suffix}"
+
+
+def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the numbers of a config.json."""
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    if head_dim := config.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config.get("rope_parameters") or {}
+    writer.add_rope_freq_base(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
+    """Add tokenizer.json and the chat template."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    added = {token["id"]: token for token in tokenizer["added_tokens"]}
+    ids = tokenizer["model"]["vocab"] | {token["content"]: number for number, token in added.items()}
+    tokens = sorted(ids, key=ids.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2" if "Split" not in json.dumps(tokenizer["pre_tokenizer"]) else "qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(
+        [1 if number not in added else 3 if added[number]["special"] else 4 for number in range(len(tokens))]
+    )
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+    )
+    for key, add in (("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id)):
+        if isinstance(config.get(key), str):
+            add(ids[config[key]])
+    template = folder / "chat_template.jinja"
+    writer.add_chat_template(template.read_text() if template.is_file() else config["chat_template"])
+    writer.add_add_bos_token(False)
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: str) -> None:
+    """Add a tensor: as ``kind`` if it is a matrix whose rows are whole blocks, else as float32."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    if values.ndim == 1 or values.shape[-1] % gguf.GGML_QUANT_SIZES[type_][0]:
+        type_ = gguf.GGMLQuantizationType.F32
+    writer.add_tensor(name, gguf.quants.quantize(values, type_), raw_dtype=type_)
+
+
+def close_writer(writer: gguf.GGUFWriter) -> None:
+    """Write everything to the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
