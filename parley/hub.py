@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from parley import foreign_files
 from parley.gguf.folder import GGUF_SUFFIX, LINK_PATTERN, choose_gguf, gguf_files, unpack_gguf
 from parley.gguf.header import GgufError, part_paths
 
@@ -125,21 +126,31 @@ def folder_problem(folder: Path, *, needs_weights: bool = True) -> str:
     if not folder.is_dir():
         return "it is a file; name the folder that contains it"
     if not (folder / "config.json").is_file():
-        return "its folder has no config.json"
+        return foreign_files.config_problem(folder)
     if not (folder / "tokenizer.json").is_file():
         return "its folder has no tokenizer.json (convert the tokenizer with Transformers' save_pretrained)"
-    if not needs_weights:
-        return ""
+    for name in ("config.json", "tokenizer.json"):
+        if problem := foreign_files.pointer_problem(folder / name):
+            return problem
+    return _weights_problem(folder) if needs_weights else ""
+
+
+def _weights_problem(folder: Path) -> str:
+    """Return the reason why a folder's weights cannot be used, as a clause; empty if they can."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        has_weights = any(folder.glob("*.safetensors")) or any(folder.glob(LINK_PATTERN))
-        return "" if has_weights else "its folder has no *.safetensors weights"
+        weights = [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]
+        if not weights and not any(folder.glob(LINK_PATTERN)):
+            return foreign_files.weights_problem(folder) or "its folder has no *.safetensors weights"
+        return next(filter(None, map(foreign_files.pointer_problem, sorted(weights))), "")
     try:
         shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"its {index.name} cannot be read"
     absent = [shard for shard in shards if not (folder / str(shard)).is_file()]
-    return f"{len(absent)} of its {len(shards)} weight files are missing, first {absent[0]}" if absent else ""
+    if absent:
+        return f"{len(absent)} of its {len(shards)} weight files are missing, first {absent[0]}"
+    return next(filter(None, (foreign_files.pointer_problem(folder / str(shard)) for shard in shards)), "")
 
 
 def _is_path(model: str) -> bool:

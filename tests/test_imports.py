@@ -16,6 +16,7 @@ FLOORS = (
     (
         "types",
         "errors",
+        "foreign_files",
         "heartbeat",
         "interrupt",
         "log_lines",

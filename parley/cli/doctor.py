@@ -23,7 +23,7 @@ from parley import hub
 from parley.child_process import python_command
 from parley.cli.serve import offered_models, plan_models, planned_server_options
 from parley.gguf.folder import LINK_PATTERN
-from parley.settings.config import SERVE_OPTIONS
+from parley.settings.config import DTYPE_NAMES, SERVE_OPTIONS
 from parley.settings.options import ConfigError, ResolvedOptions
 from parley.web.auth import is_loopback
 from parley.worker.check import ModelCheck, check_in_process
@@ -136,7 +136,7 @@ def check_processor(config: ResolvedOptions) -> Iterator[Finding]:
     flags = set(match[1].split()) if match else set()
     useful = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16", "asimd") if name in flags]
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
-    if flags & {"avx512_bf16", "amx_bf16", "bf16"} or config["dtype"] == "fp32":
+    if flags & {"avx512_bf16", "amx_bf16", "bf16"} or DTYPE_NAMES[config["dtype"]] == "float32":
         yield Finding("ok", "processor", f"{cores}, {', '.join(useful) or 'no vector extensions'}")
     else:
         yield Finding(

@@ -34,7 +34,18 @@ from parley.settings.options import Option
 if TYPE_CHECKING:
     from parley.types import AttachedSettings, CacheEventSettings, Settings, VLLMSettings
 
-DTYPE_NAMES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
+# The names of number types, those of vLLM included.
+DTYPE_NAMES = {
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "fp16": "float16",
+    "auto": "auto",
+    "bfloat16": "bfloat16",
+    "float32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "half": "float16",
+}
 
 # Engine options that each of several models may set for itself.
 PER_MODEL_OPTIONS = (
@@ -70,7 +81,8 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "dtype",
         choice_kind(*DTYPE_NAMES),
-        "Number type to compute with; auto uses fp32 if the model was saved in it.",
+        "Number type to compute with; auto uses fp32 if the model was saved in it. fp16 is computed in bf16, which "
+        "rounds weights saved in fp16 from 11 to 8 bits; fp32 does not.",
         "bf16",
         section="model",
         configurable=True,

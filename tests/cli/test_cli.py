@@ -72,7 +72,7 @@ def test_importing_parley_imports_neither_torch_nor_transformers():
         (("--serve",), "Unknown flag --serve. Did you mean serve?"),
         (("serve", "--prot", "1"), "Unknown flag --prot. Did you mean --port?"),
         (("serve", "--port", "99999"), "--port: '99999' is not a whole number from 0 to 65535."),
-        (("serve", "--dtype", "fp16"), "--dtype: 'fp16' is not one of bf16, fp32, auto."),
+        (("serve", "--dtype", "fp8"), "--dtype: 'fp8' is not one of bf16, fp32, fp16, auto,"),
         (("serve", "--api-key-file", "/does/not/exist"), "--api-key-file: /does/not/exist cannot be read"),
         (("chat", "--url", "ftp://x"), "--url: 'ftp://x' is not a URL such as http://127.0.0.1:8000."),
         (("chat", "model", "--url", "http://x"), "MODEL starts a new server"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from parley import hub
+from parley import foreign_files, hub
 
 COMMIT = "a" * 40
 FILES = {
@@ -219,6 +219,45 @@ def test_a_folder_without_weights_is_enough_if_a_server_has_them(tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes(FILES[name])
     assert hub.resolve_model(str(tmp_path), needs_weights=False) == tmp_path.resolve()
+
+
+FILLED = {"config.json": b"{}", "tokenizer.json": b"{}"}
+LFS_POINTER = foreign_files.LFS_START + b"spec/v1\noid sha256:0"
+FOREIGN_FOLDERS = {
+    "lora": (
+        {"adapter_config.json": b'{"base_model_name_or_path": "Qwen/Qwen3-4B"}', "adapter_model.safetensors": b""},
+        "it is a LoRA adapter of Qwen/Qwen3-4B; serve that model with --lora NAME=",
+    ),
+    "mistral": (
+        {"params.json": b"{}", "consolidated.safetensors": b"", "tekken.json": b"{}"},
+        "name the same model in",
+    ),
+    "meta": ({"params.json": b"{}", "consolidated.00.pth": b""}, "in the format of their maker (consolidated files)"),
+    "mistral with a config": (
+        FILLED | {"consolidated.safetensors": b""},
+        "in the format of their maker (consolidated files)",
+    ),
+    "pickle": (FILLED | {"pytorch_model.bin": b""}, "pickle files, which can run"),
+    "onnx": (FILLED | {"model.onnx": b""}, "ONNX files, which are not read"),
+    "diffusers": ({"model_index.json": b"{}"}, "a pipeline of Diffusers"),
+    "lfs weights": (
+        FILLED | {"model.safetensors": LFS_POINTER},
+        "its model.safetensors is a pointer of Git LFS, not the file; run `git lfs pull`",
+    ),
+    "lfs tokenizer": (
+        {"config.json": b"{}", "tokenizer.json": LFS_POINTER, "model.safetensors": b""},
+        "its tokenizer.json is a pointer of Git LFS",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN_FOLDERS)
+def test_says_what_a_folder_holds_instead_of_a_model(kind, tmp_path):
+    files, why = FOREIGN_FOLDERS[kind]
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    problem = hub.folder_problem(tmp_path)
+    assert why in problem and not problem.endswith(".")
 
 
 def test_names_the_first_missing_weight_shard(tmp_path):

@@ -429,6 +429,7 @@ def test_auto_dtype_follows_the_config():
     assert plan.resolve_dtype("auto", {"torch_dtype": "float32"}) is torch.float32
     assert plan.resolve_dtype("auto", {"dtype": "float16"}) is torch.bfloat16
     assert plan.resolve_dtype("auto", {}) is torch.bfloat16
+    assert plan.resolve_dtype("float16", {"dtype": "float32"}) is torch.bfloat16
 
 
 def test_nan_logits_fail_only_their_own_row():

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from parley import foreign_files
 from parley.gguf import architectures
 from parley.gguf.folder import LINK_PATTERN
 from parley.gguf.header import BlockType, GgufError, GgufModel, read_model
@@ -47,7 +48,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of the folder's config.json. Raises LoadError."""
     if not folder.is_dir():
         raise LoadError(f"There is no model folder {folder}.")
-    config = _read_json(folder / "config.json", "so it is not a model folder in Hugging Face format")
+    if not (folder / "config.json").exists():
+        raise LoadError(f"{folder} cannot be served: {foreign_files.config_problem(folder)}.")
+    config = _read_json(folder / "config.json", "though it was there a moment ago")
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{folder / 'config.json'} does not name a model_type, so the architecture is unknown.")
     return config
@@ -213,6 +216,8 @@ class Checkpoint:
             size = path.stat().st_size
             with path.open("rb") as file:
                 length_bytes = file.read(8)
+                if problem := foreign_files.pointer_problem(path):
+                    raise LoadError(f"{path.parent} cannot be served: {problem}.")
                 if len(length_bytes) < 8:
                     raise LoadError(f"{path.name} is too short to be a safetensors file.")
                 (length,) = struct.unpack("<Q", length_bytes)
@@ -300,8 +305,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     if not index.is_file():
-        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-            raise LoadError(f"{folder} has weights in pickle files only, which are never read; convert to safetensors.")
+        if problem := foreign_files.weights_problem(folder):
+            raise LoadError(f"{folder} cannot be served: {problem}.")
         raise LoadError(f"{folder} has neither model.safetensors nor model.safetensors.index.json.")
     weights = _read_json(index, "though it was there a moment ago").get("weight_map")
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
@@ -323,6 +328,8 @@ def _read_json(path: Path, consequence: str) -> dict[str, Any]:
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
+        if problem := foreign_files.pointer_problem(path):
+            raise LoadError(f"{path.parent} cannot be served: {problem}.") from None
         raise LoadError(f"{path} is not valid JSON.") from None
     if not isinstance(content, dict):
         raise LoadError(f"{path} does not hold a JSON object.")

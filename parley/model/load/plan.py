@@ -31,6 +31,7 @@ DTYPE_NAMES = {
     "bf16": torch.bfloat16,
     "float32": torch.float32,
     "fp32": torch.float32,
+    "float16": torch.bfloat16,  # see ``resolve_dtype``
 }
 KV_DTYPES = ("auto", "int8")
 ENCODER_DTYPE = torch.float32
@@ -142,14 +143,19 @@ def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
 def resolve_dtype(name: str, config: dict[str, Any]) -> torch.dtype:
     """Return the dtype that the settings name; ``auto``: float32 for models saved so, else bfloat16.
 
-    Raises LoadError.
+    float16 is bfloat16, too: it has the range and the kernels. What that rounds of the weights is logged. Raises
+    LoadError.
     """
+    declared = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     if name == "auto":
-        declared = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-        return torch.float32 if declared in ("float32", "float64") else torch.bfloat16
-    if name not in DTYPE_NAMES:
-        raise LoadError(f"dtype {name} is unknown; it must be auto, bfloat16 or float32.")
-    return DTYPE_NAMES[name]
+        dtype = torch.float32 if declared in ("float32", "float64") else torch.bfloat16
+    elif name in DTYPE_NAMES:
+        dtype = DTYPE_NAMES[name]
+    else:
+        raise LoadError(f"dtype {name} is unknown; it must be auto, bfloat16, float16 or float32.")
+    if dtype == torch.bfloat16 and "float16" in (name, declared):
+        log.info("float16 is computed in bfloat16, which rounds plain weights to 8 bits; --dtype fp32 does not.")
+    return dtype
 
 
 def resolve_device(name: str) -> torch.device:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -303,7 +304,10 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
     if config.is_encoder_decoder:
         raise LoadError(f"A {kind} model is an encoder-decoder; only decoders can be served.")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
-        raise LoadError(f"Transformers has no causal language model for {kind}.")
+        raise LoadError(
+            f"Transformers {transformers.__version__} has no {kind} model that generates text; only such models and "
+            "encoders of BERT's family can be served."
+        )
     unsupported = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PAGED_LAYER_TYPES
     if unsupported:
         raise LoadError(f"A {kind} model has layers of kind {min(unsupported)}, which keep more than keys and values.")

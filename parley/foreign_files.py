@@ -1,0 +1,65 @@
+"""What a folder holds instead of a model in Hugging Face format, and what to do about it. Reads no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+LFS_START = b"version https://git-lfs.github.com/"  # a pointer that stands for a file which was not downloaded
+# What weight files that are not read tell, as a clause, and their patterns; the first that matches counts.
+FOREIGN_WEIGHTS = {
+    "its weights are in the format of their maker (consolidated files); name the same model in Hugging Face format, "
+    "with config.json and model.safetensors": ("consolidated*",),
+    "its weights are ONNX files, which are not read; name the model that they were exported from": (
+        "*.onnx",
+        "onnx/*.onnx",
+    ),
+    "its weights are files of OpenVINO, which are not read; name the model that they were exported from": (
+        "openvino_model.xml",
+    ),
+    "its weights are pickle files, which can run code and are never read; save it anew as safetensors": (
+        "*.bin",
+        "*.pt",
+        "*.pth",
+    ),
+    "its weights are files of TensorFlow or Flax, which are not read; save it anew as safetensors": (
+        "*.h5",
+        "*.msgpack",
+    ),
+}
+
+
+def config_problem(folder: Path) -> str:
+    """Return why a folder without config.json is not a model, as a clause."""
+    if (folder / "adapter_config.json").is_file():
+        return f"it is a LoRA adapter{_base_model(folder)}; serve that model with --lora NAME={folder}"
+    if (folder / "model_index.json").is_file():
+        return "it is a pipeline of Diffusers, which makes pictures and no text"
+    return weights_problem(folder) or "its folder has no config.json"
+
+
+def weights_problem(folder: Path) -> str:
+    """Return what weights a folder has that are not read, as a clause; empty if there are none."""
+    found = (text for text, patterns in FOREIGN_WEIGHTS.items() if any(any(folder.glob(each)) for each in patterns))
+    return next(found, "")
+
+
+def pointer_problem(path: Path) -> str:
+    """Return a clause if the file is a pointer of Git LFS, else an empty string. A missing file is none."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(LFS_START)) == LFS_START
+    except OSError:
+        return ""
+    return (
+        f"its {path.name} is a pointer of Git LFS, not the file; run `git lfs pull` in its folder" if is_pointer else ""
+    )
+
+
+def _base_model(folder: Path) -> str:
+    """Return the name of the model that an adapter belongs to, as part of a clause."""
+    try:
+        base = json.loads((folder / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f" of {base}" if isinstance(base, str) else ""
