@@ -62,6 +62,8 @@ CONTEXT = RequestContext(  # a model that reads every kind of media, and an oper
     api_options=ApiOptions(enable_mm_embeds=True, trust_request_mm_kwargs=True),
     records=SurveyedRecords(),
 )
+CLASSIFIER_PATHS = ("/predict", "/rerank")  # routes that need a classifier
+CLASSIFIER_CONTEXT = replace(CONTEXT, labels=["a"], pooling_tasks=frozenset({"classify"}))
 BOUNDARY = "b"
 FORM_CONTEXT = replace(
     CONTEXT,
@@ -87,6 +89,9 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"tokens": [5]},
     {"token_ids": [5], "sampling_params": {}},
     {"request_ids": ["a"]},
+    {"query": "a", "texts": ["b"]},
+    {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    {"ids": [5]},
     {"model": "m", "input": "a"},
     {"metadata": {}, "items": []},
     {"text_input": "a"},
@@ -241,6 +246,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "to_language": ["en"],
     "timestamp_granularities": [["segment"]],
     "chunking_strategy": ["auto", {"type": "server_vad"}],
+    "ids": [[5]],
     "vllm_xargs": ['{"a": 1}'],
     "tags": [[{"key": "k", "value": "v"}]],
     "add_tags": [[{"key": "k", "value": "v"}]],
@@ -339,7 +345,7 @@ def read_outcome(route: Route, body: dict[str, Any]) -> str:
     """Give a body to the route's reader and return the outcome: taken, unavailable, wrong."""
     arguments_by_kind = {
         "generate": (CONTEXT,),
-        "embed": (CONTEXT,),
+        "embed": (CLASSIFIER_CONTEXT if route.path in CLASSIFIER_PATHS else CONTEXT,),
         "render": (CONTEXT,),
         "tokenize": (CONTEXT,),
         "abort": (CONTEXT,),

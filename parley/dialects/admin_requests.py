@@ -12,14 +12,15 @@ from typing import Literal, NamedTuple
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint
 from parley.errors import ParleyError
-from parley.types import Prompt
+from parley.types import PoolingOptions, Prompt, Text
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
     """Return a prompt's tokens. ``with_pieces``: also the vocabulary's own pieces; ``with_texts``: or the text of each
     token instead; ``with_spans``: also the text that was read and the range of each token in it; ``last_tokens``: only
-    this many tokens from the end."""
+    this many tokens from the end. ``further_prompts``: texts that are tokenized in the same way. ``pooling``: they are
+    texts to embed, which follow a prompt of the model's own."""
 
     model: str
     prompt: Prompt
@@ -27,27 +28,33 @@ class TokenizeRequest:
     with_texts: bool = False
     with_spans: bool = False
     last_tokens: int | None = None
+    further_prompts: Sequence[Text] = ()
+    pooling: PoolingOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeResult:
     """The tokens of a prompt. ``spans``: start and end of each token in ``text``, in characters; equal for a token
-    that is not part of the text."""
+    that is not part of the text. ``further_results``: those of further prompts."""
 
     token_ids: list[int]
     pieces: list[str] | None
     max_model_len: int
     text: str = ""
     spans: Sequence[tuple[int, int]] = ()
+    further_results: Sequence[TokenizeResult] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeRequest:
-    """Return the text of tokens. ``ignore_unknown``: ids outside the vocabulary have no text; otherwise an error."""
+    """Return the text of tokens. ``ignore_unknown``: ids outside the vocabulary have no text; otherwise an error.
+    ``further_ids``: the tokens of further texts. ``skip_special``: leave special tokens out."""
 
     model: str
     token_ids: list[int]
     ignore_unknown: bool = False
+    further_ids: Sequence[list[int]] = ()
+    skip_special: bool = False
 
 
 @dataclass(frozen=True, slots=True)

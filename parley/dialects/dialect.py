@@ -228,7 +228,7 @@ RouteKind = Literal[
     "embed",  # the same, for requests that return only vectors
     "render",  # reader(body, RequestContext) -> PromptRenderer
     "tokenize",  # reader(body, RequestContext) -> TokenizeRequest; writer(TokenizeResult) -> bytes
-    "detokenize",  # reader(body) -> DetokenizeRequest; writer(str) -> bytes
+    "detokenize",  # reader(body) -> DetokenizeRequest; writer(str, …) -> bytes, with a text for each list of ids
     "models",  # writer(list[ModelCard]) -> bytes
     "model",  # the path contains {model}; writer(ModelCard) -> bytes
     "tokenizer",  # the tokenizer's configuration; writer(dict) -> bytes
@@ -286,6 +286,8 @@ class Route:
     path, is an endpoint's, and ``{served}`` one of its models. ``claiming_members``: where several APIs share a path, a
     body with one of these members belongs to this route; ``claiming_header``: so does a request with this header.
     ``yields_unclaimed``: a body without any claiming member belongs to another route if there is one.
+    ``for_encoders``: where several APIs share a path, it gets requests before the others if the main model is an
+    encoder, and none otherwise.
     ``refuse_headers``: returns the answer to a tokenizing request whose headers are refused, else None; the readers of
     generating routes see the headers themselves. ``reads_form``: the body is multipart/form-data rather than JSON.
     ``inliner``: where bodies refer to records, returns the request with these records for a coordinator, which keeps
@@ -303,6 +305,7 @@ class Route:
     claiming_members: tuple[str, ...] = ()
     claiming_header: bytes = b""
     yields_unclaimed: bool = False
+    for_encoders: bool = False
     refuse_headers: Callable[[Mapping[bytes, bytes]], Answer | None] | None = None
     reads_form: bool = False
     inliner: Callable[[bytes, RequestContext], InlinedRequest] | None = None

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from parley.dialects import anthropic, databricks, mindie, ollama, openai, tgi, triton, vllm
+from parley.dialects import anthropic, databricks, mindie, ollama, openai, tei, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Route, RouteKind
 from parley.dialects.json_body import check_json_size
 from parley.dialects.triton.calls import GRPC_CALLS
@@ -95,6 +95,8 @@ API_MOUNTS = (
     ApiMount("/mindie-old", mindie.OLD),
     ApiMount("", ollama.DIALECT),
     ApiMount("/ollama", ollama.STRICT),
+    ApiMount("", tei.DIALECT),
+    ApiMount("/tei", tei.STRICT),
     ApiMount("", anthropic.DIALECT),
     ApiMount("/anthropic", anthropic.STRICT),
 )
@@ -160,13 +162,14 @@ def non_null_members(body: bytes) -> set[str]:
 
 
 def mount_table(surfaces: Sequence[ApiMount]) -> dict[tuple[str, str], list[tuple[Route, ApiMount]]]:
-    """Map each method and path to its routes: the first that is mounted there, then those that claim some bodies."""
+    """Map each method and path to its routes: the first that is mounted there, then those that claim some bodies or
+    are for encoders."""
     places: dict[tuple[str, str], list[tuple[Route, ApiMount]]] = {}
     for surface in surfaces:
         for route in surface.dialect.routes:
             for path in _mounted_paths(surface.prefix, route.path):
                 place = places.setdefault((route.method, path), [])
-                if not place or route.claims:
+                if not place or route.claims or route.for_encoders:
                     place.append((route, surface))
     return places
 

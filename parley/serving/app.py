@@ -107,12 +107,13 @@ class SharedPathEndpoint:
     """The ASGI endpoint of a path that several APIs share.
 
     The request goes to the first route that claims it by a header or a member of its body, otherwise to the first route
-    that does not yield.
+    that does not yield. Routes for encoders come first if the main model is one, and are left out if it is not.
     """
 
     def __init__(self, endpoints: Sequence[RouteEndpoint]):
-        self.endpoints = endpoints
-        self.default_endpoint = next((end for end in endpoints if not end.route.yields_unclaimed), endpoints[0])
+        self.endpoints = [end for end in endpoints if not end.route.for_encoders] or list(endpoints)
+        self._encoder_endpoints = [end for end in endpoints if end.route.for_encoders]
+        self.default_endpoint = _first_unyielding(self.endpoints)
         self.route, self.dialect, self.app = (
             self.default_endpoint.route,
             self.default_endpoint.dialect,
@@ -127,10 +128,16 @@ class SharedPathEndpoint:
             self.app.cluster.read_command(exchange)  # report a bad command before any error in the body
         body = await exchange.peek_body()
         member_names = await exchange.run_work(len(body), partial(non_null_members, body))
-        claiming = (
-            endpoint for endpoint in self.endpoints if endpoint.route.claims_request(member_names, exchange.headers)
-        )
-        await next(claiming, self.default_endpoint)(scope, receive, send)
+        endpoints, default_endpoint = self.endpoints, self.default_endpoint
+        if self._encoder_endpoints and self.app.registry.main_model.is_encoder:
+            endpoints = self._encoder_endpoints + self.endpoints
+            default_endpoint = _first_unyielding(endpoints)
+        claiming = (endpoint for endpoint in endpoints if endpoint.route.claims_request(member_names, exchange.headers))
+        await next(claiming, default_endpoint)(scope, receive, send)
+
+
+def _first_unyielding(endpoints: Sequence[RouteEndpoint]) -> RouteEndpoint:
+    return next((end for end in endpoints if not end.route.yields_unclaimed), endpoints[0])
 
 
 def build_route_table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from parley.serving.prepare import check_request, prepare_engine_requests
 from parley.serving.records.background import BackgroundRuns
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
-from parley.types import Chat, ProcessedMedia, Text
+from parley.text.tokens.tokenizer import Tokenizer
+from parley.types import Chat, ProcessedMedia, Prompt, Text
 from parley.version import __version__
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
@@ -66,7 +68,8 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
         lease.release()  # tokens need the replacements alone
     if isinstance(prompt, Chat):
         exchange.field_names = {"prompt": "messages"}
-    size = len(prompt.text) if isinstance(prompt, Text) else len(body)
+    is_one_text = isinstance(prompt, Text) and not tokenize_request.further_prompts
+    size = len(prompt.text) if isinstance(prompt, Text) and is_one_text else len(body)
     work = partial(_tokenize_and_encode, model, tokenize_request, route.writer, processed)
     if size > HUGE_TEXT:
         answer = await exchange.while_connected(_run_alone(registry.huge_text_lock, partial(off_loop, size, work)))
@@ -94,9 +97,19 @@ def _tokenize_and_encode(
     writer: Callable[[TokenizeResult], bytes],
     media: Sequence[ProcessedMedia],
 ) -> bytes:
+    result = _tokenize_prompt(model, tokenize_request, tokenize_request.prompt, media)
+    further = [_tokenize_prompt(model, tokenize_request, text, ()) for text in tokenize_request.further_prompts]
+    return writer(replace(result, further_results=further) if further else result)
+
+
+def _tokenize_prompt(
+    model: ServedModel, tokenize_request: TokenizeRequest, prompt: Prompt, media: Sequence[ProcessedMedia]
+) -> TokenizeResult:
     pipeline, context_length = model.text_pipeline, model.model_info.max_model_len
+    if tokenize_request.pooling is not None and isinstance(prompt, Text):
+        prompt = pipeline.apply_embedding_prompt(prompt, tokenize_request.pooling)
     text, token_ids, spans = pipeline.tokenize_prompt(
-        tokenize_request.prompt, tokenize_request.with_spans, max(MAX_TOKENS_COUNTED, 2 * context_length), media
+        prompt, tokenize_request.with_spans, max(MAX_TOKENS_COUNTED, 2 * context_length), media
     )
     if tokenize_request.last_tokens is not None:
         first = max(0, len(token_ids) - tokenize_request.last_tokens)
@@ -106,7 +119,7 @@ def _tokenize_and_encode(
         pieces = [pipeline.tokenizer.token_str(token_id) or "" for token_id in token_ids]
     elif tokenize_request.with_texts:
         pieces = [pipeline.tokenizer.decode([token_id], False) for token_id in token_ids]
-    return writer(TokenizeResult(token_ids, pieces, context_length, text if tokenize_request.with_spans else "", spans))
+    return TokenizeResult(token_ids, pieces, context_length, text if tokenize_request.with_spans else "", spans)
 
 
 async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
@@ -139,16 +152,21 @@ async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exc
     detokenize_request: DetokenizeRequest = await exchange.run_work(len(body), partial(route.reader, body))
     model = registry.find_model(detokenize_request.model)
     model.require_ready()
-    vocabulary = model.text_pipeline.tokenizer.vocab_size
-    token_ids = [token_id for token_id in detokenize_request.token_ids if token_id < vocabulary]
-    if len(token_ids) < len(detokenize_request.token_ids) and not detokenize_request.ignore_unknown:
-        raise Invalid(
-            f"Token id {max(detokenize_request.token_ids)} is not in the vocabulary of {vocabulary} tokens.",
-            field="tokens",
-        )
-    decode = partial(model.text_pipeline.tokenizer.decode, token_ids, False)
-    text = await exchange.run_work(4 * len(detokenize_request.token_ids), decode)
-    await exchange.send_response(route.writer(text))
+    decode = partial(_decode_texts, model.text_pipeline.tokenizer, detokenize_request)
+    size = 4 * sum(map(len, (detokenize_request.token_ids, *detokenize_request.further_ids)))
+    texts = await exchange.run_work(size, decode)
+    await exchange.send_response(route.writer(*texts))
+
+
+def _decode_texts(tokenizer: Tokenizer, detokenize_request: DetokenizeRequest) -> list[str]:
+    """Return the text of each list of ids. Raises Invalid for an unknown id, unless those are ignored."""
+    vocabulary, texts = tokenizer.vocab_size, []
+    for ids in (detokenize_request.token_ids, *detokenize_request.further_ids):
+        known_ids = [token_id for token_id in ids if token_id < vocabulary]
+        if len(known_ids) < len(ids) and not detokenize_request.ignore_unknown:
+            raise Invalid(f"Token id {max(ids)} is not in the vocabulary of {vocabulary} tokens.", field="tokens")
+        texts.append(tokenizer.decode(known_ids, detokenize_request.skip_special))
+    return texts
 
 
 async def handle_models(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

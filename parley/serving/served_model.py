@@ -241,6 +241,11 @@ class ServedModel:
         return "loading" if self.engine.state in ("idle", "ready") and self.unready_error() else self.engine.state
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether the model is known to compute numbers and no text."""
+        return self.engine.info is not None and not self.engine.info.generates
+
+    @property
     def load_progress(self) -> float:
         """Loading progress, 0 to 1."""
         return 1.0 if self.engine.state == "ready" else self.engine.progress.fraction
@@ -282,7 +287,7 @@ class ServedModel:
 
     @property
     def _model_purpose(self) -> Literal["chat", "text", "vectors"]:
-        if self.engine.info is not None and not self.engine.info.generates:
+        if self.is_encoder:
             return "vectors"
         return "chat" if self._text_pipeline is None or self._text_pipeline.template else "text"
 

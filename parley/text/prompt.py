@@ -213,9 +213,7 @@ class TextPipeline:
         if isinstance(prompt, Text) and prompt.suffix:
             return PreparedPrompt(encode(self.tokenizer, self._write_gap(prompt), prompt.special))
         if pooling is not None and pooling.task != "classify" and isinstance(prompt, Text):
-            prompt = msgspec.structs.replace(
-                prompt, text=self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt)
-            )
+            prompt = self.apply_embedding_prompt(prompt, pooling)
         if isinstance(prompt, Text) and prompt.turn and self.template:
             rendered = self.render_chat(_as_user_turn(prompt), media)
             ids = encode(rendered.encoder, rendered.encodable, False)
@@ -240,6 +238,10 @@ class TextPipeline:
             ids = encode(self.tokenizer, text, prompt.special)
             return PreparedPrompt(ids, media=self._place_media(ids, media))
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
+
+    def apply_embedding_prompt(self, prompt: Text, pooling: PoolingOptions) -> Text:
+        """Return a text to embed with the model's own prompt before it. Raises UnknownPromptName."""
+        return msgspec.structs.replace(prompt, text=self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt))
 
     def _prepare_pair(
         self, pair: TextPair, encode: Callable[[str, bool], list[int]], cut: int | None, keep: TruncationSide

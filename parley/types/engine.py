@@ -291,6 +291,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_dtype: str = "auto"  # of keys and values: auto (same as ``dtype``) or int8
     generates: bool = True
     dimensions: int = 0
+    pooling: str = ""  # how a text's vector is made of its tokens' states, in sentence-transformers' words
     token_vectors: bool = False
     labels: list[str] = []
     arena: Arena | None = None  # set if the KV pages are shared with other processes

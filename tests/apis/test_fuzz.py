@@ -3,9 +3,11 @@
 import json
 import re
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fuzz import BODY_CODINGS, body_codings, encode, fuzz_settings, raw_bytes, run_undisturbed
+from support.http_client import MODEL_INFO
 from support.json_bombs import write_bomb
 from support.odd_bodies import (
     anthropic_bodies,
@@ -15,6 +17,7 @@ from support.odd_bodies import (
     ollama_bodies,
     openai_bodies,
     response_bodies,
+    tei_bodies,
     tgi_bodies,
     token_bodies,
 )
@@ -44,6 +47,7 @@ VLLM_ROUTES = [
     "/vllm/inference/v1/generate",
     "/vllm/inference/v1/abort_requests",
 ]
+TEI_ROUTES = ["/embed", "/embed_all", "/similarity", "/predict", "/rerank", "/tokenize", "/decode", "/embeddings", "/"]
 TGI_ROUTES = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
 
@@ -139,6 +143,27 @@ async def test_tgi_routes_never_answer_odd_bodies_with_500(serve):
     )
     async def fuzz(prefix, path, body):
         await check_tgi(server, prefix + path, body)
+
+    await run_undisturbed(server, fuzz)
+
+
+async def check_tei(server, path: str, body: bytes) -> None:
+    answer = await server.post(path, body, **{"content-type": "application/json"})
+
+    assert answer.status < 500, (path, body, answer.body)
+    if answer.status == 200:
+        assert isinstance(answer.json, list | dict)
+    elif not answer.headers["content-type"].startswith("text/plain"):
+        assert set(answer.json) in ({"error", "error_type"}, {"message", "code", "type"}), (path, body)
+
+
+async def test_tei_routes_never_answer_odd_bodies_with_500(serve):
+    server = await serve(info=msgspec.structs.replace(MODEL_INFO, token_vectors=True, labels=["a"]))
+
+    @fuzz_settings(4)
+    @given(path=st.sampled_from(TEI_ROUTES), body=tei_bodies.map(encode) | raw_bytes)
+    async def fuzz(path, body):
+        await check_tei(server, "/tei" + path, body)
 
     await run_undisturbed(server, fuzz)
 

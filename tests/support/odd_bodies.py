@@ -129,6 +129,25 @@ tgi_bodies = st.fixed_dictionaries(
     optional={"parameters": tgi_parameters, "stream": scalars, "messages": st.lists(chat_messages, max_size=3)},
 )
 
+tei_inputs = client_texts | st.lists(client_texts | st.lists(client_texts, max_size=3), max_size=3) | json_values
+tei_bodies = st.fixed_dictionaries(
+    {"inputs": tei_inputs},
+    optional={
+        "query": client_texts | scalars,
+        "texts": st.lists(client_texts, max_size=3) | json_values,
+        "ids": st.lists(st.integers(0, 700) | scalars, max_size=3) | json_values,
+        "input": tei_inputs,
+        "truncate": scalars,
+        "truncation_direction": st.just("Left") | scalars,
+        "prompt_name": scalars,
+        "normalize": scalars,
+        "dimensions": st.integers(1, 9) | scalars,
+        "raw_scores": scalars,
+        "return_text": scalars,
+        "parameters": json_values,
+    },
+)
+
 ollama_option_names = st.sampled_from(
     ["num_predict", "num_ctx", "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
      "presence_penalty", "frequency_penalty", "seed", "stop", "num_keep", "use_mmap", "mirostat"]

@@ -20,6 +20,7 @@ class ApiPath:
     """A method and path with the routes of all its APIs; the first route answers unless another claims the body."""
 
     def __init__(self, routes: Sequence[tuple[Route, ApiMount]]):
+        routes = [each for each in routes if not each[0].for_encoders] or routes  # an instance knows its model
         self._routes = routes
         self._default_route = next((each for each in routes if not each[0].yields_unclaimed), routes[0])
         self.route, self.dialect = self._default_route[0], self._default_route[1].dialect

@@ -14,7 +14,7 @@ from parley.dialects import vectors
 from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import chat, completions, features, images, parameters, shared
+from parley.dialects.tgi import chat, completions, images, parameters, shared
 from parley.dialects.tgi.shared import TGI_WORDING, TgiRules
 from parley.errors import Invalid, ParleyError, Unsupported, WrongType
 from parley.types import (
@@ -38,13 +38,8 @@ EMPTY_TOKEN = TokenInfo(
 
 
 def read_generate_any(rules: TgiRules, body: bytes, context: RequestContext) -> Reply | Answer:
-    """Read a body; its member ``stream`` selects a stream or one answer, a list. Both include the prompt by default.
-
-    Unless strict, an encoder answers with vectors: clients of Hugging Face send every task to this path.
-    """
+    """Read a body; its member ``stream`` selects a stream or one answer, a list. Both include the prompt by default."""
     fields = decode_fields(body, TGI_WORDING)
-    if not context.generates and not rules.strict:
-        return features.read_feature_request(fields, context)
     return _reply_by_stream_member(rules, fields, context)
 
 

@@ -185,8 +185,8 @@ def special_error_type(error: ParleyError) -> str:
     return error.code if error.code in SPECIAL_ERRORS else ""
 
 
-def tgi_error_answer(rules: TgiRules, error: ParleyError) -> Answer:
-    """Return an error as a whole answer."""
+def framework_answer(error: ParleyError) -> Answer | None:
+    """Return the plain text that the original's web framework answers; None for errors that it does not know."""
     match error:
         case Malformed():
             return Answer(400, f"Failed to parse the request body as JSON: {error.message}".encode(), PLAIN_TEXT)
@@ -196,9 +196,18 @@ def tgi_error_answer(rules: TgiRules, error: ParleyError) -> Answer:
         case TooLarge():
             return Answer(413, b"Failed to buffer the request body: length limit exceeded", PLAIN_TEXT)
         case UnknownModel():
-            return Answer(424, encode_json(tgi_error_object(error, rules)))
+            return None
         case Unauthorized() | NotFound() | NotAllowed():
             return Answer(error.status, b"", PLAIN_TEXT)
+    return None
+
+
+def tgi_error_answer(rules: TgiRules, error: ParleyError) -> Answer:
+    """Return an error as a whole answer."""
+    if (answer := framework_answer(error)) is not None:
+        return answer
+    if isinstance(error, UnknownModel):
+        return Answer(424, encode_json(tgi_error_object(error, rules)))
     status = 422 if isinstance(error, BadRequest) else 424 if isinstance(error, EngineError) else error.status
     return Answer(status, encode_json(tgi_error_object(error, rules)))
 

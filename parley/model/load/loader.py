@@ -92,6 +92,7 @@ def _load_encoder(
         fused=True,
         generates=False,
         dimensions=reader.dimensions,
+        pooling="+".join(recipe.modes),
         token_vectors="token_embed" in reader.pooling_tasks,
         labels=head.labels if head is not None else [],
     )
@@ -176,6 +177,7 @@ def _load_decoder(
         quantization=method,
         kv_dtype=settings.kv_dtype,
         dimensions=runner.dimensions,
+        pooling="+".join(recipe.modes) if recipe is not None else "",
         arena=arena,
         media_kinds=frozenset() if towers is None else towers.family.kinds,
     )

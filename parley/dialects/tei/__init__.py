@@ -1,0 +1,103 @@
+"""The API of Hugging Face's Text Embeddings Inference (TEI): its table of routes.
+
+``STRICT`` keeps the original's limits; ``DIALECT`` lifts those that only get in a client's way. At a root of several
+APIs, the paths that TEI shares with TGI are TEI's if the main model is an encoder, with which TGI can do nothing;
+``/rerank`` is TEI's if a body has its member ``texts``. ``/v1`` belongs to OpenAI there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, RequestContext, Route, model_in_body
+from parley.dialects.fields import decode_fields
+from parley.dialects.tei import embed, info, metrics, predict, shared, tokens
+from parley.dialects.tei.shared import EXTENDED_RULES, STRICT_RULES, TeiRules
+from parley.dialects.tgi.shared import TGI_WORDING
+
+TEI_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "input", "query", "texts"))
+BodyReader = Callable[[TeiRules, bytes, RequestContext], Reply | Answer]
+
+
+def read_main_task(rules: TeiRules, body: bytes, context: RequestContext) -> Reply | Answer:
+    """Read a request for what the model is made for: vectors, ranks, or classes. Raises BadRequest."""
+    fields = decode_fields(body, TGI_WORDING)
+    if not context.labels:
+        return embed.read_features(rules, fields, context)
+    is_ranking = len(context.labels) == 1 and (rules.strict or not fields.has_value("inputs"))
+    return (predict.RerankReply if is_ranking else predict.PredictReply)(rules, fields, context)
+
+
+def _embed_route(path: str, read_body: BodyReader, rules: TeiRules, claims: tuple[str, ...] = ()) -> Route:
+    """Return a route that answers with numbers. Like the original, it checks the content type before anything else."""
+
+    def read_json_body(body: bytes, context: RequestContext) -> Reply | Answer:
+        return shared.refuse_content(rules, context.headers) or read_body(rules, body, context)
+
+    model_reader = None if rules.strict else model_in_body
+    return Route("POST", path, "embed", reader=read_json_body, model_reader=model_reader, claiming_members=claims)
+
+
+def _encoder_route(path: str, read_body: BodyReader, rules: TeiRules) -> Route:
+    """Return such a route for a path that another API has for models that generate."""
+    return replace(_embed_route(path, read_body, rules, ("inputs", "texts")), for_encoders=True)
+
+
+def _tei_dialect(rules: TeiRules) -> Dialect:
+    return Dialect(
+        name="tei",
+        title="TEI",
+        base_path="",
+        render_error=shared.tei_error_answer,
+        prompt_members=TEI_PROMPT_MEMBERS,
+        body_limit=rules.max_body,
+        retry_hints=not rules.strict,
+        no_memory_body=shared.NO_MEMORY,
+        routes=(
+            _embed_route("/embed", embed.read_embed, rules),
+            _embed_route("/embed_all", embed.read_embed_all, rules),
+            Route("POST", "/embed_sparse", "embed", reader=partial(embed.refuse_sparse, rules)),
+            _embed_route("/similarity", embed.read_similarity, rules),
+            _embed_route("/predict", predict.read_predict, rules),
+            _embed_route("/rerank", predict.read_rerank, rules, ("texts",)),
+            _encoder_route("/", read_main_task, rules),
+            _encoder_route("/invocations", read_main_task, rules),
+            *_openai_routes(rules),
+            Route(
+                "POST",
+                "/tokenize",
+                "tokenize",
+                reader=partial(tokens.read_tokenize, rules),
+                writer=tokens.write_tokens,
+                claiming_members=("inputs",),
+                yields_unclaimed=True,
+                for_encoders=True,
+                refuse_headers=partial(shared.refuse_content, rules),
+            ),
+            Route(
+                "POST",
+                "/decode",
+                "detokenize",
+                reader=partial(tokens.read_decode, rules),
+                writer=tokens.write_texts,
+            ),
+            Route("GET", "/info", "info", reader=partial(info.answer_info, rules), for_encoders=True),
+            Route("GET", "/", "health"),
+            Route("GET", "/health", "health"),
+            Route("GET", "/ping", "health"),
+            Route("GET", "/metrics", "metrics"),
+        ),
+        shared_metrics=None if rules.strict else metrics.write_tei_metrics,
+        own_metrics=metrics.write_tei_metrics if rules.strict else None,
+        add_buckets=metrics.add_tei_buckets,
+    )
+
+
+def _openai_routes(rules: TeiRules) -> tuple[Route, ...]:
+    return tuple(_embed_route(path, embed.read_openai_embedding, rules) for path in ("/v1/embeddings", "/embeddings"))
+
+
+DIALECT = _tei_dialect(EXTENDED_RULES)
+STRICT = _tei_dialect(STRICT_RULES)

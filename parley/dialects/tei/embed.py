@@ -1,0 +1,164 @@
+"""``/embed``, ``/embed_all``, ``/similarity`` and the original's OpenAI routes: vectors, and cosines of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from parley.dialects import vectors
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.tei import inputs, shared
+from parley.dialects.tei.inputs import TeiReply
+from parley.dialects.tei.shared import EmptyInput, TeiRules
+from parley.dialects.tgi.shared import TGI_WORDING
+from parley.errors import ParleyError
+from parley.types import PoolingOptions, PromptVector, Text, Usage
+
+MAX_DIMENSIONS = 2**31 - 1
+NOT_SPARSE = "Model is not an embedding model with SPLADE pooling"
+
+
+def read_embed(rules: TeiRules, body: bytes, context: RequestContext) -> EmbedReply:
+    """Read a request for vectors. Raises BadRequest."""
+    return EmbedReply(rules, decode_fields(body, TGI_WORDING), context)
+
+
+def read_embed_all(rules: TeiRules, body: bytes, context: RequestContext) -> EmbedAllReply:
+    """Read a request for vectors of tokens. Raises BadRequest."""
+    return EmbedAllReply(rules, decode_fields(body, TGI_WORDING), context)
+
+
+def read_similarity(rules: TeiRules, body: bytes, context: RequestContext) -> SimilarityReply:
+    """Read a request for cosines. Raises BadRequest."""
+    return SimilarityReply(rules, decode_fields(body, TGI_WORDING), context)
+
+
+def read_features(rules: TeiRules, body: Fields, context: RequestContext) -> EmbedReply | SimilarityReply:
+    """Read what clients of Hugging Face send to ``/``: texts, or sentences to compare unless strict. Raises
+    BadRequest."""
+    if not rules.strict:
+        is_comparison = isinstance(body.raw_value("inputs"), dict)
+        return (SimilarityReply if is_comparison else FeatureReply)(rules, body, context)
+    return EmbedReply(rules, body, context)
+
+
+def read_openai_embedding(rules: TeiRules, body: bytes, context: RequestContext) -> OpenAIEmbedReply | Answer:
+    """Read a request of OpenAI's API. Its errors have a form of their own."""
+    try:
+        return OpenAIEmbedReply(rules, decode_fields(body, TGI_WORDING), context)
+    except ParleyError as error:
+        return shared.openai_error_answer(error)
+
+
+def refuse_sparse(rules: TeiRules, body: bytes, context: RequestContext) -> Answer:
+    """Return the original's answer where the model has no sparse vectors, as none here has."""
+    return shared.tei_error_answer(shared.UnfitModel(NOT_SPARSE))
+
+
+class EmbedReply(TeiReply):
+    """A request for one vector of each text."""
+
+    def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
+        prompts = inputs.read_inputs(rules, body)
+        pooling = PoolingOptions(
+            dimensions=body.integer("dimensions", None, 1, MAX_DIMENSIONS),
+            normalize=body.boolean("normalize", True),
+            prompt=inputs.read_prompt_name(body, prompts),
+        )
+        super().__init__(rules, body, context, prompts, pooling)
+
+    def render_vectors(self, answers: list[PromptVector]) -> bytes:
+        """Return a list of vectors, also for a single text."""
+        return encode_json([vectors.vector_numbers(answer.values) for answer in answers])
+
+
+class FeatureReply(EmbedReply):
+    """Feature extraction as Hugging Face's other servers do it: a single text has a vector, not a list of one.
+
+    ``encoding_format`` is that of OpenAI's embeddings.
+    """
+
+    def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
+        super().__init__(rules, body, context)
+        self._is_single = isinstance(body.raw_value("inputs"), str)
+        self._encoding = body.string("encoding_format", "float", allowed=("float", "base64"))
+
+    def render_vectors(self, answers: list[PromptVector]) -> bytes:
+        """Return the vector or the vectors as JSON."""
+        write = vectors.vector_base64 if self._encoding == "base64" else vectors.vector_numbers
+        written = [write(answer.values) for answer in answers]
+        return encode_json(written[0] if self._is_single else written)
+
+
+class EmbedAllReply(TeiReply):
+    """A request for one vector of each token."""
+
+    def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
+        prompts = inputs.read_inputs(rules, body)
+        prompt_name = inputs.read_prompt_name(body, prompts)
+        pooling = PoolingOptions(normalize=False, prompt=prompt_name, task="token_embed")
+        super().__init__(rules, body, context, prompts, pooling)
+
+    def render_vectors(self, answers: list[PromptVector]) -> bytes:
+        """Return a list of vectors for each text."""
+        return encode_json([vectors.vector_rows(answer.values, answer.rows) for answer in answers])
+
+
+class SimilarityReply(TeiReply):
+    """A request for the cosine of one sentence with each of several."""
+
+    def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
+        sentences = body.object("inputs")
+        if sentences is None:
+            raise body.missing_member("inputs")
+        source = sentences.string("source_sentence", None)
+        if source is None:
+            raise sentences.missing_member("source_sentence")
+        others = inputs.read_texts(rules, sentences, "sentences")
+        shared.check_batch(rules, 1 + len(others), "inputs.sentences")
+        if not all((source, *others)):
+            raise EmptyInput(inputs.EMPTY_SENTENCE, field="inputs")
+        parameters = body.object("parameters")
+        if parameters is None:
+            parameters = body  # Hugging Face's clients send them there
+        prompts = [Text(sentence) for sentence in (source, *others)]
+        prompt_name = parameters.string("prompt_name", None, cap=inputs.MAX_PROMPT_NAME)
+        pooling = PoolingOptions(normalize=True, prompt=prompt_name)
+        super().__init__(rules, body, context, prompts, pooling, parameters)
+
+    def render_vectors(self, answers: list[PromptVector]) -> bytes:
+        """Return the cosines, in the order of the sentences."""
+        source, *others = (vectors.vector_numbers(answer.values) for answer in answers)
+        return encode_json([vectors.shortest_float32(vectors.clamped_cosine(source, other)) for other in others])
+
+
+class OpenAIEmbedReply(TeiReply):
+    """An embedding request of OpenAI's API, with the original's answer and errors."""
+
+    field_names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
+
+    def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
+        prompts = inputs.read_inputs(rules, body, "input")
+        self._model = body.string("model", "", cap=256)
+        self._encoding = body.string("encoding_format", "float", allowed=("float", "base64"))
+        body.string("user", None)
+        pooling = PoolingOptions(dimensions=body.integer("dimensions", None, 1, MAX_DIMENSIONS), normalize=True)
+        super().__init__(rules, body.without_members({"truncate", "truncation_direction"}), context, prompts, pooling)
+
+    def render_refusal(self, error: ParleyError) -> Answer:
+        """Return the answer to an error."""
+        return shared.openai_error_answer(error)
+
+    def render_body(self, usage: Usage) -> bytes:
+        """Return the vectors in OpenAI's form."""
+        self._tokens = usage.prompt_tokens
+        write = vectors.vector_base64 if self._encoding == "base64" else vectors.vector_numbers
+        data = [
+            {"object": "embedding", "embedding": write(self._vectors[index].values), "index": index}
+            for index in range(len(self._vectors))
+        ]
+        usage_object = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+        model = self._model or next(iter(self._context.model_names), "")
+        return encode_json({"object": "list", "data": data, "model": model, "usage": usage_object})

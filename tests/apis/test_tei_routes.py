@@ -1,0 +1,74 @@
+"""TEI's routes of a running server: beside the other APIs at the root, and strict below its prefix."""
+
+import msgspec
+from support.http_client import MODEL_INFO
+
+TEXTS = ["The quick brown fox", "über den Deich"]
+
+
+def model_info(**changes):
+    return msgspec.structs.replace(MODEL_INFO, **({"generates": False, "dimensions": 0} | changes))
+
+
+async def test_an_encoder_has_teis_routes_and_a_generator_tgis(serve):
+    encoder = await serve(info=model_info(dimensions=8, token_vectors=True, pooling="mean"))
+    for prefix in ("", "/tei"):
+        vectors = await encoder.post(prefix + "/embed", {"inputs": TEXTS})
+        assert [len(vector) for vector in vectors.json] == [8, 8]
+        assert int(vectors.headers["x-compute-characters"]) == sum(map(len, TEXTS))
+        assert (await encoder.post(prefix + "/embed", {"inputs": TEXTS[0]})).json == vectors.json[:1]
+        tokens = (await encoder.post(prefix + "/tokenize", {"inputs": TEXTS})).json
+        assert int(vectors.headers["x-compute-tokens"]) == sum(map(len, tokens))
+        rows = (await encoder.post(prefix + "/embed_all", {"inputs": TEXTS})).json
+        assert [len(each) for each in rows] == [len(each) for each in tokens]
+        for text, each in zip(TEXTS, tokens, strict=True):
+            assert "".join(token["text"] for token in each) == text
+            assert each[-1]["stop"] == len(text.encode()) and each[0]["special"] is False
+        ids = [[token["id"] for token in each] for each in tokens]
+        assert (await encoder.post(prefix + "/decode", {"ids": ids})).json == TEXTS
+        assert (await encoder.get(prefix + "/info")).json["model_type"] == {"embedding": {"pooling": "mean"}}
+        assert (await encoder.get(prefix + "/health")).status == 200
+        sentences = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
+        assert len((await encoder.post(prefix + "/similarity", sentences)).json) == 2
+        for path, body in (("/embed_sparse", {"inputs": "a"}), ("/predict", {"inputs": "a"})):
+            refused = await encoder.post(prefix + path, body)
+            assert (refused.status, refused.json["error_type"]) == (424, "Backend")
+        assert b"\nte_request_success " in (await encoder.get(prefix + "/metrics")).body
+    assert "count" in (await encoder.post("/tokenize", {"prompt": "a"})).json  # vLLM's
+    assert (await encoder.post("/tei/embed", {"inputs": "a"}, **{"content-type": "text/plain"})).status == 415
+    await encoder.idle()
+    generator = await serve()
+    assert "model_pipeline_tag" in (await generator.get("/info")).json
+    assert isinstance((await generator.post("/tokenize", {"inputs": "a"})).json[0], dict)
+    assert "generated_text" in (await generator.post("/", {"inputs": "a"})).json[0]
+    assert (await generator.post("/tei/embed_all", {"inputs": "a"})).status == 424
+
+
+async def test_a_reranker_answers_rerank_by_the_members_of_the_body(serve):
+    server = await serve(info=model_info(labels=["LABEL_0"]))
+    body = {"query": "a", "texts": TEXTS, "return_text": True}
+    ranks = await server.post("/rerank", body)
+    assert [set(rank) for rank in ranks.json] == [{"index", "text", "score"}] * 2
+    for path in ("/tei/rerank", "/tei/", "/"):
+        assert (await server.post(path, body)).json == ranks.json
+    results = (await server.post("/rerank", {"query": "a", "documents": TEXTS})).json["results"]
+    assert len(results) == 2 and "reranker" in (await server.get("/info")).json["model_type"]
+    for path, other in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/embed", {"inputs": "a"}),
+    ):
+        assert (await server.post(path, other)).status in (400, 424)
+    await server.idle()
+
+
+async def test_a_body_beyond_teis_limits_is_refused_below_its_prefix(serve):
+    server = await serve(info=model_info(dimensions=8))
+    many = {"inputs": ["a"] * 33}
+    assert (await server.post("/embed", many)).status == 200
+    refused = await server.post("/tei/embed", many)
+    assert refused.json == {"error": "batch size 33 > maximum allowed batch size 32", "error_type": "Validation"}
+    long = {"inputs": "b " * 9000}
+    refused = await server.post("/embed", long)
+    assert refused.status == 422 and "`inputs` must have less than 4096 tokens" in refused.json["error"]
+    assert int((await server.post("/tei/embed", long)).headers["x-compute-tokens"]) == 4096
+    await server.idle()
