@@ -16,7 +16,7 @@ import torch
 from parley.core.sequence import DraftProposer, MediaEncoder, RowResult, Sequence, Step
 from parley.model.checkpoint.files import LoadError
 from parley.model.networks.classifier import ClassifierHead
-from parley.model.networks.encoder import Encoder, PackedTexts
+from parley.model.networks.encoder import EncoderNetwork, PackedTexts
 from parley.model.networks.pooling import HiddenRows, PoolingRecipe
 from parley.types import EngineRequest, PoolingOptions, PoolingTask
 
@@ -35,7 +35,7 @@ class EncoderRunner:
     long_rope_after = inf
 
     def __init__(
-        self, encoder: Encoder, recipe: PoolingRecipe, *, max_model_len: int, head: ClassifierHead | None = None
+        self, encoder: EncoderNetwork, recipe: PoolingRecipe, *, max_model_len: int, head: ClassifierHead | None = None
     ):
         self.encoder = encoder
         self.recipe = recipe

@@ -41,7 +41,7 @@ def reference_logits(model):
     return rows
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])  # one for each kind of head
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "modernbert"])  # one for each kind of head
 def test_classifier_logits_match_transformers(tmp_path, kind):
     write_encoder(
         tmp_path, kind, HEAD, num_labels=3, **{"n_layers" if kind == "distilbert" else "num_hidden_layers": 1}
@@ -97,6 +97,15 @@ def test_load_refuses_unsupported_classifiers(tmp_path, members, sentence):
     for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match=sentence):
             load()
+
+
+def test_modernbert_classifier_may_pool_the_mean(tmp_path):
+    members = {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True, "num_hidden_layers": 2}
+    write_encoder(tmp_path, "modernbert", HEAD, num_labels=2, **members)
+    runner, _ = load_test_runner(tmp_path)
+    actual = unpack_vectors(serve_requests(runner, pair_requests())[0])
+    for i, logits in enumerate(reference_logits(load_reference(tmp_path))):
+        torch.testing.assert_close(torch.tensor(actual[str(i)]), logits, atol=1e-4, rtol=1e-4)
 
 
 def test_classifier_without_labels_in_its_config_has_numbered_ones(tmp_path):

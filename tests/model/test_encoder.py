@@ -14,6 +14,7 @@ from support.run_model import load_test_runner, serve_requests
 from test_pooling import unpack_vectors, write_pooling_config
 
 from parley.model.checkpoint.files import LoadError
+from parley.model.load import modern_bert
 from parley.model.load.check import check_model
 from parley.types import EngineRequest, PoolingOptions, Settings
 
@@ -28,6 +29,15 @@ SIZES = {
 }
 DISTILBERT_SIZES = {"dim": 48, "hidden_dim": 112, "n_layers": 3, "n_heads": 4, "vocab_size": tiny_models.VOCAB,
          "max_position_embeddings": 130}  # fmt: skip
+MODERNBERT_SIZES = SIZES | {
+    "max_position_embeddings": 128,
+    "num_hidden_layers": 4,
+    "local_attention": 12,
+    "cls_token_id": 0,
+    "sep_token_id": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
 ENCODER_CONFIGS = {
     "bert": SIZES,
     "roberta": SIZES,
@@ -35,6 +45,7 @@ ENCODER_CONFIGS = {
     "camembert": SIZES,
     "distilbert": DISTILBERT_SIZES,
     "mpnet": SIZES,
+    "modernbert": MODERNBERT_SIZES,
 }
 LENGTHS = (1, 2, 2, 7, 40, 3, 2, 128, 7, 1, 90)
 
@@ -90,9 +101,10 @@ def test_check_accepts_encoders_but_none_without_a_tensor(tmp_path, kind):
     write_encoder(tmp_path, kind)
     assert check_model(Settings(model=str(tmp_path))) == ""
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors.pop(next(name for name in tensors if name.endswith("embeddings.position_embeddings.weight")))
+    missing = "final_norm" if kind == "modernbert" else "position_embeddings"
+    tensors.pop(next(name for name in tensors if name.endswith(f"{missing}.weight")))
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(LoadError, match="position_embeddings"):
+    with pytest.raises(LoadError, match=missing):
         check_model(Settings(model=str(tmp_path)))
 
 
@@ -170,6 +182,66 @@ def test_encoder_loads_legacy_layer_norm_names(tmp_path):
     torch.testing.assert_close(
         torch.tensor(actual["4"]), normalized(hidden_states(model)[4].mean(0)), atol=2e-5, rtol=0
     )
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "hidden_activation": "gelu_pytorch_tanh"},
+        {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            }
+        },
+    ],
+)
+def test_modernbert_variants_match_transformers(tmp_path, members):
+    model = write_encoder(tmp_path, "modernbert", **members)
+    actual = unpack_vectors(serve_requests(load_test_runner(tmp_path)[0], embedding_requests())[0])
+    for i, rows in enumerate(hidden_states(model)):
+        torch.testing.assert_close(torch.tensor(actual[str(i)]), normalized(rows.mean(0)), atol=2e-5, rtol=0)
+
+
+def test_modernbert_config_of_older_releases_is_read(tmp_path):
+    model = write_encoder(tmp_path, "modernbert")
+    written = json.loads((tmp_path / "config.json").read_text())
+    newer = ("layer_types", "rope_parameters")
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {name: value for name, value in written.items() if name not in newer}
+            | {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+        )
+    )
+    actual = unpack_vectors(serve_requests(load_test_runner(tmp_path)[0], embedding_requests())[0])
+    torch.testing.assert_close(
+        torch.tensor(actual["7"]), normalized(hidden_states(model)[7].mean(0)), atol=2e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"hidden_activation": "relu"}, "activation relu"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "scaled rotary positions"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["x", "x", "x", "x"]}, "layer_types"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"hidden_size": 46}, "hidden_size"),
+        ({"vocab_size": "640"}, "vocab_size"),
+    ],
+)
+def test_unsupported_modernbert_configs_are_refused(members, sentence):
+    with pytest.raises(LoadError, match=sentence):
+        modern_bert.read_config(MODERNBERT_SIZES | members)
+
+
+def test_load_rejects_modernbert_with_more_layers_than_its_checkpoint(tmp_path):
+    write_encoder(tmp_path, "modernbert")
+    edit_json(tmp_path, "config.json", layer_types=None, num_hidden_layers=2**40)
+    with pytest.raises(LoadError, match="no tensor"):
+        load_test_runner(tmp_path)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new"])

@@ -32,7 +32,6 @@ WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TYPE_EMBEDDINGS = (
     f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
 )
 ENCODER_ACTIVATIONS = {"gelu": GELU, "relu": RELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
-UNSUPPORTED_HEADS = ("ForTokenClassification", "ForImageClassification", "ForQuestionAnswering", "ForMultipleChoice")
 MAX_DISTANCE = 128  # relative distances from here on share the last bucket
 
 PROBE_LENGTHS = (17, 5)  # lengths in tokens of the numeric check's two texts
@@ -100,17 +99,9 @@ CONFIG_DEFAULTS: dict[str, Any] = {
 }
 
 
-def is_encoder(config: dict[str, Any]) -> bool:
-    """True if the config names one of these encoders, not a model that generates."""
-    return config["model_type"] in ENCODER_FAMILIES and not config.get("is_decoder")
-
-
 def read_encoder_config(config: dict[str, Any]) -> EncoderConfig:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
     kind = config["model_type"]
-    names = [str(name) for name in config.get("architectures") or ()]
-    if task_heads := [name for name in names if name.endswith(UNSUPPORTED_HEADS)]:
-        raise LoadError(f"A {task_heads[0]} is not an embedding model, and no classifier of whole texts.")
     if config.get("position_embedding_type") not in (None, "absolute"):
         raise LoadError(f"A {kind} model with positions of kind {config['position_embedding_type']} is not supported.")
     fields = {CONFIG_SYNONYMS.get(name, name): value for name, value in config.items()}

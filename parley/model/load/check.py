@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.load import bert, classifier, fuse, plan, towers
+from parley.model.load import classifier, encoders, fuse, plan, towers
 from parley.model.load.memory import kv_page_count
 from parley.model.networks.lora import read_adapter
 from parley.model.networks.network import DecoderNetwork, LinearSite
@@ -36,7 +36,7 @@ def check_model(settings: Settings) -> str:
     """
     folder = Path(settings.model)
     config = read_config(folder)
-    if bert.is_encoder(config):
+    if encoders.is_encoder(config):
         _check_encoder(settings, folder, config)
         return ""
     parts = [_check_decoder(settings, folder, config)]
@@ -71,7 +71,7 @@ class CheckedDecoder(NamedTuple):
 
 def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> None:
     encoder_plan = plan.plan_encoder(settings, folder, config)
-    encoder_config = bert.check_encoder_tensors(encoder_plan.checkpoint, config)
+    encoder_config = encoders.check_encoder_tensors(encoder_plan.checkpoint, config)
     classifier.load_classifier_head(encoder_plan.checkpoint, config, encoder_config.hidden, torch.device("meta"))
 
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.networks.classifier import ClassifierHead, PlainLinear, ScoreFunction
+from parley.model.networks.encoder import LayerNorm
 
 MAX_LABELS = 1 << 17  # a config may claim any number
 HEAD_SUFFIX = "ForSequenceClassification"
@@ -22,11 +24,13 @@ HEAD_SUFFIX = "ForSequenceClassification"
 
 @dataclass(frozen=True)
 class HeadTensorNames:
-    """A family's tensor names. ``hidden`` follows a prefix if that layer belongs to the encoder."""
+    """A family's tensor names. ``hidden`` follows a prefix if that layer belongs to the encoder. ``norm``: the norm
+    after that layer; in families that have one, neither has a bias unless the config says so."""
 
     hidden: str
     output: str
     activate: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
+    norm: str = ""
 
 
 ROBERTA_HEAD = HeadTensorNames("classifier.dense", "classifier.out_proj")
@@ -37,6 +41,7 @@ CLASSIFIER_FAMILIES = {
     "camembert": ROBERTA_HEAD,
     "mpnet": ROBERTA_HEAD,
     "distilbert": HeadTensorNames("pre_classifier", "classifier", torch.relu),
+    "modernbert": HeadTensorNames("head.dense", "classifier", F.gelu, norm="head.norm"),
 }
 SCORE_FUNCTION_NAMES: dict[str, ScoreFunction] = {
     "Sigmoid": "sigmoid",
@@ -89,22 +94,41 @@ def load_classifier_head(
     if not is_classifier(config):
         return None
     names, labels = CLASSIFIER_FAMILIES[config["model_type"]], read_labels(config)
+    if names.norm and (kind := config.get("classifier_activation", "gelu")) != "gelu":
+        raise LoadError(f"A classifier with the activation {kind} is not supported.")
     hidden_name = f"{names.hidden}.weight"
     full_name = next((name for name in checkpoint.tensor_names if name.endswith(hidden_name)), hidden_name)
+    weights = HeadWeights(checkpoint, device)
+    has_bias = not names.norm or bool(config.get("classifier_bias"))
     return ClassifierHead(
-        hidden_layer=_read_linear(checkpoint, device, full_name.removesuffix(".weight"), hidden, hidden),
+        hidden_layer=weights.read_linear(full_name.removesuffix(".weight"), hidden, hidden, has_bias=has_bias),
         activate=names.activate,
-        output_layer=_read_linear(checkpoint, device, names.output, len(labels), hidden),
+        output_layer=weights.read_linear(names.output, len(labels), hidden),
         labels=labels,
         score_function=read_score_function(config, len(labels)),
+        norm=weights.read_norm(names.norm, hidden, has_bias=bool(config.get("norm_bias"))) if names.norm else None,
+        eps=float(config.get("norm_eps", 1e-5)),
+        uses_mean=config.get("classifier_pooling") == "mean",
     )
 
 
-def _read_linear(checkpoint: Checkpoint, device: torch.device, name: str, out: int, width: int) -> PlainLinear:
-    """Return a linear layer in float32."""
-    shapes = {f"{name}.weight": (out, width), f"{name}.bias": (out,)}
-    weight, bias = (
-        checkpoint.view_tensor(tensor, *shape).to(device=device, dtype=torch.float32, copy=True)
-        for tensor, shape in shapes.items()
-    )
-    return PlainLinear(weight, bias)
+class HeadWeights:
+    """Reads tensors in float32. Raises LoadError."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device):
+        self._checkpoint, self._device = checkpoint, device
+
+    def read_tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a copy of one tensor; ``shape`` is the expected shape."""
+        tensor = self._checkpoint.view_tensor(name, *shape)
+        return tensor.to(device=self._device, dtype=torch.float32, copy=True)
+
+    def read_linear(self, name: str, out: int, width: int, *, has_bias: bool = True) -> PlainLinear:
+        """Return a linear layer."""
+        weight = self.read_tensor(f"{name}.weight", out, width)
+        return PlainLinear(weight, self.read_tensor(f"{name}.bias", out) if has_bias else None)
+
+    def read_norm(self, name: str, width: int, *, has_bias: bool) -> LayerNorm:
+        """Return a LayerNorm; its bias is zeros if it has none."""
+        weight = self.read_tensor(f"{name}.weight", width)
+        return LayerNorm(weight, self.read_tensor(f"{name}.bias", width) if has_bias else torch.zeros_like(weight))

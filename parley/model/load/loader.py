@@ -19,8 +19,8 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.draft_model import DraftModel
 from parley.model.encoder_runner import EncoderRunner
-from parley.model.load.bert import is_encoder, load_encoder
 from parley.model.load.classifier import load_classifier_head
+from parley.model.load.encoders import is_encoder, load_encoder
 from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
 from parley.model.load.memory import guard_allocation, kv_page_count, staging_page_count
@@ -69,7 +69,7 @@ def _load_encoder(
         torch.set_num_threads(settings.threads)
     with guard_allocation("the model's weights"):
         encoder = load_encoder(
-            checkpoint, config, ENCODER_DTYPE, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
+            checkpoint, config, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
         )
         head = load_classifier_head(checkpoint, config, encoder.config.hidden, device)
         longest = encoder.config.max_length

@@ -15,7 +15,7 @@ import torch
 from parley.model.checkpoint import quantization as quantised
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.quantization import Quantization
-from parley.model.load.bert import is_encoder, read_encoder_config
+from parley.model.load.encoders import is_encoder, read_encoder_config
 from parley.model.load.fuse import EMBEDDING_TENSOR, LlamaWeights, check_tensor_names
 from parley.model.load.memory import free_memory
 from parley.model.load.multimodal import has_own_head, keep_language_model, language_model_config

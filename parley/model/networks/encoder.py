@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -40,6 +41,35 @@ class EncoderConfig:
     def max_length(self) -> int:
         """The longest text in tokens that has positions."""
         return self.positions - self.first_position
+
+
+class EncoderSizes(Protocol):
+    """What is known of the sizes of every encoder."""
+
+    @property
+    def vocab(self) -> int:
+        """The number of token ids."""
+
+    @property
+    def hidden(self) -> int:
+        """Numbers in the state of a token."""
+
+    @property
+    def max_length(self) -> int:
+        """The longest text in tokens that has positions."""
+
+
+class EncoderNetwork(Protocol):
+    """An encoder of any family."""
+
+    device: torch.device
+
+    @property
+    def config(self) -> EncoderSizes:
+        """Its sizes."""
+
+    def encode_packed(self, texts: PackedTexts) -> torch.Tensor:
+        """Return the hidden states after the last layer: [T, hidden]."""
 
 
 class PackedTexts:

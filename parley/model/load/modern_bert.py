@@ -1,0 +1,233 @@
+"""Loads ModernBERT and checks each loaded encoder numerically.
+
+A config that asks for anything else is refused, never guessed at. The numeric check runs a plain float32 forward pass,
+written from the definition (arXiv 2412.13663, section 2.1; rotary positions: arXiv 2104.09864), one text at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
+from parley.model.networks.rotary_encoder import RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
+
+MODEL_TYPE = "modernbert"
+EMBEDDINGS = "embeddings.tok_embeddings.weight"
+MAX_LAYERS = 1 << 16  # a config may claim any number; no checkpoint has so many
+LAYER_KINDS = {"full_attention": False, "sliding_attention": True}
+ACTIVATIONS = {"gelu": GELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
+CONFIG_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 22,
+    "max_position_embeddings": 8192,
+    "local_attention": 128,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160_000.0,
+    "local_rope_theta": 10_000.0,
+    "norm_eps": 1e-5,
+    "hidden_activation": "gelu",
+}
+PROBE_EXCESS, SHORT_PROBE = 20, 5  # tokens of the long probe beyond the reach of local layers, and of the short probe
+TOLERANCE = 1e-3  # relative error (L2) of the hidden states
+
+
+def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
+    """Read the encoder's sizes from the content of config.json. Raises LoadError."""
+    values = {name: default if config.get(name) is None else config[name] for name, default in CONFIG_DEFAULTS.items()}
+    sizes = [name for name, default in CONFIG_DEFAULTS.items() if isinstance(default, int)]
+    invalid = [name for name in sizes if type(values[name]) is not int or values[name] < 1]
+    if type(config.get("vocab_size")) is not int:
+        invalid.append("vocab_size")
+    if not invalid and values["hidden_size"] % (2 * values["num_attention_heads"]):
+        invalid.append("hidden_size")
+    if invalid:
+        raise LoadError(f"config.json has no valid {invalid[0]} for a {MODEL_TYPE} model.")
+    if values["hidden_activation"] not in ACTIVATIONS:
+        raise LoadError(f"A {MODEL_TYPE} model with the activation {values['hidden_activation']} is not supported.")
+    thetas = _read_thetas(config, values)
+    return RotaryEncoderConfig(
+        vocab=config["vocab_size"],
+        hidden=values["hidden_size"],
+        intermediate=values["intermediate_size"],
+        heads=values["num_attention_heads"],
+        local_layers=_read_layer_kinds(config, values),
+        eps=float(values["norm_eps"]),
+        max_length=values["max_position_embeddings"],
+        reach=values["local_attention"] // 2,
+        global_theta=thetas["full_attention"],
+        local_theta=thetas["sliding_attention"],
+        activation=ACTIVATIONS[values["hidden_activation"]],
+    )
+
+
+def _read_thetas(config: dict[str, Any], values: dict[str, Any]) -> dict[str, float]:
+    """Return the base of the rotary angles of both kinds of layers. Raises LoadError for any but plain angles."""
+    thetas = {"full_attention": values["global_rope_theta"], "sliding_attention": values["local_rope_theta"]}
+    parameters = config.get("rope_parameters") or {}
+    scalings = [config.get("rope_scaling") or {}]
+    for kind in thetas:
+        rope = parameters.get(kind) or {}
+        scalings.append(rope)
+        thetas[kind] = rope.get("rope_theta", thetas[kind])
+    scaled = [scaling for scaling in scalings if scaling.get("rope_type", "default") != "default"]
+    if scaled or any(not isinstance(theta, int | float) or theta <= 0 for theta in thetas.values()):
+        raise LoadError(f"A {MODEL_TYPE} model with scaled rotary positions is not supported.")
+    return {kind: float(theta) for kind, theta in thetas.items()}
+
+
+def _read_layer_kinds(config: dict[str, Any], values: dict[str, Any]) -> tuple[bool, ...]:
+    """Return for each layer whether it attends nearby only. Raises LoadError."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        every, count = values["global_attn_every_n_layers"], min(values["num_hidden_layers"], MAX_LAYERS)
+        return tuple(bool(layer % every) for layer in range(count))
+    if len(kinds) != values["num_hidden_layers"] or not set(kinds) <= LAYER_KINDS.keys():
+        raise LoadError(f"config.json has no valid layer_types for a {MODEL_TYPE} model.")
+    return tuple(LAYER_KINDS[kind] for kind in kinds)
+
+
+class ModernBertWeights:
+    """Reads a checkpoint's tensors, whatever prefix the names carry, in float32. Raises LoadError."""
+
+    def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
+        self.checkpoint, self.config, self.device = checkpoint, read_config(config), device
+        names = [name for name in checkpoint.tensor_names if name.endswith(EMBEDDINGS)]
+        self.prefix = names[0].removesuffix(EMBEDDINGS) if names else ""
+        self.attention_bias, self.mlp_bias, self.norm_bias = (
+            bool(config.get(f"{part}_bias")) for part in ("attention", "mlp", "norm")
+        )
+        last_tensor = f"{self.prefix}layers.{self.config.layers - 1}.attn.Wqkv.weight"
+        if last_tensor not in checkpoint:  # checked before work is planned per layer
+            raise LoadError(
+                f"The checkpoint has no tensor {last_tensor}, but the config asks for {self.config.layers} layers."
+            )
+
+    def read_tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a copy of one tensor; ``shape`` is the expected shape."""
+        tensor = self.checkpoint.view_tensor(self.prefix + name, *shape)
+        return tensor.to(device=self.device, dtype=torch.float32, copy=True)
+
+    def read_affine(self, name: str, out: int, width: int, has_bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weight [out, width] and bias [out] of one linear layer; zeros if it has no bias."""
+        weight = self.read_tensor(f"{name}.weight", out, width)
+        return weight, self.read_tensor(f"{name}.bias", out) if has_bias else weight.new_zeros(out)
+
+    def read_linear(self, name: str, out: int, width: int, has_bias: bool) -> EncoderLinear:
+        """Return one linear layer."""
+        return EncoderLinear(*self.read_affine(name, out, width, has_bias))
+
+    def read_norm(self, name: str) -> LayerNorm:
+        """Return one LayerNorm; its bias is zeros if it has none."""
+        weight = self.read_tensor(f"{name}.weight", self.config.hidden)
+        bias = self.read_tensor(f"{name}.bias", self.config.hidden) if self.norm_bias else torch.zeros_like(weight)
+        return LayerNorm(weight, bias)
+
+    def read_layer(self, layer: int) -> RotaryEncoderLayer:
+        """Return one layer."""
+        hidden, intermediate, start = self.config.hidden, self.config.intermediate, f"layers.{layer}."
+        return RotaryEncoderLayer(
+            attention_norm=self.read_norm(f"{start}attn_norm") if layer else None,
+            qkv=self.read_linear(f"{start}attn.Wqkv", 3 * hidden, hidden, self.attention_bias),
+            output=self.read_linear(f"{start}attn.Wo", hidden, hidden, self.attention_bias),
+            norm=self.read_norm(f"{start}mlp_norm"),
+            up=self.read_linear(f"{start}mlp.Wi", 2 * intermediate, hidden, self.mlp_bias),
+            down=self.read_linear(f"{start}mlp.Wo", hidden, intermediate, self.mlp_bias),
+        )
+
+
+def load_modern_bert(
+    checkpoint: Checkpoint, config: dict[str, Any], device: torch.device, progress: Callable[[float], None]
+) -> RotaryEncoder:
+    """Load the encoder and check it numerically. Raises LoadError."""
+    weights = ModernBertWeights(checkpoint, config, device)
+    layers = []
+    for layer in range(weights.config.layers):
+        layers.append(weights.read_layer(layer))
+        progress((layer + 1) / weights.config.layers)
+    encoder = RotaryEncoder(
+        weights.config,
+        weights.read_tensor(EMBEDDINGS, weights.config.vocab, weights.config.hidden),
+        weights.read_norm("embeddings.norm"),
+        layers,
+        weights.read_norm("final_norm"),
+    )
+    error = _deviation(encoder, ModernBertWeights(checkpoint, config, torch.device("cpu")))
+    if not error <= TOLERANCE:
+        raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
+    return encoder
+
+
+def check_modern_bert(checkpoint: Checkpoint, config: dict[str, Any]) -> RotaryEncoderConfig:
+    """Check names, shapes and types of all tensors without reading any, and return the sizes. Raises LoadError."""
+    weights = ModernBertWeights(checkpoint, config, torch.device("meta"))
+    for layer in range(weights.config.layers):
+        weights.read_layer(layer)
+    weights.read_tensor(EMBEDDINGS, weights.config.vocab, weights.config.hidden)
+    weights.read_norm("embeddings.norm")
+    weights.read_norm("final_norm")
+    return weights.config
+
+
+@torch.inference_mode()
+def _deviation(encoder: RotaryEncoder, weights: ModernBertWeights) -> float:
+    """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
+    config = weights.config
+    lengths = [min(length, config.max_length) for length in (config.reach + PROBE_EXCESS, SHORT_PROBE)]
+    ids = torch.linspace(0, config.vocab - 1, sum(lengths)).long()
+    texts = [text.tolist() for text in ids.split(lengths)]
+    expected = torch.cat([encode_plainly(weights, text) for text in texts])
+    actual = encoder.encode_packed(PackedTexts(texts, encoder.device)).float().cpu()
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def encode_plainly(weights: ModernBertWeights, text: list[int]) -> torch.Tensor:
+    """Compute the hidden states of one text by the definition: float32 [tokens, hidden]."""
+    config = weights.config
+    count, width = len(text), config.hidden // config.heads
+
+    def normalize(x: torch.Tensor, name: str) -> torch.Tensor:
+        norm, centred = weights.read_norm(name), x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + config.eps).sqrt() * norm.weight + norm.bias
+
+    def project(x: torch.Tensor, name: str, out: int, has_bias: bool) -> torch.Tensor:
+        weight, bias = weights.read_affine(name, out, x.shape[-1], has_bias)
+        return x @ weight.T + bias
+
+    def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
+        """Rotate pairs of numbers of each head as complex numbers: [tokens, heads, width]."""
+        exponents = torch.arange(width // 2) / (width // 2)
+        angles = torch.arange(count)[:, None] * theta**-exponents
+        turned = torch.complex(x[..., : width // 2], x[..., width // 2 :]) * torch.polar(
+            torch.ones_like(angles), angles
+        ).unsqueeze(1)
+        return torch.cat((turned.real, turned.imag), -1)
+
+    positions = torch.arange(count)
+    distances = (positions[:, None] - positions).abs()
+    x = weights.checkpoint.view_tensor(weights.prefix + EMBEDDINGS, config.vocab, config.hidden)[text].float()
+    x = normalize(x, "embeddings.norm")
+    for layer, is_local in enumerate(config.local_layers):
+        start = f"layers.{layer}."
+        qkv = project(
+            normalize(x, f"{start}attn_norm") if layer else x, f"{start}attn.Wqkv", 3 * config.hidden,
+            weights.attention_bias,
+        )  # fmt: skip
+        q, k, v = qkv.view(count, 3, config.heads, width).unbind(1)
+        theta = config.local_theta if is_local else config.global_theta
+        scores = torch.einsum("qhd,khd->hqk", rotate(q, theta), rotate(k, theta)) / math.sqrt(width)
+        if is_local:
+            scores = scores.masked_fill(distances > config.reach, -math.inf)
+        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(count, config.hidden)
+        x = x + project(attended, f"{start}attn.Wo", config.hidden, weights.attention_bias)
+        up = project(normalize(x, f"{start}mlp_norm"), f"{start}mlp.Wi", 2 * config.intermediate, weights.mlp_bias)
+        active = F.gelu(up[:, : config.intermediate], approximate="tanh" if config.activation == TANH else "none")
+        x = x + project(active * up[:, config.intermediate :], f"{start}mlp.Wo", config.hidden, weights.mlp_bias)
+    return normalize(x, "final_norm")
