@@ -31,6 +31,7 @@ from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
 from parley.native.experts import Experts, Routing, stack_experts
 from parley.native.layer import DecoderLayer
+from parley.native.layer_shape import LayerShape, Norm
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
@@ -48,8 +49,10 @@ __all__ = [
     "DecoderLayer",
     "Experts",
     "GroupedWeight",
+    "LayerShape",
     "LoraRows",
     "LowRank",
+    "Norm",
     "PackedLora",
     "PackedWeight",
     "PageFormat",
@@ -57,7 +60,8 @@ __all__ = [
     "QuantizedRows",
     "Routing",
     "Stack",
-    "add_rms_norm",
+    "activate",
+    "add_norm",
     "apply_mask",
     "argmax",
     "attend",
@@ -70,6 +74,7 @@ __all__ = [
     "lm_head_logits",
     "masked_argmax",
     "mix_experts",
+    "norm_rows",
     "pack_grouped",
     "pack_int8",
     "pack_lora",
@@ -77,11 +82,10 @@ __all__ = [
     "packed_layout_id",
     "plan_attention",
     "quantize_rows",
-    "rms_norm",
     "rope_write",
     "round_int4",
     "route",
-    "silu_mul",
+    "scale_logits",
     "softmax_totals",
     "stack_experts",
     "top_k",
@@ -173,24 +177,38 @@ def group_lora_rows(groups: Sequence[tuple[Any, Sequence[int]]], device: torch.d
     return kernels.group_lora_rows(groups)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, consumer: PackedWeight | None = None) -> Any:
-    """RMS norm of x. If ``consumer``, the only layer that reads the result, takes int8, the result is quantized."""
-    return _kernels_for(x).rms_norm(x, weight, eps, int8=_takes_int8(consumer))
+def norm_rows(x: torch.Tensor, norm: Norm | None, *, consumer: PackedWeight | None = None) -> Any:
+    """Norm of x. If ``consumer``, the only layer that reads the result, takes int8, the result is quantized."""
+    return _kernels_for(x).norm_rows(x, norm, int8=_takes_int8(consumer))
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, consumer: PackedWeight | None = None
+def add_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm: Norm | None,
+    *,
+    after: Norm | None = None,
+    scale: float = 1.0,
+    consumer: PackedWeight | None = None,
 ) -> tuple[Any, torch.Tensor]:
-    """Return (RMS norm of residual + x, residual + x). ``consumer`` is that of ``rms_norm``."""
-    result: tuple[Any, torch.Tensor] = _kernels_for(x).add_rms_norm(
-        x, residual, weight, eps, int8=_takes_int8(consumer)
+    """Return (norm of the new residual, residual + scale * after(x)). ``consumer`` is that of ``norm_rows``."""
+    result: tuple[Any, torch.Tensor] = _kernels_for(x).add_norm(
+        x, residual, norm, after=after, scale=scale, int8=_takes_int8(consumer)
     )
     return result
 
 
-def silu_mul(gate_up: torch.Tensor, *, consumer: PackedWeight | None = None) -> Any:
-    """Return silu(gate) * up for gate_up [T, 2 * width]. ``consumer`` is that of ``rms_norm``."""
-    return _kernels_for(gate_up).silu_mul(gate_up, int8=_takes_int8(consumer))
+def activate(
+    rows: torch.Tensor, activation: str, *, is_gated: bool = True, consumer: PackedWeight | None = None
+) -> Any:
+    """Return activation(gate) * up for rows [T, 2 * width]. ``consumer`` is that of ``norm_rows``."""
+    return _kernels_for(rows).activate(rows, activation, is_gated=is_gated, int8=_takes_int8(consumer))
+
+
+def scale_logits(logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
+    """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""
+    result: torch.Tensor = _vocabulary_kernels(logits, torch_kernels).scale_logits(logits, scale, cap)
+    return result
 
 
 def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
@@ -247,12 +265,15 @@ def rope_write(
     pool: PagePool,
     indices: torch.Tensor,
     *,
-    head_norm: torch.Tensor | None = None,
-    eps: float = 0.0,
+    head_norm: Norm | None = None,
+    has_whole_norm: bool = False,
+    is_interleaved: bool = False,
 ) -> torch.Tensor:
     """Rotate queries and keys in ``qkv``, and store keys and values in the pages. Return the queries."""
-    form = _tiled_kernels(pool) or torch_kernels
-    return form.rope_write(qkv, cos, sin, pool, indices, head_norm=head_norm, eps=eps)
+    form: Any = _tiled_kernels(pool) or torch_kernels
+    options = {"head_norm": head_norm, "has_whole_norm": has_whole_norm, "is_interleaved": is_interleaved}
+    result: torch.Tensor = form.rope_write(qkv, cos, sin, pool, indices, **options)
+    return result
 
 
 def plan_attention(
@@ -302,38 +323,40 @@ def attend(
 
 def build_stack(
     layers: Sequence[DecoderLayer],
+    shapes: Sequence[LayerShape],
     embedding: torch.Tensor,
-    norm: torch.Tensor,
+    norm: Norm,
     angles: torch.Tensor,
     heads: int,
     kv: LayerKV,
     *,
-    eps: float,
-    scale: float,
+    is_interleaved: bool,
+    embedding_scale: float,
 ) -> Stack | None:
     """Return one kernel for the embedding and all layers, or None if these layers must run kernel by kernel.
 
-    ``embedding`` [vocab, hidden] is applied before the layers, ``norm`` [hidden] after the last. ``angles`` float32
-    [positions, 2, rotary / 2] holds cosines and sines.
+    ``embedding`` [vocab, hidden] times its scale is applied before the layers, ``norm`` after the last. ``angles``
+    float32 [ropes, positions, 2, rotary / 2] holds the cosines and sines of each rotary embedding.
     """
     kernel_library = library.load_kernels()
     if (
         kernel_library is None
         or not Stack.supports_layers(layers)
-        or not choose_page_format(kv, torch.bfloat16, norm.device).tiled
+        or not choose_page_format(kv, torch.bfloat16, embedding.device).tiled
     ):
         return None
     return Stack(
         kernel_library,
         layers,
+        shapes,
         embedding,
         norm,
         angles,
         heads=heads,
         kv_heads=kv.heads,
         dim=kv.dim,
-        eps=eps,
-        scale=scale,
+        is_interleaved=is_interleaved,
+        embedding_scale=embedding_scale,
     )
 
 
@@ -366,5 +389,5 @@ def apply_mask(logits: torch.Tensor, bits: np.ndarray) -> None:
     _vocabulary_kernels(logits).apply_mask(logits, bits)
 
 
-def _vocabulary_kernels(logits: torch.Tensor) -> Any:
-    return (compiled_kernels() if logits.is_cpu and logits.dtype == torch.float32 else None) or torch_vocabulary
+def _vocabulary_kernels(logits: torch.Tensor, torch_form: ModuleType = torch_vocabulary) -> Any:
+    return (compiled_kernels() if logits.is_cpu and logits.dtype == torch.float32 else None) or torch_form

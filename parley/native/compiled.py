@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from parley.native import compiled_experts, compiled_grouped, compiled_int8, com
 from parley.native.compiled_grouped import GroupedPacked
 from parley.native.compiled_int8 import CompiledRows, Int8Packed, allocate_output
 from parley.native.experts import Experts, Routing
+from parley.native.layer_shape import ACTIVATIONS, Norm
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
@@ -30,9 +32,10 @@ SIGNATURES = {
     "packed_size": [N, N],
     "pack": [P, P, N, N, N],
     "linear": [P, P, P, P, N, N, N, N, N],
-    "add_rms_norm": [P, P, P, P, P, P, P, P, N, N, R, N],
-    "silu_mul": [P, P, P, P, P, N, N, N],
-    "rope_write": [P, P, P, P, P, P, R, N, N, N, N, N, N, N],
+    "add_norm": [P, P, P, P, R, P, P, P, P, P, N, N, N],
+    "activate": [P, N, N, P, P, P, P, N, N, N],
+    "rope_write": [P, P, P, P, P, P, N, N, N, N, N, N, N, N, N],
+    "scale_logits": [P, N, N, R, R, N],
     "write": [P, P, P, P, N, N, N, N, N, N],
     "argmax": [P, P, P, N, N, N],
     "top_k": [P, P, P, N, N, N, N],
@@ -52,6 +55,22 @@ RETURN_INT64 = (
     "packed_size", "attend_dim", "page_bytes", "masked_argmax", *compiled_experts.EXPERTS_RETURN_INT64,
     *compiled_grouped.GROUPED_RETURN_INT64, *compiled_int8.INT8_RETURN_INT64, *compiled_lora.LORA_RETURN_INT64,
 )  # fmt: skip
+
+
+class NormStruct(ctypes.Structure):
+    """``Norm`` in ``kernels.h``."""
+
+    _fields_ = [("weight", P), ("bias", P), ("is_centered", N), ("eps", R)]
+
+    @classmethod
+    def from_norm(cls, norm: Norm) -> NormStruct:
+        """Return the struct of a norm. It does not keep the tensors alive."""
+        bias = None if norm.bias is None else norm.bias.data_ptr()
+        return cls(norm.weight.data_ptr(), bias, norm.is_centered, norm.eps)
+
+
+def _norm_pointer(norm: Norm | None) -> Any:
+    return None if norm is None else ctypes.byref(NormStruct.from_norm(norm))
 
 
 @dataclass(frozen=True)
@@ -153,37 +172,56 @@ class CompiledKernels:
         )
         return y
 
-    def rms_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
-    ) -> torch.Tensor | CompiledRows:
-        """Return the RMS norm of x [T, hidden], times ``weight`` [hidden]; ``int8`` quantizes it."""
-        return self._run_norm(0, x.contiguous(), 0, weight, eps, int8)
+    def norm_rows(self, x: torch.Tensor, norm: Norm | None, *, int8: bool = False) -> torch.Tensor | CompiledRows:
+        """Return the norm of x [T, hidden], or x itself without one; ``int8`` quantizes it."""
+        return self._run_norm(0, x.contiguous(), 0, None, 1.0, norm, int8)
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm: Norm | None,
+        *,
+        after: Norm | None = None,
+        scale: float = 1.0,
+        int8: bool = False,
     ) -> tuple[torch.Tensor | CompiledRows, torch.Tensor]:
-        """Add x to the residual. Return (its norm, the residual), both [T, hidden]; ``int8`` quantizes the norm."""
+        """Add scale * after(x) to the residual. Return (its norm, the residual), both [T, hidden]; ``int8`` quantizes
+        the norm. Without a norm the rows stay as they are."""
         x, total = x.contiguous(), torch.empty_like(x)
-        return self._run_norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), weight, eps, int8), total
+        rows = self._run_norm(
+            x.data_ptr(), residual.contiguous(), total.data_ptr(), after, scale, norm, int8
+        )  # fmt: skip
+        return rows, total
 
     def _run_norm(
-        self, x: int, residual: torch.Tensor, total: int, weight: torch.Tensor, eps: float, int8: bool
+        self,
+        x: int,
+        residual: torch.Tensor,
+        total: int,
+        after: Norm | None,
+        scale: float,
+        norm: Norm | None,
+        int8: bool,
     ) -> torch.Tensor | CompiledRows:
-        width = weight.shape[0]
+        width = residual.shape[-1]
         count = residual.numel() // width
         out, pointers = allocate_output(residual.shape, count, width, int8)
         threads = torch.get_num_threads()
-        self._library.add_rms_norm(
-            x, residual.data_ptr(), total, weight.data_ptr(), *pointers, count, width, eps, threads
-        )
+        norms = _norm_pointer(after), scale, _norm_pointer(norm)
+        self._library.add_norm(x, residual.data_ptr(), total, *norms, *pointers, count, width, threads)
         return out
 
-    def silu_mul(self, gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | CompiledRows:
-        """Return silu(gate) * up, where gate and up are the halves of [T, 2 * width]; ``int8`` quantizes it."""
-        gate_up = gate_up.contiguous()
-        count, width = gate_up.shape[0], gate_up.shape[1] // 2
+    def activate(
+        self, rows: torch.Tensor, activation: str, *, is_gated: bool = True, int8: bool = False
+    ) -> torch.Tensor | CompiledRows:
+        """Return activation(gate) * up, where gate and up are the halves of [T, 2 * width], or the activation of all
+        unless ``is_gated``: [T, width]; ``int8`` quantizes it."""
+        rows = rows.contiguous()
+        count, width = rows.shape[0], rows.shape[1] // (2 if is_gated else 1)
         out, pointers = allocate_output((count, width), count, width, int8)
-        self._library.silu_mul(gate_up.data_ptr(), *pointers, count, width, torch.get_num_threads())
+        number, threads = ACTIVATIONS.index(activation), torch.get_num_threads()
+        self._library.activate(rows.data_ptr(), number, is_gated, *pointers, count, width, threads)
         return out
 
     def route(
@@ -202,6 +240,13 @@ class CompiledKernels:
     ) -> torch.Tensor:
         """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden], and of ``shared``."""
         return compiled_experts.mix_experts(self._library, x, experts, ids, weights, shared)
+
+    def scale_logits(self, logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
+        """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""
+        assert logits.is_contiguous()
+        threads = torch.get_num_threads()
+        self._library.scale_logits(logits.data_ptr(), *logits.shape, scale, cap or 0.0, threads)
+        return logits
 
     def page_format(self, layer: LayerKV, dtype: torch.dtype) -> PageFormat | None:
         """Return the format of pages of bfloat16 or int8, or None if the head dimension is not compiled."""
@@ -235,8 +280,9 @@ class CompiledKernels:
         pool: PagePool,
         slots: torch.Tensor,
         *,
-        head_norm: torch.Tensor | None = None,
-        eps: float = 0.0,
+        head_norm: Norm | None = None,
+        has_whole_norm: bool = False,
+        is_interleaved: bool = False,
     ) -> torch.Tensor:
         """Rotate queries and keys in ``qkv``, store keys and values at ``slots``, return queries [T, heads, dim]."""
         kv_heads, dim = pool.page_format.layer.heads, pool.page_format.layer.dim
@@ -248,13 +294,14 @@ class CompiledKernels:
             sin.data_ptr(),
             pool.data.data_ptr(),
             slots.data_ptr(),
-            0 if head_norm is None else head_norm.data_ptr(),
-            eps,
+            _norm_pointer(head_norm),
+            has_whole_norm,
             rows,
             heads,
             kv_heads,
             dim,
             cos.shape[-1],
+            is_interleaved,
             pool.page_format.dtype == torch.int8,
             torch.get_num_threads(),
         )

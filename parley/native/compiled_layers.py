@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from parley.native.compiled import plan_spans
+from parley.native.compiled import NormStruct, plan_spans
 from parley.native.compiled_lora import CompiledLoraRows
 from parley.native.layer import DecoderLayer
+from parley.native.layer_shape import ACTIVATIONS, LayerShape, Norm
 from parley.native.layout import Span
 from parley.native.pool import PagePool
 from parley.native.weight_struct import ROW_UNIT, WEIGHT_TYPES, LinearStruct, address_of, linear_struct
@@ -26,10 +27,15 @@ LAYER_SIGNATURES: dict[str, list[Any]] = {  # both return an int64
 }
 
 
+LAYER_NORMS = ("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm", "head_norm")
+
+
 class _LayerStruct(ctypes.Structure):
     _fields_ = [
-        *((name, P) for name in ("input_norm", "post_norm", "head_norm")),
-        ("window", N),
+        *((name, ctypes.POINTER(NormStruct)) for name in LAYER_NORMS),
+        ("sinks", P),
+        *((name, N) for name in ("window", "rope", "activation", "is_gated", "is_parallel", "has_whole_qk_norm")),
+        *((name, R) for name in ("score_scale", "softcap", "residual_scale")),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
     ]
 
@@ -38,9 +44,14 @@ class _StackStruct(ctypes.Structure):
     _fields_ = [
         ("layers", ctypes.POINTER(_LayerStruct)),
         ("count", N),
-        *((name, P) for name in ("embedding", "norm", "angles")),
-        *((name, N) for name in ("vocab", "positions", "heads", "kv_heads", "dim", "rotary")),
-        *((name, R) for name in ("eps", "scale")),
+        ("embedding", P),
+        ("norm", ctypes.POINTER(NormStruct)),
+        ("angles", P),
+        *(
+            (name, N)
+            for name in ("vocab", "ropes", "positions", "heads", "kv_heads", "dim", "rotary", "is_interleaved")
+        ),
+        ("embedding_scale", R),
     ]
 
 
@@ -51,35 +62,37 @@ class Stack:
         self,
         library: ctypes.CDLL,
         layers: Sequence[DecoderLayer],
+        shapes: Sequence[LayerShape],
         embedding: torch.Tensor,
-        norm: torch.Tensor,
+        norm: Norm,
         angles: torch.Tensor,
         *,
         heads: int,
         kv_heads: int,
         dim: int,
-        eps: float,
-        scale: float,
+        is_interleaved: bool,
+        embedding_scale: float,
     ):
-        positions, _, half = angles.shape
+        ropes, positions, _, half = angles.shape
         self._kept = layers, embedding, norm, angles  # keeps the memory alive that the pointers refer to
-        self._layers = (_LayerStruct * len(layers))(*map(_layer_struct, layers))
+        self._layers = (_LayerStruct * len(layers))(*map(_layer_struct, layers, shapes))
         self._stack = _StackStruct(
             self._layers,
             len(layers),
             embedding.data_ptr(),
-            norm.data_ptr(),
+            ctypes.pointer(NormStruct.from_norm(norm)),
             angles.data_ptr(),
             len(embedding),
+            ropes,
             positions,
             heads,
             kv_heads,
             dim,
             2 * half,
-            eps,
-            scale,
+            is_interleaved,
+            embedding_scale,
         )
-        self._hidden = len(norm)
+        self._hidden = embedding.shape[1]
         self._address = ctypes.addressof(self._stack)
         self._no_adapters = CompiledLoraRows(library, [])
         self._workspace_size, self._run_kernel = library.layers_room, library.layers
@@ -107,7 +120,8 @@ class Stack:
         """Return the normed result [T, hidden] for tokens int64 [T]. Keys and values are written to the pages.
 
         ``adapted``: the rows that have LoRA adapters, if any. ``embeddings`` [T, hidden] replaces the table's rows for
-        ``tokens``; ``angles`` float32 [T, 2, rotary / 2], cosines and sines, those for ``positions``.
+        ``tokens``, times their scale; ``angles`` float32 [T, 2, rotary / 2], cosines and sines, those for ``positions``
+        in a model with one rotary embedding.
 
         Raises IndexError for a token beyond the vocabulary or a position beyond the longest context.
         """
@@ -120,7 +134,8 @@ class Stack:
         workspace = torch.empty(self._workspace_size(self._address, count, adapted.columns), dtype=torch.uint8)
         stack = self._stack
         if embeddings is not None:
-            stack, tokens = _replace_fields(stack, embedding=embeddings.data_ptr(), vocab=count), torch.arange(count)
+            stack = _replace_fields(stack, embedding=embeddings.data_ptr(), vocab=count, embedding_scale=1.0)
+            tokens = torch.arange(count)
         if angles is not None:
             stack, positions = _replace_fields(stack, angles=angles.data_ptr(), positions=count), torch.arange(count)
         done = self._run_kernel(
@@ -144,7 +159,7 @@ class Stack:
         return out
 
 
-def _replace_fields(stack: _StackStruct, **values: int) -> _StackStruct:
+def _replace_fields(stack: _StackStruct, **values: float) -> _StackStruct:
     """Return a copy with other fields. It must not outlive the original, which owns the layers."""
     copy = _StackStruct.from_buffer_copy(stack)
     for name, value in values.items():
@@ -152,11 +167,19 @@ def _replace_fields(stack: _StackStruct, **values: int) -> _StackStruct:
     return copy
 
 
-def _layer_struct(layer: DecoderLayer) -> _LayerStruct:
+def _layer_struct(layer: DecoderLayer, shape: LayerShape) -> _LayerStruct:
+    norms = (getattr(layer, name) for name in LAYER_NORMS)
     return _LayerStruct(
-        layer.input_norm.data_ptr(),
-        layer.post_norm.data_ptr(),
-        address_of(layer.head_norm),
-        layer.window or 0,
+        *(None if norm is None else ctypes.pointer(NormStruct.from_norm(norm)) for norm in norms),
+        address_of(layer.sinks),
+        shape.window or 0,
+        -1 if shape.rope is None else shape.rope,
+        ACTIVATIONS.index(shape.activation),
+        shape.is_gated,
+        shape.is_parallel,
+        shape.has_whole_qk_norm,
+        shape.score_scale,
+        shape.softcap or 0.0,
+        shape.residual_scale,
         *(linear_struct(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)),
     )

@@ -6,18 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
+from parley.native.layer_shape import Norm
 from parley.native.packed import PackedWeight
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Weights of one layer. ``head_norm`` [heads + kv_heads, dim] is the norm of queries and keys, if there is one."""
+    """Weights of one layer.
 
-    input_norm: torch.Tensor
+    ``head_norm``: the RMS norm of queries and keys, [heads + kv_heads, dim]. ``sinks`` float32 [heads]: of attention.
+    ``gate_up``: outputs of gate and then of up, or of up alone.
+    """
+
     qkv: PackedWeight
-    head_norm: torch.Tensor | None
     output: PackedWeight
-    post_norm: torch.Tensor
     gate_up: PackedWeight
     down: PackedWeight
-    window: int | None
+    attention_norm: Norm | None = None
+    attention_after_norm: Norm | None = None
+    mlp_norm: Norm | None = None
+    mlp_after_norm: Norm | None = None
+    head_norm: Norm | None = None
+    sinks: torch.Tensor | None = None

@@ -63,7 +63,7 @@ def mix_experts(
         rows, slots = (ids == expert).nonzero(as_tuple=True)
         gate_up, down = expert_of(experts.gate_up, expert), expert_of(experts.down, expert)
         assert isinstance(gate_up, TORCH_WEIGHTS) and isinstance(down, TORCH_WEIGHTS)
-        active = torch_kernels.silu_mul(torch_kernels.linear(x[rows], gate_up))
+        active = torch_kernels.activate(torch_kernels.linear(x[rows], gate_up), "silu")
         outputs[rows, slots] = torch_kernels.lm_head_logits(active, down)
     total = torch.zeros_like(x, dtype=torch.float32)
     for slot in range(ids.shape[1]):

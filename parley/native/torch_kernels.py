@@ -7,12 +7,15 @@ the sum depending on the number of rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from parley.native import torch_grouped, torch_int8
+from parley.native.layer_shape import Norm
 from parley.native.pool import PagePool
 from parley.native.torch_attention import store_rows
 from parley.native.torch_grouped import GroupedWeight
@@ -21,17 +24,18 @@ from parley.native.torch_int8 import TorchInt8Packed, TorchRows, pack_int8, quan
 __all__ = [
     "TorchInt8Packed",
     "TorchPacked",
-    "add_rms_norm",
+    "activate",
+    "add_norm",
     "embed_tokens",
     "linear",
     "lm_head_logits",
+    "norm_rows",
     "pack_grouped",
     "pack_int8",
     "pack_weight",
     "quantize_rows",
-    "rms_norm",
     "rope_write",
-    "silu_mul",
+    "scale_logits",
 ]
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -76,18 +80,37 @@ def lm_head_logits(x: torch.Tensor | TorchRows, packed: TorchPacked | TorchInt8P
     return linear(x, packed).float()
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False) -> torch.Tensor | TorchRows:
-    """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32; ``int8`` quantizes it."""
-    norm = F.rms_norm(x, weight.shape[-1:], weight, eps)
-    return quantize_rows(norm) if int8 else norm
+def norm_rows(x: torch.Tensor, norm: Norm | None, *, int8: bool = False) -> torch.Tensor | TorchRows:
+    """Return the norm of x [T, hidden], computed in float32, or x itself without one; ``int8`` quantizes it."""
+    rows = x if norm is None else _apply_norm(x, norm)
+    return quantize_rows(rows) if int8 else rows
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
+def _apply_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    rows = x.float()
+    if norm.is_centered:
+        rows = rows - rows.mean(-1, keepdim=True)
+    rows = F.rms_norm(rows, norm.weight.shape[-1:], norm.weight, norm.eps)
+    return (rows if norm.bias is None else rows.add_(norm.bias)).to(x.dtype)
+
+
+def add_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm: Norm | None,
+    *,
+    after: Norm | None = None,
+    scale: float = 1.0,
+    int8: bool = False,
 ) -> tuple[torch.Tensor | TorchRows, torch.Tensor]:
-    """Add x to the residual stream. Return (its norm, the residual), both [T, hidden]; ``int8`` quantizes the norm."""
-    residual = residual + x
-    return rms_norm(residual, weight, eps, int8=int8), residual
+    """Add scale * after(x) to the residual stream. Return (its norm, the residual), both [T, hidden].
+
+    ``int8`` quantizes the norm. Without a norm the rows stay as they are.
+    """
+    if after is not None:
+        x = _apply_norm(x, after)
+    residual = torch.add(residual, x, alpha=scale) if scale != 1 else residual + x
+    return norm_rows(residual, norm, int8=int8), residual
 
 
 def rope_write(
@@ -97,14 +120,16 @@ def rope_write(
     pool: PagePool,
     indices: torch.Tensor,
     *,
-    head_norm: torch.Tensor | None = None,
-    eps: float = 0.0,
+    head_norm: Norm | None = None,
+    has_whole_norm: bool = False,
+    is_interleaved: bool = False,
 ) -> torch.Tensor:
     """Rotate the queries and keys in qkv [T, (heads + 2 * kv_heads) * dim], and store keys and values in the pages.
 
     Return the queries [T, heads, dim], a view of qkv, which is overwritten. cos and sin are float32 [T, 1, rotary]:
-    dimension i turns with i + rotary / 2, those beyond ``rotary`` are unchanged, and the first half of sin is negative.
-    ``head_norm`` float32 [heads + kv_heads, dim] holds the weights of an RMS norm of each head before its rotation.
+    dimension i turns with i + rotary / 2, or 2 i with 2 i + 1 if ``is_interleaved``; sin is negative at the first of
+    both. Those beyond ``rotary`` are unchanged. ``head_norm`` [heads + kv_heads, dim]: the RMS norm of each head before
+    its rotation, or with ``has_whole_norm`` of all queries and of all keys of a token.
     """
     kv_heads, dim = pool.page_format.layer.heads, pool.page_format.layer.dim
     heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -113,20 +138,44 @@ def rope_write(
     turning = qkv[:, : heads + kv_heads]
     wide = turning.float()
     if head_norm is not None:
-        wide = F.rms_norm(wide, (dim,), None, eps).mul_(head_norm)
+        if has_whole_norm:
+            parts = wide[:, :heads], wide[:, heads:]
+            wide = torch.cat([F.rms_norm(part, part.shape[1:], None, head_norm.eps) for part in parts], 1)
+        else:
+            wide = F.rms_norm(wide, (dim,), None, head_norm.eps)
+        wide = wide.mul_(head_norm.weight)
         if rotary < dim:
             turning[..., rotary:] = wide[..., rotary:]
     wide = wide[..., :rotary]
-    torch.add(wide * cos, wide.roll(rotary // 2, -1).mul_(sin), out=turning[..., :rotary])
+    partners = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if is_interleaved else wide.roll(rotary // 2, -1)
+    torch.add(wide * cos, partners.mul_(sin), out=turning[..., :rotary])
     store_rows(qkv[:, heads:], pool, indices)
     return qkv[:, :heads]
 
 
-def silu_mul(gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | TorchRows:
-    """Return silu(gate) * up, where gate and up are the halves of [T, 2 * width]: [T, width]; ``int8`` quantizes it."""
-    gate, up = gate_up.chunk(2, -1)
-    active = F.silu(gate).mul_(up)
+_ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu2": lambda x: F.relu(x).square_(),
+}
+
+
+def activate(
+    rows: torch.Tensor, activation: str, *, is_gated: bool = True, int8: bool = False
+) -> torch.Tensor | TorchRows:
+    """Return activation(gate) * up, where gate and up are the halves of [T, 2 * width], or the activation of all
+    unless ``is_gated``: [T, width]; ``int8`` quantizes it."""
+    gate, up = rows.chunk(2, -1) if is_gated else (rows, None)
+    active = _ACTIVATION_FUNCTIONS[activation](gate)
+    if up is not None:
+        active = active.mul_(up)
     return quantize_rows(active) if int8 else active
+
+
+def scale_logits(logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
+    """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""
+    return logits.mul_(scale) if cap is None else logits.mul_(scale / cap).tanh_().mul_(cap)
 
 
 def embed_tokens(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

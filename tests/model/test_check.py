@@ -99,7 +99,7 @@ def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
         check_model(Settings(model=str(folder_copy), adapters={"one": str(tmp_path / "missing")}))
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "gemma3", "mixtral"])
+@pytest.mark.parametrize("architecture", ["gpt2", "mixtral"])
 def test_check_doubts_only_the_logits_of_models_that_run_through_transformers(architecture):
     assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))) == LOGITS_UNKNOWN
 

@@ -26,7 +26,7 @@ from parley.native.layout import Span
 from parley.types import EngineRequest, Sampling, Settings
 
 LINEAR_SCALING = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}}
-LLAMA_SHAPED = [
+FUSED_SHAPES = [
     ("llama", {}),
     ("llama3", {}),
     ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
@@ -48,7 +48,7 @@ PLAIN_WEIGHTS = quantization.read_quantization({}, "none")
 
 def fuse_checkpoint(checkpoint, shape, dtype):
     device = torch.device("cpu")
-    lowering.check_tensor_names(lowering.LlamaWeights(checkpoint, shape, PLAIN_WEIGHTS, dtype, device))
+    lowering.check_tensor_names(lowering.DecoderWeights(checkpoint, shape, PLAIN_WEIGHTS, dtype, device))
     return lowering.fuse_decoder(checkpoint, shape, PLAIN_WEIGHTS, dtype, device, 64, lambda fraction: None)
 
 
@@ -103,7 +103,7 @@ def transformers_greedy(folder, prompt: list[int], count: int) -> list[tuple[int
     return result
 
 
-@pytest.mark.parametrize(("architecture", "overrides"), LLAMA_SHAPED)
+@pytest.mark.parametrize(("architecture", "overrides"), FUSED_SHAPES)
 def test_fused_decoder_matches_transformers(architecture, overrides, tmp_path):
     folder = tiny_models.write_model(tmp_path, architecture, **overrides)
     runner, info = load_float32_runner(folder)
@@ -184,7 +184,7 @@ def test_fused_layer_runs_few_torch_operators(architecture, most):
 def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
     """Guards against serving wrong answers from a checkpoint that only looks like a known architecture."""
     folder = tiny_models.model_folder("qwen3")
-    parts = lowering.LlamaWeights.linear_parts
+    parts = lowering.DecoderWeights.linear_parts
 
     def swap_gate_and_up(self, layer):
         layer_parts = parts(self, layer)
@@ -200,7 +200,7 @@ def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
         return reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS)
 
     assert error() < reference.DECODER_TOLERANCE[torch.bfloat16] / 2
-    monkeypatch.setattr(lowering.LlamaWeights, "linear_parts", swap_gate_and_up)
+    monkeypatch.setattr(lowering.DecoderWeights, "linear_parts", swap_gate_and_up)
     assert error() > reference.DECODER_TOLERANCE[torch.bfloat16] * 2
     with caplog.at_level("INFO"):
         assert not load_float32_runner(folder, dtype="bfloat16")[1].fused
@@ -214,7 +214,7 @@ def test_decoder_check_reads_positions_on_three_axes(monkeypatch, is_interleaved
     pairs = shape.rope.rotary // 2
     section = (pairs - 2 * (pairs // 3), pairs // 3, pairs // 3)
     rope = replace(shape.rope, mrope_section=section, mrope_interleaved=is_interleaved)
-    decoder = fuse_checkpoint(checkpoint, replace(shape, rope=rope), torch.float32)
+    decoder = fuse_checkpoint(checkpoint, replace(shape, ropes=(rope,)), torch.float32)
     assert reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS) < 1e-5
     monkeypatch.setattr(decoder, "_frequency_axes", decoder._frequency_axes.flip(0))
     monkeypatch.setattr(decoder, "select_layers", lambda layers: decoder)
@@ -241,7 +241,7 @@ def test_nan_weights_fail_the_decoder_check(tmp_path):
     "change",
     [
         {"model_type": "gpt2"},
-        {"hidden_act": "gelu"},
+        {"hidden_act": "xielu"},
         {"hidden_size": None},
         {"num_attention_heads": "4"},
         {"num_key_value_heads": 3},

@@ -225,7 +225,7 @@ def test_refuses_layers_that_differ_from_the_config_as_the_engine_does(tmp_path)
     path = write_gguf(tmp_path / "x.gguf", write_folder(tmp_path / "folder", "llama"))
     folder = unpack_gguf(path)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "xielu"}))
     with pytest.raises(LoadError, match="The weights of a GGUF file run on the fused decoder only, and its activation"):
         check_model(Settings(model=str(folder), kv_memory=1 << 22))
 

@@ -505,13 +505,14 @@ def test_load_accepts_other_adapter_tensor_names(tmp_path):
         check_against_peft("llama", folder, merge=False) if i == 1 else runner.load_adapter(str(folder))
 
 
-@pytest.mark.parametrize("family", ["llava", "gemma3"])  # on the fused decoder, and through Transformers
-def test_adapter_finds_the_layers_of_a_multimodal_models_language_model(family, tmp_path):
+@pytest.mark.parametrize(("family", "lowering"), [("llava", True), ("gemma3", True), ("gemma3", False)])
+def test_adapter_finds_the_layers_of_a_multimodal_models_language_model(family, lowering, tmp_path):
     base = multimodal_folder(family)
     layers = r"model\.language_model\.layers\.\d+\.(self_attn\.[qo]_proj|mlp\.up_proj)"
     folder = write_adapter(tmp_path / "adapter", base, 3, target_modules=layers, rank_pattern={
         "^model.language_model.layers.1.self_attn.q_proj": 3})  # fmt: skip
-    runner = load_runner(Settings(model=str(base), kv_memory=8 << 20, dtype="float32"), lambda stage, fraction: None)[0]
+    settings = Settings(model=str(base), kv_memory=8 << 20, dtype="float32", lowering=lowering)
+    runner = load_runner(settings, lambda stage, fraction: None)[0]
     check_answer_against_peft(runner, base, folder)
     tensors = load_file(folder / "adapter_model.safetensors")
     assert all("model.language_model.layers" in name for name in tensors)

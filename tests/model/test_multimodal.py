@@ -19,7 +19,7 @@ from parley.types import EngineRequest, Sampling
 
 NEW_TOKENS = 6
 LENGTHS = (1, 17, 70)  # prompt tokens
-BY_TRANSFORMERS = {"gemma3", "qwen3_vl_moe"}  # their layers are not those of the fused decoder
+BY_TRANSFORMERS = {"qwen3_vl_moe"}  # their layers are not those of the fused decoder
 # The prefixes that Transformers 5 writes, and those that it gives the modules and that other writers keep.
 OTHER_PREFIXES = {
     "llava": {
@@ -122,8 +122,14 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     assert config.kv_heads == expected.num_key_value_heads
     head_dim = getattr(expected, "head_dim", None) or expected.hidden_size // expected.num_attention_heads
     assert (config.head_dim, config.eps) == (head_dim, expected.rms_norm_eps)
-    assert config.rope.theta == expected.rope_parameters["rope_theta"]
-    assert set(config.windows) == {getattr(expected, "sliding_window", None)}
+    types = getattr(expected, "layer_types", None) or ["sliding_attention"] * config.layer_count
+    parameters = expected.rope_parameters
+    for layer, shape in enumerate(config.layers):
+        own = parameters[types[layer]] if "full_attention" in parameters else parameters
+        assert config.ropes[shape.rope].theta == own["rope_theta"]
+    window = getattr(expected, "sliding_window", None)
+    windows = [window if layer_type == "sliding_attention" else None for layer_type in types]
+    assert [shape.window for shape in config.layers] == windows
 
 
 def test_encoders_take_no_memory():

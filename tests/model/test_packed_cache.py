@@ -33,8 +33,8 @@ def folder(tmp_path):
 def pack_calls(monkeypatch):
     """Counts how often the weights of a model are packed: each time, its head is packed once."""
     calls = []
-    pack_head = fuse.LlamaWeights.pack_head
-    monkeypatch.setattr(fuse.LlamaWeights, "pack_head", lambda weights: calls.append(1) or pack_head(weights))
+    pack_head = fuse.DecoderWeights.pack_head
+    monkeypatch.setattr(fuse.DecoderWeights, "pack_head", lambda weights: calls.append(1) or pack_head(weights))
     return calls
 
 

@@ -22,7 +22,7 @@ NEW_TOKENS = 8
 TOP_LOGPROBS = 5  # alternatives per token
 TOLERANCE = 1e-4  # tolerance between two log-probabilities
 END_TOKEN = 2  # the end token of all test models
-LOWERED = {"llama", "llama3", "mistral", "qwen2", "qwen3", "phi3"}
+LOWERED = {"llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"}
 
 
 def make_prompts() -> list[list[int]]:

@@ -49,27 +49,19 @@ def build_decoder(size: dict[str, int], kind: str, layers: int) -> FusedDecoder:
         vocab=VOCAB,
         **size,
         eps=1e-6,
-        rope=RopeConfig(10000.0, size["head_dim"]),
-        windows=(None,) * layers,
+        ropes=(RopeConfig(10000.0, size["head_dim"]),),
+        layers=(native.LayerShape(size["head_dim"] ** -0.5),) * layers,
         max_len=64,
-        tied=False,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        merged=False,
     )
     attention_width = shape.heads * shape.head_dim
-    ones = torch.ones(shape.hidden, dtype=torch.bfloat16)
+    ones = native.Norm(torch.ones(shape.hidden), 1e-6)
     layer = DecoderLayer(
-        input_norm=ones,
+        attention_norm=ones,
         qkv=random_weight(attention_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden),
-        head_norm=None,
         output=random_weight(shape.hidden, attention_width),
-        post_norm=ones,
+        mlp_norm=ones,
         gate_up=random_weight(2 * shape.intermediate, shape.hidden),
         down=random_weight(shape.hidden, shape.intermediate),
-        window=None,
     )
     embedding = torch.randn(VOCAB, shape.hidden, generator=generator).bfloat16()
     head, angles = random_weight(VOCAB, shape.hidden, "bf16"), make_rope_table(shape, 64, embedding.device)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.random_tensors import random_tensor
 
+from parley import native
 from parley.native import build, library, torch_int8, torch_kernels
 from parley.native.compiled import CompiledKernels
 
@@ -139,18 +140,16 @@ def test_int8_rounds_ties_to_even(kernels):
 def test_fused_int8_norm_and_silu_equal_two_passes(kernels, rows, width, number, seed):
     old_threads = torch.get_num_threads()
     torch.set_num_threads(number)
-    x, residual, weight = (
-        random_tensor(rows, width, seed=seed),
-        random_tensor(rows, width, seed=seed + 1),
-        random_tensor(width, seed=seed + 2),
-    )
+    x, residual = random_tensor(rows, width, seed=seed), random_tensor(rows, width, seed=seed + 1)
+    weight = native.Norm(random_tensor(width, seed=seed + 2).float(), EPS)
     gate_up = random_tensor(rows, 2 * width, seed=seed + 3) * 8
-    norm, total = kernels.add_rms_norm(x, residual, weight, EPS)
-    fused, int8_total = kernels.add_rms_norm(x, residual, weight, EPS, int8=True)
+    norm, total = kernels.add_norm(x, residual, weight)
+    fused, int8_total = kernels.add_norm(x, residual, weight, int8=True)
     pairs = [
         (norm, fused),
-        (kernels.rms_norm(x, weight, EPS), kernels.rms_norm(x, weight, EPS, int8=True)),
-        (kernels.silu_mul(gate_up), kernels.silu_mul(gate_up, int8=True)),
+        (kernels.norm_rows(x, weight), kernels.norm_rows(x, weight, int8=True)),
+        (x, kernels.norm_rows(x, None, int8=True)),
+        (kernels.activate(gate_up, "silu"), kernels.activate(gate_up, "silu", int8=True)),
     ]
     torch.set_num_threads(old_threads)
     assert torch.equal(total, int8_total)

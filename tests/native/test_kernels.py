@@ -69,11 +69,12 @@ def test_float32_linear_matches_torch():
 
 
 @pytest.mark.parametrize("width", [16, 64, 96, 100, 896])
-def test_add_rms_norm_is_accurate_and_batch_invariant(width):
-    x, residual, weight = random_tensor(257, width), random_tensor(257, width, seed=1), random_tensor(width, seed=2)
+def test_add_norm_is_accurate_and_batch_invariant(width):
+    x, residual = random_tensor(257, width), random_tensor(257, width, seed=1)
+    weight = random_tensor(width, seed=2, dtype=torch.float32)
 
     def kernel(a, b):
-        return torch.cat(native.add_rms_norm(a, b, weight, 1e-5), -1)
+        return torch.cat(native.add_norm(a, b, native.Norm(weight, 1e-5)), -1)
 
     actual = check_batch_invariant(kernel, x, residual)
     total = x + residual
@@ -84,9 +85,9 @@ def test_add_rms_norm_is_accurate_and_batch_invariant(width):
 
 
 @pytest.mark.parametrize("width", [8, 50, 160, 333])
-def test_silu_mul_is_accurate_and_batch_invariant(width):
+def test_gated_silu_is_accurate_and_batch_invariant(width):
     x = random_tensor(257, 2 * width) * 4
-    actual = check_batch_invariant(native.silu_mul, x)
+    actual = check_batch_invariant(lambda rows: native.activate(rows, "silu"), x)
     gate, up = x.double().chunk(2, -1)
     exact = gate * torch.sigmoid(gate) * up
     assert ((actual - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
@@ -99,21 +100,26 @@ def test_embed_looks_up_table_rows():
 
 
 @pytest.mark.parametrize("rotary", [32, 20])
-@pytest.mark.parametrize("norm", [False, True])
-def test_rope_write_is_accurate_and_batch_invariant(rotary, norm):
+@pytest.mark.parametrize(("norm", "interleaved"), [(None, False), ("heads", False), ("whole", True)])
+def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
     heads, kv_heads, dim, count = 6, 2, 32, 257
     qkv = random_tensor(count, (heads + 2 * kv_heads) * dim)
     angles = torch.rand(count, 1, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
-    cos = torch.cat((angles.cos(), angles.cos()), -1)
-    sin = torch.cat((-angles.sin(), angles.sin()), -1)
-    weight = random_tensor(heads + kv_heads, dim, seed=4, dtype=torch.float32) if norm else None
+    cos, sin = torch.stack((angles.cos(), angles.cos())), torch.stack((-angles.sin(), angles.sin()))
+    cos, sin = (each.movedim(0, -1 if interleaved else -2).flatten(-2) for each in (cos, sin))
+    weight = random_tensor(heads + kv_heads, dim, seed=4, dtype=torch.float32)
+    options = {
+        "head_norm": native.Norm(weight, 1e-6) if norm else None,
+        "has_whole_norm": norm == "whole",
+        "is_interleaved": interleaved,
+    }
     pages = 20
     slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
 
     def kernel(rows, cos, sin, slots):
         pool = empty_pool(pages, LayerKV(kv_heads, dim, dim))
         places = native.write_indices(slots, pool.page_format)
-        queries = native.rope_write(rows.clone(), cos, sin, pool, places, head_norm=weight, eps=1e-6)
+        queries = native.rope_write(rows.clone(), cos, sin, pool, places, **options)
         stored = [part[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for part in unpack_pages(pool)]
         assert pool.data.count_nonzero() <= 2 * len(rows) * kv_heads * dim
         return torch.cat((queries, *stored), 1)
@@ -121,13 +127,17 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm):
     actual = check_batch_invariant(kernel, qkv, cos, sin, slots)
     exact = qkv.double().view(count, -1, dim)
     rotated_heads = exact[:, : heads + kv_heads]
-    if weight is not None:
+    if norm == "heads":
         rotated_heads = rotated_heads / (rotated_heads.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
-    pairs = torch.complex(rotated_heads[..., : rotary // 2], rotated_heads[..., rotary // 2 : rotary])
+    elif norm == "whole":
+        sizes = rotated_heads[:, :heads], rotated_heads[:, heads:]
+        wholes = [each / (each.pow(2).mean((1, 2), keepdim=True) + 1e-6).sqrt() for each in sizes]
+        rotated_heads = torch.cat(wholes, 1) * weight.double()
+    turning = rotated_heads[..., :rotary].unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    pairs = torch.complex(*turning.unbind(-1 if interleaved else -2))
     pairs = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())
-    exact = torch.cat(
-        (torch.cat((pairs.real, pairs.imag, rotated_heads[..., rotary:]), -1), exact[:, heads + kv_heads :]), 1
-    )
+    turned = torch.stack((pairs.real, pairs.imag), -1 if interleaved else -2).flatten(-2)
+    exact = torch.cat((torch.cat((turned, rotated_heads[..., rotary:]), -1), exact[:, heads + kv_heads :]), 1)
     assert ((actual - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
 
 

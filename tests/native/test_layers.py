@@ -13,10 +13,13 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder, make_rope_table
+from parley.model.networks.families import LLAMA_TENSORS, TensorNames
 from parley.model.networks.network import MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native import build, compiled, library
+from parley.native.compiled_layers import LAYER_NORMS
 from parley.native.layer import DecoderLayer
+from parley.native.layer_shape import ACTIVATIONS, LayerShape
 from parley.native.layout import Span
 from parley.native.torch_grouped import GroupedWeight
 
@@ -71,27 +74,43 @@ class RandomModel:
 
     def build_decoder(self, shape: DecoderConfig, formats: list[str]) -> FusedDecoder:
         """``formats``: one weight type per linear layer, from the first to the last."""
-        heads, attention_width = shape.heads + 2 * shape.kv_heads, shape.heads * shape.head_dim
         weight_types = iter(formats)
+
+        def random_site(site: str, outputs: int, inputs: int) -> native.PackedWeight:
+            return self.random_linear(next(weight_types), outputs, inputs, site in shape.biases)
+
+        heads, attention_width = shape.heads + 2 * shape.kv_heads, shape.heads * shape.head_dim
         layers = [
             DecoderLayer(
-                input_norm=self.random_bf16(shape.hidden),
-                qkv=self.random_linear(next(weight_types), heads * shape.head_dim, shape.hidden, shape.qkv_bias),
-                head_norm=self.random_bf16(heads - shape.kv_heads, shape.head_dim).float() if shape.qk_norm else None,
-                output=self.random_linear(next(weight_types), shape.hidden, attention_width, shape.o_bias),
-                post_norm=self.random_bf16(shape.hidden),
-                gate_up=self.random_linear(next(weight_types), 2 * shape.intermediate, shape.hidden, shape.mlp_bias),
-                down=self.random_linear(next(weight_types), shape.hidden, shape.intermediate, shape.mlp_bias),
-                window=window,
+                qkv=random_site("qkv", heads * shape.head_dim, shape.hidden),
+                output=random_site("output", shape.hidden, attention_width),
+                gate_up=random_site("gate_up", (1 + layer.is_gated) * shape.intermediate, shape.hidden),
+                down=random_site("down", shape.hidden, shape.intermediate),
+                attention_norm=self.random_norm(shape, shape.tensors.attention_norm),
+                attention_after_norm=self.random_norm(shape, shape.tensors.attention_after_norm),
+                mlp_norm=self.random_norm(shape, shape.tensors.mlp_norm),
+                mlp_after_norm=self.random_norm(shape, shape.tensors.mlp_after_norm),
+                head_norm=self.random_head_norm(heads - shape.kv_heads, shape) if shape.tensors.query_norm else None,
+                sinks=self.random_bf16(shape.heads).float() if layer.softcap else None,
             )
-            for window in shape.windows
+            for layer in shape.layers
         ]
         embedding, head = (
             self.random_bf16(VOCAB, shape.hidden),
             native.pack_weight(self.random_bf16(VOCAB, shape.hidden)),
         )
         angles = make_rope_table(shape, CONTEXT, embedding.device)
-        return FusedDecoder(shape, embedding, layers, self.random_bf16(shape.hidden), head, angles, 0, 0)
+        norm = self.random_norm(shape, shape.tensors.norm)
+        return FusedDecoder(shape, embedding, layers, norm, head, angles, 0, 0)
+
+    def random_norm(self, shape: DecoderConfig, name: str | None) -> native.Norm | None:
+        if name is None:
+            return None
+        bias = self.random_bf16(shape.hidden).float() if shape.have_norms_bias else None
+        return native.Norm(self.random_bf16(shape.hidden).float(), shape.eps, bias, shape.are_norms_centered)
+
+    def random_head_norm(self, heads: int, shape: DecoderConfig) -> native.Norm:
+        return native.Norm(self.random_bf16(heads, shape.head_dim).float(), shape.eps)
 
     def build_batch(self, counts: list[int]) -> PackedBatch:
         """A batch of sequences that compute these numbers of tokens each, after a random number of past tokens."""
@@ -114,7 +133,7 @@ class RandomModel:
         linears = [
             (shape.hidden, [attention_width, kv, kv]),
             (attention_width, [shape.hidden]),
-            (shape.hidden, [shape.intermediate] * 2),
+            (shape.hidden, [shape.intermediate] * (1 + shape.layers[0].is_gated)),
             (shape.intermediate, [shape.hidden]),
         ]
 
@@ -146,20 +165,55 @@ class RandomModel:
 
 
 def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
+    """Configs of every variation that a layer may have."""
     eights = st.integers(1, 12).map(lambda count: 8 * count)
     dims = st.sampled_from([(8, 8), (16, 12), (24, 24), (32, 16), (64, 64), (40, 0)])
-    windows = st.lists(st.none() | st.integers(1, CONTEXT), min_size=1, max_size=3)
-
-    def build_config(hidden, intermediate, kv_heads, fold, dims, windows, flags, axes) -> DecoderConfig:
-        half = dims[1] // 2
-        section = (half - half // 2, half // 4, half // 2 - half // 4) if half and axes else ()
-        rope = RopeConfig(10000.0, dims[1], mrope_section=section, mrope_interleaved=axes == "interleaved")
-        sizes = VOCAB, hidden, intermediate, fold * kv_heads, kv_heads, dims[0], 1e-6, rope, tuple(windows), CONTEXT
-        return DecoderConfig(*sizes, False, *flags, False)
-
-    flags = st.tuples(*[st.booleans()] * 4)
     axes = st.sampled_from([None, "blocks", "interleaved"])
-    return st.builds(build_config, eights, eights, st.integers(1, 3), st.integers(1, 4), dims, windows, flags, axes)
+
+    @st.composite
+    def build_config(draw) -> DecoderConfig:
+        kv_heads, (dim, rotary), mrope = draw(st.integers(1, 3)), draw(dims), draw(axes)
+        half, are_heads_normed = rotary // 2, draw(st.booleans())
+        section = (half - half // 2, half // 4, half // 2 - half // 4) if half and mrope else ()
+        rope = RopeConfig(
+            10000.0,
+            rotary,
+            mrope_section=section,
+            mrope_interleaved=mrope == "interleaved",
+            is_interleaved=draw(st.booleans()),
+        )
+        ropes = (rope,) if section else (rope, replace(rope, theta=500.0))
+        layer = LayerShape(
+            score_scale=dim**-0.5,
+            softcap=draw(st.sampled_from([None, 20.0])),
+            has_whole_qk_norm=draw(st.booleans()),
+            activation=draw(st.sampled_from(ACTIVATIONS)),
+            is_gated=draw(st.booleans()),
+            is_parallel=draw(st.booleans()),
+            residual_scale=draw(st.sampled_from([1.0, 0.22])),
+        )
+        windows = draw(st.lists(st.none() | st.integers(1, CONTEXT), min_size=1, max_size=3))
+        numbers = st.sampled_from([None, *range(len(ropes))])
+        norms = {name: draw(st.sampled_from([None, "norm"])) for name in LAYER_NORMS[:4]}
+        return DecoderConfig(
+            vocab=VOCAB,
+            hidden=draw(eights),
+            intermediate=draw(eights),
+            heads=draw(st.integers(1, 4)) * kv_heads,
+            kv_heads=kv_heads,
+            head_dim=dim,
+            max_len=CONTEXT,
+            eps=1e-6,
+            ropes=ropes,
+            layers=tuple(replace(layer, window=window, rope=draw(numbers)) for window in windows),
+            biases=draw(st.frozensets(st.sampled_from(["qkv", "output", "gate_up", "down"]))),
+            tensors=TensorNames(**norms, query_norm="norm" if are_heads_normed else None),
+            are_norms_centered=draw(st.booleans()),
+            have_norms_bias=draw(st.booleans()),
+            embedding_scale=draw(st.sampled_from([1.0, 7.3])),
+        )
+
+    return build_config()
 
 
 def run_both_ways(
@@ -217,11 +271,44 @@ def test_fused_stack_equals_kernel_by_kernel(level, shape, formats, counts, int8
 
 
 REAL_WIDTH = DecoderConfig(
-    VOCAB, 896, 4864, 14, 2, 64, 1e-6, RopeConfig(1e6, 64), (None, 33), CONTEXT, False, True, False, False, False, False
+    VOCAB,
+    896,
+    4864,
+    14,
+    2,
+    64,
+    CONTEXT,
+    1e-6,
+    ropes=(RopeConfig(1e6, 64),),
+    layers=(LayerShape(0.125), LayerShape(0.125, window=33)),
+    biases=frozenset({"qkv"}),
 )
-
-
-MROPE = replace(REAL_WIDTH, rope=RopeConfig(1e6, 64, mrope_section=(8, 12, 12)))
+# A small scale, so that attention spreads over many tokens in spite of large random weights.
+MROPE = replace(
+    REAL_WIDTH,
+    ropes=(RopeConfig(1e6, 64, mrope_section=(8, 12, 12)),),
+    layers=(LayerShape(1e-4), LayerShape(1e-4, window=33)),
+)
+# Every variation of a layer at once.
+ODD_LAYER = LayerShape(
+    0.1,
+    rope=1,
+    softcap=30.0,
+    has_whole_qk_norm=True,
+    activation="gelu",
+    is_gated=False,
+    is_parallel=True,
+    residual_scale=0.3,
+)
+ODD = replace(
+    REAL_WIDTH,
+    ropes=tuple(RopeConfig(theta, 32, is_interleaved=True) for theta in (1e4, 1e6)),
+    layers=(ODD_LAYER, replace(ODD_LAYER, rope=0, window=20, activation="gelu_tanh", is_parallel=False)),
+    tensors=replace(LLAMA_TENSORS, attention_after_norm="a", mlp_after_norm="b", query_norm="q", key_norm="k"),
+    are_norms_centered=True,
+    have_norms_bias=True,
+    embedding_scale=29.93,
+)
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "int8"])
@@ -243,10 +330,12 @@ def test_text_keeps_its_bits_beside_media(level, weight_format):
     assert not torch.equal(after[0], after[1]) and not torch.equal(after[1], after[2])
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
-def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, weight_format):
+@pytest.mark.parametrize(
+    ("shape", "weight_format"), [*((REAL_WIDTH, each) for each in FORMATS), (ODD, "bf16"), (ODD, "int8")]
+)
+def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, shape, weight_format):
     source = RandomModel(3)
-    decoder = source.build_decoder(REAL_WIDTH, [weight_format] * 8)
+    decoder = source.build_decoder(shape, [weight_format] * 8)
     for counts in ([1], [1] * 13, [70, 1, 1, 60]):
         actual, expected = run_both_ways(decoder, source.build_batch(counts), False)
         assert actual[0].isfinite().all() and all(map(torch.equal, actual, expected))
@@ -254,7 +343,7 @@ def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, weight_format)
 
 def test_shapes_the_stack_cannot_run_fall_back_to_kernels(level):
     source = RandomModel(4)
-    shape = DecoderConfig(VOCAB, 44, 30, 2, 1, 10, 1e-6, RopeConfig(1e4, 10), (None,), CONTEXT, False, *[False] * 5)
+    shape = DecoderConfig(VOCAB, 44, 30, 2, 1, 10, CONTEXT, 1e-6, (RopeConfig(1e4, 10),), (LayerShape(0.3),))
     decoder = source.build_decoder(shape, ["bf16", "int4", "int8", "bf16"])
     assert decoder.stack is None
     actual, expected = run_both_ways(decoder, source.build_batch([5, 1]), False)

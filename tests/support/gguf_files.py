@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support import tiny_models
 
 from parley.model.checkpoint.quantization import read_quantization
-from parley.model.load.fuse import LlamaWeights
+from parley.model.load.fuse import DecoderWeights
 from parley.model.networks.config import read_decoder_config
 
 NAMES = {
@@ -65,16 +65,16 @@ def write_folder(folder: Path, model_type: str, **fields: Any) -> Path:
         tensors[name] = (torch.randn(sizes, generator=generator) * sizes[-1] ** -0.5).bfloat16()
 
     quantization = read_quantization({}, "none")
-    weights = LlamaWeights(None, shape, quantization, torch.float32, torch.device("cpu"))
+    weights = DecoderWeights(None, shape, quantization, torch.float32, torch.device("cpu"))
     for layer in range(shape.layer_count):
         for parts in weights.linear_parts(layer).values():
             for linear in parts:
                 add(linear.name + ".weight", linear.out, linear.into)
                 if linear.bias:
                     add(linear.name + ".bias", linear.out)
-        for name in weights.norm_names(layer):
-            add(name, shape.head_dim if "self_attn" in name else shape.hidden)
-            tensors[name] += 1
+        for name, width in weights.layer_norms(layer).values():
+            add(name + ".weight", width)
+            tensors[name + ".weight"] += 1
     add("model.norm.weight", shape.hidden)
     add("model.embed_tokens.weight", shape.vocab, shape.hidden)
     if not shape.tied:

@@ -88,7 +88,7 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
             return CheckedDecoder(False, weight_bytes, None)
         layers, linears = network.layers, network.linears
     else:
-        weights = fuse.LlamaWeights(
+        weights = fuse.DecoderWeights(
             checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
         )
         weights.check_shapes()

@@ -1,4 +1,4 @@
-"""Turns a checkpoint of a Llama-shaped model into the fused decoder; ``load/reference.py`` checks it numerically.
+"""Turns a checkpoint of a model of a known family into the fused decoder; ``load/reference.py`` checks it numerically.
 
 Weights are merged and packed straight from the mapped files, one layer after another, so a second copy of the model
 never exists in memory.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain
 from typing import Any
 
@@ -25,7 +25,6 @@ from parley.model.networks.decoder import LINEAR_SITES, FusedDecoder, make_rope_
 from parley.model.networks.network import LinearSite
 from parley.native.layer import DecoderLayer
 
-EMBEDDING_TENSOR, NORM_TENSOR, HEAD_LAYER = "model.embed_tokens.weight", "model.norm.weight", "lm_head"
 # Frequencies, stored by old checkpoints and computed here; and scales of an 8-bit KV cache, which is not used.
 IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$")
 
@@ -43,14 +42,14 @@ def fuse_decoder(
     """Build the decoder from the checkpoint, or from weights that ``packed_cache`` kept at an earlier start.
 
     ``check_tensor_names`` must have accepted the checkpoint. Raises LoadError."""
-    llama_weights = LlamaWeights(checkpoint, config, quantization, dtype, device)
+    decoder_weights = DecoderWeights(checkpoint, config, quantization, dtype, device)
     weights = packed_cache.read_weights(progress) if packed_cache else None
     if weights is None:
-        weights = _pack_weights(llama_weights, progress)
+        weights = _pack_weights(decoder_weights, progress)
         if packed_cache:
             packed_cache.write_weights(weights)
     blocks, norm, head = weights
-    embedding = llama_weights.embedding_table(head)
+    embedding = decoder_weights.embedding_table(head)
     progress(1.0)
     weights_bytes = _tensor_bytes([embedding, norm, head, *blocks])
     return FusedDecoder(
@@ -60,46 +59,46 @@ def fuse_decoder(
         norm,
         head,
         make_rope_table(config, max_len, embedding.device),
-        llama_weights.total_parameters,
+        decoder_weights.total_parameters,
         weights_bytes,
-        llama_weights.linear_sites(),
+        decoder_weights.linear_sites(),
     )
 
 
-def check_tensor_names(llama_weights: LlamaWeights) -> None:
+def check_tensor_names(decoder_weights: DecoderWeights) -> None:
     """Raise Unfusable if there are tensors that the config does not account for, LoadError if any are missing."""
-    config, checkpoint = llama_weights.config, llama_weights.checkpoint
+    config, checkpoint = decoder_weights.config, decoder_weights.checkpoint
     # A tied head needs no tensor of its own, but many checkpoints have one.
     expected = {
-        EMBEDDING_TENSOR,
-        NORM_TENSOR,
-        HEAD_LAYER + ".weight",
-        *llama_weights.linear_tensors(llama_weights.head),
+        decoder_weights.embedding,
+        decoder_weights.head.name + ".weight",
+        *decoder_weights.norm_tensors(config.tensors.norm),
+        *decoder_weights.linear_tensors(decoder_weights.head),
     }
-    missing = set(llama_weights.layer_tensors(config.layer_count - 1)) - set(checkpoint.tensor_names)
+    missing = set(decoder_weights.layer_tensors(config.layer_count - 1)) - set(checkpoint.tensor_names)
     if missing:  # checked before work is planned per layer: a config may claim a million layers
         raise LoadError(
             f"The checkpoint has no tensor {min(missing)}, but the config asks for {config.layer_count} layers."
         )
     for i in range(config.layer_count):
-        expected.update(llama_weights.layer_tensors(i))
+        expected.update(decoder_weights.layer_tensors(i))
     for name in checkpoint.tensor_names:
-        if name not in expected and not IGNORED_TENSORS.search(name) and not llama_weights.is_zero_bias(name):
+        if name not in expected and not IGNORED_TENSORS.search(name) and not decoder_weights.is_zero_bias(name):
             raise Unfusable(f"it has a tensor {name}")
 
 
-def _pack_weights(llama_weights: LlamaWeights, progress: Callable[[float], None]) -> list[Any]:
+def _pack_weights(decoder_weights: DecoderWeights, progress: Callable[[float], None]) -> list[Any]:
     """Pack all layers, the final norm and the head."""
-    config = llama_weights.config
+    config = decoder_weights.config
     blocks: list[DecoderLayer] = []
     with ThreadPoolExecutor(min(4, torch.get_num_threads()), "pack") as pool:
-        last = pool.submit(llama_weights.pack_head)  # the longest job, so it starts first
-        jobs = [pool.submit(llama_weights.pack_layer, i) for i in range(config.layer_count)]
+        last = pool.submit(decoder_weights.pack_head)  # the longest job, so it starts first
+        jobs = [pool.submit(decoder_weights.pack_layer, i) for i in range(config.layer_count)]
         try:
             for job in jobs:  # in order, so that the first of several errors is reported
                 blocks.append(job.result())
                 progress(len(blocks) / (config.layer_count + 1))
-            return [blocks, llama_weights.copy_tensor(NORM_TENSOR, config.hidden), last.result()]
+            return [blocks, decoder_weights.read_norm(config.tensors.norm), last.result()]
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -113,12 +112,12 @@ def _tensor_bytes(structures: Iterable[object]) -> int:
         structure = pending.pop()
         if isinstance(structure, torch.Tensor):
             bytes_by_id[id(structure)] = structure.nbytes
-        elif isinstance(structure, DecoderLayer | native.PackedWeight):
+        elif isinstance(structure, DecoderLayer | native.Norm | native.PackedWeight):
             pending += [getattr(structure, field.name) for field in fields(structure)]
     return sum(bytes_by_id.values())
 
 
-class LlamaWeights:
+class DecoderWeights:
     """Reads and merges a layer's tensors by the names in Hugging Face checkpoints."""
 
     def __init__(
@@ -131,28 +130,33 @@ class LlamaWeights:
     ):
         self.checkpoint, self.config, self.quantization = checkpoint, config, quantization
         self.dtype, self.device = dtype, device
-        self.head = LinearSpec(HEAD_LAYER, config.vocab, config.hidden)
+        self.embedding = config.tensors.embedding + ".weight"
+        self.head = LinearSpec(config.tensors.head, config.vocab, config.hidden, "head" in config.biases)
 
     def linear_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer, each as the parts to be merged, in order."""
-        s, prefix = self.config, f"model.layers.{layer}."
+        s = self.config
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-        attn, mlp = prefix + "self_attn.", prefix + "mlp."
-        if s.merged:
-            qkv = [LinearSpec(attn + "qkv_proj", q + 2 * kv, s.hidden, s.qkv_bias)]
-            gate_up = [LinearSpec(mlp + "gate_up_proj", 2 * s.intermediate, s.hidden, s.mlp_bias)]
-        else:
-            sizes = {"q": q, "k": kv, "v": kv}
-            qkv = [LinearSpec(attn + f"{name}_proj", size, s.hidden, s.qkv_bias) for name, size in sizes.items()]
-            gate_up = [
-                LinearSpec(mlp + f"{name}_proj", s.intermediate, s.hidden, s.mlp_bias) for name in ("gate", "up")
-            ]
+        widths = [s.intermediate] * (1 + s.layers[layer].is_gated)
         return {
-            "qkv": qkv,
-            "output": [LinearSpec(attn + "o_proj", s.hidden, q, s.o_bias)],
-            "gate_up": gate_up,
-            "down": [LinearSpec(mlp + "down_proj", s.hidden, s.intermediate, s.mlp_bias)],
+            "qkv": self._name_parts("qkv", layer, s.tensors.qkv, [q, kv, kv], s.hidden),
+            "output": self._name_parts("output", layer, (s.tensors.output,), [s.hidden], q),
+            "gate_up": self._name_parts("gate_up", layer, s.tensors.gate_up, widths, s.hidden),
+            "down": self._name_parts("down", layer, (s.tensors.down,), [s.hidden], s.intermediate),
         }
+
+    def _name_parts(
+        self, site: str, layer: int, names: tuple[str, ...], outs: list[int], into: int
+    ) -> list[LinearSpec]:
+        """Return linear layers with ``outs`` outputs, or one with all of them if the checkpoint stores them merged."""
+        outs = outs if len(names) == len(outs) else [sum(outs)]
+        bias = site in self.config.biases
+        return [
+            LinearSpec(self._layer_name(layer, name), out, into, bias) for name, out in zip(names, outs, strict=True)
+        ]
+
+    def _layer_name(self, layer: int, name: str) -> str:
+        return f"{self.config.tensors.layer}{layer}.{name}"
 
     def linear_sites(self) -> dict[str, LinearSite]:
         """Return where each linear layer of the checkpoint is computed."""
@@ -166,15 +170,25 @@ class LlamaWeights:
                     first += linear.out
         return sites
 
-    def norm_names(self, layer: int) -> list[str]:
-        """Return the norm tensors of a layer: input, post-attention, and query and key if they are normed."""
-        prefix = f"model.layers.{layer}."
-        heads = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if self.config.qk_norm else []
-        return [prefix + name for name in ("input_layernorm.weight", "post_attention_layernorm.weight", *heads)]
+    def layer_norms(self, layer: int) -> dict[str, tuple[str, int]]:
+        """Return the norms of a layer: name in the checkpoint and width, by field of ``TensorNames``."""
+        s = self.config
+        whole = s.layers[layer].has_whole_qk_norm
+        widths = {
+            **dict.fromkeys(("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm"), s.hidden),
+            "query_norm": s.head_dim * (s.heads if whole else 1),
+            "key_norm": s.head_dim * (s.kv_heads if whole else 1),
+        }
+        names = {field: getattr(s.tensors, field) for field in widths}
+        return {field: (self._layer_name(layer, name), widths[field]) for field, name in names.items() if name}
+
+    def norm_tensors(self, name: str) -> list[str]:
+        """Return the names of the tensors of one norm."""
+        return [name + ".weight"] + [name + ".bias"] * self.config.have_norms_bias
 
     def layer_tensors(self, layer: int) -> list[str]:
         """Return all tensor names of a layer."""
-        names = self.norm_names(layer)
+        names = list(chain.from_iterable(self.norm_tensors(name) for name, _ in self.layer_norms(layer).values()))
         for parts in self.linear_parts(layer).values():
             for linear in parts:
                 names += self.linear_tensors(linear) + [linear.name + ".bias"] * linear.bias
@@ -189,23 +203,25 @@ class LlamaWeights:
     @property
     def total_parameters(self) -> int:
         """The number of elements in all weights of the model as defined, however they are stored."""
-        s = self.config
-        norms = [s.hidden, s.hidden] + [s.head_dim, s.head_dim] * s.qk_norm
-        linears = [linear for parts in self.linear_parts(0).values() for linear in parts]
-        layer = sum(norms) + sum(each.out * (each.into + each.bias) for each in linears)
-        return s.layer_count * layer + s.hidden + s.vocab * s.hidden * (1 if s.tied else 2)
+        s, numbers = self.config, 1 + self.config.have_norms_bias  # numbers of a norm for each of its outputs
+        total = s.hidden * numbers + s.vocab * (s.hidden * (1 if s.tied else 2) + self.head.bias)
+        for layer in range(s.layer_count):
+            total += numbers * sum(width for _, width in self.layer_norms(layer).values())
+            linears = chain.from_iterable(self.linear_parts(layer).values())
+            total += sum(each.out * (each.into + each.bias) for each in linears)
+        return total
 
     def linear_tensors(self, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold a linear layer's weight."""
         if linear is self.head and self.config.tied:
-            return [EMBEDDING_TENSOR]
+            return [self.embedding]
         return self.quantization.stored_tensor_names(self.checkpoint, linear)
 
     def read_linear(self, linear: LinearSpec, outputs: torch.Tensor | None = None) -> LinearWeight:
         """Read a linear layer's weight, quantised if requested, or only some ``outputs`` (int64 indices) of it."""
         weight: LinearWeight
         if linear is self.head and self.config.tied:
-            weight = read_plain_weight(self.checkpoint, EMBEDDING_TENSOR, linear.out, linear.into)
+            weight = read_plain_weight(self.checkpoint, self.embedding, linear.out, linear.into)
         else:
             weight = self.quantization.read_stored_weight(self.checkpoint, linear)
         weight = weight if outputs is None else weight.select_outputs(outputs)
@@ -219,12 +235,25 @@ class LlamaWeights:
                 self.quantization.check_stored_weight(self.checkpoint, linear)
                 if linear.bias:
                     view(linear.name + ".bias", linear.out)
-            for name, size in zip(self.norm_names(layer), (s.hidden, s.hidden, s.head_dim, s.head_dim), strict=False):
-                view(name, size)
-        view(NORM_TENSOR, s.hidden)
+            for name, size in (*self.layer_norms(layer).values(), (s.tensors.norm, s.hidden)):
+                for tensor in self.norm_tensors(name):
+                    view(tensor, size)
         if not s.tied:
             self.quantization.check_stored_weight(self.checkpoint, self.head)
-        view(EMBEDDING_TENSOR, s.vocab, s.hidden)
+        if self.head.bias:
+            view(self.head.name + ".bias", s.vocab)
+        view(self.embedding, s.vocab, s.hidden)
+
+    def read_norm(self, name: str, width: int | None = None) -> native.Norm:
+        """Return a norm of ``width`` numbers, by default of hidden states, in float32 on the network's device."""
+
+        def read(tensor: str, offset: float) -> torch.Tensor:
+            stored = self.checkpoint.view_tensor(tensor, width or self.config.hidden)
+            return stored.to(device=self.device, dtype=torch.float32, copy=True).add_(offset)
+
+        weight, *biases = self.norm_tensors(name)
+        bias = read(biases[0], 0.0) if biases else None
+        return native.Norm(read(weight, self.config.norm_offset), self.config.eps, bias, self.config.are_norms_centered)
 
     def copy_tensor(self, name: str, *sizes: int) -> torch.Tensor:
         """Return a copy of one tensor in the network's dtype and on its device."""
@@ -240,40 +269,40 @@ class LlamaWeights:
         weight = head.weight
         if self.config.tied and weight.layout is torch.strided and (weight.shape, weight.dtype) == (shape, self.dtype):
             return weight
-        stored = read_plain_weight(self.checkpoint, EMBEDDING_TENSOR, *shape)
+        stored = read_plain_weight(self.checkpoint, self.embedding, *shape)
         if isinstance(stored, BlockWeight):
             return stored.decode_into(torch.empty(shape, dtype=self.dtype)).to(self.device)
         return (
             stored.values
             if self.device.type == "cpu" and stored.values.dtype == self.dtype
-            else self.copy_tensor(EMBEDDING_TENSOR, *shape)
+            else self.copy_tensor(self.embedding, *shape)
         )
 
     def pack_head(self) -> native.PackedWeight:
         """Pack the head and release its file pages."""
         weight = self.read_linear(self.head)
-        head = type(weight).pack_merged([weight], None, self.dtype, self.device)
-        self.checkpoint.release_pages(EMBEDDING_TENSOR, *self.linear_tensors(self.head))
+        bias = self.copy_tensor(self.head.name + ".bias", self.head.out) if self.head.bias else None
+        head = type(weight).pack_merged([weight], bias, self.dtype, self.device)
+        self.checkpoint.release_pages(self.embedding, *self.linear_tensors(self.head))
         return head
 
     def pack_layer(self, index: int) -> DecoderLayer:
         """Pack one layer and release its file pages."""
-        s = self.config
         packed = {key: self._pack_merged_linears(parts) for key, parts in self.linear_parts(index).items()}
-        norms = self.norm_names(index)
-        head_norm = None
-        if s.qk_norm:
-            q, k = (self.copy_tensor(name, s.head_dim) for name in norms[2:])
-            head_norm = torch.cat((q.expand(s.heads, -1), k.expand(s.kv_heads, -1))).float()
-        layer = DecoderLayer(
-            input_norm=self.copy_tensor(norms[0], s.hidden),
-            head_norm=head_norm,
-            post_norm=self.copy_tensor(norms[1], s.hidden),
-            window=s.windows[index],
-            **packed,
-        )
+        norms = {field: self.read_norm(*place) for field, place in self.layer_norms(index).items()}
+        head_norm = self._merge_head_norms(norms.pop("query_norm", None), norms.pop("key_norm", None))
+        members: dict[str, Any] = {**packed, **norms, "head_norm": head_norm}
+        layer = DecoderLayer(**members)
         self.checkpoint.release_pages(*self.layer_tensors(index))
         return layer
+
+    def _merge_head_norms(self, queries: native.Norm | None, keys: native.Norm | None) -> native.Norm | None:
+        """Merge the norms of queries and keys into one with a row for each head."""
+        if queries is None or keys is None:
+            return None
+        dim = self.config.head_dim
+        counts = (self.config.heads, queries.weight), (self.config.kv_heads, keys.weight)
+        return replace(queries, weight=torch.cat([weight.view(-1, dim).expand(count, -1) for count, weight in counts]))
 
     def _pack_merged_linears(self, parts: list[LinearSpec]) -> native.PackedWeight:
         """Merge linear layers into one packed weight. Raises LoadError if they are quantised differently."""

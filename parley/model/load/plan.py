@@ -16,7 +16,7 @@ from parley.model.checkpoint import quantization as quantised
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.load.encoders import is_encoder, read_encoder_config
-from parley.model.load.fuse import EMBEDDING_TENSOR, LlamaWeights, check_tensor_names
+from parley.model.load.fuse import DecoderWeights, check_tensor_names
 from parley.model.load.memory import free_memory
 from parley.model.load.multimodal import has_own_head, keep_language_model, language_model_config
 from parley.model.networks.config import DecoderConfig, Unfusable, read_decoder_config
@@ -38,6 +38,7 @@ ENCODER_DTYPE = torch.float32
 # The names of the context length in config.json, most common first.
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 FALLBACK_LENGTH = 2048
+BODY_EMBEDDING = "embed_tokens.weight"  # the embedding of a checkpoint without the prefix of most
 
 
 class EncoderPlan(NamedTuple):
@@ -104,7 +105,7 @@ def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:
     checkpoint = Checkpoint(folder)
     if plan.is_part:
         keep_language_model(checkpoint)
-    elif EMBEDDING_TENSOR.removeprefix("model.") in checkpoint:
+    elif BODY_EMBEDDING in checkpoint:
         checkpoint.add_prefix("model.")  # a body saved without its head, as embedding models are
     size, free_bytes = plan.quantization.least_bytes(checkpoint, plan.dtype), free_memory(plan.device)
     if size > free_bytes:
@@ -119,7 +120,7 @@ def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfi
         config = {**config, "tie_word_embeddings": False}
     try:
         decoder_config = read_decoder_config(config)
-        check_tensor_names(LlamaWeights(checkpoint, decoder_config, plan.quantization, plan.dtype, plan.device))
+        check_tensor_names(DecoderWeights(checkpoint, decoder_config, plan.quantization, plan.dtype, plan.device))
     except Unfusable as reason:
         if plan.quantization:
             raise LoadError(f"{plan.quantization.subject} run on the fused decoder only, and {reason}.") from None

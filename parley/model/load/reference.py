@@ -1,4 +1,4 @@
-"""The reference for fused decoders: a Llama-shaped model by its definitions, compared with the decoder at load.
+"""The reference for fused decoders: a model by its definitions, compared with the decoder at load.
 
 A plain float32 forward pass on the unmerged weights, of a few tokens, compared by logits. It knows nothing of kernels
 and packed weights, so that both cannot be wrong in the same way. With M-RoPE, some tokens have a picture's positions.
@@ -6,14 +6,17 @@ and packed weights, so that both cannot be wrong in the same way. With M-RoPE, s
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
-import torch.nn.functional as F
 
 from parley.core.rope_positions import RopePositions
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization, read_plain_weight
-from parley.model.load.fuse import EMBEDDING_TENSOR, NORM_TENSOR, LlamaWeights
+from parley.model.checkpoint.weights import LinearSpec
+from parley.model.load.fuse import DecoderWeights
 from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
@@ -26,6 +29,12 @@ PROBE_OUTPUTS = 4096  # vocabulary entries with compared logits
 # Parameters; the check runs all layers of models up to this size, else the first and the last.
 FULL_CHECK_PARAMETERS = 50_000_000
 PROBE_PICTURE = MediaItem("image", b"", 7, 12, [EmbeddingRun(0, 12, (2, 3, 2))])
+ACTIVATION_DEFINITIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": lambda x: x * x.sigmoid(),
+    "gelu": lambda x: x * (1 + (x / 2**0.5).erf()) / 2,
+    "gelu_tanh": lambda x: x * (1 + ((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh()) / 2,
+    "relu2": lambda x: x.clamp_min(0) ** 2,
+}
 DECODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
 
 
@@ -41,9 +50,9 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     expected = reference_logits(checkpoint, config, quantization, token_ids, outputs, layers)
 
     selected = decoder.select_layers(layers)
-    device = decoder.layer_weights[0].input_norm.device
+    device = decoder.device
     count = -(-PROBE_TOKENS // BLOCK_SIZE)
-    pages = PagedKV(selected.layers, count, decoder.layer_weights[0].input_norm.dtype, device)
+    pages = PagedKV(selected.layers, count, decoder.dtype, device)
     pages.clear_pages(list(range(count)))
     positions = torch.arange(PROBE_TOKENS, device=device)
     batch = PackedBatch(
@@ -84,51 +93,83 @@ def reference_logits(
     token_ids int64 [T], outputs int64 [N] -> float32 [1, N]. The whole vocabulary in float32 would cost more than the
     rest of the start.
     """
-    llama_weights = LlamaWeights(checkpoint, config, quantization, torch.float32, torch.device("cpu"))
-    count = len(token_ids)
+    weights = DecoderWeights(checkpoint, config, quantization, torch.float32, torch.device("cpu"))
+    count, eps = len(token_ids), config.eps
 
-    def rms_norm_rows(x: torch.Tensor, name: str) -> torch.Tensor:
-        weight = checkpoint.view_tensor(name, x.shape[-1]).float()
-        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + config.eps) * weight
+    def view_float(name: str, width: int) -> torch.Tensor:
+        return checkpoint.view_tensor(name, width).float()
+
+    def rms_norm_rows(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+
+    def norm_rows(x: torch.Tensor, name: str, width: int) -> torch.Tensor:
+        """The norm of rows of ``width`` numbers, or of parts of them."""
+        x = x.unflatten(-1, (-1, width))
+        x = rms_norm_rows(x - x.mean(-1, keepdim=True) if config.are_norms_centered else x)
+        x = x * (config.norm_offset + view_float(name + ".weight", width))
+        return (x + view_float(name + ".bias", width) if config.have_norms_bias else x).flatten(-2)
 
     def project_parts(x: torch.Tensor, key: str, layer: int) -> list[torch.Tensor]:
-        results = []
-        for linear in llama_weights.linear_parts(layer)[key]:
-            y = llama_weights.read_linear(linear).multiply_rows(x)
-            results.append(y + checkpoint.view_tensor(linear.name + ".bias", linear.out).float() if linear.bias else y)
-        return results
+        return [project_rows(x, linear) for linear in weights.linear_parts(layer)[key]]
 
-    angles = _position_table(config.rope, count) * config.rope.inverse_frequencies()
-    cos, sin = angles.cos() * config.rope.scale, angles.sin() * config.rope.scale
-    half = config.rope.rotary // 2
+    def project_rows(x: torch.Tensor, linear: LinearSpec) -> torch.Tensor:
+        y = weights.read_linear(linear).multiply_rows(x)
+        return y + view_float(linear.name + ".bias", linear.out) if linear.bias else y
 
-    def apply_rope(x: torch.Tensor) -> torch.Tensor:
-        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+    def apply_rope(x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+        angles = _position_table(rope, count) * rope.inverse_frequencies()
+        cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
+        turning, rest = x[..., : rope.rotary], x[..., rope.rotary :]
+        shape = (-1, 2) if rope.is_interleaved else (2, -1)
+        a, b = turning.unflatten(-1, shape).unbind(-1 if rope.is_interleaved else -2)
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1 if rope.is_interleaved else -2)
+        return torch.cat((turned.flatten(-2), rest), -1)
 
     distance = torch.arange(count)[:, None] - torch.arange(count)
-    embedding = read_plain_weight(checkpoint, EMBEDDING_TENSOR, config.vocab, config.hidden)
-    x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden))
-    for layer in layers:
-        norms = llama_weights.norm_names(layer)
-        sizes = [config.heads, config.kv_heads, config.kv_heads]
-        qkv = torch.cat(project_parts(rms_norm_rows(x, norms[0]), "qkv", layer), -1).view(count, -1, config.head_dim)
-        q, k, v = qkv.split(sizes, 1)
-        if config.qk_norm:
-            q, k = rms_norm_rows(q, norms[2]), rms_norm_rows(k, norms[3])
-        q, k = apply_rope(q), apply_rope(k)
+
+    def attend_rows(x: torch.Tensor, layer: int, norms: dict[str, tuple[str, int]]) -> torch.Tensor:
+        shape, dim = config.layers[layer], config.head_dim
+        sizes = [config.heads * dim, config.kv_heads * dim, config.kv_heads * dim]
+        q, k, v = torch.cat(project_parts(x, "qkv", layer), -1).split(sizes, -1)
+        if "query_norm" in norms:
+            q, k = norm_rows(q, *norms["query_norm"]), norm_rows(k, *norms["key_norm"])
+        q, k, v = (each.unflatten(-1, (-1, dim)) for each in (q, k, v))
+        if shape.rope is not None:
+            q, k = (apply_rope(each, config.ropes[shape.rope]) for each in (q, k))
         k, v = (each.repeat_interleave(config.heads // config.kv_heads, 1) for each in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5
+        scores = torch.einsum("qhd,khd->hqk", q, k) * shape.score_scale
+        if shape.softcap is not None:
+            scores = shape.softcap * (scores / shape.softcap).tanh()
         visible = distance >= 0
-        window = config.windows[layer]
-        if window is not None:
-            visible &= distance < window
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-        attended = torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1)
-        x = x + project_parts(attended, "output", layer)[0]
-        gate, up = torch.cat(project_parts(rms_norm_rows(x, norms[1]), "gate_up", layer), -1).chunk(2, -1)
-        x = x + project_parts(F.silu(gate) * up, "down", layer)[0]
-        checkpoint.release_pages(*llama_weights.layer_tensors(layer))
-    logits = llama_weights.read_linear(llama_weights.head, outputs).multiply_rows(rms_norm_rows(x[-1:], NORM_TENSOR))
-    checkpoint.release_pages(*llama_weights.linear_tensors(llama_weights.head))
-    return logits
+        if shape.window is not None:
+            visible &= distance < shape.window
+        attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)
+        return project_parts(attended.reshape(count, -1), "output", layer)[0]
+
+    def run_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:
+        rows, shape = torch.cat(project_parts(x, "gate_up", layer), -1), config.layers[layer]
+        gate, up = rows.chunk(2, -1) if shape.is_gated else (rows, 1.0)
+        return project_parts(ACTIVATION_DEFINITIONS[shape.activation](gate) * up, "down", layer)[0]
+
+    embedding = read_plain_weight(checkpoint, weights.embedding, config.vocab, config.hidden)
+    x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden)) * config.embedding_scale
+    for layer in layers:
+        shape, norms = config.layers[layer], weights.layer_norms(layer)
+
+        def normed(x: torch.Tensor, field: str, norms: dict[str, tuple[str, int]] = norms) -> torch.Tensor:
+            return norm_rows(x, *norms[field]) if field in norms else x
+
+        before = x
+        attended = attend_rows(normed(x, "attention_norm"), layer, norms)
+        x = x + shape.residual_scale * normed(attended, "attention_after_norm")
+        inside = run_mlp(normed(before if shape.is_parallel else x, "mlp_norm"), layer)
+        x = x + shape.residual_scale * normed(inside, "mlp_after_norm")
+        checkpoint.release_pages(*weights.layer_tensors(layer))
+    rows = norm_rows(x[-1:], config.tensors.norm, config.hidden)
+    logits = weights.read_linear(weights.head, outputs).multiply_rows(rows)
+    if weights.head.bias:
+        logits = logits + view_float(weights.head.name + ".bias", config.vocab)[outputs]
+    checkpoint.release_pages(*weights.linear_tensors(weights.head))
+    logits = logits * config.logit_scale
+    cap = config.logit_softcap
+    return logits if cap is None else cap * (logits / cap).tanh()

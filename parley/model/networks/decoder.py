@@ -1,4 +1,4 @@
-"""The fused decoder of Llama-shaped models: few operators per layer, all of them native kernels.
+"""The fused decoder: few operators per layer, all of them native kernels. ``LayerShape`` says what a layer computes.
 
 Query, key and value are one linear layer, as are gate and up, and each residual addition is fused into the following
 norm. If the compiled kernels offer all layers as a single call, that call is used; it only saves Python overhead. Steps
@@ -9,6 +9,7 @@ This module must not know files or configs; it receives packed weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -23,28 +24,30 @@ LINEAR_SITES = ("qkv", "output", "gate_up", "down")  # the linear layers within 
 
 
 def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor:
-    """Return cosines and sines of the rotary embedding's angles, float32 [max_len, 2, rotary / 2].
+    """Return cosines and sines of each rotary embedding's angles, float32 [ropes, max_len, 2, rotary / 2].
 
     A table, because the cosine of an angle must not depend on its place in a vector. If sequences of this length may
     use the long factors, ``max_len`` more rows follow, with these.
     """
-    positions, rope = torch.arange(max_len).float(), config.rope
-    frequencies = [rope.inverse_frequencies()]
-    if max_len > rope.long_rope_after:
-        frequencies.append(rope.inverse_frequencies(is_long=True))
-    angles = torch.cat([torch.outer(positions, each) for each in frequencies])
-    return (torch.stack((angles.cos(), angles.sin()), 1) * rope.scale).to(device)
+    positions, tables = torch.arange(max_len).float(), []
+    for rope in config.ropes:
+        frequencies = [rope.inverse_frequencies()]
+        if max_len > rope.long_rope_after:
+            frequencies.append(rope.inverse_frequencies(is_long=True))
+        angles = torch.cat([torch.outer(positions, each) for each in frequencies])
+        tables.append(torch.stack((angles.cos(), angles.sin()), 1) * rope.scale)
+    return torch.stack(tables).to(device)
 
 
 class FusedDecoder:
-    """``network.DecoderNetwork`` for one Llama-shaped model. ``rope_table``: from ``make_rope_table``."""
+    """``network.DecoderNetwork`` for one model. ``rope_table``: from ``make_rope_table``."""
 
     def __init__(
         self,
         config: DecoderConfig,
         embedding: torch.Tensor,
         layer_weights: list[DecoderLayer],
-        norm: torch.Tensor,
+        norm: native.Norm,
         head: native.PackedWeight,
         rope_table: torch.Tensor,
         parameters: int,
@@ -62,7 +65,8 @@ class FusedDecoder:
         self._embedding = embedding
         self._norm = norm
         self._head = head
-        self._scale = config.head_dim**-0.5
+        # Gemma was trained with the rounded scale.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embedding.dtype))
         self._rope_table = rope_table
         self._frequency_axes = config.rope.frequency_axes().to(rope_table.device) if config.rope.mrope_section else None
         self.long_rope_after = config.rope.long_rope_after
@@ -71,7 +75,7 @@ class FusedDecoder:
     def select_layers(self, layers: list[int]) -> FusedDecoder:
         """Return a decoder with only ``layers``. It shares the weights."""
         return FusedDecoder(
-            self.config,
+            replace(self.config, layers=tuple(self.config.layers[i] for i in layers)),
             self._embedding,
             [self.layer_weights[i] for i in layers],
             self._norm,
@@ -84,9 +88,26 @@ class FusedDecoder:
 
     def _build_stack(self) -> native.Stack | None:
         """Build the single call for all layers, or return None if the kernels have none for them."""
-        heads, eps = self.config.heads, self.config.eps
         tables = self._embedding, self._norm, self._rope_table
-        return native.build_stack(self.layer_weights, *tables, heads, self._kv, eps=eps, scale=self._scale)
+        return native.build_stack(
+            self.layer_weights,
+            self.config.layers,
+            *tables,
+            self.config.heads,
+            self._kv,
+            is_interleaved=self.config.rope.is_interleaved,
+            embedding_scale=self._embedding_scale,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of hidden states."""
+        return self._embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the decoder computes."""
+        return self._embedding.device
 
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
@@ -107,29 +128,45 @@ class FusedDecoder:
     def _embed_tokens(self, batch: PackedBatch) -> torch.Tensor:
         """Return the embeddings of all tokens [T, hidden]. Those of media replace their placeholders'."""
         media = batch.media
-        if media is None:
-            return native.embed_tokens(batch.token_ids, self._embedding)
-        token_ids = batch.token_ids.index_fill(0, media.tokens, 0)  # placeholders may lie beyond the table
-        return native.embed_tokens(token_ids, self._embedding).index_copy_(0, media.tokens, media.embeddings)
+        # Placeholders of media may lie beyond the table.
+        token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, 0)
+        embeddings = native.embed_tokens(token_ids, self._embedding)
+        if self._embedding_scale != 1:
+            embeddings.mul_(self._embedding_scale)
+        return embeddings if media is None else embeddings.index_copy_(0, media.tokens, media.embeddings)
 
     def _rope_rows(self, batch: PackedBatch, positions: torch.Tensor) -> torch.Tensor:
         """Return the row of the rope table for each position, in the second half for the long factors."""
         if batch.long_rope is None:
             return positions
-        return positions + batch.long_rope * (len(self._rope_table) // 2)
+        return positions + batch.long_rope * (self._rope_table.shape[1] // 2)
 
-    def _rope_angles(self, batch: PackedBatch) -> torch.Tensor:
-        """Return cosines and sines for each token, float32 [T, 2, rotary / 2].
+    def _rope_angles(self, batch: PackedBatch, rope: int = 0) -> torch.Tensor:
+        """Return cosines and sines of one rotary embedding for each token, float32 [T, 2, rotary / 2].
 
         With M-RoPE each frequency has those of the position on its axis. They come from the same table, so a token with
         the same position on all axes has the same bits with and without.
         """
+        table = self._rope_table[rope]
         if batch.rope_positions is None:
-            return self._rope_table.index_select(0, self._rope_rows(batch, batch.positions))
+            return table.index_select(0, self._rope_rows(batch, batch.positions))
         assert self._frequency_axes is not None, "the model has no M-RoPE"
         rows = self._rope_rows(batch, batch.rope_positions).index_select(0, self._frequency_axes).t()
         frequencies = torch.arange(rows.shape[1], device=rows.device)
-        return self._rope_table[rows, :, frequencies].transpose(1, 2).contiguous()
+        return table[rows, :, frequencies].transpose(1, 2).contiguous()
+
+    def _rotations(self, batch: PackedBatch) -> dict[int | None, tuple[torch.Tensor, torch.Tensor]]:
+        """Return the cosines and sines that ``rope_write`` takes, float32 [T, 1, rotary], by rotary embedding."""
+        nothing = torch.empty(len(batch.token_ids), 1, 0, device=self._rope_table.device)
+        rotations: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {None: (nothing, nothing)}
+        for rope in {shape.rope for shape in self.config.layers} - {None}:
+            assert rope is not None
+            cos, sin = self._rope_angles(batch, rope)[:, None].unbind(2)
+            if self.config.rope.is_interleaved:
+                rotations[rope] = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+            else:
+                rotations[rope] = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return rotations
 
     def _apply_linear(
         self, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch, layer: int, name: str
@@ -144,37 +181,83 @@ class FusedDecoder:
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""
         config = self.config
-        cos, sin = self._rope_angles(batch)[:, None].unbind(2)
-        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        rotations = self._rotations(batch)
         residual = self._embed_tokens(batch)
         # A norm knows which layer reads its result, because that layer may want int8; the head's rows are selected
         # later. A LoRA adapter reads rows unquantised; the layer then quantises them itself, with the same result.
         has_adapters = batch.adapted is not None
         norms_with_readers = [
-            (block.input_norm, None if has_adapters else block.qkv) for block in self.layer_weights
+            (block.attention_norm, None if has_adapters else block.qkv) for block in self.layer_weights
         ] + [(self._norm, None)]
         norm, reader = norms_with_readers[0]
-        x = native.rms_norm(residual, norm, config.eps, consumer=reader)
-        for i, (block, (norm, reader)) in enumerate(zip(self.layer_weights, norms_with_readers[1:], strict=True)):
+        x = native.norm_rows(residual, norm, consumer=reader)
+        layers = zip(self.layer_weights, config.layers, norms_with_readers[1:], strict=True)
+        for i, (block, shape, (norm, reader)) in enumerate(layers):
             beat()
-            qkv = self._apply_linear(x, batch, i, "qkv")
-            pool, places = pages.layer_pool(i), pages.token_places(i, batch)
-            queries = native.rope_write(qkv, cos, sin, pool, places, head_norm=block.head_norm, eps=config.eps)
-            attended = pages.attend_pages(i, queries, batch, scale=self._scale, window=block.window)
-            x = self._apply_linear(attended.view(-1, config.heads * config.head_dim), batch, i, "output")
-            to = None if has_adapters else block.gate_up
-            x, residual = native.add_rms_norm(x, residual, block.post_norm, config.eps, consumer=to)
-            x = native.silu_mul(
-                self._apply_linear(x, batch, i, "gate_up"), consumer=None if has_adapters else block.down
+            attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope])
+            x, residual = self._finish_attention(i, self._apply_linear(attended, batch, i, "output"), residual, batch)
+            x = native.activate(
+                self._apply_linear(x, batch, i, "gate_up"),
+                shape.activation,
+                is_gated=shape.is_gated,
+                consumer=None if has_adapters else block.down,
             )
             x = self._apply_linear(x, batch, i, "down")
-            x, residual = native.add_rms_norm(x, residual, norm, config.eps, consumer=reader)
+            after, scale = block.mlp_after_norm, shape.residual_scale
+            x, residual = native.add_norm(x, residual, norm, after=after, scale=scale, consumer=reader)
             if batch.media is not None and i < len(batch.media.deep):
                 residual[batch.media.tokens] += batch.media.deep[i]
-                x = native.rms_norm(residual, norm, config.eps, consumer=reader)
+                x = native.norm_rows(residual, norm, consumer=reader)
         result: torch.Tensor = x
         return result
 
+    def _attend_layer(
+        self,
+        layer: int,
+        x: torch.Tensor | native.QuantizedRows,
+        batch: PackedBatch,
+        pages: KVPages,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the attention of one layer before its output layer, [T, heads * head_dim]; write keys and values."""
+        config, shape, block = self.config, self.config.layers[layer], self.layer_weights[layer]
+        queries = native.rope_write(
+            self._apply_linear(x, batch, layer, "qkv"),
+            cos,
+            sin,
+            pages.layer_pool(layer),
+            pages.token_places(layer, batch),
+            head_norm=block.head_norm,
+            has_whole_norm=shape.has_whole_qk_norm,
+            is_interleaved=config.rope.is_interleaved,
+        )
+        attended = pages.attend_pages(
+            layer,
+            queries,
+            batch,
+            scale=shape.score_scale,
+            window=shape.window,
+            softcap=shape.softcap,
+            sinks=block.sinks,
+        )
+        return attended.view(-1, config.heads * config.head_dim)
+
+    def _finish_attention(
+        self, layer: int, x: torch.Tensor, residual: torch.Tensor, batch: PackedBatch
+    ) -> tuple[torch.Tensor | native.QuantizedRows, torch.Tensor]:
+        """Add the output of a layer's attention to the residual. Return (the input of the MLP, the residual)."""
+        shape, block = self.config.layers[layer], self.layer_weights[layer]
+        norm, after, scale = block.mlp_norm, block.attention_after_norm, shape.residual_scale
+        reader = None if batch.adapted is not None else block.gate_up
+        if not shape.is_parallel:
+            return native.add_norm(x, residual, norm, after=after, scale=scale, consumer=reader)
+        rows = native.norm_rows(residual, norm, consumer=reader)
+        return rows, native.add_norm(x, residual, None, after=after, scale=scale)[1]
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]."""
-        return native.lm_head_logits(hidden, self._head)
+        logits, config = native.lm_head_logits(hidden, self._head), self.config
+        if config.logit_scale == 1 and config.logit_softcap is None:
+            return logits
+        return native.scale_logits(logits, config.logit_scale, config.logit_softcap)

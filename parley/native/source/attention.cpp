@@ -199,7 +199,7 @@ void weigh(Room& room, const Problem& problem, long first, long count, long bloc
       if (problem.layout.int8) v *= read<Vec>(room.key_scales + j * LANES);
       v *= scale;
       if (problem.softcap > 0)
-        v = (problem.softcap - 2 * problem.softcap / (1.f + exp(v * (2.f / problem.softcap)))) * LOG2E;
+        v = capped(v, problem.softcap) * LOG2E;
       if (!WHOLE) {
         Vec at = numbers + (float)(j * LANES);
         v = (at >= from) & (at < upto) ? v : fill(-INFINITY);

@@ -3,6 +3,16 @@
 #include "lora.h"
 #include "vector.h"
 
+// The norm of rows, as Norm in native/layer_shape.py.
+struct Norm {
+  const float *weight, *bias;  // [width]; the bias may be null
+  int64_t centered;
+  float eps;
+};
+
+// Numbered as ACTIVATIONS in native/layer_shape.py.
+enum Activation : int64_t { SILU, GELU_TANH, GELU, RELU2 };
+
 extern "C" {
 
 void linear(const bf16* x, const bf16* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide,
@@ -12,13 +22,13 @@ void int8_linear(const int8_t* x, const float* x_scales, const int32_t* excess, 
 void grouped_linear(int64_t code, const bf16* x, const uint32_t* packed, const bf16* bias, void* y, int64_t M, int64_t N,
                     int64_t K, int64_t group, int64_t wide, int64_t threads);
 void quantize_rows(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads);
-void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* weight, bf16* plain, int8_t* values,
-                  float* scales, int32_t* excess, int64_t M, int64_t width, float eps, int64_t threads);
-void silu_mul(const bf16* gate_up, bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
-              int64_t threads);
-void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const float* head_norm,
-                float eps, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t int8,
-                int64_t threads);
+void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, const Norm* norm, bf16* plain,
+              int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads);
+void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, int8_t* values, float* scales,
+              int32_t* excess, int64_t M, int64_t width, int64_t threads);
+void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const Norm* head_norm,
+                int64_t whole, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t interleaved,
+                int64_t int8, int64_t threads);
 void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
             const int64_t* table, const float* sinks, const int64_t* ends, int64_t heads, int64_t kv_heads, int64_t dim,
             int64_t value_dim, int64_t int8, int64_t window, float scale, float softcap, int64_t threads);

@@ -7,10 +7,13 @@
 
 namespace {
 
+// Fields as in LayerShape and DecoderLayer of native/. Norms that are null change nothing.
 struct Layer {
-  const bf16 *input_norm, *post_norm;
-  const float* head_norm;  // or null
-  int64_t window;          // or 0
+  const Norm *attention_norm, *attention_after_norm, *mlp_norm, *mlp_after_norm, *head_norm;
+  const float* sinks;   // or null
+  int64_t window, rope; // 0: no window; -1: no rotation
+  int64_t activation, gated, parallel, whole_qk_norm;
+  float score_scale, softcap, residual_scale;  // softcap 0: none
   Linear qkv, output, gate_up, down;
 };
 
@@ -18,16 +21,17 @@ struct Stack {
   const Layer* layers;
   int64_t count;
   const bf16* embedding;  // [vocab][hidden]
-  const bf16* norm;       // after the last layer
-  const float* angles;    // [positions][2][rotary / 2]: cosines and sines
-  int64_t vocab, positions, heads, kv_heads, dim, rotary;
-  float eps, scale;  // of norms, of scores
+  const Norm* norm;       // after the last layer
+  const float* angles;    // [ropes][positions][2][rotary / 2]: cosines and sines
+  int64_t vocab, ropes, positions, heads, kv_heads, dim, rotary, interleaved;
+  float embedding_scale;
 
   long hidden() const { return layers->output.out; }
 };
 
 // The data passed from kernel to kernel, in one allocation: outputs of a linear layer; inputs of the next, as bf16 or
-// as int8 (see int8.cpp); and the angles of rope_write.
+// as int8 (see int8.cpp); and the angles of each rotary
+// embedding for rope_write.
 struct Room {
   uintptr_t end;
   bf16 *residual, *outputs, *plain, *sorted;
@@ -52,8 +56,8 @@ struct Room {
     values = (int8_t*)sorted;  // no layer has both int8 and a permutation
     take(scales, M);
     take(excess, M);
-    take(cos, M * stack.rotary);
-    take(sin, M * stack.rotary);
+    take(cos, stack.ropes * M * stack.rotary);
+    take(sin, stack.ropes * M * stack.rotary);
     take(inner, M * columns);
   }
 
@@ -92,14 +96,53 @@ struct Run {
       ::linear(rows, (const bf16*)layer.weight, layer.bias, room.outputs, M, layer.out, layer.into, false, threads);
   }
 
-  // residual += x, unless x is null; its norm goes to plain, or to int8 if the reader takes int8
-  void norm(const bf16* x, const bf16* weight, const Linear* reader, bf16* plain) {
-    add_rms_norm(x, room.residual, room.residual, weight, as_it_is(reader, plain), as_int8(reader), room.scales, room.excess, M,
-                 stack.hidden(), stack.eps, threads);
+  // residual += layer.residual_scale * after(x), unless x is null; its norm goes to plain, or to int8 if the reader
+  // takes int8
+  void norm(const bf16* x, const Norm* after, const Layer& layer, const Norm* norm, const Linear* reader, bf16* plain) {
+    add_norm(x, room.residual, room.residual, after, layer.residual_scale, norm, as_it_is(reader, plain), as_int8(reader),
+             room.scales, room.excess, M, stack.hidden(), threads);
   }
 
-  void silu_mul(const Linear& reader) {
-    ::silu_mul(room.outputs, as_it_is(&reader, room.plain), as_int8(&reader), room.scales, room.excess, M, reader.into, threads);
+  // residual += layer.residual_scale * after(outputs); plain gets the input of the MLP
+  void finish_attention(const Layer& layer) {
+    const Norm* after = layer.attention_after_norm;
+    if (!layer.parallel) return norm(room.outputs, after, layer, layer.mlp_norm, &layer.gate_up, room.plain);
+    norm(nullptr, nullptr, layer, layer.mlp_norm, &layer.gate_up, room.plain);
+    add_norm(room.outputs, room.residual, room.residual, after, layer.residual_scale, nullptr, nullptr, nullptr, nullptr, nullptr,
+             M, stack.hidden(), threads);
+  }
+
+  void activate(const Layer& layer) {
+    const Linear& reader = layer.down;
+    ::activate(room.outputs, layer.activation, layer.gated, as_it_is(&reader, room.plain), as_int8(&reader), room.scales,
+               room.excess, M, reader.into, threads);
+  }
+
+  // The embeddings of all tokens, times their scale, become the residual.
+  void embed(const int64_t* tokens) {
+    long hidden = stack.hidden();
+    for (long m = 0; m < M; m++) {
+      const bf16* from = stack.embedding + tokens[m] * hidden;
+      bf16* to = room.residual + m * hidden;
+      memcpy(to, from, hidden * sizeof(bf16));
+      if (stack.embedding_scale == 1) continue;
+      for (long i = 0; i < hidden; i += LANES) store(to + i, load(from + i, hidden - i) * stack.embedding_scale, hidden - i);
+    }
+  }
+
+  // Spreads the angles of each rotary embedding as rope_write takes them.
+  void spread_angles(const int64_t* positions) {
+    long half = stack.rotary / 2;
+    for (long rope = 0; rope < stack.ropes; rope++)
+      for (long m = 0; m < M; m++) {
+        const float* angles = stack.angles + (rope * stack.positions + positions[m]) * 2 * half;
+        float *cos = room.cos + (rope * M + m) * stack.rotary, *sin = room.sin + (rope * M + m) * stack.rotary;
+        for (long i = 0; i < half; i++) {
+          long one = stack.interleaved ? 2 * i : i, other = stack.interleaved ? 2 * i + 1 : half + i;
+          cos[one] = cos[other] = angles[i];
+          sin[one] = -(sin[other] = angles[half + i]);
+        }
+      }
   }
 
   // Where the reader's input is put. Adapters need bf16 rows in addition to int8.
@@ -123,36 +166,30 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
                const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8,
                const Adapted* adapted, void* memory, int64_t threads) {
   const Stack& s = *stack;
+  for (long m = 0; m < M; m++)
+    if (tokens[m] < 0 || tokens[m] >= s.vocab || positions[m] < 0 || positions[m] >= s.positions) return false;
   Run run{s, *adapted, Room(s, M, adapted->columns, memory), M, threads};
   Room& room = run.room;
-  long hidden = s.hidden(), half = s.rotary / 2;
-  for (long m = 0; m < M; m++) {
-    if (tokens[m] < 0 || tokens[m] >= s.vocab || positions[m] < 0 || positions[m] >= s.positions) return false;
-    memcpy(room.residual + m * hidden, s.embedding + tokens[m] * hidden, hidden * sizeof(bf16));
-    const float* angles = s.angles + positions[m] * 2 * half;
-    float *cos = room.cos + m * s.rotary, *sin = room.sin + m * s.rotary;
-    for (long i = 0; i < half; i++) {
-      cos[i] = cos[half + i] = angles[i];
-      sin[i] = -(sin[half + i] = angles[half + i]);
-    }
-  }
-  run.norm(nullptr, s.layers->input_norm, &s.layers->qkv, room.plain);
+  run.embed(tokens);
+  run.spread_angles(positions);
+  run.norm(nullptr, nullptr, *s.layers, s.layers->attention_norm, &s.layers->qkv, room.plain);
   for (long i = 0; i < s.count; i++) {
     const Layer &layer = s.layers[i], *next = i + 1 < s.count ? &layer + 1 : nullptr;
     run.linear(layer.qkv, 4 * i);
-    rope_write(room.outputs, room.cos, room.sin, pages[i], slots, layer.head_norm, s.eps, M, s.heads, s.kv_heads, s.dim, s.rotary,
-               int8, threads);
-    attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, nullptr, nullptr, s.heads, s.kv_heads, s.dim,
-           s.dim, int8, layer.window, s.scale, 0, threads);
+    long rope = std::max<long>(layer.rope, 0) * M * s.rotary, rotary = layer.rope < 0 ? 0 : s.rotary;
+    rope_write(room.outputs, room.cos + rope, room.sin + rope, pages[i], slots, layer.head_norm, layer.whole_qk_norm, M, s.heads,
+               s.kv_heads, s.dim, rotary, s.interleaved, int8, threads);
+    attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, layer.sinks, nullptr, s.heads, s.kv_heads,
+           s.dim, s.dim, int8, layer.window, layer.score_scale, layer.softcap, threads);
     if (layer.output.form == INT8)
       quantize_rows(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);
     run.linear(layer.output, 4 * i + 1);
-    run.norm(room.outputs, layer.post_norm, &layer.gate_up, room.plain);
+    run.finish_attention(layer);
     run.linear(layer.gate_up, 4 * i + 2);
-    run.silu_mul(layer.down);
+    run.activate(layer);
     run.linear(layer.down, 4 * i + 3);
-    if (next) run.norm(room.outputs, next->input_norm, &next->qkv, room.plain);
-    else run.norm(room.outputs, s.norm, nullptr, out);
+    if (next) run.norm(room.outputs, layer.mlp_after_norm, layer, next->attention_norm, &next->qkv, room.plain);
+    else run.norm(room.outputs, layer.mlp_after_norm, layer, s.norm, nullptr, out);
   }
   return true;
 }

@@ -1,4 +1,4 @@
-// The work on each row between linear layers, in one pass: norms, SiLU, rotation, and writing to the pages. One thread
+// The work on each row between linear layers, in one pass: norms, activations, rotation, and writing to the pages. One thread
 // computes a row in one order, so it depends only on itself.
 #include <algorithm>
 #include <cmath>
@@ -22,6 +22,52 @@ template <class F> float inverse_rms(long width, float eps, F at) {
     squares[i / LANES % 4] = fma(v, v, squares[i / LANES % 4]);
   }
   return 1.f / std::sqrt(sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / width + eps);
+}
+
+// The first `count` lanes, and zeros.
+Vec first(Vec v, long count) {
+  float lanes[LANES];
+  put(lanes, v);
+  return load(lanes, count);
+}
+
+// The norm of the row at(0), at(LANES), ..., as a function of the index. Numbers beyond `width` are zero.
+template <class F> auto normed(const Norm& norm, long width, F at) {
+  float mean = 0;
+  if (norm.centered) {
+    Vec total = {};
+    for (long i = 0; i < width; i += LANES) total += at(i);
+    mean = sum(total) / width;
+  }
+  auto shifted = [=](long i) { return first(at(i) - mean, width - i); };
+  float scale = norm.centered ? inverse_rms(width, norm.eps, shifted) : inverse_rms(width, norm.eps, at);
+  return [=](long i) {
+    Vec v = norm.centered ? (at(i) - mean) * scale : at(i) * scale;
+    v *= load(norm.weight + i, width - i);
+    return norm.bias ? v + load(norm.bias + i, width - i) : v;
+  };
+}
+
+// In terms of e^x, which saturates as it must: at the far left a finite number is divided by infinity.
+Vec silu(Vec x) { return x / (1.f + exp(-x)); }
+
+// x * (1 + tanh(u)) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
+Vec gelu_tanh(Vec x) { return x / (1.f + exp(-x * (1.59576912f + 0.0713548163f * (x * x)))); }
+
+// x * (1 + erf(x / sqrt(2))) / 2, with Abramowitz and Stegun's 7.1.26, whose absolute error is below 1.5e-7
+Vec gelu(Vec x) {
+  Vec z = x * 0.707106781f, size = (Vec)((Bits)z & 0x7fffffff), t = 1.f / (1.f + 0.3275911f * size);
+  Vec p = fma(fill(1.061405429f), t, fill(-1.453152027f));
+  p = fma(p, t, fill(1.421413741f));
+  p = fma(p, t, fill(-0.284496736f));
+  p = fma(p, t, fill(0.254829592f));
+  Vec tail = p * t * exp(-(z * z)) * 0.5f;  // of the normal distribution, on the side of x
+  return x * (x < 0.f ? tail : 1.f - tail);
+}
+
+Vec relu2(Vec x) {
+  Vec positive = larger(x, Vec{});
+  return positive * positive;
 }
 
 // Where rows are written: as bf16, as int8 for a linear layer (see int8.cpp; padded to a multiple of 4), or both. int8
@@ -110,68 +156,98 @@ void quantize_rows(const bf16* x, int8_t* values, float* scales, int32_t* excess
            [=](long m) { quantize_row(x + m * width, width, values + m * padded, scales + m, excess + m); });
 }
 
-// total = residual + x, or the residual itself if x is null; out = RMS norm of the total times the weight [width]. All
-// are [M, width]; without x, total is not written. `plain` gets the result, and `values` the quantized one, unless they
-// are null.
-void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* weight, bf16* plain, int8_t* values,
-                  float* scales, int32_t* excess, int64_t M, int64_t width, float eps, int64_t threads) {
+// total = residual + scale * after(x), or the residual itself if x is null; out = norm(total). A norm that is null
+// changes nothing. All are [M, width]; without x, total is not written. `plain` gets the result, and `values` the
+// quantized one, unless they are null.
+void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, const Norm* norm, bf16* plain,
+              int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
   Out out{plain, values, scales, excess};
   write_rows(out, M, width, team(M * width, threads), [=](long m, bf16* to) {
     const bf16* row = residual + m * width;
     if (x) {
       const bf16 *one = x + m * width, *other = row;
       bf16* both = total + m * width;
-      for (long i = 0; i < width; i += LANES)
-        store(both + i, load(one + i, width - i) + load(other + i, width - i), width - i);
+      auto at = [=](long i) { return load(one + i, width - i); };
+      auto add = [=](auto more) {
+        for (long i = 0; i < width; i += LANES) store(both + i, more(i) * scale + load(other + i, width - i), width - i);
+      };
+      if (after) {
+        auto each = normed(*after, width, at);
+        add([=](long i) { return widen(narrow(each(i))); });
+      } else add(at);
       row = both;
     }
-    float scale = inverse_rms(width, eps, [&](long i) { return load(row + i, width - i); });
-    for (long i = 0; i < width; i += LANES)
-      store(to + i, load(row + i, width - i) * scale * load(weight + i, width - i), width - i);
+    if (!norm) return (void)memcpy(to, row, width * sizeof(bf16));
+    auto each = normed(*norm, width, [=](long i) { return load(row + i, width - i); });
+    for (long i = 0; i < width; i += LANES) store(to + i, each(i), width - i);
   });
 }
 
-// [M, width] = silu(gate) * up of rows [gate | up]: to `plain`, and quantized to `values`, unless they are null.
-void silu_mul(const bf16* gate_up, bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
-              int64_t threads) {
+// [M, width] = activation(gate) * up of rows [gate | up], or activation(row) unless `gated`: to `plain`, and quantized
+// to `values`, unless they are null.
+void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, int8_t* values, float* scales,
+              int32_t* excess, int64_t M, int64_t width, int64_t threads) {
   Out out{plain, values, scales, excess};
-  write_rows(out, M, width, team(M * width, threads), [=](long m, bf16* to) {
-    const bf16 *gate = gate_up + 2 * m * width, *up = gate + width;
-    for (long i = 0; i < width; i += LANES) {
-      Vec g = load(gate + i, width - i);
-      store(to + i, g / (1.f + exp(-g)) * load(up + i, width - i), width - i);
-    }
-  });
+  auto run = [=](auto active) {
+    write_rows(out, M, width, team(M * width, threads), [=](long m, bf16* to) {
+      const bf16 *gate = rows + (gated ? 2 : 1) * m * width, *up = gate + width;
+      for (long i = 0; i < width; i += LANES) {
+        Vec v = active(load(gate + i, width - i));
+        store(to + i, gated ? v * load(up + i, width - i) : v, width - i);
+      }
+    });
+  };
+  switch (activation) {
+    case SILU: return run([](Vec x) { return silu(x); });
+    case GELU_TANH: return run([](Vec x) { return gelu_tanh(x); });
+    case GELU: return run([](Vec x) { return gelu(x); });
+    case RELU2: return run([](Vec x) { return relu2(x); });
+  }
 }
 
 // Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads,
-// dim], in place. Keys and values of row m are stored at slots[m]. cos, sin: [M, rotary]. rotary <= dim <= MAX_DIM.
-void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const float* head_norm,
-                float eps, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t int8,
-                int64_t threads) {
+// dim], in place. Keys and values of row m are stored at slots[m]. cos, sin: [M, rotary]; rotary <= dim <= MAX_DIM.
+// Number i turns with its partner: i + rotary / 2, or the other of its pair (2 i, 2 i + 1) if `interleaved`. The norm is
+// an RMS norm of each head, or `whole`: of all queries, and of all keys.
+void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const Norm* head_norm,
+                int64_t whole, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t interleaved,
+                int64_t int8, int64_t threads) {
   Layout layout{kv_heads, dim, dim, int8 != 0};
   long width = (heads + 2 * kv_heads) * dim, half = rotary / 2;
   each_row(M, team(M * width, threads), [=](long m) {
-    float x[MAX_DIM];
+    float x[MAX_DIM], partners[MAX_DIM];
+    bf16* row = qkv + m * width;
+    auto inverse = [=](const bf16* from, long numbers) {
+      return inverse_rms(numbers, head_norm->eps, [=](long i) { return load(from + i, numbers - i); });
+    };
+    float query_scale = 0, key_scale = 0;
+    if (head_norm && whole) {
+      query_scale = inverse(row, heads * dim);
+      key_scale = inverse(row + heads * dim, kv_heads * dim);
+    }
     for (long h = 0; h < heads + kv_heads; h++) {
-      bf16* head = qkv + m * width + h * dim;
+      bf16* head = row + h * dim;
       for (long i = 0; i < dim; i += LANES) store(x + i, load(head + i, dim - i), dim - i);
       if (head_norm) {
-        const float* weight = head_norm + h * dim;
-        float scale = inverse_rms(dim, eps, [&](long i) { return load(x + i, dim - i); });
+        const float* weight = head_norm->weight + h * dim;
+        float scale = !whole ? inverse(head, dim) : h < heads ? query_scale : key_scale;
         for (long i = 0; i < dim; i += LANES)
           store(x + i, load(x + i, dim - i) * scale * load(weight + i, dim - i), dim - i);
         for (long i = rotary; i < dim; i += LANES) store(head + i, load(x + i, dim - i), dim - i);
       }
-      for (long part = 0; part < rotary; part += half) {
-        const float *c = cos + m * rotary + part, *s = sin + m * rotary + part, *own = x + part, *other = x + half - part;
-        for (long i = 0; i < half; i += LANES) {
-          long left = half - i;
-          store(head + part + i, fma(load(own + i, left), load(c + i, left), load(other + i, left) * load(s + i, left)), left);
-        }
+      if (interleaved) {
+        for (long i = 0; i < rotary; i++) partners[i] = x[i ^ 1];
+      } else {
+        memcpy(partners, x + half, half * sizeof(float));
+        memcpy(partners + half, x, half * sizeof(float));
+      }
+      const float *c = cos + m * rotary, *s = sin + m * rotary;
+      for (long i = 0; i < rotary; i += LANES) {
+        long left = rotary - i;
+        store(head + i, fma(load(x + i, left), load(c + i, left), load(partners + i, left) * load(s + i, left)), left);
       }
     }
-    const bf16* keys = qkv + m * width + heads * dim;
+    const bf16* keys = row + heads * dim;
     write_token(layout, pages, slots[m], keys, keys + kv_heads * dim);
   });
 }
@@ -183,6 +259,17 @@ void write(const bf16* keys, const bf16* values, char* pages, const int64_t* slo
   long width = kv_heads * dim, value_width = kv_heads * value_dim;
   each_row(M, team(M * (width + value_width), threads),
            [=](long m) { write_token(layout, pages, slots[m], keys + m * width, values + m * value_width); });
+}
+
+// logits [M, width] = cap(scale * logits), in place; a cap of 0 changes nothing.
+void scale_logits(float* logits, int64_t M, int64_t width, float scale, float cap, int64_t threads) {
+  each_row(M, team(M * width, threads), [=](long m) {
+    for (long i = 0; i < width; i += LANES) {
+      float* at = logits + m * width + i;
+      Vec v = load(at, width - i) * scale;
+      store(at, cap > 0 ? capped(v, cap) : v, width - i);
+    }
+  });
 }
 
 }  // extern "C"

@@ -156,3 +156,6 @@ static inline Vec exp(Vec x) {
   p *= (Vec)(((Bits)shifted + 127) << 23);
   return x > 88.f ? fill(__builtin_inff()) : p;
 }
+
+// cap * tanh(x / cap)
+static inline Vec capped(Vec x, float cap) { return cap - 2 * cap / (1.f + exp(x * (2.f / cap))); }

@@ -1,0 +1,263 @@
+"""The model types that run on the fused decoder: one row each says how it differs from Llama.
+
+``config.py`` reads a config by its row. Fields are named as in Llama's config; a row knows the fields that Transformers
+reads for its type, with Transformers' defaults, and all others are ignored, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """The names of a model's tensors in its checkpoint; those of a layer follow ``layer`` and its number.
+
+    ``qkv`` and ``gate_up`` list the linear layers to be merged. A norm that is None does not exist.
+    """
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers."
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    attention_norm: str | None = "input_layernorm"
+    attention_after_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_after_norm: str | None = None
+    query_norm: str | None = None
+    key_norm: str | None = None
+
+
+LLAMA_TENSORS = TensorNames()
+
+
+def all_full(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: all see the whole context."""
+    return [FULL] * count
+
+
+def all_sliding(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: all have the window, if there is one."""
+    return [SLIDING] * count
+
+
+def sliding_after_full(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the first ``max_window_layers`` see the whole context."""
+    first = fields["max_window_layers"]
+    return [SLIDING if fields["sliding_window"] and i >= first else FULL for i in range(count)]
+
+
+def full_in_turn(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the last of each ``sliding_window_pattern`` sees the whole context."""
+    return [SLIDING if (i + 1) % fields["sliding_window_pattern"] else FULL for i in range(count)]
+
+
+def every_second_full(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the second, fourth and so on see the whole context."""
+    return [FULL if i % 2 else SLIDING for i in range(count)]
+
+
+@dataclass(frozen=True)
+class DecoderFamily:
+    """How the decoders of one model type differ from Llama.
+
+    ``fields``: those that the type knows, with their defaults. ``renamed``: its own names of fields, to Llama's.
+    ``required``: fields that must have this value, or the model has no fused decoder. ``biases``: for each group of
+    linear layers (qkv, output, gate_up, down, head) with a bias, the field that says so, or True.
+    ``layer_types``: of layers if the config does not list them. ``mrope``: whether the axes of M-RoPE are interleaved,
+    and its section if the config has none.
+
+    ``norm_offset`` is added to the weights of all norms. ``has_embedding_scale``: embeddings are multiplied by the
+    square root of their size. ``local_theta``: the field with the base of the rotary embedding of sliding layers, if
+    that differs.
+    """
+
+    fields: Mapping[str, Any]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    biases: Mapping[str, str | bool] = field(default_factory=dict)
+    tensors: TensorNames = LLAMA_TENSORS
+    layer_types: Callable[[dict[str, Any], int], list[str]] = all_full
+    mrope: tuple[bool, tuple[int, ...]] | None = None
+    norm_offset: float = 0.0
+    has_embedding_scale: bool = False
+    local_theta: str | None = None
+
+
+# "heads": same as heads.
+COMMON_FIELDS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_parameters": None,
+    "rope_scaling": None,
+    "partial_rotary_factor": None,
+    "original_max_position_embeddings": None,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": "heads",
+    "head_dim": None,
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+ATTENTION_BIASES: dict[str, str | bool] = {"qkv": "attention_bias", "output": "attention_bias"}
+MLP_BIASES: dict[str, str | bool] = {"gate_up": "mlp_bias", "down": "mlp_bias"}
+NORMED_HEADS = TensorNames(query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
+GEMMA_TENSORS = TensorNames(
+    attention_after_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_after_norm="post_feedforward_layernorm",
+)
+
+LLAMA = DecoderFamily(
+    COMMON_FIELDS | {"attention_bias": False, "mlp_bias": False}, biases=ATTENTION_BIASES | MLP_BIASES
+)
+MISTRAL = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "max_position_embeddings": 131072,
+    },
+    layer_types=all_sliding,
+)
+QWEN2 = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 151936,
+        "intermediate_size": 22016,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+        "layer_types": None,
+        "max_position_embeddings": 32768,
+    },
+    biases={"qkv": True},
+    layer_types=sliding_after_full,
+)
+QWEN3 = replace(
+    QWEN2,
+    fields={**QWEN2.fields, "head_dim": 128, "attention_bias": False},
+    biases=ATTENTION_BIASES,
+    tensors=NORMED_HEADS,
+)
+QWEN2_VL = replace(
+    QWEN2,
+    fields={
+        **QWEN2.fields,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "vocab_size": 152064,
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
+    mrope=(False, (16, 24, 24)),
+)
+QWEN3_VL = replace(
+    QWEN3,
+    fields={**QWEN3.fields, "rope_theta": 5e5, "max_position_embeddings": 128000},
+    mrope=(True, (24, 20, 20)),
+)
+PHI3 = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+    },
+    tensors=TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+    layer_types=all_sliding,
+)
+GEMMA = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 256000,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "use_bidirectional_attention": None,
+    },
+    required={"use_bidirectional_attention": False},
+    biases=ATTENTION_BIASES,
+    norm_offset=1.0,
+    has_embedding_scale=True,
+)
+GEMMA2 = replace(
+    GEMMA,
+    fields={
+        **GEMMA.fields,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    renamed={"hidden_activation": "hidden_act"},
+    tensors=GEMMA_TENSORS,
+    layer_types=every_second_full,
+)
+GEMMA3 = replace(
+    GEMMA2,
+    fields={
+        **GEMMA2.fields,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": 6,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+    },
+    # Transformers reads attn_logit_softcapping, but its attention ignores it.
+    required={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
+    tensors=replace(GEMMA_TENSORS, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm"),
+    layer_types=full_in_turn,
+    local_theta="rope_local_base_freq",
+)
+
+FAMILIES: dict[str, DecoderFamily] = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen2_vl_text": QWEN2_VL,
+    "qwen2_5_vl_text": QWEN2_VL,
+    "qwen3": QWEN3,
+    "qwen3_vl_text": QWEN3_VL,
+    "phi3": PHI3,
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+}
+FUSABLE_TYPES = frozenset(FAMILIES)

@@ -1,0 +1,97 @@
+"""Each family on the fused decoder: the logits of Transformers in float32, and in bfloat16 the same bits however a
+sequence is cut into steps, whatever shares them, and with one call for all layers or kernel by kernel.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support import tiny_models
+from support.run_model import load_test_runner
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from parley.model.networks.decoder import FusedDecoder
+from parley.model.networks.families import FUSABLE_TYPES
+from parley.model.networks.network import PackedBatch
+from parley.model.networks.paged_kv import PagedKV
+
+HEADS = {"head_dim": 32}
+# Model type and fields of its config, beside those of BASE_CONFIG.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", HEADS),
+    "gemma2": ("gemma2", HEADS | {"sliding_window": 45, "query_pre_attn_scalar": 24}),
+    "gemma3": ("gemma3_text", HEADS | {"sliding_window": 33, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
+}
+TESTED_ELSEWHERE = {
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
+}  # fmt: skip
+LENGTH = 90
+PIECES = (64, 1, 20, 5)
+PAGES = 8  # of a sequence
+
+
+@cache
+def write_family(name: str):
+    """Write a tiny model of the family, once per test run, with float32 weights that bfloat16 holds exactly."""
+    model_type, fields = FAMILIES[name]
+    folder = tiny_models.models_home() / f"family-{name}"
+    config = AutoConfig.for_model(model_type, **(tiny_models.BASE_CONFIG | fields))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tiny_models.write_random_model(folder, model, seed=0, dtype="float32")
+    return folder
+
+
+@cache
+def load_decoder(name: str, dtype: str) -> FusedDecoder:
+    runner, info = load_test_runner(write_family(name), dtype=dtype)
+    assert info.fused
+    return runner.network
+
+
+TOKEN_IDS = torch.randint(3, tiny_models.VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@torch.inference_mode()
+def compute_logits(decoder: FusedDecoder, pieces: tuple[int, ...], *, sequences: int = 1, is_one_call: bool = True):
+    """Return the logits of the first sequence, which is computed in ``pieces``; others are computed beside it."""
+    pages = PagedKV(decoder.layers, PAGES * sequences, decoder.dtype)
+    pages.clear_pages(list(range(PAGES * sequences)))
+    logits, start = [], 0
+    run = decoder.compute_hidden if is_one_call else decoder.kernel_by_kernel
+    for count in pieces:
+        tables = [list(range(PAGES * i, PAGES * (i + 1))) for i in range(sequences)]
+        parts = [(TOKEN_IDS[i][start : start + count], start, table) for i, table in enumerate(tables)]
+        batch = PackedBatch.pack_parts(parts, torch.device("cpu"))
+        logits.append(decoder.compute_logits(run(batch, pages))[:count])
+        start += count
+    return torch.cat(logits)
+
+
+def test_every_family_is_tested():
+    assert {model_type for model_type, _ in FAMILIES.values()} | TESTED_ELSEWHERE == FUSABLE_TYPES
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_those_of_transformers(name: str):
+    model = AutoModelForCausalLM.from_pretrained(
+        write_family(name), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    decoder = load_decoder(name, "float32")
+    assert decoder.parameters == sum(parameter.numel() for parameter in model.parameters())
+    with torch.inference_mode():
+        expected = model(torch.tensor(TOKEN_IDS[:1])).logits[0]
+    actual = compute_logits(decoder, PIECES)
+    assert ((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_schedule_gives_the_same_bits(name: str):
+    decoder = load_decoder(name, "bfloat16")
+    alone = compute_logits(decoder, (LENGTH,))
+    assert alone.isfinite().all()
+    assert torch.equal(compute_logits(decoder, PIECES), alone)
+    assert torch.equal(compute_logits(decoder, PIECES, sequences=2), alone)
+    assert torch.equal(compute_logits(decoder, PIECES, sequences=2, is_one_call=False), alone)
