@@ -16,22 +16,14 @@ from parley.types import EngineRequest
 from parley.web.http_client import ConnectionBroken, HttpClientConnection, InstanceUnreachable
 from parley.worker.attached.server_calls import ServerCalls, as_clause
 from parley.worker.attached.server_facts import GENERATE_PATH, ServerFacts, error_text
-from parley.worker.attached.token_answers import ChoiceOutput, TokenAnswer, note_start, read_answer, write_choice
+from parley.worker.attached.token_answers import TokenAnswer, read_answer, write_choice
+from parley.worker.vllm.choice_output import ChoiceOutput, OutputStep, note_start
 
 SSE_FIELD = b"data:"
 STREAM_END = b"[DONE]"
 NOT_READY = frozenset({502, 503, 504})
 
 _ANSWER_DECODER = msgspec.json.Decoder(TokenAnswer)
-
-
-class TokenStep(msgspec.Struct):
-    """What arrived together, with the attributes of vLLM's ``EngineCoreOutputs``."""
-
-    outputs: list[ChoiceOutput]
-    timestamp: float
-    engine_index: int = 0
-    scheduler_stats: None = None
 
 
 class TokenClient:
@@ -46,7 +38,7 @@ class TokenClient:
         calls: ServerCalls,
         facts: ServerFacts,
         max_choices: int,
-        on_step: Callable[[TokenStep], None],
+        on_step: Callable[[OutputStep], None],
         on_rejection: Callable[[str, str], None],
         on_loss: Callable[[str, str], None],
     ):
@@ -94,7 +86,7 @@ class TokenClient:
     def _pass_on(self) -> None:
         outputs, self._outputs = self._outputs, []
         if outputs:
-            self._on_step(TokenStep(outputs, monotonic()))
+            self._on_step(OutputStep(outputs, monotonic()))
 
 
 class ChoiceExchange:
