@@ -9,17 +9,21 @@ import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from survey import Member, Members, survey_dialect
+from survey import MEDIA, EngineNeeds, Member, Members, survey_dialect
 
 from parley.dialects import tgi
 from parley.dialects.dialect import Dialect
 from parley.dialects.mounts import API_MOUNTS
+from parley.types import EngineBound
+from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 
+VLLM_FEATURES: frozenset[str] = vllm_features(adapters=True)
 ROOT = Path(__file__).resolve().parents[1]
 INDEX_PAGE = ROOT / "docs" / "compatibility.md"
 API_PAGES = ROOT / "docs" / "compatibility"
@@ -32,8 +36,9 @@ INTRODUCTION = """\
 One page for each API lists its routes and every member that a route reads in a body. Other members are ignored, as the
 originals do. In the tables of these pages, the column `/` is the surface that all APIs share: it lifts refusals that
 only get in a client's way. The other columns are prefixes: there, an API is as strict as its original, or as one
-version of it. The tables hold for parley's own engine. With vLLM, members that need what it lacks are refused, with
-the member's name: [engines.md](engines.md) lists these features and bounds.
+version of it. They hold for parley's own engine. With vLLM as the engine, members that need what it lacks are refused
+before they are queued, and so are pictures, video and sound: the column vLLM says which. [Engines](engines.md) lists
+its features and bounds, and what a vLLM server that runs already lacks besides.
 
 """
 LEGEND = """
@@ -41,7 +46,9 @@ LEGEND = """
 * **in part**: some values are refused with the member's name, because parley does not have their feature yet.
 * **refused**: read and checked in full, then refused with the member's name until the feature is there.
 * **not alone**: every body with only this member added is refused: the member needs others, or the original refuses it.
-* **-**: not read.
+* **-**: not read. In the column vLLM: of no concern to an engine, or part of a list.
+* **no**: with vLLM, values that have an effect are refused. **0..2**, **at most 128**: so are those out of this range,
+  and more than so many elements.
 
 *Tested by* names one of the tests that send the member or check how it is refused.
 """
@@ -89,6 +96,24 @@ def group_routes(by_prefix: dict[str, Surveyed]) -> Iterator[tuple[list[tuple[st
 def state_of_member(members: Members | None, path: str) -> str:
     """Return the state of a member in one column."""
     return members[path].state if members and path in members else "-"
+
+
+def state_with_vllm(needs: list[EngineNeeds]) -> str:
+    """Return what vLLM as the engine makes of a member. ``needs``: of the requests with it, for its sake."""
+    if not needs:
+        return "-"
+    with_media = [MEDIA in each.features for each in needs]
+    refused = [bool(each.features - VLLM_FEATURES - {MEDIA}) for each in needs if each.features - {MEDIA}]
+    if any(with_media) or any(refused):
+        return "no" if all(with_media) or (refused and all(refused)) else "in part"
+    bounds = sorted({bound for each in needs for bound in each.values} & BOUNDS.keys())
+    return " and ".join(map(describe_bound, bounds)) or "yes"
+
+
+def describe_bound(bound: EngineBound) -> str:
+    """Return a bound of vLLM."""
+    least, most = BOUNDS[bound]
+    return f"at most {most:g}" if least == -inf else f"{least:g}..{most:g}"
 
 
 @cache
@@ -143,13 +168,15 @@ def api_page(api: str) -> str:
             bare_routes += routes
             continue
         lines += ["## " + ", ".join(f"`{method} {path}`" for method, path in routes), ""]
-        lines += [f"| Member | Type | {' | '.join(f'`{prefix}`' for prefix in by_prefix)} | Tested by |"]
-        lines += ["|---|---|" + "---|" * len(by_prefix) + "---|"]
+        lines += [f"| Member | Type | {' | '.join(f'`{prefix}`' for prefix in by_prefix)} | vLLM | Tested by |"]
+        lines += ["|---|---|" + "---|" * len(by_prefix) + "---|---|"]
         columns = [surveyed.get(routes[0]) for surveyed in by_prefix.values()]
         for path in paths:
             member = next(members[path] for members in columns if members and path in members)
             states = " | ".join(state_of_member(members, path) for members in columns)
-            lines.append(f"| `{path}` | {describe_type(member)} | {states} | {first_test_of(api, path)} |")
+            needs = [each for members in columns if members and path in members for each in members[path].needs]
+            cells = (describe_type(member), states, state_with_vllm(needs), first_test_of(api, path))
+            lines.append(f"| `{path}` | {' | '.join(cells)} |")
         lines.append("")
     if bare_routes:
         lines += ["## Routes without members", "", "| Route | On |", "|---|---|"]

@@ -2,7 +2,8 @@
 
 Nothing is written down twice: a member that a reader asks for is a member of its route, with the type and range that
 the reader asks for. A member's own members are found by giving it the values in ``SHAPES`` below. Whether the reader
-then takes the body, refuses it as not available, or calls it wrong is the outcome for the member.
+then takes the body, refuses it as not available, or calls it wrong is the outcome for the member. A body that is taken
+also shows which features and bounds of an engine its request depends on.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from parley.dialects.dialect import Answer, ApiOptions, Dialect, RequestContext, Route
+from parley.dialects.dialect import Answer, ApiOptions, Dialect, Reply, RequestContext, Route
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields
 from parley.dialects.records import NoRecords, RecordChange
 from parley.errors import ParleyError, Unsupported
+from parley.serving.engine_features import BOUNDED_VALUES, FEATURE_FIELDS
+from parley.types import Chat, EngineBound, Request
 
 PATH = {
     "digest": "sha256:00",
@@ -267,8 +270,36 @@ VALUES: dict[str, list[Any]] = {  # by the type that a reader asks for
 }
 TYPES = {"strings": "string or array of strings", "integers": "array of integers", "objects": "array of objects",
          "free_object": "object", "token_weights": "object of numbers by token id", "raw_value": "any"}  # fmt: skip
+MEDIA = "media"  # what a request with pictures, video or sound needs of its engine
 ALONE = "not alone"  # with any value, the body is wrong unless other members are added
 INDEX = re.compile(r"\[\d+\]")
+
+
+@dataclass(frozen=True)
+class EngineNeeds:
+    """What a request needs of its engine: features, ``MEDIA`` among them, and values that may have bounds."""
+
+    features: frozenset[str] = frozenset()
+    values: Mapping[EngineBound, float] = field(default_factory=dict)
+
+    def beyond(self, base: EngineNeeds) -> EngineNeeds:
+        """Return the features that ``base`` does not need, and the values that are others there."""
+        values = {bound: value for bound, value in self.values.items() if base.values.get(bound) != value}
+        return EngineNeeds(self.features - base.features, values)
+
+
+NO_NEEDS = EngineNeeds()
+
+
+def engine_needs(request: Request) -> EngineNeeds:
+    """Return what a request needs of its engine."""
+    features = {feature for feature, read_field in FEATURE_FIELDS.items() if read_field(request) is not None}
+    texts = [each for prompt in request.prompts for each in (prompt.messages if isinstance(prompt, Chat) else [prompt])]
+    if any(getattr(text, "media", None) for text in texts):
+        features |= {MEDIA}
+    amounts = {bound: read_value(request) for bound, read_value in BOUNDED_VALUES.items()}
+    values = {bound: amount.value for bound, amount in amounts.items() if amount is not None}
+    return EngineNeeds(frozenset(features), values)
 
 
 @dataclass
@@ -276,7 +307,8 @@ class Member:
     """A member of a body as its reader asks for it. ``method`` is the name of the method of ``Fields``.
 
     ``outcomes``: taken, unavailable, wrong. ``asked_as_text``: it was a string in the body that is being read;
-    ``taken_as_text``: it was a string in a body that was taken.
+    ``taken_as_text``: it was a string in a body that was taken. ``needs``: what each request with it, which was taken,
+    needs of an engine for its sake.
     """
 
     path: str
@@ -287,6 +319,7 @@ class Member:
     outcomes: set[str] = field(default_factory=set)
     asked_as_text: bool = False
     taken_as_text: bool = False
+    needs: list[EngineNeeds] = field(default_factory=list)
 
     @property
     def type(self) -> str:
@@ -343,6 +376,11 @@ def record_reads(recorded: Members) -> Iterator[None]:
 
 def read_outcome(route: Route, body: dict[str, Any]) -> str:
     """Give a body to the route's reader and return the outcome: taken, unavailable, wrong."""
+    return read_body(route, body)[0]
+
+
+def read_body(route: Route, body: dict[str, Any]) -> tuple[str, EngineNeeds | None]:
+    """Return the outcome of a body, and what its request needs of an engine, None if there is no such request."""
     arguments_by_kind = {
         "generate": (CONTEXT,),
         "embed": (CLASSIFIER_CONTEXT if route.path in CLASSIFIER_PATHS else CONTEXT,),
@@ -362,12 +400,13 @@ def read_outcome(route: Route, body: dict[str, Any]) -> str:
     try:
         result = route.reader(_encode_form(body) if route.reads_form else json.dumps(body).encode(), *arguments)
     except Unsupported:
-        return "unavailable"
+        return "unavailable", None
     except ParleyError:
-        return "wrong"
+        return "wrong", None
     if isinstance(result, Answer) and route.kind in ("generate", "embed"):
-        return "unavailable" if b"not available" in result.body or b"not supported" in result.body else "wrong"
-    return "taken"
+        is_unavailable = b"not available" in result.body or b"not supported" in result.body
+        return ("unavailable" if is_unavailable else "wrong"), None
+    return "taken", engine_needs(result.request) if isinstance(result, Reply) else None
 
 
 def _encode_form(body: dict[str, Any]) -> bytes:
@@ -400,12 +439,12 @@ def survey_route(route: Route) -> Members:
         return recorded  # an inference has tensors, one for each of the members that generate has
     base = next((body for body in COMPLETE_BODIES if read_outcome(route, body) == "taken"), {})
     with record_reads(recorded):
-        _read_and_note(route, base, recorded)
+        _, base_needs = _read_and_note(route, base, recorded)
         probed: set[tuple[str, str]] = set()  # a member is probed again when a reader asks for it by another type
         while unprobed := [member for member in recorded.values() if (member.path, member.method) not in probed]:
             probed |= {(member.path, member.method) for member in unprobed}
             for member in unprobed:
-                _probe(route, base, member, recorded)
+                _probe(route, base, base_needs or NO_NEEDS, member, recorded)
     for path, member in recorded.items():  # a member whose own members are all refused is refused
         inner_states = {inner.state for inner in recorded.values() if inner.path.startswith(path + ".")}
         if member.state == ALONE and "refused" in inner_states and not inner_states & {"yes", "in part"}:
@@ -413,17 +452,17 @@ def survey_route(route: Route) -> Members:
     return recorded
 
 
-def _read_and_note(route: Route, body: dict[str, Any], recorded: Members) -> str:
-    """Return the outcome of a body, and note which members are strings in it if it is taken."""
+def _read_and_note(route: Route, body: dict[str, Any], recorded: Members) -> tuple[str, EngineNeeds | None]:
+    """Return what ``read_body`` returns, and note which members are strings in the body if it is taken."""
     for member in recorded.values():
         member.asked_as_text = False
-    outcome = read_outcome(route, body)
+    outcome, needs = read_body(route, body)
     for member in recorded.values():
         member.taken_as_text |= member.asked_as_text and outcome == "taken"
-    return outcome
+    return outcome, needs
 
 
-def _probe(route: Route, base: dict[str, Any], member: Member, recorded: Members) -> None:
+def _probe(route: Route, base: dict[str, Any], base_needs: EngineNeeds, member: Member, recorded: Members) -> None:
     """Give the member one value after another and record the outcomes."""
     *parents, name = member.path.split(".")
     values = [*SHAPES.get(name, []), *member.allowed, *VALUES[member.method]]
@@ -439,7 +478,10 @@ def _probe(route: Route, base: dict[str, Any], member: Member, recorded: Members
             inner = inner.setdefault(parent, _object_with(parent, child))
         if isinstance(inner, dict):
             inner[name] = value
-            member.outcomes.add(_read_and_note(route, body, recorded))
+            outcome, needs = _read_and_note(route, body, recorded)
+            member.outcomes.add(outcome)
+            if needs is not None:
+                member.needs.append(needs.beyond(base_needs))
 
 
 def _object_with(parent: str, child: str) -> dict[str, Any]:
