@@ -111,6 +111,10 @@ def _grammar_field(request: Request) -> str | None:
     return None
 
 
+def _limited_grammar_field(request: Request) -> str | None:
+    return "allowed_token_ids" if request.sampling.allowed and _grammar_field(request) is not None else None
+
+
 FEATURE_FIELDS: dict[EngineFeature, FieldReader] = {
     "top_k": _sampling_field("top_k", "top_k"),
     "min_p": _sampling_field("min_p", "min_p"),
@@ -132,6 +136,7 @@ FEATURE_FIELDS: dict[EngineFeature, FieldReader] = {
         "prompt_logprobs" if request.output_options.prompt_logprobs is not None else None
     ),
     "grammar": _grammar_field,
+    "limited_grammar": _limited_grammar_field,
     "thinking_budget": lambda request: "thinking_budget" if request.thinking_budget is not None else None,
     "adapters": lambda request: "adapter" if request.adapter is not None else None,
     "cache_salt": lambda request: "cache_salt" if request.cache_salt else None,
@@ -139,7 +144,10 @@ FEATURE_FIELDS: dict[EngineFeature, FieldReader] = {
 
 
 # Features that only one kind of request uses: what an error adds to the name of the engine.
-FEATURE_CONTEXTS: dict[EngineFeature, str] = {"beam_edits": " together with a beam search"}
+FEATURE_CONTEXTS: dict[EngineFeature, str] = {
+    "beam_edits": " together with a beam search",
+    "limited_grammar": " together with a grammar",
+}
 # Features of sampling that also change the candidates of a beam search.
 BEAM_EDITS: tuple[EngineFeature, ...] = (
     "repetition_penalty",

@@ -216,7 +216,8 @@ class Arena(msgspec.Struct, frozen=True):
 
 # Features that engines may lack: the members of ``Sampling`` and ``EngineRequest`` that not every engine can follow
 # (``named_logprobs``: of ``logprob_ids``; ``allowed_tokens``, ``banned_tokens``: ``allowed``, ``banned``;
-# ``beam_edits``: a grammar or an edit of the logits in a beam search), and ``page_transfer``: KV pages are exchanged
+# ``beam_edits``: a grammar or an edit of the logits in a beam search; ``limited_grammar``: a grammar together with
+# ``allowed``, which may exclude all tokens that the grammar allows), and ``page_transfer``: KV pages are exchanged
 # with other instances by ``engine.page_transfer``.
 EngineFeature = Literal[
     "top_k",
@@ -237,6 +238,7 @@ EngineFeature = Literal[
     "named_logprobs",
     "prompt_logprobs",
     "grammar",
+    "limited_grammar",
     "thinking_budget",
     "adapters",
     "cache_salt",

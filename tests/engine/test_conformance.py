@@ -140,6 +140,10 @@ FEATURE_OPTIONS: dict[EngineFeature, dict[str, Any]] = {
     "named_logprobs": {"logprobs": 0, "logprob_ids": [7, 8]},
     "prompt_logprobs": {"prompt_logprobs": 1},
     "grammar": {"grammar": '{"grammars": [{"lark_grammar": "start: /[a-z ]+/"}]}'},
+    "limited_grammar": {
+        "grammar": '{"grammars": [{"lark_grammar": "start: /[a-z ]+/"}]}',
+        "sampling": Sampling(allowed=[7, 8]),
+    },
     "thinking_budget": {"reasoning_limit": ReasoningLimit("<think>", "</think>", True, 2, [9])},
     "cache_salt": {"cache_salt": "a"},
 }

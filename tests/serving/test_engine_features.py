@@ -71,11 +71,20 @@ FEATURE_USES: dict[EngineFeature, list[tuple[dict[str, Any], str]]] = {
         ({"prompts": [Chat([Message("user", "a")], tools=[TOOL], tool_choice="required")]}, "tool_choice"),
         ({"prompts": [Chat([Message("user", "a")], tools=[STRICT_TOOL])]}, "tools"),
     ],
+    "limited_grammar": [
+        (
+            {"sampling": Sampling(allowed=[1]), "grammar": Grammar("regex", "a", field="guided_regex")},
+            "allowed_token_ids",
+        ),
+    ],
     "thinking_budget": [({"thinking_budget": 5}, "thinking_budget")],
     "adapters": [({"adapter": "a"}, "adapter")],
     "cache_salt": [({"cache_salt": "a"}, "cache_salt")],
 }
-USED_WITH: dict[EngineFeature, set[EngineFeature]] = {"beam_edits": {"beam_search", "logit_bias", "grammar"}}
+USED_WITH: dict[EngineFeature, set[EngineFeature]] = {
+    "beam_edits": {"beam_search", "logit_bias", "grammar"},
+    "limited_grammar": {"allowed_tokens", "grammar"},
+}
 PLAIN_PROMPTS = [Text("a"), Chat([Message("user", "a")], tools=[TOOL]), Chat([Message("user", "a")])]
 
 

@@ -119,7 +119,8 @@ def test_pooling_options_keep_their_values():
 
 def test_vllm_lacks_what_its_samplers_do_not_have():
     assert ALL_ENGINE_FEATURES - vllm_features(adapters=True) == {
-        "typical_p", "no_repeat_ngram", "watermark", "thinking_budget", "beam_edits", "page_transfer",
+        "typical_p", "no_repeat_ngram", "watermark", "thinking_budget", "beam_edits", "limited_grammar",
+        "page_transfer",
     }  # fmt: skip
     assert "adapters" not in vllm_features()
     assert not {"min_p", "logit_bias"} & vllm_features(speculation=True)

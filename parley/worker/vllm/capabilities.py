@@ -11,7 +11,15 @@ from parley.types import ALL_ENGINE_FEATURES, EngineBound, EngineFeature
 
 # vLLM has no counterpart of these, or one that must be configured before the model is known.
 MISSING_FEATURES: frozenset[EngineFeature] = frozenset(
-    {"typical_p", "no_repeat_ngram", "watermark", "thinking_budget", "beam_edits", "page_transfer"}
+    {
+        "typical_p",
+        "no_repeat_ngram",
+        "watermark",
+        "thinking_budget",
+        "beam_edits",
+        "limited_grammar",  # where no token is left, vLLM draws one that the grammar forbids, and fails
+        "page_transfer",
+    }
 )
 # vLLM's speculative decoding excludes these.
 MISSING_WITH_SPECULATION: frozenset[EngineFeature] = frozenset({"min_p", "logit_bias"})
