@@ -44,8 +44,9 @@ vLLM's build for CPUs in `.engines`.
 
 parley starts a host process with vLLM's Python. The host sees parley's modules, but none of its libraries, and starts
 vLLM's processes. While they load, `/health/ready` reports the last line of vLLM's log. vLLM's warnings and errors
-appear in parley's log. All of these processes are one process group: if one of them dies, running requests get an
-error, and the group is ended and started again.
+appear in parley's log. All of these processes are one process group: if one of them dies or hangs, running requests get
+an error, and the group is ended and started again. They hang if they have choices to compute, but send no step and use
+no processor time for `--engine-timeout`.
 
 ## A vLLM server that runs already
 
@@ -88,7 +89,8 @@ DIFFERENCES = """
   of the model.
 * **White space in JSON** may stand after commas and colons only: vLLM's version of llguidance has no finer limit.
 * **The end of a grammar** is an end token, which counts as a token of the answer if the request stops at end tokens.
-* **A grammar that excludes all tokens that other options allow** ends the request with an error.
+* **A grammar together with allowed tokens** is refused ("limited grammar" above), because it may leave no token at all.
+  A grammar that allows only banned sequences ends the request with an error.
 * **Tenants** get equal shares: vLLM holds no more choices than it computes at once, and the others wait in the host.
 * **Answers that another instance began** are continued if they are greedy, without penalties that count output tokens,
   banned sequences or a grammar.

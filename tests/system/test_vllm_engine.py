@@ -28,14 +28,15 @@ ENDLESS = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def little_memory() -> Iterator[None]:
+def environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PARLEY_VLLM_PYTHON", raising=False)  # servers warn of variables that are no options
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         yield
 
 
 @pytest.fixture(scope="module")
-def server(little_memory: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     started = ServerProcess(*FLAGS, *VLLM_FLAGS, log=tmp_path_factory.mktemp("vllm") / "server.log")
     try:
         assert started.wait(started.ready, START_SECONDS), started.output()
@@ -118,6 +119,12 @@ def test_members_reach_vllm(server):
         ("/v1/completions", {"prompt": "a", "temperature": 2.5}, 400, "'temperature'"),
         ("/tgi/generate", {"inputs": "a", "parameters": {"temperature": 5.0, "do_sample": True}}, 422, "engine vllm"),
         ("/tgi/generate", {"inputs": "a", "parameters": {"watermark": True}}, 422, "'watermark'"),
+        (
+            "/v1/completions",
+            {"prompt": "a", "allowed_token_ids": [5], "structured_outputs": {"regex": "b"}},
+            400,
+            "'allowed_token_ids' is not available with the engine vllm",
+        ),
         ("/v1/embeddings", {"input": "a"}, 400, "does not make embeddings"),
     ],
 )
@@ -151,8 +158,11 @@ def processes_of_group(leader: int) -> dict[int, str]:
     return found
 
 
-@pytest.mark.parametrize("victim", ["engine core", "host"])
-def test_killed_process_ends_its_streams_and_leaves_no_process(server, victim):
+@pytest.mark.parametrize(
+    ("victim", "signal_number"),
+    [("engine core", signal.SIGKILL), ("engine core", signal.SIGSTOP), ("host", signal.SIGKILL)],
+)
+def test_process_that_ends_or_hangs_ends_its_streams_and_leaves_no_process(server, victim, signal_number):
     (host,) = server.children()
     group = processes_of_group(host)
     process = host if victim == "host" else next(pid for pid, words in group.items() if "EngineCore" in words)
@@ -163,7 +173,7 @@ def test_killed_process_ends_its_streams_and_leaves_no_process(server, victim):
     )
     with urllib.request.urlopen(call, timeout=60) as stream:
         stream.readline()
-        os.kill(process, signal.SIGKILL)
+        os.kill(process, signal_number)
         lines = [line for line in stream.read().decode().splitlines() if line]
     assert sum('"error"' in line for line in lines) == 1 and lines[-1] == "data: [DONE]"
     assert server.wait(lambda: not processes_of_group(host), 15)

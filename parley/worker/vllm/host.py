@@ -60,6 +60,7 @@ from parley.engine.messages import (  # noqa: E402
 )
 from parley.heartbeat import BEAT_SECONDS  # noqa: E402
 from parley.types import VLLMSettings  # noqa: E402
+from parley.worker.vllm.core_watch import CoreWatch  # noqa: E402
 from parley.worker.vllm.host_loop import HostLoop  # noqa: E402
 from parley.worker.vllm.tree_log import TreeLog  # noqa: E402
 
@@ -185,6 +186,7 @@ class Host:
         self._loop: HostLoop
         self._writer: asyncio.StreamWriter
         self._tasks: set[asyncio.Task[None]] = set()
+        self._core_watch = CoreWatch(settings.engine_timeout, self._expects_steps)
 
     async def serve(self, sock: socket.socket) -> None:
         """Serve until the API process ends the connection, or vLLM ends."""
@@ -198,9 +200,8 @@ class Host:
         )
         self._loop = HostLoop(self._client, self._send)
         self._send(EngineReady(self._client.describe_model(self._settings, __version__)))
-        ends = [
-            asyncio.create_task(each) for each in (self._read_messages(reader), self._read_steps(), self._send_beats())
-        ]
+        works = (self._read_messages(reader), self._read_steps(), self._send_beats(), self._watch_core())
+        ends = [asyncio.create_task(each) for each in works]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
             task.cancel()
@@ -222,13 +223,25 @@ class Host:
         """Pass on vLLM's steps until its engine ends."""
         try:
             while True:
-                self._loop.handle_step(await self._client.next_step())
+                step = await self._client.next_step()
+                self._core_watch.note_step()
+                self._loop.handle_step(step)
         except Exception as error:
             is_dead = type(error).__name__ == "EngineDeadError"
             if not is_dead:
                 log.exception("vLLM's steps cannot be read")
             reason = "its processes died" if is_dead else f"its steps cannot be read ({type(error).__name__})"
             self._send(EngineFatal(f"vLLM ended: {reason}."))
+
+    async def _watch_core(self) -> None:
+        """Wait until vLLM hangs. Report it, and end all processes: they would not end by themselves."""
+        self._send(EngineFatal(await self._core_watch.wait_for_hang()))
+        with contextlib.suppress(OSError):
+            await self._writer.drain()
+        end_group()
+
+    def _expects_steps(self) -> bool:
+        return self._loop.computing_count > self._client.preparing_count
 
     async def _read_messages(self, reader: asyncio.StreamReader) -> None:
         """Apply messages until Shutdown or the end of file."""

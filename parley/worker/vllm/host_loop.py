@@ -64,6 +64,11 @@ class HostLoop:
         """Whether no choice is open."""
         return not self._open_requests and not self._beam_rounds
 
+    @property
+    def computing_count(self) -> int:
+        """Number of choices that were given to vLLM."""
+        return len(self._computing)
+
     def uses_adapter(self, name: str) -> bool:
         """Whether an open request uses an adapter."""
         return any(

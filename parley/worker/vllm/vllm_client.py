@@ -79,6 +79,11 @@ class VLLMClient:
         """Return a client of a vLLM that has been started."""
         return cls(llm, await llm.get_supported_tasks(), on_rejection)
 
+    @property
+    def preparing_count(self) -> int:
+        """Number of choices that vLLM's engine core does not have yet."""
+        return len(self._preparing)
+
     async def next_step(self) -> Any:
         """Return vLLM's outputs of the next step. Raises an exception if its engine has died."""
         return await self._llm.engine_core.get_output_async()

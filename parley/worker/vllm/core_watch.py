@@ -1,0 +1,75 @@
+"""Notices that vLLM's processes hang while the host lives: an engine core that is stopped sends no steps.
+
+The API process sees the host alone, which goes on sending heartbeats. So the host watches the processes below it in the
+same way (``engine/watchdog.py``): by vLLM's steps, and by the processor time of its children, the engine cores. Workers
+below these use processor time while they wait for an engine core, and so does an engine core that waits for a worker.
+So while one of all these processes is stopped, processor time shows nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
+
+
+class CoreWatch:
+    """Watches the processes below this one. ``timeout``: seconds without a sign of life; 0: no limit.
+
+    ``expects_steps()``: whether vLLM has choices to compute. Without any it waits, and need not show that it lives.
+    """
+
+    def __init__(self, timeout: float, expects_steps: Callable[[], bool]):
+        self._timeout = timeout
+        self._expects_steps = expects_steps
+        self._signs = 0  # steps, and ticks without anything to compute
+
+    def note_step(self) -> None:
+        """Note that vLLM has sent a step."""
+        self._signs += 1
+
+    async def wait_for_hang(self) -> str:
+        """Return why vLLM counts as hung, as soon as it does."""
+        watchdog, own_id, seconds = Watchdog(self._timeout), os.getpid(), 0.0
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._signs += not self._expects_steps()
+            if not any(map(is_stopped, processes_below(own_id))):
+                seconds = sum(map(_processor_seconds, children_of(own_id)))
+            if self._timeout and (hang := watchdog.explain_hang(self._signs, seconds, is_serving=True)):
+                return f"{hang}, and is ended."
+
+
+def children_of(process_id: int) -> list[int]:
+    """Return the children of a process."""
+    found: list[int] = []
+    for file in Path(f"/proc/{process_id}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            found += map(int, file.read_text().split())
+    return found
+
+
+def processes_below(process_id: int) -> list[int]:
+    """Return the children of a process, and theirs."""
+    children = children_of(process_id)
+    return children + [below for child in children for below in processes_below(child)]
+
+
+def is_stopped(process_id: int) -> bool:
+    """Whether a process was stopped by a signal."""
+    try:
+        status = Path(f"/proc/{process_id}/stat").read_text("utf-8", "replace")
+    except OSError:  # it has just ended
+        return False
+    return status.rpartition(")")[2].split()[0] == "T"
+
+
+def _processor_seconds(process_id: int) -> float:
+    try:
+        return read_processor_seconds(process_id)
+    except OSError:  # it has just ended
+        return 0.0
