@@ -37,7 +37,7 @@ from parley.native.lowrank import LowRank
 from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
 from parley.native.pool import PageFormat, PagePool
 from parley.native.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
-from parley.native.torch_kernels import embed_tokens
+from parley.native.torch_kernels import EmbeddingRows, embed_tokens
 
 QuantizedRows = torch_int8.TorchRows | compiled_int8.CompiledRows
 AttentionPlan = compiled.CompiledPlan | list[torch_attention.TileGroup]
@@ -47,6 +47,7 @@ LoraRows = compiled_lora.CompiledLoraRows | torch_lora.TorchLoraRows
 __all__ = [
     "AttentionPlan",
     "DecoderLayer",
+    "EmbeddingRows",
     "Experts",
     "GroupedWeight",
     "LayerShape",

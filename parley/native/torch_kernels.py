@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -178,6 +179,21 @@ def scale_logits(logits: torch.Tensor, scale: float, cap: float | None) -> torch
     return logits.mul_(scale) if cap is None else logits.mul_(scale / cap).tanh_().mul_(cap)
 
 
-def embed_tokens(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+class EmbeddingRows(Protocol):
+    """An embedding table [vocab, hidden]: a tensor, or what computes rows when they are needed."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of rows."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+
+    def index_select(self, dim: int, index: torch.Tensor, /) -> torch.Tensor:
+        """Return the rows of tokens [T, hidden] (``dim`` 0, int64 [T])."""
+
+
+def embed_tokens(token_ids: torch.Tensor, table: EmbeddingRows) -> torch.Tensor:
     """Return rows of the embedding table [vocab, hidden]: [T, hidden]."""
     return table.index_select(0, token_ids)

@@ -13,12 +13,13 @@ import pytest
 import torch
 from support.gguf_files import close_writer, write_folder, write_gguf
 
-from parley import hub
+from parley import hub, native
 from parley.gguf.folder import choose_gguf, unpack_gguf
 from parley.gguf.header import BLOCK_TYPES, GgufError, read_model
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.checkpoint.gguf_blocks import DECODERS
+from parley.model.checkpoint.gguf_blocks import decode_blocks, grouped_bits
 from parley.model.checkpoint.quantization import read_plain_weight
+from parley.model.checkpoint.weights import BlockWeight
 from parley.model.load.check import check_model
 from parley.model.load.loader import load_runner
 from parley.model.networks.config import read_decoder_config
@@ -46,7 +47,7 @@ def test_decodes_random_blocks_to_the_bits_of_the_gguf_package(number):
     raw = np.random.default_rng(number).integers(0, 256, (40, blocks.size), dtype=np.uint8)
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(raw, kind)
-    decoded = DECODERS[blocks.name](torch.from_numpy(raw)).numpy()
+    decoded = decode_blocks(torch.from_numpy(raw), blocks.name).numpy()
     assert np.array_equal(decoded, expected, equal_nan=True)
 
 
@@ -70,6 +71,44 @@ def test_reads_the_config_and_every_tensor_of_the_folder_that_a_file_was_made_fr
         shape = original.tensor_shape(name)
         assert torch.equal(stored.view_tensor(name, *shape).float(), original.view_tensor(name, *shape).float()), name
     assert read_decoder_config(read_config(unpacked)) == read_decoder_config(read_config(folder))
+
+
+def random_blocks(kind: str, rows: int, into: int) -> BlockWeight:
+    """Random blocks with scales that weights have, instead of any float16."""
+    number, blocks = next(each for each in BLOCK_TYPES.items() if each[1].name == kind)
+    raw = np.random.default_rng(number).integers(0, 256, (rows, into // blocks.numbers, blocks.size), dtype=np.uint8)
+    for at in {"Q3_K": [108], "Q6_K": [208], "Q2_K": [80, 82], "Q4_K": [0, 2], "Q5_K": [0, 2]}.get(kind, [0, 2]):
+        if kind == "MXFP4":
+            raw[..., 0] = 120 + raw[..., 0] % 8
+        elif at == 0 or "_1" in kind or "_K" in kind:
+            raw[..., at + 1] = raw[..., at + 1] % 8 + 0x20  # 0.008 to 0.1
+    return BlockWeight(torch.from_numpy(raw).view(rows, -1), blocks)
+
+
+@pytest.mark.parametrize("kind", [blocks.name for blocks in BLOCK_TYPES.values() if blocks.numbers > 1])
+def test_multiplies_packed_blocks_as_the_decoded_weight(kind):
+    parts = [random_blocks(kind, rows, 512) for rows in (102, 26)]
+    x = torch.randn(9, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    packed = BlockWeight.pack_merged(parts, None, torch.bfloat16, torch.device("cpu"))
+    actual = native.lm_head_logits(x, packed)
+    decoded = torch.cat([part.decode_into(torch.empty(part.out, 512)) for part in parts])
+    if grouped_bits(kind) is None:
+        decoded = decoded.bfloat16().float()  # no kernel reads minimums
+    expected = (x.double() @ decoded.double().T).float()
+    # Scales keep 16 bits, sums are float32. Weights in bf16 would be off by 1e-3
+    assert (actual - expected).norm() / expected.norm() < (2e-5 if native.packed_layout_id() else 4e-3)
+    assert torch.equal(native.lm_head_logits(x[4:5], packed), actual[4:5])
+    if native.packed_layout_id() and (bits := grouped_bits(kind)) is not None:
+        assert packed.weight.nbytes * 8 == 128 * 512 * bits
+
+
+def test_loads_minimums_and_other_blocks_of_merged_layers_as_bf16():
+    parts = [random_blocks("Q8_0", 64, 512), random_blocks("Q6_K", 64, 512)]
+    packed = BlockWeight.pack_merged(parts, None, torch.bfloat16, torch.device("cpu"))
+    x = torch.randn(2, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    decoded = torch.cat([part.decode_into(torch.empty(part.out, 512)) for part in parts]).bfloat16()
+    expected = x.float() @ decoded.float().T
+    assert (native.lm_head_logits(x, packed) - expected).norm() / expected.norm() < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])

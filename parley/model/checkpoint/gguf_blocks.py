@@ -1,7 +1,9 @@
-"""The numbers in the blocks of a GGUF file, in torch: float32 [blocks, numbers of a block].
+"""The numbers in the blocks of a GGUF file, in torch.
 
-Each function takes blocks as uint8 [blocks, bytes of a block] and computes as ggml's reference does (ggml-quants.c), so
-that the numbers have the same bits.
+Each function takes blocks as uint8 [blocks, bytes of a block]. Those that begin with ``decode`` return the numbers,
+float32 [blocks, numbers of a block], computed as ggml's reference does (ggml-quants.c), so that the bits are the same.
+Those that begin with ``split`` return scales [blocks, groups] and integers [blocks, groups, numbers of a group], both
+float32, for types without minimums: a number is the product of both.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from collections.abc import Callable
 
 import torch
 
+from parley.native import GroupedWeight
+
+SplitBlocks = tuple[torch.Tensor, torch.Tensor]
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice those of the format
 
@@ -35,9 +40,9 @@ def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
     return _bits(data, 1).transpose(-1, -2).flatten(-2) << 4
 
 
-def decode_q4_0(blocks: torch.Tensor) -> torch.Tensor:
+def split_q4_0(blocks: torch.Tensor) -> SplitBlocks:
     """Scale, 32 numbers of 4 bits."""
-    return _float16(blocks[:, :2]) * (_nibbles(blocks[:, 2:]).float() - 8)
+    return _float16(blocks[:, :2]), _nibbles(blocks[:, 2:]).float()[:, None] - 8
 
 
 def decode_q4_1(blocks: torch.Tensor) -> torch.Tensor:
@@ -45,9 +50,10 @@ def decode_q4_1(blocks: torch.Tensor) -> torch.Tensor:
     return _float16(blocks[:, :2]) * _nibbles(blocks[:, 4:]).float() + _float16(blocks[:, 2:4])
 
 
-def decode_q5_0(blocks: torch.Tensor) -> torch.Tensor:
+def split_q5_0(blocks: torch.Tensor) -> SplitBlocks:
     """Scale, 32 fifth bits, 32 numbers of 4 bits."""
-    return _float16(blocks[:, :2]) * ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).float() - 16)
+    numbers = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return _float16(blocks[:, :2]), numbers.float()[:, None] - 16
 
 
 def decode_q5_1(blocks: torch.Tensor) -> torch.Tensor:
@@ -56,9 +62,9 @@ def decode_q5_1(blocks: torch.Tensor) -> torch.Tensor:
     return _float16(blocks[:, :2]) * numbers.float() + _float16(blocks[:, 2:4])
 
 
-def decode_q8_0(blocks: torch.Tensor) -> torch.Tensor:
+def split_q8_0(blocks: torch.Tensor) -> SplitBlocks:
     """Scale, 32 numbers of 8 bits."""
-    return blocks[:, 2:].view(torch.int8).float() * _float16(blocks[:, :2])
+    return _float16(blocks[:, :2]), blocks[:, 2:].view(torch.int8).float()[:, None]
 
 
 def decode_q2_k(blocks: torch.Tensor) -> torch.Tensor:
@@ -69,13 +75,13 @@ def decode_q2_k(blocks: torch.Tensor) -> torch.Tensor:
     return (scales[..., None] * numbers - minimums[..., None]).flatten(1)
 
 
-def decode_q3_k(blocks: torch.Tensor) -> torch.Tensor:
+def split_q3_k(blocks: torch.Tensor) -> SplitBlocks:
     """256 third bits, 256 numbers of 2 bits, 16 scales of 6 bits in 12 bytes, scale of the scales."""
     low, high = _nibbles(blocks[:, 96:104]), _bits(blocks[:, 104:108], 2).flatten(1)
     scales = _float16(blocks[:, 108:]) * ((low | high << 4).float() - 32)
     third = _bits(blocks[:, :32], 1).reshape(-1, 16, 16)
     numbers = _bits(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
-    return (scales[..., None] * ((numbers | third << 2).float() - 4)).flatten(1)
+    return scales, (numbers | third << 2).float() - 4
 
 
 def unpack_k_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,52 +111,77 @@ def decode_q5_k(blocks: torch.Tensor) -> torch.Tensor:
     return _decode_k(blocks, low | _bits(blocks[:, 16:48], 1) << 4)
 
 
-def decode_q6_k(blocks: torch.Tensor) -> torch.Tensor:
+def split_q6_k(blocks: torch.Tensor) -> SplitBlocks:
     """256 numbers of 4 bits, their 2 further bits, 16 scales of 8 bits, scale of the scales."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 16, 16)
     high = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     scales = _float16(blocks[:, 208:]) * blocks[:, 192:208].view(torch.int8).float()
-    return (scales[..., None] * ((low | high << 4).float() - 32)).flatten(1)
+    return scales, (low | high << 4).float() - 32
 
 
-def decode_iq4_nl(blocks: torch.Tensor) -> torch.Tensor:
+def split_iq4_nl(blocks: torch.Tensor) -> SplitBlocks:
     """Scale, 32 indices of 4 bits into a table."""
-    return _float16(blocks[:, :2]) * torch.tensor(IQ4_VALUES).float()[_nibbles(blocks[:, 2:]).int()]
+    return _float16(blocks[:, :2]), torch.tensor(IQ4_VALUES).float()[_nibbles(blocks[:, 2:]).int()][:, None]
 
 
-def decode_iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
+def split_iq4_xs(blocks: torch.Tensor) -> SplitBlocks:
     """Scale of the scales, 8 scales of 6 bits (high bits in two bytes, then low ones), 256 indices of 4 bits."""
     high = _bits(blocks[:, 2:4], 2).transpose(-1, -2).flatten(1)
     low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), -1).flatten(1)
     scales = _float16(blocks[:, :2]) * ((low | high << 4).float() - 32)
-    numbers = torch.tensor(IQ4_VALUES).float()[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).int()]
-    return (scales[..., None] * numbers).flatten(1)
+    return scales, torch.tensor(IQ4_VALUES).float()[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).int()]
 
 
-def decode_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+def split_mxfp4(blocks: torch.Tensor) -> SplitBlocks:
     """Exponent of a power of two, 32 numbers e2m1."""
     exponents = blocks[:, :1].int()
     bits = torch.where(exponents < 2, 0x200000 << exponents, exponents - 1 << 23)  # half of the power of two
-    return bits.int().view(torch.float32) * torch.tensor(MXFP4_VALUES).float()[_nibbles(blocks[:, 1:]).int()]
+    numbers = torch.tensor(MXFP4_VALUES).float()[_nibbles(blocks[:, 1:]).int()]
+    return bits.int().view(torch.float32), numbers[:, None]
 
 
+SPLITTERS: dict[str, Callable[[torch.Tensor], SplitBlocks]] = {
+    "Q4_0": split_q4_0,
+    "Q5_0": split_q5_0,
+    "Q8_0": split_q8_0,
+    "Q3_K": split_q3_k,
+    "Q6_K": split_q6_k,
+    "IQ4_NL": split_iq4_nl,
+    "IQ4_XS": split_iq4_xs,
+    "MXFP4": split_mxfp4,
+}
 DECODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Q4_0": decode_q4_0,
     "Q4_1": decode_q4_1,
-    "Q5_0": decode_q5_0,
     "Q5_1": decode_q5_1,
-    "Q8_0": decode_q8_0,
     "Q2_K": decode_q2_k,
-    "Q3_K": decode_q3_k,
     "Q4_K": decode_q4_k,
     "Q5_K": decode_q5_k,
-    "Q6_K": decode_q6_k,
-    "IQ4_NL": decode_iq4_nl,
-    "IQ4_XS": decode_iq4_xs,
-    "MXFP4": decode_mxfp4,
 }
 
 
-def decode_rows(rows: torch.Tensor, kind: str, block_size: int) -> torch.Tensor:
-    """Return the numbers of rows of blocks: uint8 [rows, bytes] -> float32 [rows, numbers]."""
-    return DECODERS[kind](rows.reshape(-1, block_size)).view(rows.shape[0], -1)
+def decode_blocks(blocks: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return the numbers of blocks of a type: uint8 [blocks, bytes of a block] -> float32 [blocks, numbers]."""
+    if kind in DECODERS:
+        return DECODERS[kind](blocks)
+    scales, numbers = SPLITTERS[kind](blocks)
+    return (scales[..., None] * numbers).flatten(1)
+
+
+def grouped_bits(kind: str) -> float | None:
+    """Return the bits of a number in the form of ``group_blocks``, scales included; None for types with minimums."""
+    if kind not in SPLITTERS:
+        return None
+    return (4 if kind == "Q4_0" else 8) + 32 / (16 if kind in ("Q3_K", "Q6_K") else 32)
+
+
+def group_blocks(blocks: torch.Tensor, kind: str, rows: int) -> GroupedWeight | None:
+    """Return the weight of ``rows`` outputs as integers in groups, without rounding; None for types with minimums."""
+    if kind not in SPLITTERS:
+        return None
+    scales, numbers = SPLITTERS[kind](blocks)
+    code, middle = ("int4", 8) if kind == "Q4_0" else ("int8", 128)
+    values = (numbers + middle).to(torch.uint8).view(rows, -1)
+    scales = scales.reshape(rows, -1)
+    return GroupedWeight(
+        values, scales, torch.full_like(scales, middle, dtype=torch.uint8), numbers.shape[-1], code=code
+    )

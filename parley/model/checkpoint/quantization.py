@@ -7,6 +7,7 @@ there on no code needs to know how it was stored. Every LoadError message names 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import torch
 
 from parley.model.checkpoint import compressed_tensors, fp8, gptq_awq
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.gguf_blocks import grouped_bits
 from parley.model.checkpoint.weights import (
     BlockWeight,
     GroupedLinearWeight,
@@ -129,9 +131,18 @@ class Quantization:
 
     def least_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
         """Return the least bytes that the weights can take."""
-        if self.method not in (None, GGUF_METHOD):
+        if self.method == GGUF_METHOD:
+            return sum(_least_tensor_bytes(checkpoint, name, dtype) for name in checkpoint.tensor_names)
+        if self.method is not None:
             return checkpoint.total_bytes
         return int(checkpoint.parameter_count * LEAST_WEIGHT_BYTES.get(self.setting, dtype.itemsize))
+
+
+def _least_tensor_bytes(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> int:
+    """Return the bytes of a GGUF file's tensor in the form that kernels read: in groups, or else of ``dtype``."""
+    blocks = checkpoint.block_type(name)
+    bits = grouped_bits(blocks.name) if blocks is not None and dtype == torch.bfloat16 else None
+    return int(math.prod(checkpoint.tensor_shape(name)) * (bits or 8 * dtype.itemsize) / 8)
 
 
 def read_quantization(config: dict[str, Any], setting: str) -> Quantization:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from parley import native
 from parley.gguf.header import BlockType
-from parley.model.checkpoint.gguf_blocks import decode_rows
+from parley.model.checkpoint.gguf_blocks import decode_blocks, group_blocks
 from parley.native import GroupedWeight, memory
 
 INT4_GROUP = 128  # weights of an output that share a scale when they are rounded to 4 bits
@@ -139,14 +139,47 @@ class BlockWeight:
     def _decoded_parts(self) -> Iterator[torch.Tensor]:
         """Yield float32 rows, a part at a time, which bounds the intermediates."""
         for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
-            yield decode_rows(rows, self.blocks.name, self.blocks.size)
+            yield decode_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name).view(len(rows), -1)
+
+    def grouped(self) -> GroupedLinearWeight | None:
+        """Return the same weight as integers in groups, None if its blocks have minimums."""
+        parts = []
+        for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
+            part = group_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name, len(rows))
+            if part is None:
+                return None
+            parts.append(part)
+        values, scales, zeros = (torch.cat(each) for each in zip(*(part[:3] for part in parts), strict=True))
+        return GroupedLinearWeight(parts[0]._replace(values=values, scales=scales, zeros=zeros))
 
     @classmethod
     def pack_merged(
         cls, parts: Sequence[Self], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> native.PackedWeight:
-        """Decode the parts into one tensor of ``dtype`` and pack it."""
+        """Pack the parts as integers in groups if a kernel reads them so; else decode them into ``dtype``."""
+        if dtype == torch.bfloat16 and device.type == "cpu" and len({part.blocks for part in parts}) == 1:
+            grouped = [part.grouped() for part in parts]
+            if None not in grouped:
+                return GroupedLinearWeight.pack_merged([each for each in grouped if each], bias, dtype, device)
         return PlainWeight.pack_merged(parts, bias, dtype, device)
+
+
+@dataclass(frozen=True)
+class BlockEmbedding:
+    """An embedding table in blocks. Rows are decoded when a step needs them, because few ever are."""
+
+    table: BlockWeight
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.table.rows.device
+
+    def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
+        """Return rows [T, hidden] of a table [vocab, hidden] (``dim`` 0, int64 [T])."""
+        assert dim == 0
+        return self.table.select_outputs(index).decode_into(torch.empty(len(index), self.table.into, dtype=self.dtype))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.quantization import Quantization, read_plain_weight
-from parley.model.checkpoint.weights import BlockWeight, LinearSpec, LinearWeight
+from parley.model.checkpoint.weights import BlockEmbedding, BlockWeight, LinearSpec, LinearWeight
 from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.networks.config import DecoderConfig, Unfusable
 from parley.model.networks.decoder import LINEAR_SITES, FusedDecoder, make_rope_table
@@ -51,7 +51,8 @@ def fuse_decoder(
     blocks, norm, head = weights
     embedding = decoder_weights.embedding_table(head)
     progress(1.0)
-    weights_bytes = _tensor_bytes([embedding, norm, head, *blocks])
+    stored_table = embedding.table.rows if isinstance(embedding, BlockEmbedding) else embedding
+    weights_bytes = _tensor_bytes([stored_table, norm, head, *blocks])
     return FusedDecoder(
         config,
         embedding,
@@ -259,17 +260,19 @@ class DecoderWeights:
         """Return a copy of one tensor in the network's dtype and on its device."""
         return self.checkpoint.view_tensor(name, *sizes).to(device=self.device, dtype=self.dtype, copy=True)
 
-    def embedding_table(self, head: native.PackedWeight) -> torch.Tensor:
+    def embedding_table(self, head: native.PackedWeight) -> torch.Tensor | BlockEmbedding:
         """Return the embedding [vocab, hidden].
 
         A tied head that kept its layout is the embedding itself. A table in the network's dtype stays in the mapped
-        file, because few rows are ever read; otherwise it is copied.
+        file, because few rows are ever read, and so does one in blocks; otherwise it is copied.
         """
         shape = self.config.vocab, self.config.hidden
         weight = head.weight
         if self.config.tied and weight.layout is torch.strided and (weight.shape, weight.dtype) == (shape, self.dtype):
             return weight
         stored = read_plain_weight(self.checkpoint, self.embedding, *shape)
+        if isinstance(stored, BlockWeight) and self.device.type == "cpu":
+            return BlockEmbedding(stored, self.dtype)
         if isinstance(stored, BlockWeight):
             return stored.decode_into(torch.empty(shape, dtype=self.dtype)).to(self.device)
         return (

@@ -45,7 +45,7 @@ class FusedDecoder:
     def __init__(
         self,
         config: DecoderConfig,
-        embedding: torch.Tensor,
+        embedding: native.EmbeddingRows,
         layer_weights: list[DecoderLayer],
         norm: native.Norm,
         head: native.PackedWeight,
@@ -63,6 +63,7 @@ class FusedDecoder:
         self.layers = [self._kv] * len(layer_weights)
         self.layer_weights = layer_weights
         self._embedding = embedding
+        self._computes_embeddings = not isinstance(embedding, torch.Tensor)
         self._norm = norm
         self._head = head
         # Gemma was trained with the rounded scale.
@@ -88,7 +89,11 @@ class FusedDecoder:
 
     def _build_stack(self) -> native.Stack | None:
         """Build the single call for all layers, or return None if the kernels have none for them."""
-        tables = self._embedding, self._norm, self._rope_table
+        hidden = self.config.hidden
+        table = (
+            self._embedding if isinstance(self._embedding, torch.Tensor) else torch.empty(0, hidden, dtype=self.dtype)
+        )
+        tables = table, self._norm, self._rope_table
         return native.build_stack(
             self.layer_weights,
             self.config.layers,
@@ -121,7 +126,7 @@ class FusedDecoder:
             batch.spans,
             pools,
             batch.adapted,
-            embeddings=None if batch.media is None else self._embed_tokens(batch),
+            embeddings=self._embed_tokens(batch) if batch.media is not None or self._computes_embeddings else None,
             angles=None if batch.rope_positions is None else self._rope_angles(batch),
         )
 
