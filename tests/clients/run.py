@@ -6,8 +6,9 @@ this folder, and exits with 1 if one of them failed. An environment that cannot 
 that did not run was not tested.
 
 The scripts in ``media`` send pictures, video and sound to a second server. Its models are small ones that
-``media/write_cases.py`` writes, with the answers of Transformers, which the scripts find through ``MEDIA_CASES``. The
-other scripts talk to the built-in model.
+``media/write_cases.py`` writes, with the answers of Transformers, which the scripts find through ``MEDIA_CASES``. Those
+in ``encoder`` and ``classifier`` have a server each, too, whose main model is one. The other scripts talk to the
+built-in model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from socket import socket
 from typing import NamedTuple
@@ -34,6 +35,7 @@ MEDIA_CASES = FOLDER / "media" / "cases.json"
 ENVIRONMENTS = {
     "text": ("openai==3.51.0", "text-generation==0.7.0", "tritonclient[http,grpc]==2.73.0"),
     "hub": ("huggingface_hub==1.33.0",),
+    "embeddings": ("huggingface_hub==1.33.0", "langchain-huggingface==1.2.3", "numpy==2.4.6"),
     "langchain": ("langchain-openai==1.7.3", "langchain-huggingface==1.2.3"),
     "litellm": ("litellm==1.106.2",),
     "instructor": ("instructor==1.17.0",),
@@ -94,6 +96,9 @@ SCRIPTS = {
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",
     "huggingface_inference.mjs": "node",
+    "encoder/hub_client.py": "embeddings",
+    "encoder/langchain_client.py": "embeddings",
+    "classifier/hub_client.py": "embeddings",
     "media/openai_sdk.py": "text",
     "media/text_generation_client.py": "text",
     "media/triton_http.py": "text",
@@ -198,15 +203,36 @@ def demo_model() -> ModelSet:
     return ModelSet(("parley-demo",), ("--kv-memory", "256MiB"))
 
 
+def write_models(script: str, target: Path) -> None:
+    """Runs a script that writes models."""
+    path = os.pathsep.join((str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])))
+    command = [sys.executable, str(HERE / script), str(target)]
+    log = (FOLDER / f"{Path(script).stem}.log").open("wb")
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log, check=True, timeout=300)
+
+
+def written_encoders(*names: str) -> ModelSet:
+    """Writes small encoders and classifiers, and returns those of these names; the first is the main model."""
+    home = FOLDER / "encoders"
+    write_models("encoder/write_models.py", home)
+    return ModelSet(names, tuple(word for name in names for word in ("--model", f"{name}={home / name}")))
+
+
 def media_models() -> ModelSet:
     """Writes the models that read media, and the answers of Transformers; returns the models."""
-    path = os.pathsep.join((str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])))
-    command = [sys.executable, str(HERE / "media" / "write_cases.py"), str(MEDIA_CASES)]
-    log = (FOLDER / "write_cases.log").open("wb")
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log, check=True, timeout=300)
+    write_models("media/write_cases.py", MEDIA_CASES)
     folders = json.loads(MEDIA_CASES.read_text())["models"]
     options = [word for name, folder in folders.items() for word in ("--model", f"{name}={folder},kv-memory=64MiB")]
     return ModelSet(tuple(folders), (*options, "--dtype", "fp32", "--media-eager"))
+
+
+MODELS: dict[str, Callable[[], ModelSet]] = {  # by the folder of the scripts; "": all other scripts
+    "": demo_model,
+    "media": media_models,
+    "encoder": lambda: written_encoders("encoder", "reranker"),
+    "classifier": lambda: written_encoders("classifier"),
+}
+SINGLE_FOLDERS = ("encoder", "classifier")  # whose models never run on a P and a D
 
 
 def start_server(models: ModelSet) -> tuple[list[subprocess.Popen[bytes]], Place]:
@@ -261,6 +287,12 @@ def wait_ready(servers: list[subprocess.Popen[bytes]], port: int) -> list[subpro
     sys.exit(f"The server did not start; see the logs in {FOLDER}.")
 
 
+def model_folder(script: str) -> str:
+    """Returns the key of a script's models in ``MODELS``."""
+    folder = script.partition("/")[0]
+    return folder if folder in MODELS else ""
+
+
 def run_clients(names: Sequence[str], place: Place) -> list[str]:
     """Runs clients one after the other; returns the names of those that failed."""
     failed = []
@@ -282,11 +314,11 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     start_servers = start_cluster if "--cluster" in words else start_server
     failed = []
-    for sends_media, find_models in ((False, demo_model), (True, media_models)):
-        group = [name for name in names if name.startswith("media/") == sends_media]
+    for folder, find_models in MODELS.items():
+        group = [name for name in names if model_folder(name) == folder]
         if not group:
             continue
-        servers, place = start_servers(find_models())
+        servers, place = (start_server if folder in SINGLE_FOLDERS else start_servers)(find_models())
         try:
             failed += run_clients(group, place)
         finally:

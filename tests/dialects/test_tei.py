@@ -262,8 +262,8 @@ def test_tei_info_describes_the_kind_of_model(members, kind):
     ("context", "strict_reply", "extended_reply"),
     [
         (ENCODER, embed.EmbedReply, embed.FeatureReply),
-        (CLASSIFIER, predict.PredictReply, predict.PredictReply),
-        (RERANKER, BadRequest, predict.PredictReply),
+        (CLASSIFIER, predict.PredictReply, predict.ClassificationReply),
+        (RERANKER, BadRequest, predict.ClassificationReply),
     ],
 )
 def test_tei_root_does_what_the_model_is_made_for(context, strict_reply, extended_reply):
@@ -276,3 +276,10 @@ def test_tei_root_does_what_the_model_is_made_for(context, strict_reply, extende
         if context is RERANKER:
             reply = read(tei.read_main_task, {"query": "a", "texts": ["b"]}, context, rules)
             assert type(reply) is predict.RerankReply
+
+
+def test_single_texts_have_the_forms_of_hugging_faces_clients_at_the_shared_root():
+    reply = read(tei.read_main_task, {"inputs": "a"}, CLASSIFIER, EXTENDED_RULES)
+    assert finish(reply, (1, (0.0, 0.0))) == b'[[{"score":0.5,"label":"good"},{"score":0.5,"label":"bad"}]]'
+    reply = read(tei.read_main_task, {"inputs": "a"}, ENCODER, EXTENDED_RULES)
+    assert finish(reply, (1, (0.5,))) == b"[0.5]"

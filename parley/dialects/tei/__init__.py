@@ -26,8 +26,9 @@ def read_main_task(rules: TeiRules, body: bytes, context: RequestContext) -> Rep
     fields = decode_fields(body, TGI_WORDING)
     if not context.labels:
         return embed.read_features(rules, fields, context)
-    is_ranking = len(context.labels) == 1 and (rules.strict or not fields.has_value("inputs"))
-    return (predict.RerankReply if is_ranking else predict.PredictReply)(rules, fields, context)
+    if len(context.labels) == 1 and (rules.strict or not fields.has_value("inputs")):
+        return predict.RerankReply(rules, fields, context)
+    return (predict.PredictReply if rules.strict else predict.ClassificationReply)(rules, fields, context)
 
 
 def _embed_route(path: str, read_body: BodyReader, rules: TeiRules, claims: tuple[str, ...] = ()) -> Route:

@@ -72,6 +72,14 @@ class PredictReply(TeiReply):
         return _best_first([{"score": vectors.shortest_float32(score), "label": label} for score, label in labelled])
 
 
+class ClassificationReply(PredictReply):
+    """Text classification as Hugging Face's other servers do it: a single text has a list in a list."""
+
+    def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
+        super().__init__(rules, body, context)
+        self._is_batch = True
+
+
 class RerankReply(TeiReply):
     """A request for the scores of texts, given a query."""
 
