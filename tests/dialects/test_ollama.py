@@ -493,6 +493,14 @@ def test_ollama_show_describes_a_model(member, name):
     assert ".Tools" in answer["template"] and ".Suffix" not in answer["template"]
 
 
+@pytest.mark.parametrize(("members", "names"), [({}, ["embedding"]), ({"dimensions": 0, "labels": ["a"]}, None)])
+def test_ollama_lists_encoders_but_not_classifiers_as_embedding_models(members, names):
+    info = msgspec.structs.replace(INFO, generates=False, **members)
+    card = dataclasses.replace(CARD, info=info, purpose="vectors", abilities=frozenset())
+    (listed,) = json.loads(models.write_tags([card]))["models"]
+    assert listed.get("capabilities") == names
+
+
 def test_ollama_show_names_the_model_as_copilot_does():
     copilot = dataclasses.replace(HEAD, headers={b"user-agent": b"GitHubCopilotChat/0.40"})
     assert show(copilot, model="org/m:latest")["model_info"]["general.basename"] == "org/m:latest"

@@ -209,7 +209,7 @@ def _capabilities(card: ModelCard) -> dict[str, list[str]]:
         names.append("vision")
     if card.info is not None and "audio" in card.info.media_kinds:
         names.append("audio")
-    if card.purpose == "vectors":
+    if card.purpose == "vectors" and not (card.info is not None and card.info.labels):
         names.append("embedding")
     return {"capabilities": names} if names else {}
 
