@@ -51,6 +51,7 @@ from parley.types.events import (
     Usage,
 )
 from parley.types.grammar import (
+    CUSTOM_GRAMMAR,
     Grammar,
     SeparatedTags,
     StructuralChoice,
@@ -103,6 +104,7 @@ from parley.types.tenant import NO_TENANT, Tenant
 __all__ = [
     "ALL_ENGINE_FEATURES",
     "ALL_MODEL_ABILITIES",
+    "CUSTOM_GRAMMAR",
     "MEDIA_KINDS",
     "NO_TENANT",
     "PING_NUMBER",

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+CUSTOM_GRAMMAR = "x-lark"  # in the schema of a tool's text argument: a grammar in Lark that the text follows
+
 
 class StructuralText(msgspec.Struct, frozen=True, tag=True):
     """Any text, including none, that contains none of ``excludes``."""

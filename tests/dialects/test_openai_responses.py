@@ -249,12 +249,15 @@ def test_responses_functions_are_strict_where_strict_mode_accepts_their_schema()
     assert refusal(tools=[FUNCTION | {"strict": True}]).code == "invalid_function_parameters"
 
 
-def test_responses_custom_tool_with_a_regular_expression_is_constrained():
+def test_responses_custom_tool_with_a_grammar_is_constrained():
     form = {"type": "grammar", "syntax": "regex", "definition": "a+|b"}
     reply = read(tools=[CUSTOM | {"format": form}])
     parameters = reply.request.prompts[0].tools[0]["function"]["parameters"]
     assert parameters["properties"]["input"] == {"type": "string", "pattern": "^(?:a+|b)$"}
-    assert refusal(tools=[CUSTOM | {"format": form | {"syntax": "lark"}}]).field == "tools[0].format.syntax"
+    reply = read(tools=[CUSTOM | {"format": form | {"syntax": "lark", "definition": "start: /a/"}}])
+    parameters = reply.request.prompts[0].tools[0]["function"]["parameters"]
+    assert parameters["properties"]["input"] == {"type": "string", "x-lark": "start: /a/"}
+    assert refusal(tools=[CUSTOM | {"format": form | {"syntax": "ebnf"}}]).field == "tools[0].format.syntax"
 
 
 def test_responses_tool_choice_forms():

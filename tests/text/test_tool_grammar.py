@@ -277,3 +277,29 @@ def test_call_grammar_refuses_unknown_function_or_markup() -> None:
         build_grammar(CALLS[-1], False, True, True, "absent")
     with pytest.raises(Invalid, match="no form of tool calls"):
         tool_calls_grammar(Markup(), LarkWriter({}), TOOLS, parallel=True, required=True)
+
+
+CUSTOM_LARK = r"""
+start: "say" (line | pair)~1..3 // a comment
+line: " " /[ab"\\]{1,3}/ LF
+pair: "(" [line] ")"
+%import common.LF
+"""
+
+
+@pytest.mark.parametrize("row", FAMILY_BY_SHAPE.values(), ids=FAMILY_BY_SHAPE)
+def test_the_text_of_a_custom_tool_follows_its_grammar_in_every_notation(row: CallFamily) -> None:
+    text_schema = {"type": "string", "x-lark": CUSTOM_LARK}
+    schema = {
+        "type": "object",
+        "properties": {"input": text_schema},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    tools: ToolList = [{"type": "function", "function": {"name": "say", "parameters": schema, "strict": True}}]
+    grammar, line = build_grammar(row, True, False, True, tools=tools), r' [ab"\\]{1,3}\n'
+    for seed in range(3):
+        text = random_walk(True, grammar, seed)
+        content, ((called, arguments),) = parse_calls(row, text, tools)
+        assert not content and called == "say"
+        assert re.fullmatch(rf"say({line}|\(({line})?\)){{1,3}}", json.loads(arguments)["input"]), text

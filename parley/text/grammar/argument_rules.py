@@ -14,17 +14,22 @@ from typing import Any
 
 from parley.errors import Invalid
 from parley.text.grammar import value_rules
+from parley.text.grammar.custom_lark import write_custom_lark
 from parley.text.grammar.json_schema import allowed_escapes, list_references, reroot_references
 from parley.text.grammar.lark import LarkWriter, quote_lark
-from parley.text.grammar.limits import MAX_GRAMMAR_CHARS
+from parley.text.grammar.limits import MAX_GRAMMAR_CHARS, TOO_DEEP
+from parley.text.grammar.refused import GrammarRefused
 from parley.text.grammar.value_rules import Schema
 from parley.text.parsing.calls import LIST_ITEM, CallForm, resolve_pointer, schema_types
+from parley.types import CUSTOM_GRAMMAR
 
 JSON_SPACING = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }  # as chat templates write JSON
+JSON_QUOTE = '"'
+CUSTOM_END = '"}'  # of an object with one text
 MAX_ARGUMENT_DEPTH = 8  # levels of a schema that are enforced where the notation is not JSON
 SHARED_DEFINITIONS = ("$defs", "definitions")  # where referenced parts of schemas usually are
 ARGUMENT_TYPES = ("string", "number", "boolean", "object", "array", "null")
@@ -58,12 +63,25 @@ class ArgumentRules:
 
     def text_until(self, mark: str, schema: Schema, before: str = "") -> str:
         """Return a rule for text up to a mark that it does not contain. ``before``: stands right before the mark."""
+        if CUSTOM_GRAMMAR in schema:
+            return self._custom_text(schema[CUSTOM_GRAMMAR], before + mark, in_json=False)
         form = f"/(?s:.{value_rules.length_quantifier(schema)})/{value_rules.pattern_condition(schema)}"
         if self.find_mark(mark):
             return self.add_rule(f"{self.add_terminal(form)} {self.write_text(before + mark)}")
         inner = re.escape(mark).replace("/", r"\/")
         text = self.add_terminal(f"{form} & ~/(?s:.*){inner}(?s:.*)/")
         return self.add_rule(f"{text} {quote_lark(before + mark)}", "[lazy]")
+
+    def _custom_text(self, definition: str, end: str, *, in_json: bool) -> str:
+        """Return a rule for text that follows a grammar, up to ``end``. ``in_json``: it stands inside a JSON string."""
+        mark = self.find_mark(end)
+        plain_end = end[: mark.start()] if mark else end
+        try:
+            text = write_custom_lark(definition, plain_end, in_json=in_json)
+        except (GrammarRefused, RecursionError) as error:
+            reason = error if isinstance(error, GrammarRefused) else TOO_DEEP
+            raise Invalid(f"The grammar of a tool cannot be followed: {reason}.", field="tools") from None
+        return self.add_rule(f"{self.add_rule(text)} {self.write_text(end[len(plain_end) :])}")
 
     def add_rule(self, body: str, option: str = "") -> str:
         """Return the name of a rule; equal rules are written once."""
@@ -84,7 +102,7 @@ class ArgumentRules:
         self._root_schema, self._schema_rules = schema, {}
         shape = self.form.shape
         if shape in ("object", "named", "keyed"):
-            return self.json_rule(schema)
+            return self._custom_object(schema) if follow_schema else self.json_rule(schema)
         resolved = value_rules.resolve_references(schema, schema)
         schema = resolved if isinstance(resolved, dict) else {}
         properties, needed = (
@@ -116,10 +134,22 @@ class ArgumentRules:
             ", " if shape == "python" else ",",
         )
 
+    def _custom_object(self, schema: Schema) -> str:
+        """Return a rule for a JSON object; its only member may be a text that follows a grammar."""
+        properties = value_rules.schema_properties(schema)
+        (name, text), *others = properties.items() or [("", {})]
+        if others or not isinstance(text, dict) or CUSTOM_GRAMMAR not in text:
+            return self.json_rule(schema)
+        start = self.write_text(f'{{{json.dumps(name)}: "')
+        return self.add_rule(f"{start} {self._custom_text(text[CUSTOM_GRAMMAR], CUSTOM_END, in_json=True)}")
+
     def json_rule(self, schema: Any) -> str:
         """Return a rule for JSON that follows a part of the schema."""
         if not isinstance(schema, dict):
             schema = {}
+        if CUSTOM_GRAMMAR in schema:
+            text = self._custom_text(schema[CUSTOM_GRAMMAR], JSON_QUOTE, in_json=True)
+            return self.add_rule(f"{quote_lark(JSON_QUOTE)} {text}")
         self_contained_schema = self._self_contained(schema)
         options = {**JSON_SPACING, "json_allowed_escapes": allowed_escapes(self_contained_schema)}
         return self.add_rule(f"%json {json.dumps({**self_contained_schema, 'x-guidance': options})}")

@@ -81,6 +81,11 @@ def union_sets(*sets: CharacterSet) -> CharacterSet:
     return tuple(merged)
 
 
+def single_set(character: str) -> CharacterSet:
+    """Return the set of one character."""
+    return ((ord(character), ord(character)),)
+
+
 def complement_set(characters: CharacterSet) -> CharacterSet:
     """Return all characters that are not in a set."""
     starts = [0, *(high + 1 for _, high in characters)]

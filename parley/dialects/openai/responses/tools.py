@@ -17,6 +17,7 @@ from parley.dialects.openai import shared, strict
 from parley.dialects.openai.responses.rules import ResponsesRules, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS, ToolObject
 from parley.errors import BadRequest, Invalid, excerpt
+from parley.types import CUSTOM_GRAMMAR
 
 OFFERED_TOOLS = frozenset(
     ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "image_generation",
@@ -133,13 +134,9 @@ def _read_strict(function: Fields, name: str, parameters: dict[str, Any]) -> boo
 def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dict[str, Any]:
     name = shared.read_identifier(tool)
     description = tool.string("description", None)
-    text_schema: dict[str, Any] = {"type": "string"}
-    pattern = _read_custom_format(tool)
-    if pattern is not None:
-        text_schema["pattern"] = f"^(?:{pattern})$"
     parameters = {
         "type": "object",
-        "properties": {CUSTOM_INPUT: text_schema},
+        "properties": {CUSTOM_INPUT: {"type": "string"} | _read_custom_format(tool)},
         "required": [CUSTOM_INPUT],
         "additionalProperties": False,
     }
@@ -151,23 +148,18 @@ def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dic
     return {"type": "custom"} | {key: tool.raw_value(key) for key in tool.member_names if key != "type"}
 
 
-def _read_custom_format(tool: Fields) -> str | None:
-    """Return the regular expression that a custom tool's text must match, or None for any text."""
+def _read_custom_format(tool: Fields) -> dict[str, str]:
+    """Return what the schema of a custom tool's text has besides its type."""
     form = tool.object("format")
     if form is None or form.string("type", "text", allowed=("text", "grammar")) == "text":
-        return None
+        return {}
     syntax = form.string("syntax", None, allowed=("lark", "regex"))
     if syntax is None:
         raise form.missing_member("syntax")
     definition = form.string("definition", None, cap=MAX_GRAMMAR_CHARACTERS)
     if definition is None:
         raise form.missing_member("definition")
-    if syntax == "lark":
-        raise unserved_error(
-            "Custom tools with a grammar in 'lark' are not available on this server; 'regex' is.",
-            form.member_path("syntax"),
-        )
-    return definition
+    return {CUSTOM_GRAMMAR: definition} if syntax == "lark" else {"pattern": f"^(?:{definition})$"}
 
 
 def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
