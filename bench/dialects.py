@@ -1,6 +1,6 @@
 """Measures the cost of each dialect: microseconds of the API process's CPU time per request and per streamed token.
 
-    python bench/dialects.py [MODEL] [--requests 400] [--tokens 64] [--rounds 5]
+    python bench/dialects.py [MODEL] [--requests 400] [--tokens 64] [--rounds 5] [--only NAME,…]
 
 The whole server runs on the scripted engine, in a thread whose CPU time is read. A client sends requests over a socket,
 one at a time. Dialects take turns within a round, so that other load on the machine affects all alike; results are
@@ -67,6 +67,10 @@ def triton_body(tokens: int, stream: bool) -> dict[str, Any]:
     return {"text_input": TEXT, "max_tokens": tokens, "stream": stream, "temperature": 0, "ignore_eos": True}
 
 
+def anthropic_body(tokens: int, stream: bool) -> dict[str, Any]:
+    return {"model": "model", "messages": TALK, "max_tokens": tokens, "stream": stream, "temperature": 0}
+
+
 def ollama_chat_body(tokens: int, stream: bool) -> dict[str, Any]:
     options = {"num_predict": tokens, "temperature": 0}
     return {"model": "model", "messages": TALK, "stream": stream, "options": options, "think": False}
@@ -77,6 +81,7 @@ def ollama_generate_body(tokens: int, stream: bool) -> dict[str, Any]:
     return {"model": "model", "prompt": TEXT, "stream": stream, "options": options, "think": False}
 
 
+BASE = "OpenAI chat"  # the dialect that others are compared with
 # name: path of an unstreamed answer, path of a stream, body
 DIALECTS = {
     "OpenAI chat": ("/v1/chat/completions", "/v1/chat/completions", chat_body),
@@ -90,6 +95,7 @@ DIALECTS = {
     "MindIE": ("/infer", "/infer", tgi_body),
     "MindIE chat": ("/mindie/v1/chat/completions", "/mindie/v1/chat/completions", mindie_chat_body),
     "Triton": ("/v2/models/{}/generate", "/v2/models/{}/generate_stream", triton_body),
+    "Anthropic Messages": ("/v1/messages", "/v1/messages", anthropic_body),
     "Ollama chat": ("/api/chat", "/api/chat", ollama_chat_body),
     "Ollama generate": ("/api/generate", "/api/generate", ollama_generate_body),
 }
@@ -154,9 +160,11 @@ def request_cost(server: ServerThread, path: str, body: dict[str, Any], requests
 def measure_dialects(options: argparse.Namespace) -> None:
     server = ServerThread(str(hub.resolve_model(options.model)))
     model = server.service.main_model.name
-    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in DIALECTS}
+    names = [name for name in DIALECTS if name == BASE or not options.only or name in options.only.split(",")]
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(options.rounds):
-        for name, (whole, stream, body) in DIALECTS.items():
+        for name in names:
+            whole, stream, body = DIALECTS[name]
             whole, stream = whole.format(model), stream.format(model)
             request = request_cost(server, whole, body(1, False), options.requests)
             short = request_cost(server, stream, body(1, True), options.requests // 4)
@@ -164,7 +172,7 @@ def measure_dialects(options: argparse.Namespace) -> None:
             costs[name].append((request, (long - short) / options.tokens))
     server.stop()
     print("| Dialect | µs per request | of OpenAI's | µs per streamed token | of OpenAI's |\n|---|---|---|---|---|")
-    base = [statistics.median(column) for column in zip(*costs["OpenAI chat"], strict=True)]
+    base = [statistics.median(column) for column in zip(*costs[BASE], strict=True)]
     for name, rounds in costs.items():
         request, token = (statistics.median(column) for column in zip(*rounds, strict=True))
         print(f"| {name} | {request * 1e6:.0f} | {request / base[0]:.2f} | {token * 1e6:.1f} | {token / base[1]:.2f} |")
@@ -176,6 +184,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="names of dialects, separated by commas; OpenAI chat always runs")
     logging.disable(logging.WARNING)
     measure_dialects(parser.parse_args())
 

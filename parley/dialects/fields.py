@@ -64,6 +64,10 @@ class Fields:
         """Return these members, with the defaults in place of absent or null ones."""
         return self._with_changes({name: value for name, value in defaults.items() if self._data.get(name) is None})
 
+    def with_members(self, members: Mapping[str, Any]) -> Fields:
+        """Return these members, with others of the same names replaced."""
+        return self._with_changes(members)
+
     @property
     def member_names(self) -> list[str]:
         """The names of all members."""

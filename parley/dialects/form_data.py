@@ -215,4 +215,4 @@ def _add_member(members: dict[str, Any], name: str, key: str | None, value: Any)
 def with_arrays(form: Fields, names: Collection[str]) -> Fields:
     """Return the members with arrays at these names, where the form has one value without brackets."""
     single: Mapping[str, Any] = {name: [value] for name in names if isinstance(value := form.raw_value(name), str)}
-    return form.without_members(set(single)).with_defaults(single)
+    return form.with_members(single)

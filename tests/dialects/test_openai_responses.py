@@ -542,3 +542,26 @@ def test_responses_keepalive_is_an_event_once_the_response_is_announced():
     reply.render_chunk([PromptAccepted(0, [1])])
     assert reply.render_ping() == b'event: keepalive\ndata: {"type":"keepalive","sequence_number":2}\n\n'
     assert b'"sequence_number":3' in reply.render_chunk([ChoiceDelta(0, "a")])
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input": "a\\"b\\\\\\u00e9\\ud83d\\ude00\\n\n"}', 'a"b\\é😀\n\n'),
+        ('{"input": "cut off \\', "cut off "),
+        ("no object", "no object"),
+        ('{"more": 1, "input": "late"}', "late"),
+    ],
+)
+def test_responses_custom_tool_text_is_sent_as_it_arrives(size: int, arguments: str, text: str):
+    reply = read(tools=[CUSTOM], stream=True)
+    pieces = [arguments[start : start + size] for start in range(0, len(arguments), size)]
+    calls = [call(0, "c", CUSTOM["name"]), *(call(0, arguments=piece) for piece in pieces)]
+    events = events_of(stream(reply, *calls, done("tool")))
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == text and all(deltas)
+    assert [event["input"] for event in events if event["type"] == "response.custom_tool_call_input.done"] == [text]
+    assert events[-1]["response"]["output"][0]["input"] == text
+    if arguments.startswith('{"input"') and size < 7:
+        assert len(deltas) > 2

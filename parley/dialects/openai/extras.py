@@ -200,7 +200,7 @@ def _check_xargs(body: Fields, member: str) -> None:
 def read_salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
     """Return the salt that separates a request's cached prefixes from others; the header wins over the member."""
     if (header := headers.get(SALT_HEADER)) is not None:
-        body = body.without_members({"cache_salt"}).with_defaults({"cache_salt": header.decode("latin-1")})
+        body = body.with_members({"cache_salt": header.decode("latin-1")})
     if not body.has_value("cache_salt"):
         return ""
     salt = body.string("cache_salt", "", cap=MAX_SALT_CHARACTERS)

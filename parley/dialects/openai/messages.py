@@ -185,7 +185,7 @@ def _read_content(item: Fields, role: str, rules: MessageRules) -> InterleavedTe
     text_members = TEXT_PARTS
     if rules.bare:
         parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
-        item = item.without_members({"content"}).with_defaults({"content": parts})
+        item = item.with_members({"content": parts})
         text_members = TEXT_PARTS | THINKING_PARTS
     parts_read = (
         _read_content_part(part, role, text_members, rules.media)

@@ -40,6 +40,7 @@ END;
 BY_NAME = "WHERE tenant = ? AND name = ?"
 BY_PART = "WHERE number = (SELECT number FROM parts WHERE tenant = ? AND part = ?)"
 RECORD_OVERHEAD, PART_OVERHEAD = 300, 200  # bytes that the database needs besides the data, about
+EXPIRY_SECONDS = 1.0  # between two looks for expired records
 LOCK_SECONDS = 5.0  # how long to wait for another process that writes
 
 log = logging.getLogger("parley.server")
@@ -57,6 +58,9 @@ class RecordStore:
 
     def __init__(self, size: int, lifetime: float, file: str | None = None, *, clock: Callable[[], float] = time.time):
         self.size, self.lifetime = size, lifetime
+        self._is_shared = file is not None
+        self._room = 0  # bytes that can certainly be added, if nobody else adds any
+        self._next_expiry = 0.0
         self._clock = clock
         self._lock = threading.Lock()  # bodies are read in threads
         self._database = _open_database(file)
@@ -136,12 +140,21 @@ class RecordStore:
         database.executemany(
             "INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", [(tenant, part, row.lastrowid) for part in parts]
         )
-        database.execute("DELETE FROM records WHERE kept_at < ?", (now - self.lifetime,))
-        while self._total_size() > self.size:
-            database.execute(
+        if now >= self._next_expiry:
+            self._next_expiry = now + EXPIRY_SECONDS
+            database.execute("DELETE FROM records WHERE kept_at < ?", (now - self.lifetime,))
+        self._room -= size
+        if self._room < 0 or self._is_shared:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop the oldest records of the tenants with the most, until the rest fits."""
+        while (room := self.size - self._total_size()) < 0:
+            self._database.execute(
                 "DELETE FROM records WHERE number = (SELECT min(number) FROM records WHERE tenant = "
                 "(SELECT tenant FROM sizes ORDER BY size DESC LIMIT 1))"
             )
+        self._room = room
 
     def _total_size(self) -> int:
         (total,) = self._database.execute("SELECT coalesce(sum(size), 0) FROM sizes").fetchone()

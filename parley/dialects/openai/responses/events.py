@@ -27,6 +27,15 @@ class EventStream:
         data = encode_json({"type": event_type} | dict(sorted(members.items())))
         self._frames.append(b"event: %b\ndata: %b\n\n" % (event_type.encode(), data))
 
+    def delta_template(self, event_type: str, **members: Any) -> bytes:
+        """Return an event with two places: the text of ``delta``, and the number of the event."""
+        if not self.enabled:
+            return b""
+        marks = {"delta": "\0", "sequence_number": "\1"}
+        data = encode_json({"type": event_type} | dict(sorted((members | marks).items()))).replace(b"%", b"%%")
+        data = data.replace(encode_json("\0"), b"%b").replace(encode_json("\1"), b"%d")
+        return b"event: %b\ndata: %b\n\n" % (event_type.encode(), data)
+
     def write_delta(self, template: bytes, text: str) -> None:
         """Write an event from a template of ``delta_template``, as nearly all events are."""
         if self.enabled:
@@ -60,11 +69,3 @@ def write_failure(events: EventStream, error: ParleyError, response: dict[str, A
     failed = response | {"status": "failed", "error": failure, "service_tier": "default"}
     events.write("response.failed", response=failed)
     return failed
-
-
-def delta_template(event_type: str, **members: Any) -> bytes:
-    """Return an event with two places: the text of ``delta``, and the number of the event."""
-    marks = {"delta": "\0", "sequence_number": "\1"}
-    data = encode_json({"type": event_type} | dict(sorted((members | marks).items()))).replace(b"%", b"%%")
-    data = data.replace(encode_json("\0"), b"%b").replace(encode_json("\1"), b"%d")
-    return b"event: %b\ndata: %b\n\n" % (event_type.encode(), data)

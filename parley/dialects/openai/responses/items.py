@@ -56,17 +56,6 @@ class ConversationReader:
         self._in_turn = False
         self._unanswered: dict[str, None] = {}  # ids of calls without output, in order
         self._call_ids: set[str] = set()
-        self._readers: dict[str, Callable[[Fields], None]] = {
-            "message": self._read_message,
-            "function_call": self._read_function_call,
-            "custom_tool_call": self._read_custom_call,
-            "function_call_output": self._read_call_output,
-            "custom_tool_call_output": self._read_call_output,
-            "reasoning": self._read_reasoning,
-            "compaction": self._read_compaction,
-            "additional_tools": self._read_added_tools,
-            "tool_search_output": self._read_added_tools,
-        }
 
     def read_instructions(self, text: str | None) -> None:
         """Begin with the instructions of the request, if it has any."""
@@ -83,9 +72,9 @@ class ConversationReader:
             kind = item.string("type", "message" if item.has_value("role") else None, cap=MAX_NAME)
             if kind is None:
                 raise item.missing_member("type")
-            reader = self._readers.get(kind)
+            reader = ITEM_READERS.get(kind)
             if reader is not None:
-                reader(item)
+                reader(self, item)
             elif kind not in PASSED_ITEMS or self._rules.strict:
                 raise _unread_item(item, kind)
 
@@ -190,6 +179,19 @@ class ConversationReader:
         self._reasoning, self._texts, self._calls = [], [], []
 
 
+ITEM_READERS: dict[str, Callable[[ConversationReader, Fields], None]] = {
+    "message": ConversationReader._read_message,
+    "function_call": ConversationReader._read_function_call,
+    "custom_tool_call": ConversationReader._read_custom_call,
+    "function_call_output": ConversationReader._read_call_output,
+    "custom_tool_call_output": ConversationReader._read_call_output,
+    "reasoning": ConversationReader._read_reasoning,
+    "compaction": ConversationReader._read_compaction,
+    "additional_tools": ConversationReader._read_added_tools,
+    "tool_search_output": ConversationReader._read_added_tools,
+}
+
+
 def input_with_items(
     body: Fields, find_item: Callable[[str], Item], *, may_be_missing: bool = False
 ) -> tuple[Fields, list[Any]]:
@@ -209,7 +211,7 @@ def input_with_items(
         new_items = [_referred_item(item, find_item) for item in body.array("input", cap=MAX_ITEMS)]
     else:
         raise body.mistyped_member("input", "a string or an array of items")
-    return body.without_members({"input"}).with_defaults({"input": new_items}), new_items
+    return body.with_members({"input": new_items}), new_items
 
 
 def _referred_item(item: Any, find_item: Callable[[str], Item]) -> Any:

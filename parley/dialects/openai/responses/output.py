@@ -9,11 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import msgspec
-
 from parley.dialects.openai import shared
-from parley.dialects.openai.responses.events import EventStream, delta_template
-from parley.dialects.openai.responses.tools import CUSTOM_INPUT, DeclaredTool
+from parley.dialects.openai.responses.custom_input import CustomInput
+from parley.dialects.openai.responses.events import EventStream
+from parley.dialects.openai.responses.tools import DeclaredTool
 from parley.types import ChoiceDelta, TokenInfo, ToolCallDelta
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -32,12 +31,13 @@ class OpenItem(ABC):
         self._index = output_index
 
     def open(self) -> None:
-        """Write the events that announce the item."""
+        """Write the events that announce the item. Not called for an answer in one piece."""
         self._events.write("response.output_item.added", output_index=self._index, item=self.snapshot("in_progress"))
 
     def close(self, status: ItemStatus) -> Item:
         """Write the events that end the item, and return it."""
-        self._close_parts()
+        if self._events.enabled:
+            self._close_parts()
         item = self.snapshot(status)
         self._events.write("response.output_item.done", output_index=self._index, item=item)
         return item
@@ -48,7 +48,7 @@ class OpenItem(ABC):
 
     @abstractmethod
     def _close_parts(self) -> None:
-        """Write the events that end the item's parts."""
+        """Write the events that end the item's parts. Not called for an answer in one piece."""
 
 
 class MessageItem(OpenItem):
@@ -63,7 +63,7 @@ class MessageItem(OpenItem):
         self._tokens: list[TokenInfo] = []
         self._unsent_tokens: list[TokenInfo] = []
         self._place = {"content_index": 0} | self._place
-        self._template = delta_template("response.output_text.delta", **self._place, logprobs=[])
+        self._template = events.delta_template("response.output_text.delta", **self._place, logprobs=[])
 
     def open(self) -> None:
         """Write the events that announce the item and its part."""
@@ -97,8 +97,6 @@ class MessageItem(OpenItem):
         return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": "".join(self._texts)}
 
     def _close_parts(self) -> None:
-        if not self._events.enabled:
-            return
         part, logprobs = self._part(), [_scored_delta(token) for token in self._tokens]
         self._events.write("response.output_text.done", **self._place, logprobs=logprobs, text=part["text"])
         self._events.write("response.content_part.done", **self._place, part=part)
@@ -127,7 +125,7 @@ class ReasoningItem(OpenItem):
         self._kind = "summary_text" if as_summary else "reasoning_text"
         self._event_name = "response.reasoning_summary_text" if as_summary else "response.reasoning_text"
         self._part_event = "response.reasoning_summary_part" if as_summary else "response.content_part"
-        self._template = delta_template(f"{self._event_name}.delta", **self._place)
+        self._template = events.delta_template(f"{self._event_name}.delta", **self._place)
 
     def open(self) -> None:
         """Write the events that announce the item and its part."""
@@ -166,7 +164,7 @@ class CallItem(OpenItem):
         super().__init__(unique_id, output_index, events)
         self.call_id, self.tool = call_id, tool
         self._arguments: list[str] = []
-        self._template = delta_template("response.function_call_arguments.delta", **self._place)
+        self._template = events.delta_template("response.function_call_arguments.delta", **self._place)
 
     def add_arguments(self, text: str) -> None:
         """Add a piece of the arguments."""
@@ -190,25 +188,36 @@ class CallItem(OpenItem):
 
 
 class CustomCallItem(CallItem):
-    """A call of a custom tool, whose text is known when its arguments are complete."""
+    """A call of a custom tool. Its text is a JSON string in the arguments, and is sent as it arrives."""
 
     prefix = "ctc"
-    _input = ""
+
+    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: DeclaredTool):
+        super().__init__(unique_id, output_index, events, call_id, tool)
+        self._input = CustomInput()
+        self._template = events.delta_template("response.custom_tool_call_input.delta", **self._place)
 
     def add_arguments(self, text: str) -> None:
-        """Add a piece of the arguments, in which the text is a JSON string."""
+        """Add a piece of the arguments."""
         self._arguments.append(text)
+        self._write_input(self._input.add_arguments(text))
+
+    def close(self, status: ItemStatus) -> Item:
+        """Write the events that end the item, and return it."""
+        self._write_input(self._input.finish("".join(self._arguments)))
+        return super().close(status)
 
     def snapshot(self, status: ItemStatus) -> Item:
         """Return the item as it is now."""
         item = {"id": self.id, "type": "custom_tool_call", "status": status, "call_id": self.call_id}
-        return item | {"input": self._input, "name": self.tool.name} | self._namespace_member()
+        return item | {"input": self._input.text, "name": self.tool.name} | self._namespace_member()
+
+    def _write_input(self, text: str) -> None:
+        if text:
+            self._events.write_delta(self._template, text)
 
     def _close_parts(self) -> None:
-        self._input = _custom_input("".join(self._arguments))
-        event = "response.custom_tool_call_input"
-        self._events.write(f"{event}.delta", **self._place, delta=self._input)
-        self._events.write(f"{event}.done", **self._place, input=self._input)
+        self._events.write("response.custom_tool_call_input.done", **self._place, input=self._input.text)
 
 
 class OutputItems:
@@ -289,21 +298,13 @@ class OutputItems:
 
     def _begin(self, item: OpenItem) -> None:
         self._open_item = item
-        item.open()
+        if self._events.enabled:
+            item.open()
 
     def _close_open(self, status: ItemStatus) -> None:
         if self._open_item is not None:
             self.items.append(self._open_item.close(status))
             self._open_item = None
-
-
-def _custom_input(arguments: str) -> str:
-    """Return the text in the arguments of a custom tool; incomplete arguments are returned as they are."""
-    try:
-        value = msgspec.json.decode(arguments, type=dict[str, Any]).get(CUSTOM_INPUT)
-    except (msgspec.MsgspecError, RecursionError):
-        return arguments
-    return value if isinstance(value, str) else arguments
 
 
 def _scored_token(token: TokenInfo) -> Item:
