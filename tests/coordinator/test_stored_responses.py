@@ -120,7 +120,9 @@ async def test_tenants_behind_a_coordinator_are_strangers(live_cluster):
     assert (await front.call("POST", "/v1/responses", following, OTHER)).error["code"] == "previous_response_not_found"
     assert (await front.call("POST", "/v1/responses", following)).status == 401
     assert (await front.call("POST", "/v1/conversations", {})).status == 401
-    assert (await front.call("POST", f"{path}/cancel", None, OWNER)).json["status"] == "cancelled"
+    cancelled = await front.call("POST", f"{path}/cancel", None, OWNER)
+    assert cancelled.json["status"] == "cancelled", cancelled.body
+    assert not (await create(front, {"authorization": "Bearer sk-none", "x-api-key": KEYS[0]}))["store"]
     await cluster.idle()
 
 

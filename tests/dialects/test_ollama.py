@@ -253,7 +253,7 @@ def test_ollama_reads_the_form_of_an_answer():
     assert read_chat(format=schema).request.grammar == Grammar("json", schema, field="format")
     assert read_chat(format="json").request.grammar == Grammar("json", {"type": "object"}, field="format")
     assert read_chat(format="").request.grammar is read_chat(format=None).request.grammar is None
-    expected = "invalid format: 'xml'; expected \"json\" or a valid JSON Schema object"
+    expected = 'invalid format: "xml"; expected "json" or a valid JSON Schema object'
     assert refusal(read_chat, format="xml") == (400, expected)
 
 

@@ -189,7 +189,7 @@ class InferenceFront:
             return
         if await self._answer_locally(kind, path, client):
             return
-        if kind == "stored" and self._record_keeper.is_active:
+        if kind == "stored" and self._record_keeper.serves(client):
             await self._answer_stored(path, client)
             return
         if kind == "tokenize" and self._strict and not self._is_ready:
@@ -264,7 +264,7 @@ class InferenceFront:
 
         Raises ParleyError, ClientRefused, ClientGone.
         """
-        if path.route.inliner is None or not self._record_keeper.is_active:
+        if path.route.inliner is None or not self._record_keeper.serves(client):
             return None
         try:
             return await self._record_keeper.inline_records(path.route, client, self._tenant_of(client), body)

@@ -15,6 +15,7 @@ from parley.serving.generate import follow_events
 from parley.serving.handlers import replay_stream
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.record_store import RecordStore
+from parley.web.auth import presented_keys
 
 
 class RecordKeeper:
@@ -25,10 +26,14 @@ class RecordKeeper:
         self._table = table
         self.runs = BackgroundRuns(self._store)
 
-    @property
-    def is_active(self) -> bool:
-        """Whether it keeps anything. Servers other than parley keep their own records, and know nothing of these."""
-        return bool(self._store.size) and all(each.native for each in self._table)
+    def serves(self, client: DownstreamClient) -> bool:
+        """Whether it keeps the client's records.
+
+        Servers other than parley keep their own, and know nothing of these. Of several keys of one client, only the
+        instances know which one they accept, and so whose records they are.
+        """
+        is_one_tenant = not self._table.checks_keys or len(set(presented_keys(client.headers))) < 2
+        return bool(self._store.size) and is_one_tenant and all(each.native for each in self._table)
 
     async def close(self) -> None:
         """Stop the requests in the background, and close the store."""

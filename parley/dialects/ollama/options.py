@@ -18,7 +18,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.forms import ANY_OBJECT_SCHEMA
 from parley.dialects.ollama.shared import OllamaRules, OptionWording, incapable_model, invalid_member
 from parley.dialects.parameters import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
-from parley.errors import Unsupported, excerpt
+from parley.errors import Unsupported
 from parley.types import Grammar, Sampling, StopConditions
 
 MAX_TOKENS = 2**31 - 1
@@ -114,8 +114,8 @@ def read_format(body: Fields) -> Grammar | None:
     if value == "json":
         return Grammar("json", ANY_OBJECT_SCHEMA, field="format")
     if not isinstance(value, dict):
-        message = f'invalid format: {excerpt(value)}; expected "json" or a valid JSON Schema object'
-        raise invalid_member("format", message)
+        expected = 'expected "json" or a valid JSON Schema object'
+        raise invalid_member("format", f'invalid format: "{str(value)[:40]}"; {expected}')
     return Grammar("json", body.free_object("format"), field="format")
 
 

@@ -85,7 +85,8 @@ class InlinedResponse(InlinedRequest):
 
     def watch_body(self, data: bytes) -> None:
         """Keep the response."""
-        self._keep(msgspec.json.decode(data, type=dict[str, Any]))
+        if self._storage.is_stored:
+            self._keep(msgspec.json.decode(data, type=dict[str, Any]))
 
     def watch_stream(self, data: bytes) -> None:
         """Count the events, and keep the response whenever its state changes."""
@@ -93,7 +94,8 @@ class InlinedResponse(InlinedRequest):
         for event in events:
             if event.startswith(EVENT_HEAD):
                 self._event_count += 1
-                self._watch_event(*event.removeprefix(EVENT_HEAD).split(b"\ndata: ", 1))
+                kind, _, data = event.removeprefix(EVENT_HEAD).partition(b"\ndata: ")
+                self._watch_event(kind, data)
 
     def _watch_event(self, kind: bytes, data: bytes) -> None:
         if kind == ITEM_DONE:
