@@ -119,12 +119,16 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
         expected.num_attention_heads,
         expected.max_position_embeddings,
     )
-    assert config.kv_heads == expected.num_key_value_heads
+    assert config.kv_heads == (expected.num_key_value_heads or expected.num_attention_heads)
     head_dim = getattr(expected, "head_dim", None) or expected.hidden_size // expected.num_attention_heads
-    assert (config.head_dim, config.eps) == (head_dim, expected.rms_norm_eps)
+    eps_names = "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps"
+    eps = next(getattr(expected, name) for name in eps_names if hasattr(expected, name))
+    assert (config.head_dim, config.eps) == (head_dim, eps)
     types = getattr(expected, "layer_types", None) or ["sliding_attention"] * config.layer_count
     parameters = expected.rope_parameters
     for layer, shape in enumerate(config.layers):
+        if shape.rope is None:
+            continue
         own = parameters[types[layer]] if "full_attention" in parameters else parameters
         assert config.ropes[shape.rope].theta == own["rope_theta"]
     window = getattr(expected, "sliding_window", None)

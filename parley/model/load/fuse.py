@@ -73,6 +73,7 @@ def check_tensor_names(decoder_weights: DecoderWeights) -> None:
     expected = {
         decoder_weights.embedding,
         decoder_weights.head.name + ".weight",
+        *[decoder_weights.head.name + ".bias"] * decoder_weights.head.bias,
         *decoder_weights.norm_tensors(config.tensors.norm),
         *decoder_weights.linear_tensors(decoder_weights.head),
     }
@@ -207,7 +208,7 @@ class DecoderWeights:
         s, numbers = self.config, 1 + self.config.have_norms_bias  # numbers of a norm for each of its outputs
         total = s.hidden * numbers + s.vocab * (s.hidden * (1 if s.tied else 2) + self.head.bias)
         for layer in range(s.layer_count):
-            total += numbers * sum(width for _, width in self.layer_norms(layer).values())
+            total += numbers * sum(dict(self.layer_norms(layer).values()).values())  # some are used twice
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(each.out * (each.into + each.bias) for each in linears)
         return total

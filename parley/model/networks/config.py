@@ -6,7 +6,7 @@ Transformers. ``families.py`` says what each model type knows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from parley.model.networks.families import (
@@ -105,12 +105,15 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         max_len=_read_size(fields, "max_position_embeddings"),
         eps=_read_number(fields, "rms_norm_eps"),
         ropes=ropes,
-        layers=_read_layers(fields, layer_types, numbers, head_dim),
+        layers=_read_layers(family, fields, layer_types, numbers, head_dim),
         tied=bool(fields["tie_word_embeddings"]),
         biases=frozenset(name for name, by in family.biases.items() if by is True or fields[str(by)]),
         tensors=family.tensors,
         norm_offset=family.norm_offset,
-        embedding_scale=hidden**0.5 if family.has_embedding_scale else 1.0,
+        are_norms_centered=family.are_norms_centered,
+        have_norms_bias=family.have_norms_bias,
+        embedding_scale=hidden**0.5 if family.has_embedding_scale else _read_factor(fields, "embedding_multiplier"),
+        logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
         logit_softcap=_read_optional(fields, "final_logit_softcapping"),
     )
 
@@ -143,22 +146,42 @@ def _read_optional(fields: dict[str, Any], name: str) -> float | None:
     return None if fields.get(name) is None else _read_number(fields, name)
 
 
+def _read_factor(fields: dict[str, Any], name: str) -> float:
+    """Return a positive factor, 1 if the type does not know it."""
+    value = _read_number({name: 1.0} | fields, name)
+    if value == 0:
+        raise Unfusable(f"its config gives {name} as 0")
+    return value
+
+
+def _read_score_scale(fields: dict[str, Any], head_dim: int) -> float:
+    if "attention_multiplier" in fields:
+        return _read_factor(fields, "attention_multiplier")
+    if "query_pre_attn_scalar" in fields:
+        return float(_read_factor(fields, "query_pre_attn_scalar") ** -0.5)
+    return float(head_dim**-0.5)
+
+
 def _read_layers(
-    fields: dict[str, Any], layer_types: list[str], ropes: list[int], head_dim: int
+    family: DecoderFamily, fields: dict[str, Any], layer_types: list[str], ropes: list[int | None], head_dim: int
 ) -> tuple[LayerShape, ...]:
     """Return what each layer computes. ``ropes``: the number of each layer's rotary embedding."""
     activation = ACTIVATION_NAMES.get(fields["hidden_act"])
     if activation is None:
         raise Unfusable(f"its activation is {fields['hidden_act']}")
     window = _read_window(fields)
-    query_scalar = _read_optional(fields, "query_pre_attn_scalar")
+    score_scale = _read_score_scale(fields, head_dim)
     return tuple(
         LayerShape(
-            score_scale=(query_scalar or head_dim) ** -0.5,
+            score_scale=score_scale,
             window=window if layer_type == SLIDING else None,
             rope=rope,
             softcap=_read_optional(fields, "attn_logit_softcapping"),
+            has_whole_qk_norm=family.has_whole_qk_norm,
             activation=activation,
+            is_gated=family.is_gated,
+            is_parallel=family.is_parallel,
+            residual_scale=_read_factor(fields, "residual_multiplier"),
         )
         for layer_type, rope in zip(layer_types, ropes, strict=True)
     )
@@ -183,13 +206,24 @@ def _read_window(fields: dict[str, Any]) -> int | None:
 
 def _read_ropes(
     family: DecoderFamily, fields: dict[str, Any], head_dim: int, layer_types: list[str]
-) -> tuple[tuple[RopeConfig, ...], list[int]]:
-    """Return the rotary embeddings of the model, and the number of each layer's."""
+) -> tuple[tuple[RopeConfig, ...], list[int | None]]:
+    """Return the rotary embeddings of the model, and the number of each layer's, None for layers without one."""
+    ropes = _read_ropes_by_type(family, fields, head_dim)
+    rotated = family.rotated(fields, layer_types)
+    if len(rotated) != len(layer_types):
+        raise Unfusable("its config does not say for each layer whether it has a rotary embedding")
+    numbers = [list(ropes).index(name if len(ropes) > 1 else FULL) for name in layer_types]
+    interleaved = tuple(replace(rope, is_interleaved=family.is_rope_interleaved) for rope in ropes.values())
+    return interleaved, [number if is_rotated else None for number, is_rotated in zip(numbers, rotated, strict=True)]
+
+
+def _read_ropes_by_type(family: DecoderFamily, fields: dict[str, Any], head_dim: int) -> dict[str, RopeConfig]:
+    """Return the rotary embedding of FULL and of SLIDING layers, or one for both as that of FULL."""
     if family.mrope is not None:
-        return (read_mrope(fields, head_dim, *family.mrope),), [0] * len(layer_types)
+        return {FULL: read_mrope(fields, head_dim, *family.mrope)}
     parameters = rope_parameters(fields)
     if family.local_theta is None:
-        return (read_rope(fields, parameters, head_dim),), [0] * len(layer_types)
+        return {FULL: read_rope(fields, parameters, head_dim)}
     by_type = {FULL: parameters, SLIDING: {}}
     if any(isinstance(value, dict) for value in parameters.values()):
         by_type = {name: parameters.get(name) or {} for name in by_type}
@@ -197,4 +231,4 @@ def _read_ropes(
     ropes = {name: read_rope(bases[name], by_type[name], head_dim) for name in (FULL, SLIDING)}
     if len({rope.rotary for rope in ropes.values()}) > 1 or any(rope.kind == "longrope" for rope in ropes.values()):
         raise Unfusable("its rotary embedding differs between layers")
-    return tuple(ropes.values()), [list(ropes).index(name) for name in layer_types]
+    return ropes

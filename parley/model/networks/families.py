@@ -65,6 +65,23 @@ def every_second_full(fields: dict[str, Any], count: int) -> list[str]:
     return [FULL if i % 2 else SLIDING for i in range(count)]
 
 
+def all_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: all do."""
+    return [True] * len(layer_types)
+
+
+def listed_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding, by ``no_rope_layers`` (SmolLM3: 1 for those that have)."""
+    listed = fields["no_rope_layers"]
+    interval = fields["no_rope_layer_interval"]
+    return [bool(each) for each in listed or ((i + 1) % interval for i in range(len(layer_types)))]
+
+
+def sliding_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: those with a window do (Cohere 2)."""
+    return [layer_type == SLIDING for layer_type in layer_types]
+
+
 @dataclass(frozen=True)
 class DecoderFamily:
     """How the decoders of one model type differ from Llama.
@@ -75,9 +92,10 @@ class DecoderFamily:
     ``layer_types``: of layers if the config does not list them. ``mrope``: whether the axes of M-RoPE are interleaved,
     and its section if the config has none.
 
-    ``norm_offset`` is added to the weights of all norms. ``has_embedding_scale``: embeddings are multiplied by the
-    square root of their size. ``local_theta``: the field with the base of the rotary embedding of sliding layers, if
-    that differs.
+    ``norm_offset`` is added to the weights of all norms. ``are_norms_centered``: they are LayerNorms, not RMS norms.
+    ``has_embedding_scale``: embeddings are multiplied by the square root of their size. ``local_theta``: the field with
+    the base of the rotary embedding of sliding layers, if that differs. ``is_rope_interleaved``: as in ``RopeConfig``.
+    ``rotated``: which layers have a rotary embedding. The others are fields of ``LayerShape``.
     """
 
     fields: Mapping[str, Any]
@@ -88,8 +106,15 @@ class DecoderFamily:
     layer_types: Callable[[dict[str, Any], int], list[str]] = all_full
     mrope: tuple[bool, tuple[int, ...]] | None = None
     norm_offset: float = 0.0
+    are_norms_centered: bool = False
+    have_norms_bias: bool = False
     has_embedding_scale: bool = False
     local_theta: str | None = None
+    is_rope_interleaved: bool = False
+    rotated: Callable[[dict[str, Any], list[str]], list[bool]] = all_rotated
+    has_whole_qk_norm: bool = False
+    is_gated: bool = True
+    is_parallel: bool = False
 
 
 # "heads": same as heads.
@@ -247,6 +272,249 @@ GEMMA3 = replace(
     local_theta="rope_local_base_freq",
 )
 
+GRANITE = replace(
+    LLAMA,
+    fields={
+        **LLAMA.fields,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    },
+)
+OLMO2 = DecoderFamily(
+    COMMON_FIELDS | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False},
+    biases=ATTENTION_BIASES,
+    tensors=replace(
+        NORMED_HEADS,
+        attention_norm=None,
+        attention_after_norm="post_attention_layernorm",
+        mlp_norm=None,
+        mlp_after_norm="post_feedforward_layernorm",
+    ),
+    has_whole_qk_norm=True,
+)
+SMOLLM3 = replace(
+    LLAMA,
+    fields={
+        **LLAMA.fields,
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rope_theta": 2e6,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+    },
+    required={"use_sliding_window": False},
+    rotated=listed_rotated,
+)
+COHERE = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 256000,
+        "hidden_size": 8192,
+        "intermediate_size": 22528,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "logit_scale": 0.0625,
+        "use_qk_norm": False,
+    },
+    renamed={"layer_norm_eps": "rms_norm_eps"},
+    required={"use_qk_norm": False},
+    biases=ATTENTION_BIASES,
+    tensors=TensorNames(mlp_norm="input_layernorm"),
+    are_norms_centered=True,
+    is_rope_interleaved=True,
+    is_parallel=True,
+)
+COHERE2 = replace(
+    COHERE,
+    fields={
+        **COHERE.fields,
+        "rope_theta": 1e4,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "layer_types": None,
+    },
+    layer_types=full_in_turn,
+    rotated=sliding_rotated,
+)
+GLM = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 151552,
+        "intermediate_size": 13696,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1.5625e-7,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
+    biases={"qkv": "attention_bias"},
+    tensors=TensorNames(gate_up=("mlp.gate_up_proj",)),
+    is_rope_interleaved=True,
+)
+GLM4 = replace(
+    GLM,
+    tensors=replace(GLM.tensors, attention_after_norm="post_self_attn_layernorm", mlp_after_norm="post_mlp_layernorm"),
+)
+ERNIE = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 103424,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+    },
+    biases=dict.fromkeys(("qkv", "output", "gate_up", "down"), "use_bias"),
+    is_rope_interleaved=True,
+)
+STARCODER2 = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 49152,
+        "hidden_size": 3072,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_bias": True,
+    },
+    renamed={"norm_epsilon": "rms_norm_eps"},
+    biases=dict.fromkeys(("qkv", "output", "gate_up", "down"), "use_bias"),
+    tensors=TensorNames(gate_up=("mlp.c_fc",), down="mlp.c_proj"),
+    layer_types=all_sliding,
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+)
+STABLELM = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 50304,
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+        "use_qkv_bias": False,
+        "qk_layernorm": False,
+        "use_parallel_residual": False,
+    },
+    renamed={"layer_norm_eps": "rms_norm_eps"},
+    required={"qk_layernorm": False, "use_parallel_residual": False},
+    biases={"qkv": "use_qkv_bias"},
+    are_norms_centered=True,
+    have_norms_bias=True,
+)
+PHI = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 51200,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "hidden_act": "gelu_new",
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
+    },
+    renamed={"layer_norm_eps": "rms_norm_eps"},
+    required={"qk_layernorm": False},
+    biases=dict.fromkeys(("qkv", "output", "gate_up", "down", "head"), True),
+    tensors=TensorNames(
+        norm="model.final_layernorm",
+        output="self_attn.dense",
+        gate_up=("mlp.fc1",),
+        down="mlp.fc2",
+        mlp_norm="input_layernorm",
+    ),
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+    is_parallel=True,
+)
+NEMOTRON = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 256000,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_attention_heads": 48,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    renamed={"norm_eps": "rms_norm_eps"},
+    biases=ATTENTION_BIASES | MLP_BIASES,
+    tensors=TensorNames(gate_up=("mlp.up_proj",)),
+    norm_offset=1.0,
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+)
+ARCEE = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 18432,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    biases=ATTENTION_BIASES | MLP_BIASES,
+    tensors=TensorNames(gate_up=("mlp.up_proj",)),
+    is_gated=False,
+)
+SEED_OSS = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 155136,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "mlp_bias": False,
+    },
+    biases={"qkv": "attention_bias", "output": "attention_out_bias", **MLP_BIASES},
+)
+MINISTRAL = replace(MISTRAL, fields={**MISTRAL.fields, "layer_types": None})
+
 FAMILIES: dict[str, DecoderFamily] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
@@ -259,5 +527,20 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "granite": GRANITE,
+    "olmo2": OLMO2,
+    "smollm3": SMOLLM3,
+    "cohere": COHERE,
+    "cohere2": COHERE2,
+    "glm": GLM,
+    "glm4": GLM4,
+    "ernie4_5": ERNIE,
+    "starcoder2": STARCODER2,
+    "stablelm": STABLELM,
+    "phi": PHI,
+    "nemotron": NEMOTRON,
+    "arcee": ARCEE,
+    "seed_oss": SEED_OSS,
+    "ministral": MINISTRAL,
 }
 FUSABLE_TYPES = frozenset(FAMILIES)
