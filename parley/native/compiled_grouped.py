@@ -15,10 +15,10 @@ P, N = ctypes.c_void_p, ctypes.c_int64
 GROUPED_SIGNATURES = {
     "grouped_size": [N, N, N, N],
     "grouped_pack": [N, P, P, P, P, N, N, N, N],
-    "grouped_linear": [N, P, P, P, P, N, N, N, N, N, N],
+    "grouped_linear": [N, P, P, P, P, P, N, N, N, N, N, N],
 }
 GROUPED_RETURN_INT64 = ("grouped_size",)  # functions that return an int64
-GROUPED_CODES = ("int4", "int8", "e4m3")  # numbered as in grouped.cpp
+GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1")  # numbered as in grouped.cpp
 GROUPED_UNIT = 8  # groups and rows are padded to multiples of it
 
 
@@ -26,11 +26,13 @@ GROUPED_UNIT = 8  # groups and rows are padded to multiples of it
 class GroupedPacked:
     """A linear layer's weight in the layout that ``grouped.cpp`` describes, for rows of ``into`` numbers.
 
+    ``scales`` float32 [out]: what outputs are multiplied by, besides the scales of groups; or None.
     ``order`` int64 [into]: the permutation of a row's numbers that the packed weight needs, or None for no permutation.
     """
 
     code: str
     weight: torch.Tensor
+    scales: torch.Tensor | None
     bias: torch.Tensor | None
     order: torch.Tensor | None
     group: int
@@ -42,12 +44,15 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
     """Pack a weight for ``multiply_grouped``.
 
     Scales of 4-bit integers keep 20 of 24 bits, those of 8-bit integers 16: more than bfloat16 and float16 have.
-    Raises ValueError if the group size is neither a multiple of 8 nor the whole row.
+    Raises ValueError if the group size is neither a multiple of 8 nor the whole row, or if scales of e2m1 are not
+    numbers of bfloat16.
     """
     out, into = weight.values.shape
     group = weight.group if weight.group < into else into + -into % GROUPED_UNIT
     if group % GROUPED_UNIT:
         raise ValueError(f"groups of {group} numbers; only multiples of {GROUPED_UNIT} can be packed")
+    if weight.code == "e2m1" and not torch.equal(weight.scales.float(), weight.scales.bfloat16().float()):
+        raise ValueError("scales of e2m1 that bfloat16 does not have")
     code = GROUPED_CODES.index(weight.code)
     values, scales = weight.values.contiguous(), weight.scales.float().contiguous()
     zeros = None if weight.zeros is None else weight.zeros.contiguous()
@@ -64,7 +69,8 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
         torch.get_num_threads(),
     )
     bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
-    return GroupedPacked(weight.code, packed, bias, weight.order, group, out, into)
+    out_scales = None if weight.out_scales is None else weight.out_scales.float().contiguous()
+    return GroupedPacked(weight.code, packed, out_scales, bias, weight.order, group, out, into)
 
 
 def multiply_grouped(library: ctypes.CDLL, x: torch.Tensor, packed: GroupedPacked, dtype: torch.dtype) -> torch.Tensor:
@@ -80,6 +86,7 @@ def multiply_grouped(library: ctypes.CDLL, x: torch.Tensor, packed: GroupedPacke
         GROUPED_CODES.index(packed.code),
         rows.data_ptr(),
         packed.weight.data_ptr(),
+        0 if packed.scales is None else packed.scales.data_ptr(),
         0 if packed.bias is None else packed.bias.data_ptr(),
         y.data_ptr(),
         y.numel() // max(out, 1),

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+# The values of e2m1: a sign, two bits of exponent and one of mantissa.
+E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 ROUNDING_PORTION = 1 << 18  # numbers rounded at a time, so that intermediate tensors fit in the CPU cache
 
 
@@ -14,7 +16,8 @@ class GroupedWeight(NamedTuple):
     """A weight [out, in] as scale * (value - zero), with one scale and zero per output and group of columns.
 
     ``values`` uint8 [out, in] are bits. Their ``code`` is "int4" or "int8", integers 0 to 15 or 255 with ``zeros``
-    uint8 [out, groups] of the same range, or "e4m3", float8_e4m3fn without zeros. ``scales`` [out, groups] are floats.
+    uint8 [out, groups] of the same range, or without zeros "e4m3", float8_e4m3fn, or "e2m1", the E2M1_NUMBERS.
+    ``scales`` [out, groups] are floats; ``out_scales`` [out], if any, are multiplied by them.
     Group g has columns g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i belongs
     to number ``order[i]`` of a row; None means the same order.
     """
@@ -25,6 +28,7 @@ class GroupedWeight(NamedTuple):
     group: int
     order: torch.Tensor | None = None
     code: str = "int4"
+    out_scales: torch.Tensor | None = None
 
 
 def round_int4(weight: torch.Tensor, group: int) -> GroupedWeight:
@@ -46,6 +50,13 @@ def _round_groups(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch
     return values.view(out, groups * group)[:, :into].to(torch.uint8), scales, zeros.to(torch.uint8)
 
 
+def _decode_values(bits: torch.Tensor, code: str) -> torch.Tensor:
+    """Return the numbers of a code: float32."""
+    if code == "e2m1":
+        return torch.tensor(E2M1_NUMBERS, device=bits.device)[bits.long()]
+    return (bits.view(torch.float8_e4m3fn) if code == "e4m3" else bits).float()
+
+
 def dequantize_grouped(weight: GroupedWeight) -> torch.Tensor:
     """Dequantize a weight, with columns in the order of the rows: float32 [out, in]."""
     into = weight.values.shape[1]
@@ -53,8 +64,10 @@ def dequantize_grouped(weight: GroupedWeight) -> torch.Tensor:
     def spread_groups(numbers: torch.Tensor) -> torch.Tensor:
         return numbers.float().repeat_interleave(weight.group, 1)[:, :into]
 
-    wide = (weight.values.view(torch.float8_e4m3fn) if weight.code == "e4m3" else weight.values).float()
+    wide = _decode_values(weight.values, weight.code)
     if weight.zeros is not None:
         wide -= spread_groups(weight.zeros)
     wide *= spread_groups(weight.scales)
+    if weight.out_scales is not None:
+        wide *= weight.out_scales.float()[:, None]
     return wide if weight.order is None else wide[:, weight.order.argsort()]

@@ -33,7 +33,7 @@ def linear_struct(packed: object) -> LinearStruct:
         packed.into,
         *((GROUPED_CODES.index(packed.code), packed.group) if isinstance(packed, GroupedPacked) else (0, 0)),
         packed.weight.data_ptr(),
-        packed.scales.data_ptr() if isinstance(packed, Int8Packed) else None,
+        None if isinstance(packed, Bf16Packed) else address_of(packed.scales),
         address_of(packed.bias),
         address_of(packed.order if isinstance(packed, GroupedPacked) else None),
     )

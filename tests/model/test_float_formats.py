@@ -1,4 +1,4 @@
-"""Weights of 8-bit floating-point numbers: each published layout of scales, against the dequantized weights."""
+"""Weights of 8 and 4-bit floating-point numbers: each published layout of scales, against the dequantized weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from support import tiny_models
 from support.run_model import long_logprobs
 
+from parley import native
 from parley.model.checkpoint import quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.weights import LinearSpec, PlainWeight
@@ -117,6 +118,48 @@ def test_refuses_numbers_that_are_nan(tmp_path):
     checkpoint = write_layer(tmp_path, weight=weight, weight_scale=torch.ones(1))
     with pytest.raises(LoadError, match=r"up_proj\.weight has numbers that are NaN"):
         quantization.read_quantization({"quantization_config": FP8}, "none").read_stored_weight(checkpoint, LINEAR)
+
+
+def fp4_config(kind: str, group_size: int) -> dict:
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": group_size}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": f"{kind}-pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+FP4_INTO = 96
+FP4_LINEAR = LinearSpec(LINEAR.name, OUT, FP4_INTO)
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+@pytest.mark.parametrize(("kind", "group"), [("nvfp4", 16), ("mxfp4", 32)])
+def test_4_bit_floats_are_read_as_defined(kind, group, tmp_path):
+    source = torch.Generator().manual_seed(6)
+    values = torch.randint(0, 16, (OUT, FP4_INTO), generator=source)
+    exponents = torch.randint(118, 136, (OUT, FP4_INTO // group), generator=source)
+    if kind == "nvfp4":
+        stored = (torch.rand(exponents.shape, generator=source) * 400).to(torch.float8_e4m3fn)
+        scales, parts = stored.float() / 700.0, {"weight_global_scale": torch.tensor([700.0])}
+    else:
+        stored, scales, parts = exponents.to(torch.uint8), 2.0 ** (exponents - 127.0), {}
+    packed = (values[:, 0::2] + 16 * values[:, 1::2]).to(torch.uint8)
+    checkpoint = write_layer(tmp_path, weight_packed=packed, weight_scale=stored, **parts)
+    found = quantization.read_quantization({"quantization_config": fp4_config(kind, group)}, "none")
+    read = found.read_stored_weight(checkpoint, FP4_LINEAR)
+    dequantized = E2M1[values] * scales.repeat_interleave(group, 1)
+    assert torch.allclose(read.multiply_rows(torch.eye(FP4_INTO)), dequantized.T, rtol=1e-6, atol=0)
+    x = torch.eye(FP4_INTO, dtype=torch.bfloat16)
+    merged = type(read).pack_merged([read, read], None, torch.bfloat16, torch.device("cpu"))
+    assert torch.allclose(native.lm_head_logits(x, merged), torch.cat((dequantized, dequantized)).T, rtol=1e-2, atol=0)
+    with pytest.raises(LoadError, match="not whole groups"):
+        found.check_stored_weight(checkpoint, LinearSpec(LINEAR.name, OUT, FP4_INTO + 8))
+
+
+def test_refuses_4_bit_floats_of_other_groups():
+    with pytest.raises(LoadError, match=r"weights\.group_size is 64; only 16"):
+        quantization.read_quantization({"quantization_config": fp4_config("nvfp4", 64)}, "none")
 
 
 def write_fp8_models(source, folder):

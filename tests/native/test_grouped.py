@@ -32,17 +32,18 @@ def random_weight(
 ) -> GroupedWeight:
     """A weight with random values, scales and zero points, so that nothing is symmetric or trivial."""
     source = torch.Generator().manual_seed(seed)
-    groups, top = -(-inner // group), 16 if code == "int4" else 256
+    groups, top = -(-inner // group), 16 if code in ("int4", "e2m1") else 256
     values = torch.randint(0, top, (outer, inner), generator=source, dtype=torch.uint8)
     if code == "e4m3":
         values[(values & 0x7F) == 0x7F] = 0  # NaN
     return GroupedWeight(
         values,
-        torch.rand(outer, groups, generator=source).half() + 0.01,
-        None if code == "e4m3" else torch.randint(0, top, (outer, groups), generator=source, dtype=torch.uint8),
+        torch.rand(outer, groups, generator=source).bfloat16() + 0.01,
+        None if code[0] == "e" else torch.randint(0, top, (outer, groups), generator=source, dtype=torch.uint8),
         group,
         torch.randperm(inner, generator=source) if ordered else None,
         code,
+        torch.rand(outer, generator=source) + 0.5 if code == "e2m1" else None,
     )
 
 
@@ -53,6 +54,7 @@ def e4m3_number(bits: int) -> float:
     return -size if bits >> 7 else size
 
 
+E2M1_NUMBERS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 E4M3_NUMBERS = torch.tensor([e4m3_number(bits) for bits in range(256)], dtype=torch.float64)
 
 
@@ -63,11 +65,11 @@ def dequantized_weight(weight: GroupedWeight) -> torch.Tensor:
         place = k if weight.order is None else int(weight.order[k])
         group = k // weight.group
         if weight.zeros is None:
-            numbers = E4M3_NUMBERS[weight.values[:, k].long()]
+            numbers = (E2M1_NUMBERS if weight.code == "e2m1" else E4M3_NUMBERS)[weight.values[:, k].long()]
         else:
             numbers = weight.values[:, k].double() - weight.zeros[:, group].double()
         dequantized[:, place] = numbers * weight.scales[:, group].double()
-    return dequantized
+    return dequantized if weight.out_scales is None else dequantized * weight.out_scales.double()[:, None]
 
 
 def check_accuracy(

@@ -29,7 +29,7 @@ except build.BuildError:
     pytest.skip("no C++ compiler", allow_module_level=True)
 
 VOCAB, CONTEXT = 50, 80
-FORMATS = ("bf16", "int8", "int4", "int4 in another order", "e4m3")
+FORMATS = ("bf16", "int8", "int4", "int4 in another order", "e4m3", "e2m1")
 
 
 @pytest.fixture(scope="module", params=build.usable_levels())
@@ -68,6 +68,10 @@ class RandomModel:
         if weight_type == "e4m3":
             values = self.random_bf16(outputs, inputs).to(torch.float8_e4m3fn).view(torch.uint8)
             return native.pack_grouped(GroupedWeight(values, scales, None, group, code="e4m3"), bias, torch.bfloat16)
+        if weight_type == "e2m1":
+            values, out_scales = self.random_integers(0, 16, outputs, inputs).byte(), torch.ones(outputs) / 3
+            floats = GroupedWeight(values, scales.bfloat16(), None, group, code="e2m1", out_scales=out_scales)
+            return native.pack_grouped(floats, bias, torch.bfloat16)
         order = torch.randperm(inputs, generator=self.generator) if weight_type != "int4" else None
         values, zeros = self.random_integers(0, 16, outputs, inputs).byte(), self.random_integers(0, 16, *shape).byte()
         return native.pack_grouped(GroupedWeight(values, scales, zeros, group, order), bias, torch.bfloat16)

@@ -1,7 +1,7 @@
 """Reads checkpoints in the compressed-tensors format: which layers are quantised, and how each is stored.
 
 The config's groups select layers by name, pattern or class; ``ignore`` lists the layers that stay unquantised.
-int-quantized: ``weight`` int8 [out, in]. float-quantized: ``weight`` float8_e4m3fn (``fp8.py``). pack-quantized:
+int-quantized: ``weight`` int8 [out, in]. float-quantized: ``fp8.py``. nvfp4 and mxfp4: ``fp4.py``. pack-quantized:
 ``weight_packed`` int32, numbers of 2 to 8 bits along the inputs, first in the lowest bits. All have ``weight_scale``:
 one scale, [out, 1] or [out, groups]; asymmetric ones ``weight_zero_point``, of the same shape or packed along the
 outputs; reordered ones ``weight_g_idx`` [in], the group of each input. int8 weights with dynamic int8 activations
@@ -20,18 +20,22 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.fp4 import MXFP4_GROUP, NVFP4_GROUP, Fp4Format
 from parley.model.checkpoint.fp8 import BLOCK_MULTIPLE, Fp8Format, read_block
 from parley.model.checkpoint.packed_words import count_groups, input_order, packed_size, unpack_rows
 from parley.model.checkpoint.weights import GroupedLinearWeight, Int8Weight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
 PLAIN_INTEGERS, PACKED_INTEGERS, FLOATS = "int-quantized", "pack-quantized", "float-quantized"
+NVFP4, MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 # The stored forms of the weight types that a format can have. naive-quantized stores any type unpacked.
 STORED_FORMS = {
     PLAIN_INTEGERS: {"int": PLAIN_INTEGERS},
     "naive-quantized": {"int": PLAIN_INTEGERS, "float": FLOATS},
     PACKED_INTEGERS: {"int": PACKED_INTEGERS},
     FLOATS: {"float": FLOATS},
+    NVFP4: {"float": NVFP4},
+    MXFP4: {"float": MXFP4},
 }
 # The values of a group's activations that are computed as int8. An absent field has the first value.
 INT8_ACTIVATIONS = {
@@ -145,7 +149,7 @@ class IntegerFormat:
         return next((shape for shape in shapes if shape == checkpoint.tensor_shape(name)), shapes[0])
 
 
-WeightFormat = PerChannelInt8 | IntegerFormat | Fp8Format
+WeightFormat = PerChannelInt8 | IntegerFormat | Fp8Format | Fp4Format
 PER_CHANNEL = PerChannelInt8()
 
 
@@ -200,6 +204,11 @@ def _read_group(config: dict[str, Any], group: dict[str, Any], where: str) -> We
     form = forms[weights.get("type", next(iter(forms)))]
     if form == FLOATS:
         return _read_floats(weights, where)
+    if form in (NVFP4, MXFP4):
+        size = NVFP4_GROUP if form == NVFP4 else MXFP4_GROUP
+        _require_known(weights, "num_bits", (4,), where)
+        _require_known(weights, "group_size", (size,), where)
+        return Fp4Format(size)
     integers = _read_integers(weights, form == PACKED_INTEGERS, where)
     if _has_int8_activations(group) and integers == IntegerFormat(8, False, None, True):
         return PER_CHANNEL

@@ -32,6 +32,7 @@ SAFETENSORS_DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
     "I8": torch.int8,
+    "U8": torch.uint8,
     "I32": torch.int32,
 }
 # A weight of one of these means nothing without the scales that a config names.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -243,9 +243,11 @@ class GroupedLinearWeight:
     def select_outputs(self, outputs: torch.Tensor) -> GroupedLinearWeight:
         """Return the weight of these outputs only."""
         weight = self.weight
-        zeros = None if weight.zeros is None else weight.zeros[outputs]
+        zeros, out_scales = (None if each is None else each[outputs] for each in (weight.zeros, weight.out_scales))
         return GroupedLinearWeight(
-            weight._replace(values=weight.values[outputs], scales=weight.scales[outputs], zeros=zeros)
+            weight._replace(
+                values=weight.values[outputs], scales=weight.scales[outputs], zeros=zeros, out_scales=out_scales
+            )
         )
 
     def can_merge(self, other: LinearWeight) -> bool:
@@ -263,11 +265,10 @@ class GroupedLinearWeight:
     ) -> native.PackedWeight:
         """Concatenate values, scales and zero points, and pack them."""
         weights = [part.weight for part in parts]
-        merged = weights[0]._replace(
-            values=torch.cat([each.values for each in weights]).to(device),
-            scales=torch.cat([each.scales for each in weights]).to(device),
-        )
-        if merged.zeros is not None:
-            zeros = [each.zeros for each in weights if each.zeros is not None]
-            merged = merged._replace(zeros=torch.cat(zeros).to(device))
+
+        def join(name: str) -> Any:
+            tensors = [getattr(weight, name) for weight in weights]
+            return None if tensors[0] is None else torch.cat(tensors).to(device)
+
+        merged = weights[0]._replace(**{name: join(name) for name in ("values", "scales", "zeros", "out_scales")})
         return native.pack_grouped(merged, bias, dtype)

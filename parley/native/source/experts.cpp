@@ -103,8 +103,8 @@ void multiply(const Linear& layer, const Rows& rows, Slices slices, void* y, boo
     int8_linear_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y, slices,
                        layer.out, layer.into, wide, threads);
   else if (layer.form == GROUPED)
-    grouped_linear_slices(layer.code, rows.plain, (const uint32_t*)layer.weight, layer.bias, y, slices, layer.out,
-                          layer.into, layer.group, wide, threads);
+    grouped_linear_slices(layer.code, rows.plain, (const uint32_t*)layer.weight, layer.scales, layer.bias, y, slices,
+                          layer.out, layer.into, layer.group, wide, threads);
   else
     linear_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out, layer.into, wide, threads);
 }

@@ -8,10 +8,12 @@
 // with more, once in a buffer that all tiles of rows read. The numbers and chains are the same, so the number of rows
 // cannot change a bit.
 //
-// Packed weights are [panels][groups] of BLOCK words of scale and zero, then [pairs of the group / Code::WORD][BLOCK]
+// Numbers of 4 bits in small groups may have scales of 8 bits, which 16 bits hold, times one of 32 bits of the output.
+//
+// Packed weights are [panels][groups] of BLOCK scales and zeros, then [pairs of the group / Code::WORD][BLOCK]
 // words of weights. A panel is BLOCK outputs. A word of weights holds adjacent pairs of K: the lowest bits of its low
-// half are the first number of the first pair, those of its high half the second. A word of scale and zero is a float,
-// whose last bits are the zero of an integer.
+// half are the first number of the first pair, those of its high half the second. A scale is a float, whose last bits are
+// the zero of an integer, or a bf16.
 #include <omp.h>
 
 #include <algorithm>
@@ -63,6 +65,7 @@ template <int BITS> static inline Ints at_top(Bits words, int j, bool high) {
 // Integers of BITS bits, stored as the signed distance from the middle of their range
 template <int BITS> struct Integers {
   static constexpr long WORD = 16 / BITS;  // pairs in a word
+  static constexpr long SCALES = 1;        // in a word
   static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = MIDDLE, ZERO = 2 * MIDDLE - 1;  // bits of the zero point
 
   // Pair j of each lane's word
@@ -83,7 +86,7 @@ template <int BITS> struct Integers {
 // 2^(BIAS - 127) of their value, also if subnormal.
 template <int EXPONENT, int MANTISSA> struct Floats {
   static constexpr int BITS = 1 + EXPONENT + MANTISSA, BIAS = (1 << (EXPONENT - 1)) - 1;
-  static constexpr long WORD = 16 / BITS;
+  static constexpr long WORD = 16 / BITS, SCALES = BITS == 4 ? 2 : 1;
   static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO = 0;
 
   static inline Vec widen(Ints top) {
@@ -122,6 +125,13 @@ template <int EXPONENT, int MANTISSA> struct Floats {
 using Int4 = Integers<4>;
 using Int8 = Integers<8>;
 using E4m3 = Floats<4, 3>;
+using E2m1 = Floats<2, 1>;
+
+// Vector i of a group's scales, with the zeros of integers in their last bits
+template <class Code> static inline Bits scales_of(const uint32_t* scales, int i) {
+  if (Code::SCALES == 2) return (Bits)load((const bf16*)scales + i * LANES);
+  return read<Bits>(scales + i * LANES);
+}
 
 // Pairs of K unpacked at once: they stay in the L1 cache for all tiles
 constexpr long STRETCH = 16384 / VECTORS / sizeof(Pairs);
@@ -176,7 +186,7 @@ void tile(const Pair* x, long stride, Weights weights, long steps, Sums sums) {
     }
 #pragma GCC unroll 4
   for (int i = 0; i < WIDTH; i++) {
-    Bits word = read<Bits>(sums.scales + i * LANES);
+    Bits word = scales_of<Code>(sums.scales, i);
     Vec scale = (Vec)(word & ~Code::ZERO), zero = (float)Code::MIDDLE - __builtin_convertvector(word & Code::ZERO, Vec);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
@@ -225,26 +235,26 @@ template <class Code> void add(const Pair* x, long stride, const uint32_t* words
         for (int j = 0; j < Code::WORD; j++) wide[(s + j) * VECTORS + i] = from(s, j, i);
     for (int i = 0; i < VECTORS; i += 2) {
       Sums half = sums;
-      half.rest += i * LANES, half.totals += i * LANES, half.scales += i * LANES;
+      half.rest += i * LANES, half.totals += i * LANES, half.scales += i * LANES / Code::SCALES;
       half.first = k == 0, half.last = k + count == steps;
       tiles<Code, TILE, 2>(x + k, stride, Wide{wide + i}, count, half, rows);
     }
   }
 }
 
-// The groups of K: of `group` numbers each, a multiple of 8; the last is shorter and padded to such a multiple. A word
-// holds `word` pairs.
-struct Cut {
-  long pairs, group, groups, word;  // pairs of K and of a group
-  Cut(long K, long size, long word)
-      : pairs((K + 7) / 8 * 4), group(size / 2), groups(group ? (pairs + group - 1) / group : 0), word(word) {}
-  long words() const { return (groups + pairs / word) * BLOCK; }    // of a panel
-  long at(long g) const { return (g + g * group / word) * BLOCK; }  // start of a group
+// The groups of K: of `group` numbers each, a multiple of 8; the last is shorter and padded to such a multiple.
+template <class Code> struct Cut {
+  static constexpr long HEAD = BLOCK / Code::SCALES;  // words of scales
+  long pairs, group, groups;                          // pairs of K and of a group
+  Cut(long K, long size) : pairs((K + 7) / 8 * 4), group(size / 2), groups(group ? (pairs + group - 1) / group : 0) {}
+  long words() const { return groups * HEAD + pairs / Code::WORD * BLOCK; }         // of a panel
+  long at(long g) const { return g * HEAD + g * group / Code::WORD * BLOCK; }       // start of a group
   long steps(long g) const { return std::min(group, pairs - g * group); }
 };
 
 template <class Code, class T>
-void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, Slices slices, long N, Cut cut, int threads) {
+void run(const Pair* x, const uint32_t* packed, const float* scales, const bf16* bias, T* y, Slices slices, long N,
+         Cut<Code> cut, int threads) {
   long panels = (N + BLOCK - 1) / BLOCK;
   std::vector<RowSlice> pieces = cut_slices(slices, panels, PASS, threads);
   if (pieces.empty()) return;
@@ -270,11 +280,12 @@ void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, Slices s
         for (long g = 0; g < cut.groups; g++) {
           const uint32_t* group = packed + panel * cut.words() + cut.at(g);
           Sums each = {rest, totals, sums.get() + first * cut.groups + g, group, cut.groups, true, true};
-          add<Code>(x + first * cut.pairs + g * cut.group, cut.pairs, group + BLOCK, cut.steps(g), each, rows);
+          add<Code>(x + first * cut.pairs + g * cut.group, cut.pairs, group + cut.HEAD, cut.steps(g), each, rows);
         }
         for (long r = 0; r < rows; r++)
           for (long i = 0; i < BLOCK && n + i < N; i += LANES) {
             Vec v = read<Vec>(totals + r * BLOCK + i);
+            if (scales) v *= load(scales + weight * N + n + i, N - n - i);
             if (bias) v += load(bias + weight * N + n + i, N - n - i);
             store(y + (first + r) * N + n + i, v, N - n - i);
           }
@@ -286,11 +297,11 @@ template <class Code>
 void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t* packed, long N, long K, long group,
           int threads) {
   constexpr int BITS = 16 / Code::WORD;
-  Cut cut(K, group, Code::WORD);
+  Cut<Code> cut(K, group);
 #pragma omp parallel for num_threads(threads)
   for (long p = 0; p < (N + BLOCK - 1) / BLOCK; p++)
     for (long g = 0; g < cut.groups; g++) {
-      uint32_t *to = packed + p * cut.words() + cut.at(g), *words = to + BLOCK;
+      uint32_t *to = packed + p * cut.words() + cut.at(g), *words = to + cut.HEAD;
       for (long j = 0; j < BLOCK; j++) {
         long n = p * BLOCK + j;
         uint32_t bits = Code::MIDDLE;
@@ -298,7 +309,8 @@ void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t*
           memcpy(&bits, scales + n * cut.groups + g, sizeof bits);
           if (Code::ZERO) bits = ((bits + (Code::ZERO + 1) / 2) & ~Code::ZERO) | zeros[n * cut.groups + g];
         }
-        to[j] = bits;
+        if (Code::SCALES == 2) ((bf16*)to)[j] = bits >> 16;
+        else to[j] = bits;
         for (long s = 0; s < cut.steps(g); s += Code::WORD) {
           uint32_t word = 0;
           for (long i = 0; i < 2 * Code::WORD; i++) {
@@ -317,18 +329,19 @@ template <class F> auto with_code(int64_t code, F f) {
   switch (code) {
     case 0: return f(Int4{});
     case 1: return f(Int8{});
-    default: return f(E4m3{});
+    case 2: return f(E4m3{});
+    default: return f(E2m1{});
   }
 }
 
 }  // namespace
 
-void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, const bf16* bias, void* y, Slices slices,
-                           long N, long K, long group, bool wide, long threads) {
+void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, const float* scales, const bf16* bias, void* y,
+                           Slices slices, long N, long K, long group, bool wide, long threads) {
   with_code(code, [=](auto code) {
-    Cut cut(K, group, code.WORD);
-    if (wide) run<decltype(code)>((const Pair*)x, packed, bias, (float*)y, slices, N, cut, threads);
-    else run<decltype(code)>((const Pair*)x, packed, bias, (bf16*)y, slices, N, cut, threads);
+    Cut<decltype(code)> cut(K, group);
+    if (wide) run((const Pair*)x, packed, scales, bias, (float*)y, slices, N, cut, threads);
+    else run((const Pair*)x, packed, scales, bias, (bf16*)y, slices, N, cut, threads);
   });
 }
 
@@ -336,7 +349,7 @@ extern "C" {
 
 // Words of a packed weight [N, K] with groups of `group`, a multiple of 8.
 int64_t grouped_size(int64_t code, int64_t N, int64_t K, int64_t group) {
-  return with_code(code, [=](auto code) { return (N + BLOCK - 1) / BLOCK * Cut(K, group, code.WORD).words(); });
+  return with_code(code, [=](auto code) { return (N + BLOCK - 1) / BLOCK * Cut<decltype(code)>(K, group).words(); });
 }
 
 // q [N, K], scales [N, groups], zeros [N, groups] of integers -> packed
@@ -345,11 +358,12 @@ void grouped_pack(int64_t code, const uint8_t* q, const float* scales, const uin
   with_code(code, [=](auto code) { pack<decltype(code)>(q, scales, zeros, packed, N, K, group, threads); });
 }
 
-// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is a multiple of 8; bias may be null.
-void grouped_linear(int64_t code, const bf16* x, const uint32_t* packed, const bf16* bias, void* y, int64_t M, int64_t N,
+// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is a multiple of 8; bias may be null, and so may the
+// scales of outputs.
+void grouped_linear(int64_t code, const bf16* x, const uint32_t* packed, const float* scales, const bf16* bias, void* y, int64_t M, int64_t N,
                     int64_t K, int64_t group, int64_t wide, int64_t threads) {
   RowSlice all{0, M, 0};
-  grouped_linear_slices(code, x, packed, bias, y, {&all, M > 0}, N, K, group, wide, threads);
+  grouped_linear_slices(code, x, packed, scales, bias, y, {&all, M > 0}, N, K, group, wide, threads);
 }
 
 }  // extern "C"

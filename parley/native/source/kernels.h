@@ -19,7 +19,7 @@ void linear(const bf16* x, const bf16* packed, const bf16* bias, void* y, int64_
             int64_t threads);
 void int8_linear(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed, const float* scales,
                  const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide, int64_t threads);
-void grouped_linear(int64_t code, const bf16* x, const uint32_t* packed, const bf16* bias, void* y, int64_t M, int64_t N,
+void grouped_linear(int64_t code, const bf16* x, const uint32_t* packed, const float* scales, const bf16* bias, void* y, int64_t M, int64_t N,
                     int64_t K, int64_t group, int64_t wide, int64_t threads);
 void quantize_rows(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads);
 void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, const Norm* norm, bf16* plain,

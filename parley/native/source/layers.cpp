@@ -90,8 +90,8 @@ struct Run {
       rows = room.sorted;
     }
     if (layer.form == GROUPED)
-      grouped_linear(layer.code, rows, (const uint32_t*)layer.weight, layer.bias, room.outputs, M, layer.out, layer.into,
-                     layer.group, false, threads);
+      grouped_linear(layer.code, rows, (const uint32_t*)layer.weight, layer.scales, layer.bias, room.outputs, M, layer.out,
+                     layer.into, layer.group, false, threads);
     else
       ::linear(rows, (const bf16*)layer.weight, layer.bias, room.outputs, M, layer.out, layer.into, false, threads);
   }

@@ -8,7 +8,7 @@ enum Form : int64_t { BF16, INT8, GROUPED };
 struct Linear {
   int64_t form, out, into, code, group;  // `into` is a multiple of 8
   const void* weight;
-  const float* scales;   // of outputs, for int8
+  const float* scales;   // of outputs, for int8 and perhaps for groups
   const bf16* bias;      // or null
   const int64_t* order;  // the permutation of a row's numbers that the weight needs; or null
 };
@@ -20,5 +20,5 @@ void linear_slices(const bf16* x, const bf16* packed, const bf16* bias, void* y,
 void int8_linear_slices(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed,
                        const float* scales, const bf16* bias, void* y, Slices slices, long N, long K, bool wide,
                        long threads);
-void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, const bf16* bias, void* y, Slices slices,
-                           long N, long K, long group, bool wide, long threads);
+void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, const float* scales, const bf16* bias, void* y,
+                           Slices slices, long N, long K, long group, bool wide, long threads);

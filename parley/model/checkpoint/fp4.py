@@ -1,0 +1,66 @@
+"""Reads linear weights of 4-bit floating-point numbers (e2m1): NVFP4 and MXFP4 of compressed-tensors.
+
+Two numbers are in a byte along the inputs, the first in the low bits: uint8 [out, in / 2]. Each 16 inputs of an output
+(NVFP4) share a scale of float8_e4m3fn [out, in / 16], and the whole weight is divided by one of float32; each 32
+(MXFP4) share a scale of two to the power of byte - 127, [out, in / 32]. Only weights count: activations keep the dtype
+of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
+from parley.native import GroupedWeight
+
+NVFP4_GROUP, MXFP4_GROUP = 16, 32
+ACTIVATION_NAMES = ("input_global_scale", "input_scale")
+
+
+@dataclass(frozen=True)
+class Fp4Format:
+    """``group``: inputs that share a scale, NVFP4_GROUP or MXFP4_GROUP."""
+
+    group: int
+
+    @property
+    def has_global_scale(self) -> bool:
+        """Whether the weight is divided by a scale of its own besides."""
+        return self.group == NVFP4_GROUP
+
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
+        """Return the names of numbers and scales, and of the scales of activations that the file has."""
+        names = ["weight_packed", "weight_scale"] + ["weight_global_scale"] * self.has_global_scale
+        unused = [name for name in ACTIVATION_NAMES if f"{linear.name}.{name}" in checkpoint]
+        return [f"{linear.name}.{name}" for name in names + unused]
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return numbers and scales as views of the file. Raises LoadError."""
+        packed, scale, *others = self.tensor_names(checkpoint, linear)
+        if linear.into % self.group:
+            raise LoadError(f"Tensor {packed} has {linear.into} inputs, which are not whole groups of {self.group}.")
+        dtype = torch.float8_e4m3fn if self.has_global_scale else torch.uint8
+        views = [
+            checkpoint.view_tensor(packed, linear.out, linear.into // 2, dtype=torch.uint8),
+            checkpoint.view_tensor(scale, linear.out, linear.into // self.group, dtype=dtype),
+        ]
+        if self.has_global_scale:
+            shape = (1,) if len(checkpoint.tensor_shape(others[0])) else ()
+            views.append(checkpoint.view_tensor(others[0], *shape))
+        return views
+
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
+        """Read the weight. Raises LoadError."""
+        packed, scales, *whole = self.view_tensors(checkpoint, linear)
+        values = torch.stack((packed & 15, packed >> 4), -1).view(linear.out, linear.into)
+        if scales.dtype == torch.uint8:
+            scales = scales.view(torch.float8_e8m0fnu)
+        out_scales = None
+        if whole:
+            out_scales = whole[0].float().reciprocal().expand(linear.out)
+        return GroupedLinearWeight(
+            GroupedWeight(values, scales.float(), None, self.group, code="e2m1", out_scales=out_scales)
+        )
