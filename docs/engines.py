@@ -98,6 +98,8 @@ DIFFERENCES = """
 * **Predictions** of the output have no effect. Speculation is configured with vLLM's `--speculative-config`.
 * **Pictures, video and sound** are refused.
 * **Roles** other than mixed are refused: vLLM exchanges no KV pages with parley's instances.
+* **If a version of vLLM has another inner interface**, its public one is used: a warning says so. It takes more
+  processor time, has no banned tokens, and does not tell the use of the KV cache.
 * `--exact` (GPUs only) asks vLLM for its batch-invariant kernels.
 
 With a server that runs already, also these:

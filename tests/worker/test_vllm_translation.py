@@ -32,8 +32,9 @@ from parley.types import (
 )
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 from parley.worker.vllm.engine_args import engine_arguments
+from parley.worker.vllm.generated_output import read_generated, read_prompt_scores
 from parley.worker.vllm.lark_text import write_lark
-from parley.worker.vllm.output_reader import read_output
+from parley.worker.vllm.output_reader import read_output, read_scores
 from parley.worker.vllm.sampling_fields import (
     explain_refusal,
     translate_choice,
@@ -291,3 +292,27 @@ def test_white_space_of_schemas_is_limited_by_options_that_vllms_llguidance_know
     frame = "{}" if grammar.kind == "json" else "<f>{}</f>"
     for answer, good in (('{"a":"x"}', True), ('{"a":\n  "x"}', True), ('{"a":\n\n"x"}', False), ('{ "a":"x"}', False)):
         assert accepts(tokenizer, joined, frame.format(answer)) == good
+
+
+def scored(logprob: float, rank: int) -> SimpleNamespace:
+    return SimpleNamespace(logprob=logprob, rank=rank)
+
+
+def test_outputs_of_the_public_interface_become_those_of_the_engine_core():
+    completion = SimpleNamespace(
+        token_ids=[7, 9],
+        finish_reason="length",
+        logprobs=[{7: scored(-3.0, 9), 5: scored(-0.5, 1)}, {9: scored(-0.25, 1)}],
+    )
+    prompt_logprobs = [None, {6: scored(-1.0, 2), 8: scored(-0.5, 1)}]
+    output = SimpleNamespace(outputs=[completion], prompt_logprobs=prompt_logprobs)
+    request = EngineRequest("r", [5, 6], 4, logprobs=1, prompt_logprobs=1)
+    read = read_generated("c", request, output)
+    assert (read.request_id, read.new_token_ids, read.finish_reason) == ("c", [7, 9], 1)
+    first, second = read_scores(read.new_logprobs, 1)
+    assert (first.logprob, first.rank, first.top_ids) == (-3.0, 9, [5])
+    assert (second.logprob, second.rank, second.top_ids) == (-0.25, 1, [9])
+    (prompt_score,) = read_scores(read_prompt_scores(request, output), 1)
+    assert (prompt_score.logprob, prompt_score.rank, prompt_score.top_ids) == (-1.0, 2, [8])
+    completion.finish_reason = completion.logprobs = None
+    assert read_generated("c", request, output).finish_reason is None

@@ -1,7 +1,7 @@
 """Outputs of choices with the attributes of those of vLLM's engine core, made from outputs of its outer interfaces.
 
 ``HostLoop`` reads steps of the engine core. Where parley does not see these, but whole answers and streams, the same
-loop gets these stand-ins, from servers (``worker/attached/``).
+loop gets these stand-ins: from ``AsyncLLM.generate`` (``generate_client.py``) and from servers (``worker/attached/``).
 """
 
 from __future__ import annotations

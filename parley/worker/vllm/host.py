@@ -192,10 +192,16 @@ class Host:
         """Serve until the API process ends the connection, or vLLM ends."""
         from vllm import __version__
 
-        from parley.worker.vllm.vllm_client import VLLMClient
+        from parley.worker.vllm.generate_client import GenerateClient
+        from parley.worker.vllm.vllm_client import VLLMClient, has_engine_core
 
         reader, self._writer = await asyncio.open_connection(sock=sock)
-        self._client = await VLLMClient.connect(
+        client_class = VLLMClient if has_engine_core(self._llm) else GenerateClient
+        if client_class is GenerateClient:
+            log.warning(
+                "The inner interface of vLLM %s is not known; the public one takes more processor time.", __version__
+            )
+        self._client = await client_class.connect(
             self._llm, lambda choice_id, reason: self._loop.reject_choice(choice_id, reason)
         )
         self._loop = HostLoop(self._client, self._send)

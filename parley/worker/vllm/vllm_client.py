@@ -1,7 +1,8 @@
-"""vLLM as the host uses it. The only module that imports vLLM.
+"""vLLM as the host uses it. Only this module and ``generate_client.py`` import vLLM.
 
 It reads whole steps from vLLM's engine core, below ``AsyncLLM.generate``, which makes a task and an object for each
-choice and step and so costs two to four times the processor time.
+choice and step and so costs two to four times the processor time. ``has_engine_core`` says whether this vLLM can be
+used in this way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -20,7 +21,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -75,7 +76,7 @@ class VLLMClient:
         self.end_ids = frozenset() if end_id is None else frozenset({end_id})
 
     @classmethod
-    async def connect(cls, llm: AsyncLLM, on_rejection: Callable[[str, str], None]) -> VLLMClient:
+    async def connect(cls, llm: AsyncLLM, on_rejection: Callable[[str, str], None]) -> Self:
         """Return a client of a vLLM that has been started."""
         return cls(llm, await llm.get_supported_tasks(), on_rejection)
 
@@ -136,13 +137,17 @@ class VLLMClient:
         except Exception as error:  # vLLM does not document what it raises
             if choice_id in self._preparing:
                 self._preparing.discard(choice_id)
-                folder = self._llm.vllm_config.model_config.model
-                reason = " ".join(str(error).replace(folder, "the model").split())
-                self._on_rejection(choice_id, f"vLLM does not accept the request: {reason}")
+                self._reject(choice_id, error)
             return
         if choice_id in self._preparing:  # it was not cancelled meanwhile
             self._preparing.discard(choice_id)
             await self._llm.engine_core.add_request_async(core_request)
+
+    def _reject(self, choice_id: str, error: Exception) -> None:
+        """Report that vLLM does not accept a choice."""
+        folder = self._llm.vllm_config.model_config.model
+        reason = " ".join(str(error).replace(folder, "the model").split())
+        self._on_rejection(choice_id, f"vLLM does not accept the request: {reason}")
 
     def _core_request(self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None) -> Any:
         """Return vLLM's form of a choice. Raises an exception with vLLM's reason if it does not accept the choice."""
@@ -150,10 +155,10 @@ class VLLMClient:
             fields = translate_choice(request, index)
             parameters, token_ids = sampling_params(fields), fields.token_ids
         else:
-            fields, parameters, token_ids = None, PoolingParams(**translate_pooling(request)), request.token_ids
+            fields, parameters, token_ids = None, pooling_params(request), request.token_ids
         core_request = self._llm.input_processor.process_inputs(
             choice_id,
-            tokens_input(token_ids, cache_salt=request.cache_salt or None),
+            token_prompt(token_ids, request),
             parameters,
             supported_tasks=self._tasks,
             lora_request=adapter,
@@ -197,10 +202,33 @@ class VLLMClient:
         self._llm.shutdown()
 
 
-def sampling_params(fields: ChoiceFields) -> SamplingParams:
-    """Return vLLM's sampling parameters of a choice. Raises ValueError, with vLLM's reason."""
+def has_engine_core(llm: AsyncLLM) -> bool:
+    """Whether this vLLM has the inner interface that ``VLLMClient`` uses."""
+    methods = ("get_output_async", "add_request_async", "abort_requests_async")
+    core, processor = getattr(llm, "engine_core", None), getattr(llm, "input_processor", None)
+    return hasattr(processor, "process_inputs") and all(hasattr(core, method) for method in methods)
+
+
+def token_prompt(token_ids: list[int], request: EngineRequest) -> Any:
+    """Return vLLM's prompt of these tokens."""
+    return tokens_input(token_ids, cache_salt=request.cache_salt or None)
+
+
+def pooling_params(request: EngineRequest) -> PoolingParams:
+    """Return vLLM's parameters of a request for a vector."""
+    return PoolingParams(**translate_pooling(request))
+
+
+def sampling_params(fields: ChoiceFields, *, streams: bool = False) -> SamplingParams:
+    """Return vLLM's sampling parameters of a choice. ``streams``: each output has the tokens since the last one.
+
+    Raises ValueError, with vLLM's reason.
+    """
     grammar = StructuredOutputsParams(grammar=fields.lark) if fields.lark else None
-    return SamplingParams(**fields.sampling, structured_outputs=grammar, detokenize=False, skip_clone=True)
+    kind = RequestOutputKind.DELTA if streams else RequestOutputKind.CUMULATIVE
+    return SamplingParams(
+        **fields.sampling, structured_outputs=grammar, detokenize=False, skip_clone=True, output_kind=kind
+    )
 
 
 def measure_weights(folder: Path) -> tuple[int, int]:

@@ -1,0 +1,100 @@
+"""vLLM by its public interface, for versions whose inner one has moved: each choice is a call of ``AsyncLLM.generate``.
+
+It costs two to four times the processor time, reports no use of the KV cache, and takes no banned token sequences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from time import monotonic
+from typing import Any
+
+import msgspec
+from vllm.lora.request import LoRARequest
+
+from parley.heartbeat import BEAT_SECONDS
+from parley.types import EngineRequest, ModelInfo, VLLMSettings
+from parley.worker.vllm.choice_output import ChoiceOutput, OutputStep, note_start
+from parley.worker.vllm.generated_output import read_generated, read_prompt_scores
+from parley.worker.vllm.sampling_fields import translate_choice
+from parley.worker.vllm.vllm_client import VLLMClient, pooling_params, sampling_params, token_prompt
+
+
+class GenerateClient(VLLMClient):
+    """A running vLLM of which only the public interface is used."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._steps: asyncio.Queue[OutputStep] = asyncio.Queue()
+        self._calls: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def preparing_count(self) -> int:
+        """Return 0: the public interface does not show it."""
+        return 0
+
+    async def next_step(self) -> Any:
+        """Return the next output of a choice, as a step. Raises an exception if vLLM's engine has died."""
+        while not self._llm.errored:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_SECONDS):
+                    return await self._steps.get()
+        raise self._llm.dead_error
+
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int) -> None:
+        """Begin a choice."""
+        task = asyncio.create_task(self._compute(choice_id, request, index, self._adapters.get(request.adapter)))
+        self._calls[choice_id] = task
+        task.add_done_callback(lambda _: self._calls.pop(choice_id, None))
+
+    def cancel_choices(self, choice_ids: list[str]) -> None:
+        """End calls; vLLM then aborts their requests."""
+        for choice_id in choice_ids:
+            if (task := self._calls.get(choice_id)) is not None:
+                task.cancel()
+
+    def describe_model(self, settings: VLLMSettings, version: str) -> ModelInfo:
+        """Return what the API process needs to know about the model."""
+        info = super().describe_model(settings, version)
+        return msgspec.structs.replace(info, features=info.features - {"banned_tokens"})
+
+    async def _compute(self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None) -> None:
+        """Pass on the outputs of one choice."""
+        try:
+            if request.pooling is None:
+                await self._generate(choice_id, request, index, adapter)
+            else:
+                await self._encode(choice_id, request, adapter)
+        except Exception as error:  # vLLM does not document what it raises
+            if not self._llm.errored:  # else all choices end with the engine
+                self._reject(choice_id, error)
+
+    async def _generate(self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None) -> None:
+        fields, is_first, sent_at = translate_choice(request, index), True, monotonic()
+        call = self._llm.generate(
+            token_prompt(fields.token_ids, request),
+            sampling_params(fields, streams=True),
+            choice_id,
+            lora_request=adapter,
+            priority=request.priority,
+        )
+        async for output in call:
+            read = read_generated(choice_id, request, output)
+            if is_first:
+                note_start(read, request, sent_at, output.num_cached_tokens or 0)
+                read.new_prompt_logprobs_tensors = read_prompt_scores(request, output)
+            is_first = False
+            self._pass_on(read)
+
+    async def _encode(self, choice_id: str, request: EngineRequest, adapter: LoRARequest | None) -> None:
+        prompt, sent_at = token_prompt(request.token_ids, request), monotonic()
+        async for output in self._llm.encode(
+            prompt, pooling_params(request), choice_id, lora_request=adapter, priority=request.priority
+        ):
+            read = ChoiceOutput(choice_id, pooling_output=output.outputs.data)
+            note_start(read, request, sent_at)
+            self._pass_on(read)
+
+    def _pass_on(self, output: ChoiceOutput) -> None:
+        self._steps.put_nowait(OutputStep([output], monotonic()))
