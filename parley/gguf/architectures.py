@@ -27,6 +27,9 @@ CONFIG_FIELDS = {
     "attention.sliding_window": "sliding_window",
     "context_length": "max_position_embeddings",
     "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
 REQUIRED_FIELDS = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
 TENSOR_NAMES = {
@@ -62,21 +65,31 @@ ReadFactors = Callable[[str], tuple[float, ...] | None]
 class Architecture:
     """``model_type`` and ``class_name``: as in config.json. ``layer_names``: tensors that differ from the usual.
 
-    ``interleaved``: the rows of queries and keys are in llama.cpp's order. ``fields``: what the config always says.
+    ``interleaved``: the rows of queries and keys are in llama.cpp's order. ``norm_offset``: what its converter adds to
+    the weights of norms. ``fields``: what the config always says.
     """
 
     model_type: str
     class_name: str
     layer_names: dict[str, str] = field(default_factory=dict)
     interleaved: bool = False
+    norm_offset: float = 0.0
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+GEMMA_LAYER_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}),
+    "gemma": Architecture("gemma", "GemmaForCausalLM", norm_offset=1.0),
+    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", GEMMA_LAYER_NAMES, norm_offset=1.0),
+    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", GEMMA_LAYER_NAMES, norm_offset=1.0),
 }
 
 
@@ -135,10 +148,21 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
     config["tie_word_embeddings"] = "output.weight" not in model.tensors
     config["attention_bias"] = "blk.0.attn_output.bias" in model.tensors
     config["mlp_bias"] = "blk.0.ffn_down.bias" in model.tensors
+    if architecture.layer_names is GEMMA_LAYER_NAMES:
+        config["query_pre_attn_scalar"] = _query_scalar(config)
     plain = {tensor.blocks.name for tensor in model.tensors.values()} == {"F32"}
     config["dtype"] = "float32" if plain else "bfloat16"
     config["quantization_config"] = {"quant_method": "gguf"}
     return config | _rope_fields(model, config, read_factors) | architecture.fields
+
+
+def _query_scalar(config: dict[str, Any]) -> float:
+    """Return the number whose inverse root scales the queries of Gemma 2 and 3, as llama.cpp knows it.
+
+    It is the size of a head, except in the models of 27 billion parameters, which their numbers of layers identify.
+    """
+    share: float = config["hidden_size"] / config["num_attention_heads"]
+    return share if config["num_hidden_layers"] in (46, 62) else config.get("head_dim", share)
 
 
 def _is_positive(value: Any) -> bool:

@@ -74,7 +74,7 @@ def shorten_tensor(name):
         (change_config(vocab_size=641), {}),
         (change_config(model_type="t5"), {}),
         (change_config(quantization_config={"quant_method": "gptq", "bits": 3}), {}),
-        (change_config(hidden_act="gelu"), {"quantization": "int8"}),
+        (change_config(hidden_act="xielu"), {"quantization": "int8"}),
         (change_config(), {"max_model_len": 9999999}),
     ],
     ids=["truncated", "tensor", "shape", "norm", "embedding", "layers", "vocabulary", "architecture", "bits",

@@ -35,6 +35,9 @@ LLAMA_3_ROPE = {
 }
 
 
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -60,6 +63,9 @@ def test_decodes_random_blocks_to_the_bits_of_the_gguf_package(number):
         ("qwen2", {"tie_word_embeddings": True}),
         ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
         ("phi3", {"sliding_window": 53}),
+        ("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+        ("gemma2", GEMMA | {"sliding_window": 45, "attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0}),
+        ("gemma3_text", GEMMA | {"sliding_window": 33, "rope_theta": 1e6, "num_hidden_layers": 7}),
     ],
 )
 def test_reads_the_config_and_every_tensor_of_the_folder_that_a_file_was_made_from(model_type, fields, tmp_path):

@@ -34,6 +34,11 @@ NAMES = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 BASE_CONFIG = {
@@ -86,7 +91,7 @@ def write_folder(folder: Path, model_type: str, **fields: Any) -> Path:
 def write_gguf(path: Path, folder: Path, kind: str = "F32", **metadata: Any) -> Path:
     """Write a folder's model as one file. ``kind``: the type of its linear weights where their shape allows it."""
     config = json.loads((folder / "config.json").read_text())
-    arch = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, arch)
     add_shape(writer, config)
     add_tokenizer(writer, folder)
@@ -99,7 +104,8 @@ def write_gguf(path: Path, folder: Path, kind: str = "F32", **metadata: Any) -> 
         if arch == "llama" and (".q_proj" in name or ".k_proj" in name):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
             tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-        add_tensor(writer, gguf_name(name), tensor.float().numpy(), kind)
+        tensor = tensor.float() + 1 if arch.startswith("gemma") and name.endswith("norm.weight") else tensor.float()
+        add_tensor(writer, gguf_name(name, arch), tensor.numpy(), kind)
     close_writer(writer)
     return path
 
@@ -113,13 +119,14 @@ def llama3_factors(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
     return 1 / ((1 - smooth) / rope["factor"] + smooth)
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, arch: str) -> str:
     """Return llama.cpp's name of a tensor."""
+    names = NAMES | (GEMMA_NAMES if arch in ("gemma2", "gemma3") else {})
     stem, _, suffix = name.rpartition(".")
-    if stem in NAMES:
-        return f"{NAMES[stem]}.{suffix}"
+    if stem in names:
+        return f"{names[stem]}.{suffix}"
     _, _, layer, rest = stem.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest]}.{suffix}"
+    return f"blk.{layer}.{names[rest]}.{suffix}"
 
 
 def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -136,6 +143,9 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or {}
     writer.add_rope_freq_base(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    for field in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(field):
+            writer.add_float32(f"{writer.arch}.{field}", config[field])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
 

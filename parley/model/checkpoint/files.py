@@ -62,7 +62,8 @@ class TensorEntry:
     """The location of a tensor: bytes ``start`` to ``end`` of file number ``file``.
 
     ``blocks``: it has blocks of this type, and ``dtype`` is uint8. ``heads``: the rows of each of so many heads
-    alternate between the first and the second half of the head, as in llama.cpp; 0 if they do not.
+    alternate between the first and the second half of the head, as in llama.cpp; 0 if they do not. ``offset``: what was
+    added to all numbers.
     """
 
     file: int
@@ -72,6 +73,7 @@ class TensorEntry:
     end: int
     blocks: BlockType | None = None
     heads: int = 0
+    offset: float = 0.0
 
     def order_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows as stored [out, ...] in the order of Hugging Face format; a copy if that is another one."""
@@ -166,7 +168,8 @@ class Checkpoint:
         """
         entry = self._find_entry(name)
         self._check_entry(name, entry, shape, dtype)
-        return entry.order_rows(self._view_data(entry, math.prod(shape)).view(shape))
+        values = entry.order_rows(self._view_data(entry, math.prod(shape)).view(shape))
+        return values - entry.offset if entry.offset else values
 
     def view_blocks(self, name: str, out: int, into: int) -> torch.Tensor:
         """Return a tensor [out, into] of blocks as the bytes in the file: uint8 [out, bytes of a row].
@@ -271,6 +274,7 @@ class Checkpoint:
                 tensor.end,
                 None if dtype else tensor.blocks,
                 heads.get(tensor.name, 0),
+                architecture.norm_offset if tensor.name.endswith("_norm.weight") else 0.0,
             )
 
     def _add_entry(self, name: str, fields: Any, file: str, data_start: int, size: int) -> None:
