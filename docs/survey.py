@@ -253,6 +253,9 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "vllm_xargs": ['{"a": 1}'],
     "tags": [[{"key": "k", "value": "v"}]],
     "add_tags": [[{"key": "k", "value": "v"}]],
+    "rate_limits": [[{"calls": 1, "key": "user", "renewal_period": "minute"}], [{"tokens": 1}]],
+    "ai_gateway": [{"rate_limits": [{"calls": 1}]}],
+    "usage_tracking_config": [{"enabled": False}],
 }  # fmt: skip
 VALUES: dict[str, list[Any]] = {  # by the type that a reader asks for
     "boolean": [True, False],

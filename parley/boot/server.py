@@ -34,10 +34,10 @@ from parley.disagg.kv.peer import KVPeer
 from parley.disagg.wire.networks import TrustedNetworks
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import EngineFailed
+from parley.serving.endpoints.traffic_split import BadEndpointFile
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.serving.records.record_store import BadRecordFile
 from parley.serving.served_model import ServedModel, divide_memory
-from parley.serving.traffic_split import BadEndpointFile
 from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.text import BadTokenizer

@@ -137,8 +137,9 @@ class Reply(ABC):
     reads ``content_type``, ``content_coding`` (gzip or deflate; the server compresses) and ``answer_headers``.
     ``field_names`` maps the neutral fields that the server's errors mention ("prompt") to this API's own names.
     ``ping_bytes`` are sent into a silent stream, every ``ping_interval`` seconds if this API has a customary interval
-    and the server has no other setting; if empty, nothing is sent. ``served_model``: the model of an endpoint that the
-    server chose, under the endpoint's name for it. ``timings`` are set before ``finish_stream`` and ``render_body``.
+    and the server has no other setting; if empty, nothing is sent. ``endpoint_name``: the endpoint that the request is
+    for; ``served_model``: its model that the server chose, under the endpoint's name for it. ``timings`` are set before
+    ``finish_stream`` and ``render_body``.
 
     ``background_name``: if not empty, the request runs in the background, as a stream, and keeps a record of this name
     itself; the client gets ``render_accepted``, or follows the stream if it asked for one.
@@ -151,6 +152,7 @@ class Reply(ABC):
     ping_bytes: ClassVar[bytes] = b": ping\n\n"
     ping_interval: ClassVar[float | None] = None
     request: Request
+    endpoint_name: str = ""
     served_model: str = ""
     background_name: str = ""
     timings: RequestTimings | None = None

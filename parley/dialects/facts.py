@@ -90,9 +90,19 @@ class EndpointShare(msgspec.Struct, frozen=True):
     percent: int
 
 
+class EndpointLimit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A limit on the use of an endpoint in each minute: of requests (``calls``) or of ``tokens``, prompts and answers
+    together. It holds for each client by itself (``per_client``), or for all together."""
+
+    calls: int | None = None
+    tokens: int | None = None
+    per_client: bool = False
+
+
 class Endpoint(msgspec.Struct, frozen=True):
     """A model name whose requests are split among several models. ``about``: further JSON data of its API."""
 
     name: str
     shares: list[EndpointShare]
     about: dict[str, Any] = {}
+    limits: list[EndpointLimit] = []

@@ -53,7 +53,10 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
         if (client_timeout := exchange.client_timeout()) is not None:
             reply.request.timeout = min(client_timeout, reply.request.timeout or client_timeout)
         request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at)
-        generation = Generation(model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange))
+        report_tokens = _admit_to_endpoint(registry, exchange, reply)
+        generation = Generation(
+            model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange), report_tokens
+        )
         if reply.background_name:
             await _run_in_background(registry, exchange, reply, generation)
             return
@@ -109,8 +112,20 @@ def _read_endpoint_body(
     model = registry.find_model(share.model)
     reply = route.reader(body, request_context(registry, model, exchange))
     if isinstance(reply, Reply):
-        reply.request.model, reply.served_model = share.model, share.name
+        reply.request.model, reply.served_model, reply.endpoint_name = share.model, share.name, endpoint_name
     return model, reply
+
+
+def _admit_to_endpoint(registry: ModelRegistry, exchange: Exchange, reply: Reply) -> Callable[[int], None] | None:
+    """Count a request for an endpoint that has limits, and return what counts its tokens; None without limits.
+
+    Raises Overloaded. A request that another instance began was counted there.
+    """
+    stage, endpoint = _request_stage(exchange), registry.endpoint_store.by_name.get(reply.endpoint_name)
+    if endpoint is None or not endpoint.limits or (stage is not None and stage.prior_outputs is not None):
+        return None
+    registry.endpoint_usage.admit_request(endpoint, exchange.tenant.id)
+    return partial(registry.endpoint_usage.add_tokens, endpoint, exchange.tenant.id)
 
 
 def request_context(registry: ModelRegistry, model: ServedModel, exchange: Exchange) -> RequestContext:

@@ -45,7 +45,8 @@ UNANSWERED_MESSAGE = "The engine ended this request without an answer."
 
 class Generation:
     """One request from admission to its last event. ``tenant``: the client, by its API key. ``stage``: the stage of a
-    separated request that runs here, None for a whole request.
+    separated request that runs here, None for a whole request. ``report_tokens`` is called once at the end, with the
+    number of the prompts' tokens and those delivered.
 
     It ends in one of these ways: it finishes by itself; its client cancels it by an id (``cancel_by_id``) or by
     disconnecting (``close``); it is finished early with the output so far (``finish_early``); an error ends it
@@ -59,6 +60,7 @@ class Generation:
         request_metrics: RequestMetrics,
         tenant: Tenant = NO_TENANT,
         stage: RequestStage | None = None,
+        report_tokens: Callable[[int], None] | None = None,
     ):
         request.model = request_metrics.log_entry.model = model.answer_name(request.model)
         if request.adapter is None and request.model in model.adapters:
@@ -72,6 +74,7 @@ class Generation:
         self._request = request
         self._request_metrics = request_metrics
         self.tenant = tenant
+        self._report_tokens = report_tokens
         self._prompt_streams: list[PromptStream] = []
         self._stream_group = StreamGroup()  # reads the outputs of all prompts
         self._undelivered: list[Event] = []  # not yet delivered to a reader
@@ -296,6 +299,8 @@ class Generation:
             for prompt_stream in self._prompt_streams
             for choice in prompt_stream.delivered_choices
         ]
+        if self._report_tokens is not None:
+            self._report_tokens(self.usage.prompt_tokens + sum(delivered))
         handed_over = self._stage is not None and self._stage.handed_over
         self._request_metrics.record_end(
             delivered, self._unfinished, failed=self._failure is not None, handed_over=handed_over

@@ -16,11 +16,12 @@ from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.dialects.records import TenantRecords
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.metrics.series import LabelledCounter
+from parley.serving.endpoints.rate_limits import EndpointUsage
+from parley.serving.endpoints.traffic_split import EndpointStore
 from parley.serving.options import ServerOptions
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.record_store import RecordStore
 from parley.serving.served_model import OpenRequest, ServedModel
-from parley.serving.traffic_split import EndpointStore
 from parley.types import Tenant
 from parley.version import __version__
 
@@ -57,6 +58,7 @@ class ModelRegistry:
         self.http_responses = LabelledCounter()  # responses over HTTP, by status
         self.grpc_responses = LabelledCounter()  # responses over gRPC, by status
         self.endpoint_store = EndpointStore(options.endpoints)
+        self.endpoint_usage = EndpointUsage()
         self.adapter_lock = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.pull_lock = asyncio.Lock()  # held while a model is downloaded at a client's request
         self.huge_text_lock = asyncio.Lock()  # held while a huge text is tokenized at a client's request

@@ -278,3 +278,43 @@ async def test_endpoint_state_follows_added_and_removed_models(three_models, fol
     assert endpoint["config"]["served_entities"][0]["state"]["deployment"] == "DEPLOYMENT_FAILED"
     assert (await three_models.post("/serving-endpoints/e/invocations", TALK)).status == 404
     assert (await three_models.post("/serving-endpoints/late/invocations", TALK)).status == 404
+
+
+async def test_databricks_answers_responses_at_endpoints(serve):
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    items = {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 16}
+    for path in ("/responses", "/v1/responses", "/tiny/invocations", "/tiny/served-models/tiny/invocations"):
+        answer = await server.post("/databricks/serving-endpoints" + path, items)
+        assert answer.status == 200, answer.body
+        assert answer.headers["served-model-name"] == "tiny"
+        assert (answer.json["object"], answer.json["usage"]["output_tokens"]) == ("response", 16)
+    gateway = await server.post("/ai-gateway/mlflow/v1/responses", items | {"model": "system.ai.tiny", "stream": True})
+    assert gateway.body.endswith(b"data: [DONE]\n\n") and b"response.incomplete" in gateway.body
+    refused = await server.post("/databricks/serving-endpoints/responses", items | {"unheard_of": 1})
+    assert (refused.status, refused.json["error_code"]) == (400, "BAD_REQUEST")
+
+
+async def test_databricks_enforces_rate_limits_of_an_endpoint(serve):
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens, api_keys=("one", "two"), admin_keys=("adm",))
+    one, two, admin = ({"authorization": f"Bearer {key}"} for key in ("one", "two", "adm"))
+    created = {"name": "e", "config": {"served_entities": [{"entity_name": "tiny"}]}}
+    assert (await server.call("POST", ROOT, created, admin)).status == 200
+
+    limits = {"rate_limits": [{"calls": 2, "key": "user", "renewal_period": "minute"}]}
+    put = await server.call("PUT", ROOT + "/e/rate-limits", limits, admin)
+    assert put.json == limits
+    assert (await server.call("PUT", ROOT + "/e/rate-limits", limits, one)).status == 403
+    assert (await server.call("GET", ROOT + "/e", None, one)).json["ai_gateway"] == limits
+    path = "/serving-endpoints/e/invocations"
+    statuses = [(await server.call("POST", path, TALK, key)).status for key in (one, one, two, one, two, two)]
+    assert statuses == [200, 200, 200, 429, 200, 429]
+    refused = await server.call("POST", path, TALK, one)
+    assert refused.json["error_code"] == "REQUEST_LIMIT_EXCEEDED" and "2 requests per minute" in refused.json["message"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+    tokens = {"rate_limits": [{"tokens": 1, "key": "endpoint", "renewal_period": "minute"}]}
+    assert (await server.call("PUT", ROOT + "/e/ai-gateway", tokens, admin)).json == tokens
+    statuses = [(await server.call("POST", path, TALK, key)).status for key in (one, two)]
+    assert statuses == [200, 429]
+    assert (await server.call("PUT", ROOT + "/e/rate-limits", {"rate_limits": []}, admin)).status == 200
+    assert (await server.call("POST", path, TALK, one)).status == 200

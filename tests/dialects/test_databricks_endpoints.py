@@ -272,8 +272,8 @@ def test_endpoint_refuses_wrong_config(world, config, part):
         ({"name": "chat", "config": CONFIG}, 400, "INVALID_PARAMETER_VALUE"),
         ({"name": "a/b", "config": CONFIG}, 400, "INVALID_PARAMETER_VALUE"),
         ({"name": "n" * 64, "config": CONFIG}, 400, "INVALID_PARAMETER_VALUE"),
-        ({"name": "n", "config": CONFIG, "rate_limits": [{"calls": 1}]}, 400, "INVALID_PARAMETER_VALUE"),
-        ({"name": "n", "config": CONFIG, "ai_gateway": {"guardrails": {}}}, 400, "INVALID_PARAMETER_VALUE"),
+        ({"name": "n", "config": CONFIG, "rate_limits": [{}]}, 400, "INVALID_PARAMETER_VALUE"),
+        ({"name": "n", "config": CONFIG, "ai_gateway": {"guardrails": {"input": {}}}}, 400, "INVALID_PARAMETER_VALUE"),
         (
             {"name": "n", "config": CONFIG, "email_notifications": {"on_update_success": ["a"]}},
             400,
@@ -287,6 +287,34 @@ def test_endpoint_refuses_wrong_config(world, config, part):
 )
 def test_endpoint_refuses_wrong_creation(world, body, status, code):
     assert world.refused(endpoints.create_endpoint, body)[:2] == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("limit", "part"),
+    [
+        ({"key": "user"}, '"calls" is a required property'),
+        ({"calls": -1}, "at least 0"),
+        ({"tokens": 1.5}, "'integer' but got 'number'"),
+        ({"calls": 1, "key": "user_group"}, 'must be one of "user", "endpoint"'),
+        ({"calls": 1, "renewal_period": "hour"}, 'must be one of "minute"'),
+        ({"calls": 1, "principal": "a@b.c"}, "not available"),
+    ],
+)
+def test_endpoint_refuses_wrong_rate_limits(world, limit, part):
+    for manage in (endpoints.change_rate_limits, endpoints.change_gateway):
+        assert part in world.refused(manage, {"rate_limits": [limit]}, endpoint="e")[2]
+    created = {"name": "n", "config": CONFIG, "ai_gateway": {"rate_limits": [limit]}}
+    assert part in world.refused(endpoints.create_endpoint, created)[2]
+
+
+def test_endpoint_keeps_rate_limits_when_its_config_changes(world):
+    limits = [{"calls": 5, "key": "user", "renewal_period": "minute"}]
+    gateway = {"rate_limits": limits, "usage_tracking_config": {"enabled": False}}
+    assert world.call(endpoints.change_gateway, gateway, endpoint="e") == {"rate_limits": limits}
+    world.call(endpoints.update_endpoint, {"served_entities": [ENTITY_A]}, endpoint="e")
+    assert world.call(endpoints.get_endpoint, endpoint="e")["ai_gateway"]["rate_limits"] == limits
+    for part in ("guardrails", "inference_table_config", "fallback_config"):
+        assert "not available" in world.refused(endpoints.change_gateway, {part: {"enabled": True}}, endpoint="e")[2]
 
 
 def test_databricks_unavailable_routes_say_so():

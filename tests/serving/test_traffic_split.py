@@ -18,8 +18,8 @@ from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
 from parley.errors import NotFound, NotReady, ParleyError
-from parley.serving import traffic_split
-from parley.serving.traffic_split import BadEndpointFile, EndpointFile, EndpointStore
+from parley.serving.endpoints import traffic_split
+from parley.serving.endpoints.traffic_split import BadEndpointFile, EndpointFile, EndpointStore
 
 ROOT = "/api/2.0/serving-endpoints"
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -212,7 +212,7 @@ import asyncio, sys
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
 from parley.dialects.admin_requests import EndpointChange
-from parley.serving.traffic_split import EndpointStore
+from parley.serving.endpoints.traffic_split import EndpointStore
 
 async def main():
     known = EndpointStore(sys.argv[1])

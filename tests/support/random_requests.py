@@ -118,7 +118,7 @@ def with_image(body: bytes, dialect: str, url: str) -> bytes | None:
                 {"type": "text", "text": turn["content"]},
                 {"type": "image", "source": {"type": "url", "url": url}},
             ]
-        case {"input": [turn]}, "openai":
+        case {"input": [turn]}, "openai" | "databricks":
             turn["content"] = [
                 {"type": "input_text", "text": turn["content"]},
                 {"type": "input_image", "image_url": url},
@@ -181,10 +181,11 @@ def random_body(path: str, rng: random.Random) -> bytes:
             {"inputs": text, "parameters": {"max_new_tokens": length} | pick_options(TGI_PARAMETERS)} | stream
         ).encode()
     request = {"model": "tiny", "max_tokens": length}
-    if "/v1/responses" in path:
+    if "/v1/responses" in path or path.endswith("/responses"):
         request = {"model": "tiny", "input": [{"role": "user", "content": text}]}
         if path.endswith("/responses"):
-            request |= {"max_output_tokens": length} | pick_options(RESPONSES) | stream
+            least = 1 if path.startswith(("/v1", "/serving", "/ai")) else 16  # where the API is as strict as OpenAI's
+            request |= {"max_output_tokens": max(length, least)} | pick_options(RESPONSES) | stream
             request["store"] = False  # clusters keep nothing without a file that they share
         return json.dumps(request).encode()
     if path.endswith("/messages"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from parley.dialects.databricks import chat, completions, embeddings, endpoints, shared
+from parley.dialects.databricks import chat, completions, embeddings, endpoints, responses, shared
 from parley.dialects.databricks.shared import DatabricksRules
 from parley.dialects.dialect import Dialect, PromptMembers, Reply, RequestContext, Route, RouteKind, model_in_body
 from parley.dialects.fields import decode_fields
@@ -26,10 +26,7 @@ DATABRICKS_PROMPT_MEMBERS = PromptMembers(
 )
 
 UNAVAILABLE_CALLS = {
-    ("POST", "/serving-endpoints/responses"): "The Responses API is",
     ("POST", "/serving-endpoints/anthropic/v1/messages"): "The Messages API is",
-    ("PUT", ENDPOINT_PATH + "/rate-limits"): "Rate limits of an endpoint are",
-    ("PUT", ENDPOINT_PATH + "/ai-gateway"): "A gateway is",
     ("PATCH", ENDPOINT_PATH + "/notifications"): "Notifications are",
     ("PATCH", ENDPOINT_PATH + "/telemetry-config"): "Telemetry of an endpoint is",
     ("PUT", PERMISSIONS_PATH): "Permissions of an endpoint are",
@@ -39,12 +36,17 @@ UNAVAILABLE_CALLS = {
 
 
 def read_invocation(rules: DatabricksRules, body: bytes, context: RequestContext) -> Reply:
-    """Read a conversation, prompts, or texts to embed, whichever the body has. Raises BadRequest."""
+    """Read a conversation, prompts, items of a response, or texts to embed, whichever the body has.
+
+    Raises BadRequest.
+    """
     fields = decode_fields(body, chat.CHAT_WORDING)
     if fields.has_value("messages"):
         return chat.DatabricksChatReply(rules, fields, context)
     if fields.has_value("prompt"):
         return completions.read_databricks_completion(rules, body, context)
+    if responses.has_response_items(fields):
+        return responses.read_databricks_response(rules, body, context)
     if fields.has_value("input"):
         return embeddings.read_databricks_embedding(rules, body, context)
     return chat.DatabricksChatReply(rules, fields, context)
@@ -63,6 +65,7 @@ def _query_routes(rules: DatabricksRules) -> tuple[Route, ...]:
         "/chat/completions": ("generate", partial(chat.read_databricks_chat, rules)),
         "/completions": ("generate", partial(completions.read_databricks_completion, rules)),
         "/embeddings": ("embed", partial(embeddings.read_databricks_embedding, rules)),
+        "/responses": ("generate", partial(responses.read_databricks_response, rules)),
     }
     return (
         *(
@@ -95,6 +98,8 @@ def _management_routes() -> tuple[Route, ...]:
         ("PUT", ENDPOINT_PATH + "/config"): endpoints.update_endpoint,
         ("DELETE", ENDPOINT_PATH): endpoints.delete_endpoint,
         ("PATCH", ENDPOINT_PATH + "/tags"): endpoints.change_tags,
+        ("PUT", ENDPOINT_PATH + "/rate-limits"): endpoints.change_rate_limits,
+        ("PUT", ENDPOINT_PATH + "/ai-gateway"): endpoints.change_gateway,
         ("GET", ENDPOINT_PATH + "/openapi"): endpoints.endpoint_openapi,
         ("GET", ENDPOINT_PATH + "/served-models/{served}/logs"): endpoints.empty_logs,
         ("GET", ENDPOINT_PATH + "/served-models/{served}/build-logs"): endpoints.empty_logs,

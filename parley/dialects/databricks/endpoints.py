@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.admin_requests import EndpointChange
-from parley.dialects.databricks import config
+from parley.dialects.databricks import config, limits
 from parley.dialects.databricks.shared import SYSTEM_CATALOGUE, DatabricksErrorWording
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
@@ -65,7 +65,9 @@ def create_endpoint(
         raise fields.member_error("name", reason)
     if name in created or name in _model_names(facts):
         raise Conflict(f"Endpoint with name '{name}' already exists.", code="RESOURCE_ALREADY_EXISTS")
-    config.refuse_members(fields, "ai_gateway", "rate_limits", "email_notifications", "telemetry_config")
+    config.refuse_members(fields, "email_notifications", "telemetry_config")
+    gateway = fields.object("ai_gateway")
+    endpoint_limits = limits.read_limits(fields) + (limits.read_gateway(gateway) if gateway is not None else [])
     description = {
         "id": context.unique_id,
         "creation_timestamp": context.created * 1000,
@@ -77,7 +79,7 @@ def create_endpoint(
     config_object = fields.object("config")
     if config_object is None:
         raise fields.missing_member("config")
-    return _configure_endpoint(Endpoint(name, [], description), config_object, context, facts)
+    return _configure_endpoint(Endpoint(name, [], description, endpoint_limits), config_object, context, facts)
 
 
 def update_endpoint(
@@ -104,6 +106,26 @@ def change_tags(body: bytes, context: RequestContext, facts: ServerFacts, create
         tags.pop(key, None)
     tags |= {each["key"]: each for each in config.read_tags(fields, "add_tags")}
     return _change_description(endpoint, {"tags": list(tags.values())}, {"tags": list(tags.values())})
+
+
+def change_rate_limits(
+    body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
+) -> EndpointChange:
+    """Replace the rate limits. Raises UnknownModel, Forbidden, BadRequest."""
+    endpoint = _find_created(context, facts, created)
+    new_limits = limits.read_limits(decode_fields(body, ENDPOINT_WORDING))
+    answer = json_answer({"rate_limits": limits.write_limits(new_limits)})
+    return EndpointChange(answer, put_endpoint=limits.with_limits(endpoint, new_limits))
+
+
+def change_gateway(
+    body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
+) -> EndpointChange:
+    """Replace the gateway, of which there are only rate limits. Raises UnknownModel, Forbidden, BadRequest."""
+    endpoint = _find_created(context, facts, created)
+    new_limits = limits.read_gateway(decode_fields(body, ENDPOINT_WORDING))
+    answer = json_answer({"rate_limits": limits.write_limits(new_limits)})
+    return EndpointChange(answer, put_endpoint=limits.with_limits(endpoint, new_limits))
 
 
 def endpoint_openapi(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
@@ -245,7 +267,7 @@ def _configure_endpoint(
         "config_version": _endpoint_description(endpoint)["config_version"] + 1 if endpoint.shares else 1,
         "last_updated_timestamp": context.created * 1000,
     }
-    changed_endpoint = Endpoint(endpoint.name, shares, description)
+    changed_endpoint = Endpoint(endpoint.name, shares, description, endpoint.limits)
     return EndpointChange(json_answer(_endpoint_detail(changed_endpoint, facts)), put_endpoint=changed_endpoint)
 
 
@@ -310,6 +332,8 @@ def _common_members(endpoint: Endpoint, facts: ServerFacts) -> dict[str, Any]:
         "permission_level": "CAN_MANAGE",
         "route_optimized": description["route_optimized"],
     }
+    if endpoint.limits:
+        endpoint_object["ai_gateway"] = {"rate_limits": limits.write_limits(endpoint.limits)}
     return endpoint_object | {
         name: description[name] for name in ("description", "budget_policy_id") if description.get(name)
     }

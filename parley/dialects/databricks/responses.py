@@ -1,0 +1,29 @@
+"""The Responses API at an endpoint: OpenAI's bodies, answers and streams, with Databricks' errors and headers."""
+
+from __future__ import annotations
+
+from parley.dialects.databricks.chat import CHAT_WORDING
+from parley.dialects.databricks.shared import DatabricksRules, served_model_header
+from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.openai.responses.reply import ResponsesReply
+from parley.dialects.openai.responses.rules import LENIENT, STRICT
+
+
+def read_databricks_response(rules: DatabricksRules, body: bytes, context: RequestContext) -> DatabricksResponsesReply:
+    """Read the body of a create. Raises BadRequest."""
+    return DatabricksResponsesReply(decode_fields(body, CHAT_WORDING), context, STRICT if rules.strict else LENIENT)
+
+
+def has_response_items(body: Fields) -> bool:
+    """True if the input of a body has items of a conversation; texts to embed are strings."""
+    value = body.raw_value("input")
+    return isinstance(value, list) and any(isinstance(item, dict) for item in value)
+
+
+class DatabricksResponsesReply(ResponsesReply):
+    """A request for a response of an endpoint."""
+
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
+        """Return the header that names the endpoint's model that answered."""
+        return served_model_header(self)

@@ -1,0 +1,1 @@
+"""Endpoints: names whose requests are split between models, and limits on their use."""
