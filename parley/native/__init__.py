@@ -29,9 +29,9 @@ from parley.native import (
 )
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
-from parley.native.experts import Experts, Routing, stack_experts
+from parley.native.experts import Experts, Mixture, stack_experts
 from parley.native.layer import DecoderLayer
-from parley.native.layer_shape import LayerShape, Norm
+from parley.native.layer_shape import LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
@@ -53,6 +53,7 @@ __all__ = [
     "LayerShape",
     "LoraRows",
     "LowRank",
+    "Mixture",
     "Norm",
     "PackedLora",
     "PackedWeight",
@@ -223,14 +224,19 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> 
 
 
 def mix_experts(
-    x: torch.Tensor, experts: Experts, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
+    x: torch.Tensor,
+    experts: Experts,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None = None,
+    activation: str = "silu",
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden]: [T, hidden].
 
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the outputs of the expert that computes all rows.
     """
     form: Any = compiled_kernels() if isinstance(experts.gate_up, COMPILED_WEIGHTS) else torch_experts
-    result: torch.Tensor = form.mix_experts(x, experts, ids, weights, shared)
+    result: torch.Tensor = form.mix_experts(x, experts, ids, weights, shared, activation)
     return result
 
 

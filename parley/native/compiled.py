@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from parley.native import compiled_experts, compiled_grouped, compiled_int8, compiled_lora, memory
 from parley.native.compiled_grouped import GroupedPacked
 from parley.native.compiled_int8 import CompiledRows, Int8Packed, allocate_output
-from parley.native.experts import Experts, Routing
-from parley.native.layer_shape import ACTIVATIONS, Norm
+from parley.native.experts import Experts
+from parley.native.layer_shape import ACTIVATIONS, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
@@ -237,9 +237,10 @@ class CompiledKernels:
         ids: torch.Tensor,
         weights: torch.Tensor,
         shared: torch.Tensor | None = None,
+        activation: str = "silu",
     ) -> torch.Tensor:
         """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden], and of ``shared``."""
-        return compiled_experts.mix_experts(self._library, x, experts, ids, weights, shared)
+        return compiled_experts.mix_experts(self._library, x, experts, ids, weights, shared, activation)
 
     def scale_logits(self, logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
         """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""

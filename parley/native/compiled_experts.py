@@ -7,8 +7,9 @@ import dataclasses
 
 import torch
 
-from parley.native.experts import Experts, Routing
-from parley.native.weight_struct import LinearStruct, linear_struct
+from parley.native.experts import Experts, Mixture
+from parley.native.layer_shape import ACTIVATIONS, Routing
+from parley.native.weight_struct import LinearStruct, address_of, linear_struct
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 EXPERTS_SIGNATURES = {
@@ -20,7 +21,7 @@ EXPERTS_RETURN_INT64 = ("experts_room",)  # functions that return an int64
 
 
 class RoutingStruct(ctypes.Structure):
-    """``Routing`` of ``experts.h``, with the fields of ``experts.Routing`` in their order."""
+    """``Routing`` of ``experts.h``, with the fields of ``layer_shape.Routing`` in their order."""
 
     _fields_ = [
         *((name, N) for name in ("experts", "chosen", "groups", "chosen_groups", "group_best")),
@@ -32,7 +33,13 @@ class RoutingStruct(ctypes.Structure):
 class ExpertsStruct(ctypes.Structure):
     """``Experts`` of ``experts.h``."""
 
-    _fields_ = [("count", N), *((name, LinearStruct) for name in ("gate_up", "down"))]
+    _fields_ = [("count", N), ("activation", N), *((name, LinearStruct) for name in ("gate_up", "down"))]
+
+
+class MixtureStruct(ctypes.Structure):
+    """``Mixture`` of ``experts.h``."""
+
+    _fields_ = [("routing", RoutingStruct), ("bias", P), ("router", LinearStruct), ("experts", ExpertsStruct)]
 
 
 def routing_struct(routing: Routing) -> RoutingStruct:
@@ -40,9 +47,20 @@ def routing_struct(routing: Routing) -> RoutingStruct:
     return RoutingStruct(*dataclasses.astuple(routing))
 
 
-def experts_struct(experts: Experts) -> ExpertsStruct:
+def experts_struct(experts: Experts, activation: str) -> ExpertsStruct:
     """Describe the experts. The tensors are not copied and must outlive the result."""
-    return ExpertsStruct(experts.count, linear_struct(experts.gate_up), linear_struct(experts.down))
+    number = ACTIVATIONS.index(activation)
+    return ExpertsStruct(experts.count, number, linear_struct(experts.gate_up), linear_struct(experts.down))
+
+
+def mixture_struct(mixture: Mixture, routing: Routing, activation: str) -> MixtureStruct:
+    """Describe a mixture. The tensors are not copied and must outlive the result."""
+    return MixtureStruct(
+        routing_struct(routing),
+        address_of(mixture.bias),
+        linear_struct(mixture.router),
+        experts_struct(mixture.experts, activation),
+    )
 
 
 def route(
@@ -72,9 +90,10 @@ def mix_experts(
     ids: torch.Tensor,
     weights: torch.Tensor,
     shared: torch.Tensor | None,
+    activation: str,
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' MLPs for bfloat16 rows x [T, hidden]: [T, hidden]."""
-    struct = experts_struct(experts)
+    struct = experts_struct(experts, activation)
     if x.shape[-1] != struct.gate_up.into:
         raise ValueError(f"rows of {x.shape[-1]} numbers for experts of {struct.gate_up.into}")
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from parley.native.compiled import NormStruct, plan_spans
+from parley.native.compiled_experts import MixtureStruct, mixture_struct
 from parley.native.compiled_lora import CompiledLoraRows
 from parley.native.layer import DecoderLayer
 from parley.native.layer_shape import ACTIVATIONS, LayerShape, Norm
 from parley.native.layout import Span
+from parley.native.packed import PackedWeight
 from parley.native.pool import PagePool
 from parley.native.weight_struct import ROW_UNIT, WEIGHT_TYPES, LinearStruct, address_of, linear_struct
 
@@ -37,6 +39,7 @@ class _LayerStruct(ctypes.Structure):
         *((name, N) for name in ("window", "rope", "activation", "is_gated", "is_parallel", "has_whole_qk_norm")),
         *((name, R) for name in ("score_scale", "softcap", "residual_scale")),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
+        ("mixture", ctypes.POINTER(MixtureStruct)),
     ]
 
 
@@ -102,7 +105,7 @@ class Stack:
     @staticmethod
     def supports_layers(layers: Sequence[DecoderLayer]) -> bool:
         """Whether ``layers.cpp`` can compute these layers."""
-        linears = [each for layer in layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        linears = [each for layer in layers for each in _layer_linears(layer)]
         return bool(linears) and all(isinstance(each, WEIGHT_TYPES) and each.into % ROW_UNIT == 0 for each in linears)
 
     def run_layers(
@@ -181,5 +184,22 @@ def _layer_struct(layer: DecoderLayer, shape: LayerShape) -> _LayerStruct:
         shape.score_scale,
         shape.softcap or 0.0,
         shape.residual_scale,
-        *(linear_struct(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        *(linear_struct(each) for each in (layer.qkv, layer.output)),
+        *(LinearStruct() if each is None else linear_struct(each) for each in (layer.gate_up, layer.down)),
+        _mixture_pointer(layer, shape),
     )
+
+
+def _mixture_pointer(layer: DecoderLayer, shape: LayerShape) -> Any:
+    if layer.mixture is None:
+        return None
+    assert shape.routing is not None
+    return ctypes.pointer(mixture_struct(layer.mixture, shape.routing, shape.activation))
+
+
+def _layer_linears(layer: DecoderLayer) -> list[PackedWeight]:
+    """Return all linear layers of a layer."""
+    linears = [layer.qkv, layer.output, layer.gate_up, layer.down]
+    if layer.mixture is not None:
+        linears += [layer.mixture.router, layer.mixture.experts.gate_up, layer.mixture.experts.down]
+    return [each for each in linears if each is not None]

@@ -1,4 +1,4 @@
-"""The weights of a mixture of experts, and the rule of its router. Plain data; the kernels compute with it."""
+"""The weights of a mixture of experts. Plain data; the kernels compute with it."""
 
 from __future__ import annotations
 
@@ -15,33 +15,24 @@ from parley.native.torch_kernels import TorchPacked
 
 
 @dataclass(frozen=True)
-class Routing:
-    """How a router chooses ``chosen`` of ``experts`` for each row.
-
-    Scores are the softmax of a row's logits, or their ``sigmoid``. With ``groups`` of adjacent experts, the
-    ``chosen_groups`` whose ``group_best`` best experts have the largest sum are chosen first. The weights of the chosen
-    experts are their scores, divided by their sum if ``normalized``, times ``scale``. ``shared``: whether the mixture
-    has an MLP that computes each row: 0 none, 1 with weight 1, 2 with the sigmoid of one more logit.
-    """
-
-    experts: int
-    chosen: int
-    groups: int = 1
-    chosen_groups: int = 1
-    group_best: int = 1
-    sigmoid: bool = False
-    normalized: bool = False
-    shared: int = 0
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
 class Experts:
-    """The MLPs of a mixture: of ``count`` experts each. Tensors of a weight have a first dimension of experts."""
+    """The MLPs of a mixture, ``count`` of them. Tensors of a weight have a first dimension of experts."""
 
     count: int
     gate_up: PackedWeight
     down: PackedWeight
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A router with its experts. ``router``: a logit of each, and of a shared expert if its weight needs one.
+
+    ``bias`` float32 [experts] is added to scores, but only to choose.
+    """
+
+    router: PackedWeight
+    bias: torch.Tensor | None
+    experts: Experts
 
 
 def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:

@@ -13,6 +13,27 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2")  # numbered as in kernels.h
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How a router chooses ``chosen`` of ``experts`` for each row.
+
+    Scores are the softmax of a row's logits, or their ``sigmoid``. With ``groups`` of adjacent experts, the
+    ``chosen_groups`` whose ``group_best`` best experts have the largest sum are chosen first. The weights of the chosen
+    experts are their scores, divided by their sum if ``normalized``, times ``scale``. ``shared``: whether the mixture
+    has an MLP that computes each row: 0 none, 1 with weight 1, 2 with the sigmoid of one more logit.
+    """
+
+    experts: int
+    chosen: int
+    groups: int = 1
+    chosen_groups: int = 1
+    group_best: int = 1
+    sigmoid: bool = False
+    normalized: bool = False
+    shared: int = 0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """What one decoder layer computes, apart from its sizes and weights. The defaults are those of Llama.
 
@@ -29,7 +50,7 @@ class LayerShape:
     a token at once, not over each head.
 
     The MLP is down(activation(gate(x)) * up(x)), or down(activation(up(x))) unless it ``is_gated``. ``activation`` is
-    one of ACTIVATIONS.
+    one of ACTIVATIONS. With ``routing``, it is a mixture of such MLPs.
     """
 
     score_scale: float
@@ -41,6 +62,7 @@ class LayerShape:
     is_gated: bool = True
     is_parallel: bool = False
     residual_scale: float = 1.0
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from parley.native import torch_kernels
-from parley.native.experts import Experts, Routing, expert_of
+from parley.native.experts import Experts, expert_of
+from parley.native.layer_shape import Routing
 from parley.native.packed import TORCH_WEIGHTS
 
 
@@ -51,9 +52,14 @@ def _in_best_groups(choice: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 def mix_experts(
-    x: torch.Tensor, experts: Experts, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
+    x: torch.Tensor,
+    experts: Experts,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None = None,
+    activation: str = "silu",
 ) -> torch.Tensor:
-    """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden]: [T, hidden].
+    """Return the weighted sum of the chosen experts' gated MLPs for rows x [T, hidden]: [T, hidden].
 
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the shared expert's outputs. A row's sum is
     computed in float32, in the order of its ``ids``, and the shared expert last.
@@ -63,7 +69,7 @@ def mix_experts(
         rows, slots = (ids == expert).nonzero(as_tuple=True)
         gate_up, down = expert_of(experts.gate_up, expert), expert_of(experts.down, expert)
         assert isinstance(gate_up, TORCH_WEIGHTS) and isinstance(down, TORCH_WEIGHTS)
-        active = torch_kernels.activate(torch_kernels.linear(x[rows], gate_up), "silu")
+        active = torch_kernels.activate(torch_kernels.linear(x[rows], gate_up), activation)
         outputs[rows, slots] = torch_kernels.lm_head_logits(active, down)
     total = torch.zeros_like(x, dtype=torch.float32)
     for slot in range(ids.shape[1]):

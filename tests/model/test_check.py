@@ -99,7 +99,7 @@ def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
         check_model(Settings(model=str(folder_copy), adapters={"one": str(tmp_path / "missing")}))
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "mixtral"])
+@pytest.mark.parametrize("architecture", ["gpt2", "phimoe"])
 def test_check_doubts_only_the_logits_of_models_that_run_through_transformers(architecture):
     assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))) == LOGITS_UNKNOWN
 
@@ -122,7 +122,7 @@ def test_check_doubts_layers_whose_code_depends_on_values(monkeypatch):
     ids=["tensor", "norm", "layers", "heads", "memory", "quantization"],
 )
 def test_check_refuses_what_the_engine_refuses_through_transformers(tmp_path, damage, settings):
-    folder = shutil.copytree(tiny_models.model_folder("mixtral"), tmp_path / "copy")
+    folder = shutil.copytree(tiny_models.model_folder("phimoe"), tmp_path / "copy")
     damage(folder)
     check_agrees_with_engine(Settings(model=str(folder), **settings))
 

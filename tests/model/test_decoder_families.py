@@ -43,6 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "seed_oss": ("seed_oss", HEADS),
     "ministral": ("ministral", HEADS | {"sliding_window": 21, "layer_types": ["full_attention", "sliding_attention"]}),
+    **{name: tiny_models.ARCHITECTURES[name] for name in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe")},
 }
 # Together they use every variation of a layer; the schedules of all others run by night.
 KERNEL_FAMILIES = ["gemma2", "gemma3", "olmo2", "smollm3", "cohere2", "phi", "nemotron", "granite"]

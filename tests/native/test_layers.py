@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -78,18 +79,37 @@ class RandomModel:
 
     def build_decoder(self, shape: DecoderConfig, formats: list[str]) -> FusedDecoder:
         """``formats``: one weight type per linear layer, from the first to the last."""
-        weight_types = iter(formats)
+        weight_types = cycle(formats)
 
         def random_site(site: str, outputs: int, inputs: int) -> native.PackedWeight:
             return self.random_linear(next(weight_types), outputs, inputs, site in shape.biases)
+
+        def random_mlp_site(layer: LayerShape, site: str, outputs: int, inputs: int) -> native.PackedWeight | None:
+            return random_site(site, outputs, inputs) if layer.routing is None or layer.routing.shared else None
+
+        def random_experts(routing: native.Routing, outputs: int, inputs: int) -> native.PackedWeight:
+            kind = next(weight_types).removesuffix(" in another order")
+            experts = (self.random_linear(kind, outputs, inputs, False) for _ in range(routing.experts))
+            return native.stack_experts(experts, routing.experts)
+
+        def random_mixture(routing: native.Routing | None) -> native.Mixture | None:
+            if routing is None:
+                return None
+            gate_up = random_experts(routing, 2 * shape.expert_width, shape.hidden)
+            experts = native.Experts(
+                routing.experts, gate_up, random_experts(routing, shape.hidden, shape.expert_width)
+            )
+            router = self.random_linear("bf16", routing.experts + (routing.shared == 2), shape.hidden, False)
+            return native.Mixture(router, self.random_bf16(routing.experts).float(), experts)
 
         heads, attention_width = shape.heads + 2 * shape.kv_heads, shape.heads * shape.head_dim
         layers = [
             DecoderLayer(
                 qkv=random_site("qkv", heads * shape.head_dim, shape.hidden),
                 output=random_site("output", shape.hidden, attention_width),
-                gate_up=random_site("gate_up", (1 + layer.is_gated) * shape.intermediate, shape.hidden),
-                down=random_site("down", shape.hidden, shape.intermediate),
+                gate_up=random_mlp_site(layer, "gate_up", (1 + layer.is_gated) * shape.intermediate, shape.hidden),
+                down=random_mlp_site(layer, "down", shape.hidden, shape.intermediate),
+                mixture=random_mixture(layer.routing),
                 attention_norm=self.random_norm(shape, shape.tensors.attention_norm),
                 attention_after_norm=self.random_norm(shape, shape.tensors.attention_after_norm),
                 mlp_norm=self.random_norm(shape, shape.tensors.mlp_norm),
@@ -197,6 +217,10 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
             residual_scale=draw(st.sampled_from([1.0, 0.22])),
         )
         windows = draw(st.lists(st.none() | st.integers(1, CONTEXT), min_size=1, max_size=3))
+        shared = draw(st.integers(0, 2))
+        groups = {"groups": 3, "chosen_groups": 2, "sigmoid": True, "normalized": True} if draw(st.booleans()) else {}
+        routing = native.Routing(experts=6, chosen=draw(st.integers(1, 3)), shared=shared, **groups)
+        routings = st.sampled_from([None, routing])
         numbers = st.sampled_from([None, *range(len(ropes))])
         norms = {name: draw(st.sampled_from([None, "norm"])) for name in LAYER_NORMS[:4]}
         return DecoderConfig(
@@ -209,7 +233,10 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
             max_len=CONTEXT,
             eps=1e-6,
             ropes=ropes,
-            layers=tuple(replace(layer, window=window, rope=draw(numbers)) for window in windows),
+            layers=tuple(
+                replace(layer, window=window, rope=draw(numbers), routing=draw(routings)) for window in windows
+            ),
+            expert_width=draw(eights),
             biases=draw(st.frozensets(st.sampled_from(["qkv", "output", "gate_up", "down"]))),
             tensors=TensorNames(**norms, query_norm="norm" if are_heads_normed else None),
             are_norms_centered=draw(st.booleans()),

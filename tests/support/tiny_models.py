@@ -66,6 +66,19 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         BASE_CONFIG | {"head_dim": 32, "moe_intermediate_size": 48, "num_experts_per_tok": 2, "num_experts": 4},
     ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        BASE_CONFIG
+        | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 72, "num_experts": 6}
+        | {"mlp_only_layers": [1]},
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        BASE_CONFIG
+        | {"moe_intermediate_size": 48, "n_shared_experts": 2, "n_routed_experts": 16, "n_group": 4, "topk_group": 2}
+        | {"routed_scaling_factor": 2.5, "use_qk_norm": True, "head_dim": 32, "attention_bias": True},
+    ),
+    "phimoe": ("phimoe", BASE_CONFIG | EXPERTS),
     "gpt2": (
         "gpt2",
         {

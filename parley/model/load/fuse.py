@@ -19,12 +19,14 @@ from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.quantization import Quantization, read_plain_weight
 from parley.model.checkpoint.weights import BlockEmbedding, BlockWeight, LinearSpec, LinearWeight
+from parley.model.load.mixture_weights import MixtureWeights
 from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.networks.config import DecoderConfig, Unfusable
 from parley.model.networks.decoder import LINEAR_SITES, FusedDecoder, make_rope_table
 from parley.model.networks.network import LinearSite
 from parley.native.layer import DecoderLayer
 
+PACKED_STRUCTURES = DecoderLayer | native.Mixture | native.Experts | native.Norm | native.PackedWeight
 # Frequencies, stored by old checkpoints and computed here; and scales of an 8-bit KV cache, which is not used.
 IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$")
 
@@ -84,7 +86,10 @@ def check_tensor_names(decoder_weights: DecoderWeights) -> None:
         )
     for i in range(config.layer_count):
         expected.update(decoder_weights.layer_tensors(i))
+    unused = tuple(f"{config.tensors.layer}{config.layer_count + i}." for i in range(config.extra_layers))
     for name in checkpoint.tensor_names:
+        if name.startswith(unused):
+            continue
         if name not in expected and not IGNORED_TENSORS.search(name) and not decoder_weights.is_zero_bias(name):
             raise Unfusable(f"it has a tensor {name}")
 
@@ -114,7 +119,7 @@ def _tensor_bytes(structures: Iterable[object]) -> int:
         structure = pending.pop()
         if isinstance(structure, torch.Tensor):
             bytes_by_id[id(structure)] = structure.nbytes
-        elif isinstance(structure, DecoderLayer | native.Norm | native.PackedWeight):
+        elif isinstance(structure, PACKED_STRUCTURES):
             pending += [getattr(structure, field.name) for field in fields(structure)]
     return sum(bytes_by_id.values())
 
@@ -133,19 +138,26 @@ class DecoderWeights:
         self.checkpoint, self.config, self.quantization = checkpoint, config, quantization
         self.dtype, self.device = dtype, device
         self.embedding = config.tensors.embedding + ".weight"
+        self.mixtures = MixtureWeights(self)
         self.head = LinearSpec(config.tensors.head, config.vocab, config.hidden, "head" in config.biases)
 
     def linear_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer, each as the parts to be merged, in order."""
         s = self.config
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-        widths = [s.intermediate] * (1 + s.layers[layer].is_gated)
-        return {
+        parts = {
             "qkv": self._name_parts("qkv", layer, s.tensors.qkv, [q, kv, kv], s.hidden),
             "output": self._name_parts("output", layer, (s.tensors.output,), [s.hidden], q),
-            "gate_up": self._name_parts("gate_up", layer, s.tensors.gate_up, widths, s.hidden),
-            "down": self._name_parts("down", layer, (s.tensors.down,), [s.hidden], s.intermediate),
         }
+        gate_up, down, width = s.tensors.gate_up, s.tensors.down, s.intermediate
+        if s.layers[layer].routing is not None:
+            names = self.mixtures.names
+            gate_up, down, width = names.shared_gate_up, names.shared_down, s.shared_width
+        if width:
+            widths = [width] * (1 + s.layers[layer].is_gated)
+            parts["gate_up"] = self._name_parts("gate_up", layer, gate_up, widths, s.hidden)
+            parts["down"] = self._name_parts("down", layer, (down,), [s.hidden], width)
+        return parts
 
     def _name_parts(
         self, site: str, layer: int, names: tuple[str, ...], outs: list[int], into: int
@@ -154,10 +166,11 @@ class DecoderWeights:
         outs = outs if len(names) == len(outs) else [sum(outs)]
         bias = site in self.config.biases
         return [
-            LinearSpec(self._layer_name(layer, name), out, into, bias) for name, out in zip(names, outs, strict=True)
+            LinearSpec(self.layer_name(layer, name), out, into, bias) for name, out in zip(names, outs, strict=True)
         ]
 
-    def _layer_name(self, layer: int, name: str) -> str:
+    def layer_name(self, layer: int, name: str) -> str:
+        """Return the name of a layer's tensor or linear layer."""
         return f"{self.config.tensors.layer}{layer}.{name}"
 
     def linear_sites(self) -> dict[str, LinearSite]:
@@ -182,7 +195,7 @@ class DecoderWeights:
             "key_norm": s.head_dim * (s.kv_heads if whole else 1),
         }
         names = {field: getattr(s.tensors, field) for field in widths}
-        return {field: (self._layer_name(layer, name), widths[field]) for field, name in names.items() if name}
+        return {field: (self.layer_name(layer, name), widths[field]) for field, name in names.items() if name}
 
     def norm_tensors(self, name: str) -> list[str]:
         """Return the names of the tensors of one norm."""
@@ -194,7 +207,7 @@ class DecoderWeights:
         for parts in self.linear_parts(layer).values():
             for linear in parts:
                 names += self.linear_tensors(linear) + [linear.name + ".bias"] * linear.bias
-        return names
+        return names + self.mixtures.layer_tensors(layer)
 
     def is_zero_bias(self, name: str) -> bool:
         """Whether a tensor is a bias of zeros. Some writers add one to each layer that they quantise."""
@@ -211,6 +224,7 @@ class DecoderWeights:
             total += numbers * sum(dict(self.layer_norms(layer).values()).values())  # some are used twice
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(each.out * (each.into + each.bias) for each in linears)
+            total += self.mixtures.layer_parameters(layer)
         return total
 
     def linear_tensors(self, linear: LinearSpec) -> list[str]:
@@ -237,6 +251,7 @@ class DecoderWeights:
                 self.quantization.check_stored_weight(self.checkpoint, linear)
                 if linear.bias:
                     view(linear.name + ".bias", linear.out)
+            self.mixtures.check_shapes(layer)
             for name, size in (*self.layer_norms(layer).values(), (s.tensors.norm, s.hidden)):
                 for tensor in self.norm_tensors(name):
                     view(tensor, size)
@@ -295,7 +310,8 @@ class DecoderWeights:
         packed = {key: self._pack_merged_linears(parts) for key, parts in self.linear_parts(index).items()}
         norms = {field: self.read_norm(*place) for field, place in self.layer_norms(index).items()}
         head_norm = self._merge_head_norms(norms.pop("query_norm", None), norms.pop("key_norm", None))
-        members: dict[str, Any] = {**packed, **norms, "head_norm": head_norm}
+        members: dict[str, Any] = {"gate_up": None, "down": None, **packed, **norms, "head_norm": head_norm}
+        members["mixture"] = self.mixtures.pack_layer(index)
         layer = DecoderLayer(**members)
         self.checkpoint.release_pages(*self.layer_tensors(index))
         return layer
@@ -309,8 +325,11 @@ class DecoderWeights:
         return replace(queries, weight=torch.cat([weight.view(-1, dim).expand(count, -1) for count, weight in counts]))
 
     def _pack_merged_linears(self, parts: list[LinearSpec]) -> native.PackedWeight:
-        """Merge linear layers into one packed weight. Raises LoadError if they are quantised differently."""
-        weights = [self.read_linear(linear) for linear in parts]
+        """Read linear layers and merge them into one packed weight. Raises LoadError."""
+        return self.pack_weights(parts, [self.read_linear(linear) for linear in parts])
+
+    def pack_weights(self, parts: list[LinearSpec], weights: list[LinearWeight]) -> native.PackedWeight:
+        """Merge the weights of linear layers into one. Raises LoadError if they are quantised differently."""
         if not all(weights[0].can_merge(weight) for weight in weights):
             layer_names = ", ".join(linear.name for linear in parts)
             raise LoadError(f"The layers {layer_names} are computed as one, but are not all quantised alike.")

@@ -35,7 +35,8 @@ log = logging.getLogger("parley.engine")
 CACHE_FOLDER = ".parley"  # within the model folder
 DIGESTS_FILE = "contents.json"  # for each checkpoint file: size, mtime, inode and digest when it was last read
 PACKED_KINDS = {
-    f"{kind.__module__}.{kind.__name__}": kind for kind in (DecoderLayer, native.Norm, *get_args(native.PackedWeight))
+    f"{kind.__module__}.{kind.__name__}": kind
+    for kind in (DecoderLayer, native.Norm, native.Mixture, native.Experts, *get_args(native.PackedWeight))
 }
 PACKED_DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float32)}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -21,6 +22,7 @@ from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.native.layer_shape import LayerShape, Routing
 from parley.native.layout import Span
 from parley.types import EmbeddingRun, MediaItem
 
@@ -41,7 +43,7 @@ DECODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative erro
 @torch.inference_mode()
 def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantization: Quantization) -> float:
     """Return the relative error (L2) of the decoder's logits against ``reference_logits`` for a few tokens."""
-    config = decoder.config
+    config = _choose_all_experts(decoder.config)
     layers = list(range(config.layer_count))
     if decoder.parameters > FULL_CHECK_PARAMETERS:
         layers = sorted({0, config.layer_count - 1})
@@ -49,7 +51,7 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     outputs = torch.linspace(0, config.vocab - 1, min(config.vocab, PROBE_OUTPUTS)).long()
     expected = reference_logits(checkpoint, config, quantization, token_ids, outputs, layers)
 
-    selected = decoder.select_layers(layers)
+    selected = decoder.select_layers(layers, config)
     device = decoder.device
     count = -(-PROBE_TOKENS // BLOCK_SIZE)
     pages = PagedKV(selected.layers, count, decoder.dtype, device)
@@ -62,6 +64,21 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
         batch.rope_positions = _picture_positions().to(device)
     actual = selected.compute_logits(selected.compute_hidden(batch, pages)[-1:])[:, outputs.to(device)].cpu()
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def _choose_all_experts(config: DecoderConfig) -> DecoderConfig:
+    """Return a config whose mixtures compute all experts for each token, so that each expert is checked.
+
+    Otherwise, rounding alone would send single tokens to other experts than the reference does.
+    """
+
+    def choose_all(shape: LayerShape) -> LayerShape:
+        routing = shape.routing
+        if routing is None:
+            return shape
+        return replace(shape, routing=replace(routing, chosen=routing.experts, groups=1, chosen_groups=1))
+
+    return replace(config, layers=tuple(map(choose_all, config.layers)))
 
 
 def _picture_positions() -> torch.Tensor:
@@ -78,6 +95,20 @@ def _position_table(rope: RopeConfig, count: int) -> torch.Tensor:
     if rope.mrope_interleaved:
         axes = [pair % 3 if pair < 3 * rope.mrope_section[pair % 3] else 0 for pair in range(rope.rotary // 2)]
     return _picture_positions()[axes].T.float()[:, None]
+
+
+def expert_shares(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> torch.Tensor:
+    """Return the weight of each expert for each row, 0 if it is not chosen: float32 [T, experts] for logits alike."""
+    scores = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
+    choice = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        grouped = choice.view(len(choice), routing.groups, -1)
+        best = grouped.topk(routing.group_best).values.sum(-1).topk(routing.chosen_groups).indices
+        outside = torch.ones(grouped.shape[:2], dtype=torch.bool).scatter(1, best, False)
+        choice = choice.masked_fill(outside.repeat_interleave(grouped.shape[2], 1), -math.inf)
+    chosen = torch.zeros_like(scores).scatter(1, choice.topk(routing.chosen).indices, 1.0)
+    shares = scores * chosen
+    return routing.scale * (shares / shares.sum(-1, keepdim=True) if routing.normalized else shares)
 
 
 def reference_logits(
@@ -146,6 +177,27 @@ def reference_logits(
         attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)
         return project_parts(attended.reshape(count, -1), "output", layer)[0]
 
+    def run_layer_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:
+        routing = config.layers[layer].routing
+        if routing is None:
+            return run_mlp(x, layer)
+        logits = x @ torch.cat(weights.mixtures.read_router(layer)).float().T
+        shares = expert_shares(logits[:, : routing.experts], weights.mixtures.read_bias(layer), routing)
+        total = torch.zeros_like(x)
+        if routing.shared:
+            total = run_mlp(x, layer) * (logits[:, routing.experts :].sigmoid() if routing.shared == 2 else 1.0)
+        for expert in shares.sum(0).nonzero()[:, 0].tolist():
+            rows = shares[:, expert].nonzero()[:, 0]
+            total[rows] += shares[rows, expert, None] * run_expert(x[rows], layer, expert)
+        return total
+
+    def run_expert(x: torch.Tensor, layer: int, expert: int) -> torch.Tensor:
+        def project(x: torch.Tensor, key: str) -> torch.Tensor:
+            return torch.cat([each.multiply_rows(x) for each in weights.mixtures.read_expert(layer, expert, key)], -1)
+
+        gate, up = project(x, "gate_up").chunk(2, -1)
+        return project(ACTIVATION_DEFINITIONS[config.layers[layer].activation](gate) * up, "down")
+
     def run_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:
         rows, shape = torch.cat(project_parts(x, "gate_up", layer), -1), config.layers[layer]
         gate, up = rows.chunk(2, -1) if shape.is_gated else (rows, 1.0)
@@ -162,7 +214,7 @@ def reference_logits(
         before = x
         attended = attend_rows(normed(x, "attention_norm"), layer, norms)
         x = x + shape.residual_scale * normed(attended, "attention_after_norm")
-        inside = run_mlp(normed(before if shape.is_parallel else x, "mlp_norm"), layer)
+        inside = run_layer_mlp(normed(before if shape.is_parallel else x, "mlp_norm"), layer)
         x = x + shape.residual_scale * normed(inside, "mlp_after_norm")
         checkpoint.release_pages(*weights.layer_tensors(layer))
     rows = norm_rows(x[-1:], config.tensors.norm, config.hidden)

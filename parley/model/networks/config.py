@@ -18,6 +18,7 @@ from parley.model.networks.families import (
     DecoderFamily,
     TensorNames,
 )
+from parley.model.networks.mixtures import MixtureNames
 from parley.model.networks.rope import RopeConfig, Unfusable, read_mrope, read_rope, rope_parameters
 from parley.native.layer_shape import LayerShape
 
@@ -44,6 +45,10 @@ class DecoderConfig:
 
     Embeddings are multiplied by ``embedding_scale``, rounded to the dtype of the model, and logits by ``logit_scale``;
     then a ``logit_softcap`` c makes them c * tanh(logit / c).
+
+    Layers with a mixture of experts have one of ``mixture_layouts``. ``expert_width`` and ``shared_width`` are the
+    inner sizes of an expert and of the shared one. ``extra_layers`` of the checkpoint follow the last layer and are not
+    used.
     """
 
     vocab: int
@@ -65,6 +70,10 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    mixture_layouts: tuple[MixtureNames, ...] = ()
+    expert_width: int = 0
+    shared_width: int = 0
+    extra_layers: int = 0
 
     @property
     def layer_count(self) -> int:
@@ -108,13 +117,34 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         layers=_read_layers(family, fields, layer_types, numbers, head_dim),
         tied=bool(fields["tie_word_embeddings"]),
         biases=frozenset(name for name, by in family.biases.items() if by is True or fields[str(by)]),
-        tensors=family.tensors,
+        tensors=_read_tensor_names(family, fields),
         norm_offset=family.norm_offset,
         are_norms_centered=family.are_norms_centered,
         have_norms_bias=family.have_norms_bias,
         embedding_scale=hidden**0.5 if family.has_embedding_scale else _read_factor(fields, "embedding_multiplier"),
         logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
         logit_softcap=_read_optional(fields, "final_logit_softcapping"),
+        **_read_mixture(family, fields),
+    )
+
+
+def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the members of DecoderConfig that describe mixtures of experts. Raises Unfusable."""
+    mixture, extra_layers = family.mixture, fields.get(family.extra_layers or "") or 0
+    if mixture is None:
+        return {}
+    return {
+        "mixture_layouts": mixture.layouts,
+        "expert_width": mixture.read_expert_width(fields),
+        "shared_width": mixture.read_shared_width(fields),
+        "extra_layers": extra_layers if type(extra_layers) is int else 0,
+    }
+
+
+def _read_tensor_names(family: DecoderFamily, fields: dict[str, Any]) -> TensorNames:
+    """Return the names of tensors, without norms that the config turns off."""
+    return (
+        family.tensors if fields.get("use_qk_norm", True) else replace(family.tensors, query_norm=None, key_norm=None)
     )
 
 
@@ -171,6 +201,8 @@ def _read_layers(
         raise Unfusable(f"its activation is {fields['hidden_act']}")
     window = _read_window(fields)
     score_scale = _read_score_scale(fields, head_dim)
+    mixture = family.mixture
+    routing = None if mixture is None else mixture.read_routing(fields)
     return tuple(
         LayerShape(
             score_scale=score_scale,
@@ -182,8 +214,9 @@ def _read_layers(
             is_gated=family.is_gated,
             is_parallel=family.is_parallel,
             residual_scale=_read_factor(fields, "residual_multiplier"),
+            routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
         )
-        for layer_type, rope in zip(layer_types, ropes, strict=True)
+        for i, (layer_type, rope) in enumerate(zip(layer_types, ropes, strict=True))
     )
 
 

@@ -73,10 +73,11 @@ class FusedDecoder:
         self.long_rope_after = config.rope.long_rope_after
         self.stack = self._build_stack()  # all layers as one call; None: run kernel by kernel
 
-    def select_layers(self, layers: list[int]) -> FusedDecoder:
-        """Return a decoder with only ``layers``. It shares the weights."""
+    def select_layers(self, layers: list[int], config: DecoderConfig | None = None) -> FusedDecoder:
+        """Return a decoder with only ``layers``, described by ``config`` if given. It shares the weights."""
+        config = config or self.config
         return FusedDecoder(
-            replace(self.config, layers=tuple(self.config.layers[i] for i in layers)),
+            replace(config, layers=tuple(config.layers[i] for i in layers)),
             self._embedding,
             [self.layer_weights[i] for i in layers],
             self._norm,
@@ -201,13 +202,7 @@ class FusedDecoder:
             beat()
             attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope])
             x, residual = self._finish_attention(i, self._apply_linear(attended, batch, i, "output"), residual, batch)
-            x = native.activate(
-                self._apply_linear(x, batch, i, "gate_up"),
-                shape.activation,
-                is_gated=shape.is_gated,
-                consumer=None if has_adapters else block.down,
-            )
-            x = self._apply_linear(x, batch, i, "down")
+            x = self._run_mlp(i, x, batch) if block.mixture is None else self._mix_experts(i, x, batch)
             after, scale = block.mlp_after_norm, shape.residual_scale
             x, residual = native.add_norm(x, residual, norm, after=after, scale=scale, consumer=reader)
             if batch.media is not None and i < len(batch.media.deep):
@@ -254,11 +249,31 @@ class FusedDecoder:
         """Add the output of a layer's attention to the residual. Return (the input of the MLP, the residual)."""
         shape, block = self.config.layers[layer], self.layer_weights[layer]
         norm, after, scale = block.mlp_norm, block.attention_after_norm, shape.residual_scale
-        reader = None if batch.adapted is not None else block.gate_up
+        reader = None if batch.adapted is not None or block.mixture is not None else block.gate_up
         if not shape.is_parallel:
             return native.add_norm(x, residual, norm, after=after, scale=scale, consumer=reader)
         rows = native.norm_rows(residual, norm, consumer=reader)
         return rows, native.add_norm(x, residual, None, after=after, scale=scale)[1]
+
+    def _run_mlp(self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch) -> torch.Tensor:
+        """Return the output of a layer's MLP, or of its shared expert: [T, hidden]."""
+        shape, down = self.config.layers[layer], self.layer_weights[layer].down
+        active = native.activate(
+            self._apply_linear(x, batch, layer, "gate_up"),
+            shape.activation,
+            is_gated=shape.is_gated,
+            consumer=None if batch.adapted is not None else down,
+        )
+        return self._apply_linear(active, batch, layer, "down")
+
+    def _mix_experts(self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch) -> torch.Tensor:
+        """Return the output of a layer's mixture of experts: [T, hidden]."""
+        shape, mixture = self.config.layers[layer], self.layer_weights[layer].mixture
+        assert mixture is not None and shape.routing is not None
+        assert isinstance(x, torch.Tensor), "routers read rows as they are"
+        ids, weights = native.route(native.lm_head_logits(x, mixture.router), mixture.bias, shape.routing)
+        shared = self._run_mlp(layer, x, batch) if shape.routing.shared else None
+        return native.mix_experts(x, mixture.experts, ids, weights, shared, shape.activation)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]."""

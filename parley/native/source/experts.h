@@ -2,17 +2,26 @@
 #pragma once
 #include "weight.h"
 
-// How a router turns logits into chosen experts and their weights. Fields as in Routing of native/experts.py.
+// How a router turns logits into chosen experts and their weights. Fields as in Routing of native/layer_shape.py.
 struct Routing {
   int64_t experts, chosen, groups, chosen_groups, group_best;
   int64_t sigmoid, normalized, shared;
   float scale;
 };
 
-// MLPs of which each weight holds one per expert, one after another, without a permutation.
+// Gated MLPs. Each weight holds one per expert, one after another, without a permutation.
 struct Experts {
   int64_t count;
+  int64_t activation;
   Linear gate_up, down;
+};
+
+// The router of a layer and its experts.
+struct Mixture {
+  Routing routing;
+  const float* bias;  // of the router's choice, or null
+  Linear router;
+  Experts experts;
 };
 
 extern "C" {

@@ -2,8 +2,8 @@
 // without Python in between. It calls the same kernels with the same numbers, so the bits are the same.
 #include <algorithm>
 
+#include "experts.h"
 #include "kernels.h"
-#include "weight.h"
 
 namespace {
 
@@ -14,7 +14,11 @@ struct Layer {
   int64_t window, rope; // 0: no window; -1: no rotation
   int64_t activation, gated, parallel, whole_qk_norm;
   float score_scale, softcap, residual_scale;  // softcap 0: none
-  Linear qkv, output, gate_up, down;
+  Linear qkv, output, gate_up, down;  // the last two of a shared expert, or none, if there is a mixture
+  const Mixture* mixture;             // or null
+
+  // The layer that reads the norm of the residual before the MLP; null for several
+  const Linear* mlp_reader() const { return mixture ? nullptr : &gate_up; }
 };
 
 struct Stack {
@@ -40,14 +44,25 @@ struct Room {
   int32_t* excess;
   float *cos, *sin;
   bf16* inner;  // of adapters
+  bf16* rows;   // the input of a mixture, whose shared expert overwrites plain
+  float *logits, *weights;  // of a router
+  int64_t* ids;
+  char* experts;
 
   Room(const Stack& stack, long M, long columns, void* memory) : end((uintptr_t)memory) {
-    long outputs_most = 0, read_most = 0, sorted_most = 0;
+    long outputs_most = 0, read_most = 0, sorted_most = 0, shared_most = 0, logits_most = 0, chosen_most = 0, experts_most = 0;
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       for (const Linear* each : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down}) {
         outputs_most = std::max(outputs_most, each->out);
         read_most = std::max(read_most, each->into);
         sorted_most = std::max(sorted_most, each->form == INT8 ? each->into / 2 : each->order ? each->into : 0);
+      }
+    for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
+      if (const Mixture* mixture = layer->mixture) {
+        if (layer->gate_up.out) shared_most = stack.hidden();
+        logits_most = std::max(logits_most, mixture->router.out);
+        chosen_most = std::max(chosen_most, mixture->routing.chosen + 1);
+        experts_most = std::max(experts_most, experts_room(&mixture->experts, M, mixture->routing.chosen));
       }
     take(residual, M * stack.hidden());
     take(outputs, M * outputs_most);
@@ -59,6 +74,11 @@ struct Room {
     take(cos, stack.ropes * M * stack.rotary);
     take(sin, stack.ropes * M * stack.rotary);
     take(inner, M * columns);
+    take(rows, M * shared_most);
+    take(logits, M * logits_most);
+    take(weights, M * chosen_most);
+    take(ids, M * chosen_most);
+    take(experts, experts_most);
   }
 
   template <class T> void take(T*& place, long numbers) {
@@ -106,8 +126,8 @@ struct Run {
   // residual += layer.residual_scale * after(outputs); plain gets the input of the MLP
   void finish_attention(const Layer& layer) {
     const Norm* after = layer.attention_after_norm;
-    if (!layer.parallel) return norm(room.outputs, after, layer, layer.mlp_norm, &layer.gate_up, room.plain);
-    norm(nullptr, nullptr, layer, layer.mlp_norm, &layer.gate_up, room.plain);
+    if (!layer.parallel) return norm(room.outputs, after, layer, layer.mlp_norm, layer.mlp_reader(), room.plain);
+    norm(nullptr, nullptr, layer, layer.mlp_norm, layer.mlp_reader(), room.plain);
     add_norm(room.outputs, room.residual, room.residual, after, layer.residual_scale, nullptr, nullptr, nullptr, nullptr, nullptr,
              M, stack.hidden(), threads);
   }
@@ -116,6 +136,31 @@ struct Run {
     const Linear& reader = layer.down;
     ::activate(room.outputs, layer.activation, layer.gated, as_it_is(&reader, room.plain), as_int8(&reader), room.scales,
                room.excess, M, reader.into, threads);
+  }
+
+  // outputs = the MLP of plain, or of int8 if it takes that. `site` is the number of its first linear layer.
+  void dense(const Layer& layer, long site) {
+    linear(layer.gate_up, site);
+    activate(layer);
+    linear(layer.down, site + 1);
+  }
+
+  // outputs = the mixture of plain
+  void mix(const Layer& layer, long site) {
+    const Mixture& mixture = *layer.mixture;
+    const Linear &router = mixture.router, &gate_up = layer.gate_up;
+    const bf16 *rows = room.plain, *shared = nullptr;
+    ::linear(rows, (const bf16*)router.weight, router.bias, room.logits, M, router.out, router.into, true, threads);
+    route(room.logits, mixture.bias, room.ids, room.weights, &mixture.routing, M, threads);
+    if (mixture.routing.shared) {
+      memcpy(room.rows, rows, M * stack.hidden() * sizeof(bf16));
+      rows = room.rows;
+      if (gate_up.form == INT8) quantize_rows(rows, room.values, room.scales, room.excess, M, gate_up.into, threads);
+      dense(layer, site);
+      shared = room.outputs;
+    }
+    experts(&mixture.experts, rows, room.ids, room.weights, shared, room.outputs, M, mixture.routing.chosen, room.experts,
+            threads);
   }
 
   // The embeddings of all tokens, times their scale, become the residual.
@@ -185,9 +230,8 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
       quantize_rows(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);
     run.linear(layer.output, 4 * i + 1);
     run.finish_attention(layer);
-    run.linear(layer.gate_up, 4 * i + 2);
-    run.activate(layer);
-    run.linear(layer.down, 4 * i + 3);
+    if (layer.mixture) run.mix(layer, 4 * i + 2);
+    else run.dense(layer, 4 * i + 2);
     if (next) run.norm(room.outputs, layer.mlp_after_norm, layer, next->attention_norm, &next->qkv, room.plain);
     else run.norm(room.outputs, layer.mlp_after_norm, layer, s.norm, nullptr, out);
   }

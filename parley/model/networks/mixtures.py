@@ -1,0 +1,145 @@
+"""The mixtures of experts of the model types on the fused decoder: one row each says how its router chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from parley.model.networks.rope import Unfusable
+from parley.native.layer_shape import Routing
+
+SIZE_UNIT = 8  # the kernels compute experts whose sizes are multiples of it
+
+
+@dataclass(frozen=True)
+class MixtureNames:
+    """The names of a mixture's tensors in a layer. ``{}`` stands for the number of an expert.
+
+    ``gate_up`` and ``down`` without it name tensors, not linear layers: each holds the weights of all experts
+    [experts, out, in]. ``gate_up`` lists the layers to be merged, as does ``shared_gate_up``. ``router_bias`` and
+    ``shared_gate``, the logit of the shared expert's weight, need not exist.
+    """
+
+    router: str = "mlp.gate"
+    router_bias: str | None = None
+    gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    down: str = "mlp.experts.{}.down_proj"
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
+    shared_down: str = "mlp.shared_expert.down_proj"
+    shared_gate: str | None = None
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether one tensor holds the weights of all experts."""
+        return "{}" not in self.down
+
+
+def every_layer(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: all have."""
+    return True
+
+
+def sparse_steps(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: each ``decoder_sparse_step``-th, unless it is listed in ``mlp_only_layers``."""
+    return layer not in (fields["mlp_only_layers"] or ()) and (layer + 1) % (fields["decoder_sparse_step"] or 1) == 0
+
+
+def after_dense_layers(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: all but the first ``first_k_dense_replace``."""
+    return bool(layer >= fields["first_k_dense_replace"])
+
+
+@dataclass(frozen=True)
+class MixtureFamily:
+    """How the mixtures of one model type differ from Mixtral's.
+
+    ``layouts``: the names of tensors in the forms in which checkpoints are published. ``normalized``: whether the
+    weights of a row's experts are divided by their sum, or None if ``norm_topk_prob`` says so. ``is_sigmoid``: scores
+    are sigmoids. ``group_best``: of ``Routing``. ``shared``: of ``Routing``, for models with shared experts.
+    """
+
+    layouts: tuple[MixtureNames, ...]
+    has_mixture: Callable[[Mapping[str, Any], int], bool] = every_layer
+    normalized: bool | None = None
+    is_sigmoid: bool = False
+    group_best: int = 1
+    shared: int = 0
+
+    def read_routing(self, fields: Mapping[str, Any]) -> Routing:
+        """Return the rule of the router. Raises Unfusable."""
+        experts, chosen = (_read_count(fields, name) for name in ("num_experts", "num_experts_per_tok"))
+        groups, chosen_groups = _read_count(fields, "n_group", 1), _read_count(fields, "topk_group", 1)
+        size = experts // groups
+        if experts % groups or chosen_groups > groups or chosen > chosen_groups * size or self.group_best > size:
+            raise Unfusable(f"its routers choose {chosen} of {experts} experts in {chosen_groups} of {groups} groups")
+        return Routing(
+            experts=experts,
+            chosen=chosen,
+            groups=groups,
+            chosen_groups=chosen_groups,
+            group_best=self.group_best,
+            sigmoid=self.is_sigmoid,
+            normalized=bool(fields["norm_topk_prob"]) if self.normalized is None else self.normalized,
+            shared=self.shared if self.read_shared_width(fields) else 0,
+            scale=float(fields.get("routed_scaling_factor") or 1.0),
+        )
+
+    def read_expert_width(self, fields: Mapping[str, Any]) -> int:
+        """Return the inner size of an expert's MLP. Raises Unfusable."""
+        return _check_unit(_read_count(fields, "moe_intermediate_size", fields["intermediate_size"]))
+
+    def read_shared_width(self, fields: Mapping[str, Any]) -> int:
+        """Return the inner size of the shared expert's MLP, 0 if there is none. Raises Unfusable."""
+        if not self.shared:
+            return 0
+        if "shared_expert_intermediate_size" in fields:
+            return _check_unit(_read_count(fields, "shared_expert_intermediate_size"))
+        return (fields["n_shared_experts"] or 0) * self.read_expert_width(fields)
+
+
+def _read_count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name) or default
+    if type(value) is not int or value < 1:
+        raise Unfusable(f"its config gives {name} as {fields.get(name)!r}")
+    return value
+
+
+def _check_unit(width: int) -> int:
+    if width % SIZE_UNIT:
+        raise Unfusable(f"its experts have {width} numbers inside, which is no multiple of {SIZE_UNIT}")
+    return width
+
+
+def _both_layouts(names: MixtureNames) -> tuple[MixtureNames, ...]:
+    """Return the names of tensors of one expert each, and those of newer files, where a tensor holds all experts."""
+    return names, replace(names, router="mlp.gate", gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj")
+
+
+MIXTRAL_MIXTURE = MixtureFamily(
+    _both_layouts(
+        MixtureNames(
+            router="block_sparse_moe.gate",
+            gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+            down="block_sparse_moe.experts.{}.w2",
+        )
+    ),
+    normalized=True,
+)
+QWEN2_MIXTURE = MixtureFamily(
+    _both_layouts(MixtureNames(shared_gate="mlp.shared_expert_gate")), has_mixture=sparse_steps, shared=2
+)
+QWEN3_MIXTURE = MixtureFamily(_both_layouts(MixtureNames()), has_mixture=sparse_steps)
+GLM4_MIXTURE = MixtureFamily(
+    _both_layouts(
+        MixtureNames(
+            router_bias="mlp.gate.e_score_correction_bias",
+            shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+            shared_down="mlp.shared_experts.down_proj",
+        )
+    ),
+    has_mixture=after_dense_layers,
+    is_sigmoid=True,
+    group_best=2,
+    shared=1,
+)
