@@ -30,8 +30,9 @@ constexpr int VECTORS = 4;                // of a panel: fewer parallel chains w
 constexpr int BLOCK = VECTORS * LANES;    // columns of a panel
 constexpr int FEW = LANES == 16 ? 6 : 2;  // rows whose sums, with a panel's numbers, fill the registers
 constexpr long PASS = 256;                // rows whose sums are kept at once
-// Up to this many rows, weights are unpacked again for each tile, which then costs less than a buffer
-constexpr long NARROW = LANES == 16 ? 48 : 2;
+// Up to this many rows, weights are unpacked again for each tile, which then costs less than a buffer: fewer rows if
+// weights of 8 bits are unpacked
+constexpr long NARROW = LANES == 16 ? 48 : 2, NARROW_8 = LANES == 16 ? FEW : 2;
 
 #if defined(__AVX512BF16__)
 typedef Bits Pairs;  // of weights as bf16, one pair per lane
@@ -224,7 +225,8 @@ void tiles(const Pair* x, long stride, Weights weights, long steps, Sums sums, l
 
 // totals [rows][BLOCK] += one group
 template <class Code> void add(const Pair* x, long stride, const uint32_t* words, long steps, Sums sums, long rows) {
-  if (rows <= NARROW) return tiles<Code, FEW, VECTORS>(x, stride, Narrow<Code>{words}, steps, sums, rows);
+  if (rows <= (Code::WORD == 2 ? NARROW_8 : NARROW))
+    return tiles<Code, FEW, VECTORS>(x, stride, Narrow<Code>{words}, steps, sums, rows);
   Pairs wide[STRETCH * VECTORS];
   for (long k = 0; k < steps; k += STRETCH) {
     long count = std::min(STRETCH, steps - k);
