@@ -15,18 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from parley.native import (
-    compiled,
-    compiled_int8,
-    compiled_lora,
-    library,
-    torch_attention,
-    torch_experts,
-    torch_int8,
-    torch_kernels,
-    torch_lora,
-    torch_vocabulary,
-)
+from parley.native import compiled, compiled_int8, compiled_lora, library
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
 from parley.native.experts import Experts, Mixture, stack_experts
@@ -36,8 +25,16 @@ from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
 from parley.native.pool import PageFormat, PagePool
-from parley.native.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
-from parley.native.torch_kernels import EmbeddingRows, embed_tokens
+from parley.native.torch_forms import (
+    torch_attention,
+    torch_experts,
+    torch_int8,
+    torch_kernels,
+    torch_lora,
+    torch_vocabulary,
+)
+from parley.native.torch_forms.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
+from parley.native.torch_forms.torch_kernels import EmbeddingRows, embed_tokens
 
 QuantizedRows = torch_int8.TorchRows | compiled_int8.CompiledRows
 AttentionPlan = compiled.CompiledPlan | list[torch_attention.TileGroup]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.native import memory
-from parley.native.torch_grouped import GroupedWeight
+from parley.native.torch_forms.torch_grouped import GroupedWeight
 
 P, N = ctypes.c_void_p, ctypes.c_int64
 GROUPED_SIGNATURES = {

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from parley.native import memory, torch_int8
+from parley.native import memory
+from parley.native.torch_forms import torch_int8
 
 P, N = ctypes.c_void_p, ctypes.c_int64
 INT8_SIGNATURES = {

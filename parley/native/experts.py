@@ -11,7 +11,7 @@ import torch
 from parley.native import memory
 from parley.native.compiled_grouped import GroupedPacked
 from parley.native.packed import PackedWeight
-from parley.native.torch_kernels import TorchPacked
+from parley.native.torch_forms.torch_kernels import TorchPacked
 
 
 @dataclass(frozen=True)

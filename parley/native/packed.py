@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from parley.native import torch_kernels
 from parley.native.compiled_grouped import GroupedPacked
 from parley.native.compiled_int8 import Int8Packed
+from parley.native.torch_forms import torch_kernels
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from parley.model.checkpoint.weights import Int8Weight
 from parley.model.load import fuse, reference
 from parley.model.load.loader import load_runner
 from parley.model.networks.config import read_decoder_config
-from parley.native import torch_int8
+from parley.native.torch_forms import torch_int8
 from parley.types import EngineRequest, Sampling, Settings
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "observer": "minmax", "group_size": None}

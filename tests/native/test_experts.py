@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from support.random_tensors import random_tensor
 
 from parley import native
-from parley.native import build, compiled, library, torch_experts
+from parley.native import build, compiled, library
+from parley.native.torch_forms import torch_experts
 
 FORMATS = ("bf16", "int8", "int4")
 

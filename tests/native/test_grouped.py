@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from support.random_tensors import random_tensor
 
 from parley import native
-from parley.native import build, library, torch_kernels
+from parley.native import build, library
 from parley.native.compiled import CompiledKernels
 from parley.native.compiled_grouped import GROUPED_CODES
-from parley.native.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
+from parley.native.torch_forms import torch_kernels
+from parley.native.torch_forms.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
 
 COUNTS = [*range(1, 65), 100, 128, 256, 512]
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from support.random_tensors import random_tensor
 
 from parley import native
-from parley.native import build, library, torch_int8, torch_kernels
+from parley.native import build, library
 from parley.native.compiled import CompiledKernels
+from parley.native.torch_forms import torch_int8, torch_kernels
 
 COUNTS = [*range(1, 65), 100, 128, 256, 512]
 EPS = 1e-6

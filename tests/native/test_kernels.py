@@ -16,8 +16,9 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native import build, compiled, library, torch_attention
+from parley.native import build, compiled, library
 from parley.native.layout import LayerKV, Span
+from parley.native.torch_forms import torch_attention
 
 ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
 

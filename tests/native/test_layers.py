@@ -22,7 +22,7 @@ from parley.native.compiled_layers import LAYER_NORMS
 from parley.native.layer import DecoderLayer
 from parley.native.layer_shape import ACTIVATIONS, LayerShape
 from parley.native.layout import Span
-from parley.native.torch_grouped import GroupedWeight
+from parley.native.torch_forms.torch_grouped import GroupedWeight
 
 try:
     build.find_compiler()

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.native import LowRank, build, compiled, compiled_lora, library, torch_lora
+from parley.native import LowRank, build, compiled, compiled_lora, library
+from parley.native.torch_forms import torch_lora
 
 try:
     build.find_compiler()

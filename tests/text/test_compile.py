@@ -16,7 +16,7 @@ from parley import LLM
 from parley.errors import BadRequest, Invalid
 from parley.model.sampling.grammar_mask import GrammarCache, TokenBytes
 from parley.text.grammar.compiler import CACHE_BYTES, MAX_GRAMMAR_CHARS, GrammarCompiler
-from parley.text.grammar.json_schema import MAX_PROPERTIES, MAX_SCHEMA_DEPTH, prepare_for_llguidance
+from parley.text.grammar.schemas.json_schema import MAX_PROPERTIES, MAX_SCHEMA_DEPTH, prepare_for_llguidance
 from parley.types import Grammar, StructuralTag, TriggeredTags
 
 TOKENIZER_KINDS = [tiny_tokenizers.byte_level, tiny_tokenizers.byte_fallback]

@@ -24,7 +24,7 @@ from support import tiny_models
 from parley import LLM
 from parley.errors import Invalid
 from parley.text.grammar.compiler import GrammarCompiler
-from parley.text.grammar.string_formats import KNOWN_FORMATS
+from parley.text.grammar.schemas.string_formats import KNOWN_FORMATS
 from parley.types import Grammar
 
 DATA = Path(__file__).parents[1] / "data" / "schemas"

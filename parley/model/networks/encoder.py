@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from parley import native
 from parley.heartbeat import beat
-from parley.native.torch_kernels import HAS_ONEDNN
+from parley.native.torch_forms.torch_kernels import HAS_ONEDNN
 
 GELU, TANH, RELU = "gelu", "gelu of tanh", "relu"
 

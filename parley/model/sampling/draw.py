@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 
 from parley import native
-from parley.native.torch_vocabulary import WEIGHT_SCALE, integer_weights, row_portions
+from parley.native.torch_forms.torch_vocabulary import WEIGHT_SCALE, integer_weights, row_portions
 
 CANDIDATES = 256  # candidates examined first
 

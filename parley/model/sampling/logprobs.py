@@ -7,7 +7,7 @@ import math
 import torch
 
 from parley import native
-from parley.native.torch_vocabulary import WEIGHT_SCALE
+from parley.native.torch_forms.torch_vocabulary import WEIGHT_SCALE
 from parley.types import TokenScore
 
 RANK_CANDIDATES = 32  # most probable tokens among which a token's rank is looked up first

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from parley.errors import Invalid
-from parley.text.grammar import json_schema as schemas
 from parley.text.grammar.lark import LarkWriter
 from parley.text.grammar.limits import COMPILE_SECONDS
 from parley.text.grammar.refused import GrammarRefused
+from parley.text.grammar.schemas import json_schema as schemas
 from parley.text.grammar.tool_grammar import ASSISTANT_START, FINAL_CHANNEL, optional_lead, tool_calls_grammar
 from parley.text.parsing.calls import CallForm
 from parley.text.parsing.markup import Markup

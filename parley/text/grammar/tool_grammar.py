@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from parley.errors import Invalid
-from parley.text.grammar.argument_rules import ArgumentRules
 from parley.text.grammar.lark import LarkWriter
+from parley.text.grammar.schemas.argument_rules import ArgumentRules
 from parley.text.parsing.markup import Markup
 
 FREE_TEXT = "TEXT: /(?s:.*)/"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parley.text.grammar.schema_keywords import Schema
+from parley.text.grammar.schemas.schema_keywords import Schema
 
 # Keywords whose value is a schema, a list of schemas, or an object of schemas. All other values are plain JSON.
 SCHEMA_KEYWORDS = (

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from parley.text.grammar.closed_objects import ObjectCloser
 from parley.text.grammar.refused import GrammarRefused
-from parley.text.grammar.schema_keywords import Schema, has_control_constants, rewrite_keywords
-from parley.text.grammar.subschemas import SCHEMA_MAP_KEYWORDS, all_subschemas, direct_subschemas, extend_pointer
+from parley.text.grammar.schemas.closed_objects import ObjectCloser
+from parley.text.grammar.schemas.schema_keywords import Schema, has_control_constants, rewrite_keywords
+from parley.text.grammar.schemas.subschemas import (
+    SCHEMA_MAP_KEYWORDS,
+    all_subschemas,
+    direct_subschemas,
+    extend_pointer,
+)
 
 MAX_SCHEMA_DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON, and wraps the schema in some of its own
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from parley.native import torch_kernels
 from parley.native.experts import Experts, expert_of
 from parley.native.layer_shape import Routing
 from parley.native.packed import TORCH_WEIGHTS
+from parley.native.torch_forms import torch_kernels
 
 
 def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from parley.native import torch_kernels
 from parley.native.lowrank import LowRank
+from parley.native.torch_forms import torch_kernels
 
 LoraPart = tuple[int, torch_kernels.TorchPacked, torch_kernels.TorchPacked, float]  # first output, down, up, scale
 

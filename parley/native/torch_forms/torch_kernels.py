@@ -15,12 +15,12 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from parley.native import torch_grouped, torch_int8
 from parley.native.layer_shape import Norm
 from parley.native.pool import PagePool
-from parley.native.torch_attention import store_rows
-from parley.native.torch_grouped import GroupedWeight
-from parley.native.torch_int8 import TorchInt8Packed, TorchRows, pack_int8, quantize_rows
+from parley.native.torch_forms import torch_grouped, torch_int8
+from parley.native.torch_forms.torch_attention import store_rows
+from parley.native.torch_forms.torch_grouped import GroupedWeight
+from parley.native.torch_forms.torch_int8 import TorchInt8Packed, TorchRows, pack_int8, quantize_rows
 
 __all__ = [
     "TorchInt8Packed",
