@@ -197,7 +197,7 @@ def test_load_rejects_models_that_cannot_use_kv_pages(kind, fields, message, tmp
     ("change", "message"),
     [
         ({"model_type": "t5"}, "encoder-decoder"),
-        ({"model_type": "vit"}, "no causal language model"),
+        ({"model_type": "vit"}, "no vit model that generates text"),
         ({"model_type": "no_such_thing"}, "does not understand"),
         ({"num_hidden_layers": 3}, "has no tensor model.layers.2"),
         ({"hidden_size": 128}, "cannot load this mixtral model"),

@@ -42,7 +42,9 @@ ADMIN_PATHS = {
     "POST /api/2.0/serving-endpoints/",
     "POST /api/2.0/serving-endpoints/pt",
     "PUT /api/2.0/serving-endpoints/pt/{endpoint}/config",
+    "PUT /api/2.0/serving-endpoints/{endpoint}/ai-gateway",
     "PUT /api/2.0/serving-endpoints/{endpoint}/config",
+    "PUT /api/2.0/serving-endpoints/{endpoint}/rate-limits",
     "DELETE /api/2.0/serving-endpoints/{endpoint}",
     "PATCH /api/2.0/serving-endpoints/{endpoint}/tags",
 }
