@@ -7,7 +7,7 @@
 # make test-clients  official clients of every API, each in an environment of its own (needs a package index and npm)
 # make test-engines  vLLM as the engine, in .engines after make engines (10 minutes)
 # make coverage the branch coverage of core/ and dialects/ over every test (make test measures it over some folders)
-# make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 1,000
+# make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 700
 # make kernels compiles the kernels for every kind of processor that this compiler knows
 # make lint    formatter, linter and type checker
 # make sanitize  the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs g++)

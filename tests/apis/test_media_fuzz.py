@@ -30,7 +30,7 @@ from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 from parley.types import Settings
 
-EXAMPLES = MAX_EXAMPLES if "PARLEY_FUZZ" in os.environ else 40
+EXAMPLES = MAX_EXAMPLES if "PARLEY_FUZZ" in os.environ else 25
 CACHE_BYTES = 4 << 20
 # What no error may have, unless its request has it.
 LEAK = re.compile(rb"0x[0-9a-f]{6,}|/proc/|site-packages|\.py\b|BytesIO|Errno|Traceback|Invalid data found")
