@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from parley.model.networks.families import FUSABLE_TYPES
+from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.text.parsing.call_families import CALLS, TemplateSigns
 from parley.text.parsing.calls import write_calls
 from parley.text.parsing.markup import family_names
@@ -31,7 +31,7 @@ INTRODUCTION = """\
 # Model families
 
 <!-- Made by docs/families.py from parley/text/parsing/call_families.py and reasoning_families.py, and for the last
-section from parley/model/networks/families.py; change it there. -->
+section from parley/model/networks/families/table.py; change it there. -->
 
 Each model family writes reasoning and tool calls in its own form. parley reads these forms while the tokens arrive and
 returns them in the form of the client's API: reasoning separate from content, and calls with names and JSON arguments,

@@ -15,7 +15,7 @@ from support.run_model import load_test_runner
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from parley.model.networks.decoder import FusedDecoder
-from parley.model.networks.families import FUSABLE_TYPES
+from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 

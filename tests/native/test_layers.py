@@ -14,7 +14,7 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder, make_rope_table
-from parley.model.networks.families import LLAMA_TENSORS, TensorNames
+from parley.model.networks.families.decoder_family import LLAMA_TENSORS, TensorNames
 from parley.model.networks.network import MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native import build, compiled, library

@@ -1,7 +1,7 @@
 """The config of a fused decoder, read from config.json without importing Transformers (which takes seconds).
 
 A config that asks for anything unknown here is declared unfusable, never guessed at: such a model runs through
-Transformers. ``families.py`` says what each model type knows.
+Transformers. ``families/`` says what each model type knows.
 """
 
 from __future__ import annotations
@@ -9,15 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parley.model.networks.families import (
-    FAMILIES,
-    FULL,
-    FUSABLE_TYPES,
-    LLAMA_TENSORS,
-    SLIDING,
-    DecoderFamily,
-    TensorNames,
-)
+from parley.model.networks.families.decoder_family import FULL, LLAMA_TENSORS, SLIDING, DecoderFamily, TensorNames
+from parley.model.networks.families.table import FAMILIES, FUSABLE_TYPES
 from parley.model.networks.mixtures import MixtureNames
 from parley.model.networks.rope import RopeConfig, Unfusable, read_mrope, read_rope, rope_parameters
 from parley.native.layer_shape import LayerShape

@@ -1,0 +1,147 @@
+"""How the decoder of one model type differs from Llama: the row that ``config.py`` reads its config by.
+
+Fields are named as in Llama's config; a row knows the fields that Transformers
+reads for its type, with Transformers' defaults, and all others are ignored, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from parley.model.networks.mixtures import MixtureFamily
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """The names of a model's tensors in its checkpoint; those of a layer follow ``layer`` and its number.
+
+    ``qkv`` and ``gate_up`` list the linear layers to be merged. A norm that is None does not exist.
+    """
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers."
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    attention_norm: str | None = "input_layernorm"
+    attention_after_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_after_norm: str | None = None
+    query_norm: str | None = None
+    key_norm: str | None = None
+
+
+LLAMA_TENSORS = TensorNames()
+
+
+def all_full(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: all see the whole context."""
+    return [FULL] * count
+
+
+def all_sliding(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: all have the window, if there is one."""
+    return [SLIDING] * count
+
+
+def sliding_after_full(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the first ``max_window_layers`` see the whole context."""
+    first = fields["max_window_layers"]
+    return [SLIDING if fields["sliding_window"] and i >= first else FULL for i in range(count)]
+
+
+def full_in_turn(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the last of each ``sliding_window_pattern`` sees the whole context."""
+    return [SLIDING if (i + 1) % fields["sliding_window_pattern"] else FULL for i in range(count)]
+
+
+def every_second_full(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the second, fourth and so on see the whole context."""
+    return [FULL if i % 2 else SLIDING for i in range(count)]
+
+
+def all_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: all do."""
+    return [True] * len(layer_types)
+
+
+def listed_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding, by ``no_rope_layers`` (SmolLM3: 1 for those that have)."""
+    listed = fields["no_rope_layers"]
+    interval = fields["no_rope_layer_interval"]
+    return [bool(each) for each in listed or ((i + 1) % interval for i in range(len(layer_types)))]
+
+
+def sliding_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: those with a window do (Cohere 2)."""
+    return [layer_type == SLIDING for layer_type in layer_types]
+
+
+@dataclass(frozen=True)
+class DecoderFamily:
+    """How the decoders of one model type differ from Llama.
+
+    ``fields``: those that the type knows, with their defaults. ``renamed``: its own names of fields, to Llama's.
+    ``required``: fields that must have this value, or the model has no fused decoder. ``biases``: for each group of
+    linear layers (qkv, output, gate_up, down, head) with a bias, the field that says so, or True.
+    ``layer_types``: of layers if the config does not list them. ``mrope``: whether the axes of M-RoPE are interleaved,
+    and its section if the config has none.
+
+    ``norm_offset`` is added to the weights of all norms. ``are_norms_centered``: they are LayerNorms, not RMS norms.
+    ``has_embedding_scale``: embeddings are multiplied by the square root of their size. ``local_theta``: the field with
+    the base of the rotary embedding of sliding layers, if that differs. ``is_rope_interleaved``: as in ``RopeConfig``.
+    ``rotated``: which layers have a rotary embedding. The others are fields of ``LayerShape``.
+    ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
+    layers after the last that predict further tokens, and are not used.
+    """
+
+    fields: Mapping[str, Any]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    biases: Mapping[str, str | bool] = field(default_factory=dict)
+    tensors: TensorNames = LLAMA_TENSORS
+    layer_types: Callable[[dict[str, Any], int], list[str]] = all_full
+    mrope: tuple[bool, tuple[int, ...]] | None = None
+    norm_offset: float = 0.0
+    are_norms_centered: bool = False
+    have_norms_bias: bool = False
+    has_embedding_scale: bool = False
+    local_theta: str | None = None
+    is_rope_interleaved: bool = False
+    rotated: Callable[[dict[str, Any], list[str]], list[bool]] = all_rotated
+    has_whole_qk_norm: bool = False
+    is_gated: bool = True
+    is_parallel: bool = False
+    mixture: MixtureFamily | None = None
+    extra_layers: str | None = None
+
+
+# "heads": same as heads.
+COMMON_FIELDS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_parameters": None,
+    "rope_scaling": None,
+    "partial_rotary_factor": None,
+    "original_max_position_embeddings": None,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": "heads",
+    "head_dim": None,
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+ATTENTION_BIASES: dict[str, str | bool] = {"qkv": "attention_bias", "output": "attention_bias"}
+MLP_BIASES: dict[str, str | bool] = {"gate_up": "mlp_bias", "down": "mlp_bias"}
+NORMED_HEADS = TensorNames(query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")

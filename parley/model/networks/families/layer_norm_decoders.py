@@ -1,0 +1,146 @@
+"""The decoders with LayerNorms: one row each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parley.model.networks.families.decoder_family import (
+    ATTENTION_BIASES,
+    COMMON_FIELDS,
+    MLP_BIASES,
+    DecoderFamily,
+    TensorNames,
+    all_sliding,
+    full_in_turn,
+    sliding_rotated,
+)
+
+COHERE = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 256000,
+        "hidden_size": 8192,
+        "intermediate_size": 22528,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "logit_scale": 0.0625,
+        "use_qk_norm": False,
+    },
+    renamed={"layer_norm_eps": "rms_norm_eps"},
+    required={"use_qk_norm": False},
+    biases=ATTENTION_BIASES,
+    tensors=TensorNames(mlp_norm="input_layernorm"),
+    are_norms_centered=True,
+    is_rope_interleaved=True,
+    is_parallel=True,
+)
+COHERE2 = replace(
+    COHERE,
+    fields={
+        **COHERE.fields,
+        "rope_theta": 1e4,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "layer_types": None,
+    },
+    layer_types=full_in_turn,
+    rotated=sliding_rotated,
+)
+STARCODER2 = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 49152,
+        "hidden_size": 3072,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_bias": True,
+    },
+    renamed={"norm_epsilon": "rms_norm_eps"},
+    biases=dict.fromkeys(("qkv", "output", "gate_up", "down"), "use_bias"),
+    tensors=TensorNames(gate_up=("mlp.c_fc",), down="mlp.c_proj"),
+    layer_types=all_sliding,
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+)
+STABLELM = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 50304,
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+        "use_qkv_bias": False,
+        "qk_layernorm": False,
+        "use_parallel_residual": False,
+    },
+    renamed={"layer_norm_eps": "rms_norm_eps"},
+    required={"qk_layernorm": False, "use_parallel_residual": False},
+    biases={"qkv": "use_qkv_bias"},
+    are_norms_centered=True,
+    have_norms_bias=True,
+)
+PHI = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 51200,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "hidden_act": "gelu_new",
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
+    },
+    renamed={"layer_norm_eps": "rms_norm_eps"},
+    required={"qk_layernorm": False},
+    biases=dict.fromkeys(("qkv", "output", "gate_up", "down", "head"), True),
+    tensors=TensorNames(
+        norm="model.final_layernorm",
+        output="self_attn.dense",
+        gate_up=("mlp.fc1",),
+        down="mlp.fc2",
+        mlp_norm="input_layernorm",
+    ),
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+    is_parallel=True,
+)
+NEMOTRON = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 256000,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_attention_heads": 48,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    renamed={"norm_eps": "rms_norm_eps"},
+    biases=ATTENTION_BIASES | MLP_BIASES,
+    tensors=TensorNames(gate_up=("mlp.up_proj",)),
+    norm_offset=1.0,
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+)
