@@ -109,6 +109,8 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 TURN = {"role": "user", "content": "a", "name": "b"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CUSTOM_CALL = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "a"}}
+CUSTOM_FORMAT = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a"}}
 DATA_URL = "data:image/png;base64,aGk="
 MEDIA_PARTS = [
     {"type": "text", "text": "a"},
@@ -172,6 +174,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "background_options": [{"completion_window": "soonest"}],
     "messages": [
         [TURN, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
+        [TURN, {"role": "assistant", "content": "a", "tool_calls": [CUSTOM_CALL]}],
         [{"role": "tool", "content": "a", "tool_call_id": "c"}],
         [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
         [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}],
@@ -194,6 +197,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "tools": [
         [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
         [{"type": "function", "function": FUNCTION}],
+        [{"type": "custom", "custom": {"name": "c", "description": "d", "format": CUSTOM_FORMAT}}],
         RESPONSE_TOOLS,
     ],
     "functions": [[FUNCTION]],
@@ -204,6 +208,9 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         {"type": "function", "function": {"name": "f"}},
         {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
             {"type": "function", "function": {"name": "f"}}]}},
+        {"type": "custom", "custom": {"name": "c"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+            {"type": "custom", "custom": {"name": "c"}}]}},
     ],
     "function_call": ["auto", {"name": "f"}],
     "response_format": [

@@ -1,6 +1,7 @@
 """OpenAI's Python client: chat, text, streams, tools, log-probabilities, errors. Arguments: HOST:PORT MODEL."""
 
 import json
+import re
 import sys
 
 import openai
@@ -57,6 +58,24 @@ for base in ("/v1", "/openai/v1", "/vllm/v1"):
     )
     (call,) = called.choices[0].message.tool_calls
     assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] == "Paris"
+
+    grammar = {"syntax": "lark", "definition": 'start: NUMBER (" + " NUMBER)+\nNUMBER: /[0-9]{1,2}/'}
+    adder = {"name": "adder", "format": {"type": "grammar", "grammar": grammar}}
+    forced = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Add 3 and 4."}],
+        "tools": [{"type": "custom", "custom": adder}],
+        "tool_choice": {"type": "custom", "custom": {"name": "adder"}},
+        "temperature": 0,
+        "max_tokens": 40,
+    }
+    if base == "/vllm/v1":  # vLLM's server knows functions only
+        expect_error(openai.BadRequestError, "custom", create, **forced)
+    else:
+        (call,) = create(**forced).choices[0].message.tool_calls
+        assert call.type == "custom" and re.match(r"\d{1,2} \+ \d", call.custom.input)
+        pieces = [piece.choices[0].delta.tool_calls for piece in create(**forced, stream=True) if piece.choices]
+        assert "".join(piece[0].custom["input"] for piece in pieces if piece) == call.custom.input
 
     vectors = client.embeddings.create(model=model, input=["Hello", "World", "Hello"])
     first, second, again = (entry.embedding for entry in vectors.data)

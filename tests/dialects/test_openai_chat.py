@@ -281,8 +281,6 @@ def test_openai_chat_error_names_wrong_field(members, field, code):
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
-    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"logits_processors": ["x"]}, "logits_processors"),
     ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
     ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),

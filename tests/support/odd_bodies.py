@@ -29,8 +29,25 @@ chat_messages = st.fixed_dictionaries(
         "reasoning": scalars,
     },
 )
+custom_formats = st.fixed_dictionaries(
+    {"type": st.just("grammar")},
+    optional={"grammar": st.fixed_dictionaries({"syntax": st.sampled_from(["regex", "lark"])},
+                                               optional={"definition": grammar_texts | scalars}) | json_values},
+)  # fmt: skip
+chat_tools = st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "custom", "x"])},
+    optional={
+        "function": st.fixed_dictionaries({"name": st.just("f")}, optional={"parameters": schemas | json_values}),
+        "custom": st.fixed_dictionaries({"name": st.just("g")}, optional={"format": custom_formats | json_values}),
+    },
+)
 typed_members = st.fixed_dictionaries(
-    {}, optional={"messages": st.lists(chat_messages, max_size=3), "prompt": client_texts | json_values}
+    {},
+    optional={
+        "messages": st.lists(chat_messages, max_size=3),
+        "prompt": client_texts | json_values,
+        "tools": st.lists(chat_tools, max_size=2),
+    },
 )
 valid_members = st.sampled_from(
     [{}, {"messages": HELLO_CHAT["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}]

@@ -15,6 +15,7 @@ from parley.dialects.dialect import ApiOptions, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared, tools
+from parley.dialects.openai.custom_tools import CustomCallReader
 from parley.dialects.openai.messages import read_conversation, read_prediction
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
 from parley.dialects.openai.timings import metrics_member
@@ -62,7 +63,8 @@ class ChatReply(Reply):
 
     def __init__(self, body: Fields, context: RequestContext):
         self._options = options = shared.applied_options(context, self.reading_rules)
-        chat_prompt, self._legacy = read_conversation(body, self.reading_rules, context)
+        chat_prompt, tool_members = read_conversation(body, self.reading_rules, context)
+        self._legacy, self._custom_calls = tool_members.legacy, CustomCallReader(tool_members.custom)
         max_tokens = _read_max_tokens(body)
         extra_members = extras.read_extras(body, context, max_tokens=max_tokens, options=options)
         _refuse_media(body)
@@ -112,7 +114,7 @@ class ChatReply(Reply):
     def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return a chunk for each piece of output and each end of a choice; a chunk with the role opens each choice."""
         parts = []
-        for event in events:
+        for event in self._custom_calls.read_events(events):
             match event:
                 case ChoiceDelta():
                     parts.append(self._delta_chunks(event))
@@ -189,15 +191,16 @@ class ChatReply(Reply):
         return {"reasoning_content": event.text, "reasoning": event.text} if self._wants_reasoning else {}
 
     def _call_member(self, call: ToolCallDelta) -> dict[str, Any]:
-        function = {"arguments": call.arguments}
+        kind, text_member = tools.call_members(call)
+        content = {text_member: call.arguments}
         if call.name is not None:
-            function = {"name": call.name, **function}
+            content = {"name": call.name, **content}
         if self._legacy:
-            return {"function_call": function}
+            return {"function_call": content}
         piece: dict[str, Any] = {"index": call.index}
         if call.id is not None:
-            piece |= {"id": call.id, "type": "function"}
-        return {"tool_calls": [piece | {"function": function}]}
+            piece |= {"id": call.id, "type": kind}
+        return {"tool_calls": [piece | {kind: content}]}
 
     def _done_chunk(self, event: ChoiceDone) -> bytes:
         return self._chat_chunk(
@@ -227,7 +230,7 @@ class ChatReply(Reply):
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Collect the text, reasoning, tool calls and tokens of these events by choice."""
-        for event in events:
+        for event in self._custom_calls.read_events(events):
             match event:
                 case ChoiceDelta(index, text, part):
                     choice = self._choices[index]

@@ -11,9 +11,10 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.media import InterleavedText, check_media_counts, interleave_parts
 from parley.dialects.openai import media_parts, shared, tools
+from parley.dialects.openai.custom_tools import custom_arguments
 from parley.dialects.openai.media_parts import TEXT_ONLY, MediaReader
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
-from parley.dialects.openai.tools import MAX_TOOLS
+from parley.dialects.openai.tools import MAX_TOOLS, ToolMembers
 from parley.errors import Unsupported
 from parley.types import Chat, Media, Message, ToolCall
 
@@ -37,26 +38,30 @@ class MessageRules:
 
     ``joint`` separates two parts with text in one content; ``roles`` are the valid ones, all if empty. ``loose``: a
     call's arguments may be an object, also as ``parameters``, and its result may omit the call's id. ``bare``: a
-    message may have no content, and a plain string is valid as a content part.
+    message may have no content, and a plain string is valid as a content part. ``custom_tools``: calls may be of those.
     """
 
     joint: str
     roles: tuple[str, ...] = ()
     loose: bool = False
     bare: bool = False
+    custom_tools: bool = False
     media: MediaReader = TEXT_ONLY
 
 
 def read_conversation(
     body: Fields, rules: ReadingRules = OPENAI_RULES, context: RequestContext | None = None
-) -> tuple[Chat, bool]:
-    """Return the conversation, and whether its tools came as the deprecated ``functions``. Raises BadRequest.
+) -> tuple[Chat, ToolMembers]:
+    """Return the conversation, and the members about its tools. Raises BadRequest.
 
     Without ``context``, only text is accepted.
     """
     lenient = rules.lenient_messages
     reader = TEXT_ONLY if context is None else media_parts.media_reader(body, rules, context)
-    messages = read_messages(body, MessageRules("\n", rules.roles, loose=lenient, bare=lenient, media=reader))
+    message_rules = MessageRules(
+        "\n", rules.roles, loose=lenient, bare=lenient, custom_tools=rules.custom_tools, media=reader
+    )
+    messages = read_messages(body, message_rules)
     tool_members = tools.read_tools(body, rules)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
@@ -78,7 +83,7 @@ def read_conversation(
         continue_final=continue_final,
         special=body.boolean("add_special_tokens", False),
     )
-    return chat, tool_members.legacy
+    return chat, tool_members
 
 
 def read_messages(body: Fields, rules: MessageRules) -> list[Message]:
@@ -137,7 +142,7 @@ def _read_message(item: Fields, rules: MessageRules) -> Message:
 def _read_assistant_message(
     item: Fields, name: str | None, content: InterleavedText | None, rules: MessageRules
 ) -> Message:
-    calls = [_read_tool_call(call, rules.loose) for call in item.objects("tool_calls", cap=MAX_TOOLS)]
+    calls = [_read_tool_call(call, rules) for call in item.objects("tool_calls", cap=MAX_TOOLS)]
     legacy = item.object("function_call")
     if legacy is not None:
         calls.append(_read_function_call(legacy, "", rules.loose))
@@ -152,15 +157,27 @@ def _read_assistant_message(
     return Message("assistant", text, name, reasoning, calls, media=[] if content is None else content.media)
 
 
-def _read_tool_call(call: Fields, loose: bool) -> ToolCall:
-    call.string("type", "function", allowed=("function",))
+def _read_tool_call(call: Fields, rules: MessageRules) -> ToolCall:
+    kind = call.string("type", "function", allowed=("function", "custom") if rules.custom_tools else ("function",))
     call_id = call.string("id", None, cap=256)
     if call_id is None:
         raise call.missing_member("id")
+    if kind == "custom":
+        return _read_custom_call(call, call_id)
     function = call.object("function")
     if function is None:
         raise call.missing_member("function")
-    return _read_function_call(function, call_id, loose)
+    return _read_function_call(function, call_id, rules.loose)
+
+
+def _read_custom_call(call: Fields, call_id: str) -> ToolCall:
+    custom = call.object("custom")
+    if custom is None:
+        raise call.missing_member("custom")
+    name, text = custom.string("name", None, cap=256), custom.string("input", None)
+    if name is None or text is None:
+        raise custom.missing_member("name" if name is None else "input")
+    return ToolCall(call_id, name, custom_arguments(text))
 
 
 def _read_function_call(function: Fields, call_id: str, loose: bool) -> ToolCall:

@@ -61,7 +61,7 @@ class ReadingRules:
     accepts. ``lenient_messages``: messages are read ``loose`` and ``bare`` (see ``MessageRules``), parts with media
     need no type, and the last message may be continued regardless of its role. ``media_roles``: those whose messages
     may have media; empty: any. ``plain_urls``: the URL of a part may stand where its object is due.
-    ``follows_options``: the operator's ``ApiOptions`` apply.
+    ``follows_options``: the operator's ``ApiOptions`` apply. ``custom_tools``: tools may be custom tools.
     """
 
     roles: tuple[str, ...] = OPENAI_ROLES
@@ -74,6 +74,7 @@ class ReadingRules:
     media_roles: tuple[str, ...] = ("user",)
     plain_urls: bool = True
     follows_options: bool = True
+    custom_tools: bool = True
 
 
 OPENAI_RULES = ReadingRules()

@@ -1,4 +1,4 @@
-"""Tools as OpenAI's API describes them: those that the model sees and may or must call, and its calls.
+"""Tools as chat completions describe them: those that the model sees and may or must call, and its calls.
 
 Read here for all APIs that have this form: ``tools`` and ``tool_choice``, and their deprecated counterparts
 ``functions`` and ``function_call``. Knows nothing of how a model writes a call.
@@ -11,17 +11,23 @@ from typing import Any, Literal
 
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared, strict
+from parley.dialects.openai.custom_tools import CUSTOM_INPUT, CustomCallDelta, custom_parameters
 from parley.dialects.openai.shared import ReadingRules
 from parley.errors import Unsupported, excerpt
 from parley.types import ToolCallDelta
 
 MAX_TOOLS = 128
 ToolObject = dict[str, Any]
+ToolKind = Literal["function", "custom"]
+TOOL_KINDS: tuple[ToolKind, ...] = ("function", "custom")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolMembers:
-    """The tool members of a request, as in ``Chat``. ``legacy``: its tools came as ``functions``."""
+    """The tool members of a request, as in ``Chat``.
+
+    ``legacy``: its tools came as ``functions``. ``custom``: the names of custom tools, functions to the model.
+    """
 
     tools: list[ToolObject] = field(default_factory=list)
     choice: Literal["auto", "none", "required"] = "auto"
@@ -29,23 +35,36 @@ class ToolMembers:
     allowed: list[str] = field(default_factory=list)
     parallel: bool = True
     legacy: bool = False
+    custom: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool of a body: the members that describe it, and the function that the model sees."""
+
+    fields: Fields
+    kind: ToolKind
+    signature: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return str(self.signature["name"])
 
 
 def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
     """Read the tool members of a body. Raises BadRequest."""
-    tools = _distinct_tools([(each, _read_tool(each, rules)) for each in body.objects("tools", cap=MAX_TOOLS)])
-    functions = _distinct_tools(
-        [(each, _read_function(each, rules)) for each in body.objects("functions", cap=MAX_TOOLS)]
-    )
-    choice = _read_tool_choice(body, tools)
+    declared = _distinct_tools([_read_tool(each, rules) for each in body.objects("tools", cap=MAX_TOOLS)])
+    functions = _distinct_tools([_read_function(each, rules) for each in body.objects("functions", cap=MAX_TOOLS)])
+    choice = _read_tool_choice(body, declared, rules)
     function_choice = _read_function_choice(body, functions)
     parallel = body.boolean("parallel_tool_calls", True)
-    if tools and functions:
+    if declared and functions:
         raise body.member_error("functions", "cannot be used together with 'tools', which replaces it.")
     tool_members = (
-        ToolMembers(functions, *function_choice, parallel=False, legacy=True)
+        ToolMembers(_signatures(functions), *function_choice, parallel=False, legacy=True)
         if functions
-        else ToolMembers(tools, *choice, parallel=parallel)
+        else ToolMembers(_signatures(declared), *choice, parallel=parallel, custom=_names(declared, "custom"))
     )
     if tool_members.choice == "none" and not rules.shows_unused_tools:
         return ToolMembers(legacy=tool_members.legacy)
@@ -54,32 +73,52 @@ def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
 
 def extend_calls(calls: list[dict[str, Any]], piece: ToolCallDelta) -> None:
     """Add a piece of a call to the calls of an answer in one piece."""
+    kind, text_member = call_members(piece)
     while len(calls) <= piece.index:
-        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        calls.append({"id": "", "type": kind, kind: {"name": "", text_member: ""}})
     call = calls[piece.index]
     call["id"] = piece.id or call["id"]
-    call["function"]["name"] = piece.name or call["function"]["name"]
-    call["function"]["arguments"] += piece.arguments
+    call[kind]["name"] = piece.name or call[kind]["name"]
+    call[kind][text_member] += piece.arguments
 
 
-def _read_tool(tool: Fields, rules: ReadingRules) -> ToolObject:
-    kind = tool.string("type", None, allowed=("function", "custom"))
+def call_members(call: ToolCallDelta) -> tuple[ToolKind, str]:
+    """Return the type of a call, which is also the member that describes it, and the member with its text."""
+    return ("custom", CUSTOM_INPUT) if isinstance(call, CustomCallDelta) else ("function", "arguments")
+
+
+def _read_tool(tool: Fields, rules: ReadingRules) -> DeclaredTool:
+    kind = _read_kind(tool, rules)
     if kind is None:
         raise tool.missing_member("type")
-    if kind == "custom":
+    inner = tool.object(kind)
+    if inner is None:
+        raise tool.missing_member(kind)
+    return _read_custom_tool(inner) if kind == "custom" else _read_function(inner, rules)
+
+
+def _read_kind(tool: Fields, rules: ReadingRules, default: ToolKind | None = None) -> ToolKind | None:
+    """Return the type of a tool. Raises BadRequest."""
+    kind = tool.string("type", default, allowed=TOOL_KINDS)
+    if kind == "custom" and not rules.custom_tools:
         raise _custom_tool_error(tool)
-    function = tool.object("function")
-    if function is None:
-        raise tool.missing_member("function")
-    return _read_function(function, rules)
+    return kind  # type: ignore[return-value]  # one of the allowed values
 
 
-def _read_function(function: Fields, rules: ReadingRules) -> ToolObject:
+def _signature_start(tool: Fields, name: str) -> dict[str, Any]:
+    description = tool.string("description", None)
+    return {"name": name} if description is None else {"name": name, "description": description}
+
+
+def _read_custom_tool(custom: Fields) -> DeclaredTool:
+    signature = _signature_start(custom, shared.read_identifier(custom))
+    signature |= {"parameters": custom_parameters(custom.object("format"), nested=True), "strict": True}
+    return DeclaredTool(custom, "custom", signature)
+
+
+def _read_function(function: Fields, rules: ReadingRules) -> DeclaredTool:
     name = shared.read_identifier(function)
-    signature: dict[str, Any] = {"name": name}
-    description = function.string("description", None)
-    if description is not None:
-        signature["description"] = description
+    signature = _signature_start(function, name)
     parameters = function.free_object("parameters") or {"type": "object", "properties": {}}
     if parameters.get("type", "object") != "object":
         actual = excerpt(parameters["type"])
@@ -92,26 +131,32 @@ def _read_function(function: Fields, rules: ReadingRules) -> ToolObject:
         if rules.strict_schemas and function.has_value("parameters"):
             schema_path = function.member_path("parameters")
             strict.check_strict_schema(parameters, f"function '{name}'", schema_path, "invalid_function_parameters")
-    return {"type": "function", "function": signature}
+    return DeclaredTool(function, "function", signature)
 
 
-def _distinct_tools(tools: list[tuple[Fields, ToolObject]]) -> list[ToolObject]:
+def _distinct_tools(tools: list[DeclaredTool]) -> list[DeclaredTool]:
     """Return the tools. Raises BadRequest if two have the same name."""
     names: set[str] = set()
-    for fields, tool in tools:
-        name = tool["function"]["name"]
-        if name in names:
-            raise (fields.object("function") or fields).member_error(
-                "name", f"another tool is called '{name}' already."
-            )
-        names.add(name)
-    return [tool for _, tool in tools]
+    for tool in tools:
+        if tool.name in names:
+            raise tool.fields.member_error("name", f"another tool is called '{tool.name}' already.")
+        names.add(tool.name)
+    return tools
+
+
+def _signatures(tools: list[DeclaredTool]) -> list[ToolObject]:
+    """Return the tools as the model sees them."""
+    return [{"type": "function", "function": tool.signature} for tool in tools]
+
+
+def _names(tools: list[DeclaredTool], kind: ToolKind) -> frozenset[str]:
+    return frozenset(tool.name for tool in tools if tool.kind == kind)
 
 
 ToolChoice = tuple[Literal["auto", "none", "required"], str | None, list[str]]
 
 
-def _read_tool_choice(body: Fields, tools: list[ToolObject]) -> ToolChoice:
+def _read_tool_choice(body: Fields, tools: list[DeclaredTool], rules: ReadingRules) -> ToolChoice:
     """Return ``choice``, ``only`` and ``allowed`` from ``tool_choice``."""
     value = body.raw_value("tool_choice")
     choice_object = None if value is None or isinstance(value, str) else body.object("tool_choice")
@@ -123,16 +168,16 @@ def _read_tool_choice(body: Fields, tools: list[ToolObject]) -> ToolChoice:
     kind = choice_object.string("type", None, allowed=("function", "allowed_tools", "custom"))
     if kind is None:
         raise choice_object.missing_member("type")
-    if kind == "custom":
+    if kind == "custom" and not rules.custom_tools:
         raise _custom_tool_error(choice_object)
     if not tools:
         raise body.member_error("tool_choice", "only allowed when tools are given.")
-    if kind == "function":
-        return "required", _chosen_tool(choice_object, tools), []
-    return _read_allowed_tools(choice_object, tools)
+    if kind == "allowed_tools":
+        return _read_allowed_tools(choice_object, tools, rules)
+    return "required", _chosen_tool(choice_object, tools, kind), []  # type: ignore[arg-type]  # one of the two kinds
 
 
-def _read_allowed_tools(choice_object: Fields, tools: list[ToolObject]) -> ToolChoice:
+def _read_allowed_tools(choice_object: Fields, tools: list[DeclaredTool], rules: ReadingRules) -> ToolChoice:
     """Read ``allowed_tools``: a subset of the tools; the model must or may call one of them."""
     inner = choice_object.object("allowed_tools")
     if inner is None:
@@ -140,17 +185,16 @@ def _read_allowed_tools(choice_object: Fields, tools: list[ToolObject]) -> ToolC
     mode = inner.string("mode", None, allowed=("auto", "required"))
     if mode is None:
         raise inner.missing_member("mode")
-    names = []
-    for tool in inner.objects("tools", cap=MAX_TOOLS):
-        if tool.string("type", "function", allowed=("function", "custom")) == "custom":
-            raise _custom_tool_error(tool)
-        names.append(_chosen_tool(tool, tools))
+    names = [
+        _chosen_tool(tool, tools, _read_kind(tool, rules, "function") or "function")
+        for tool in inner.objects("tools", cap=MAX_TOOLS)
+    ]
     if not names:
         raise inner.empty_member("tools", "array") if inner.has_value("tools") else inner.missing_member("tools")
     return mode, None, names  # type: ignore[return-value]  # one of the allowed values
 
 
-def _read_function_choice(body: Fields, functions: list[ToolObject]) -> ToolChoice:
+def _read_function_choice(body: Fields, functions: list[DeclaredTool]) -> ToolChoice:
     """Return the same from ``function_call``, which has no "required"."""
     value = body.raw_value("function_call")
     choice_object = None if value is None or isinstance(value, str) else body.object("function_call")
@@ -159,23 +203,23 @@ def _read_function_choice(body: Fields, functions: list[ToolObject]) -> ToolChoi
         return choice, None, []  # type: ignore[return-value]  # one of the allowed values
     if not functions:
         raise body.member_error("function_call", "only allowed when functions are given.")
-    return "required", _known_name(choice_object, functions), []
+    return "required", _known_name(choice_object, _names(functions, "function")), []
 
 
-def _chosen_tool(choice_object: Fields, tools: list[ToolObject]) -> str:
-    function = choice_object.object("function")
-    if function is None:
-        raise choice_object.missing_member("function")
-    return _known_name(function, tools)
+def _chosen_tool(choice_object: Fields, tools: list[DeclaredTool], kind: ToolKind) -> str:
+    inner = choice_object.object(kind)
+    if inner is None:
+        raise choice_object.missing_member(kind)
+    return _known_name(inner, _names(tools, kind))
 
 
-def _known_name(function: Fields, tools: list[ToolObject]) -> str:
-    """Return the name of one of the tools. Raises BadRequest if there is no such tool."""
-    name = function.string("name", None, cap=256)
+def _known_name(chosen: Fields, names: frozenset[str]) -> str:
+    """Return the name of a chosen tool. Raises BadRequest if it is not one of these names."""
+    name = chosen.string("name", None, cap=256)
     if name is None:
-        raise function.missing_member("name")
-    if all(tool["function"]["name"] != name for tool in tools):
-        raise function.member_error("name", f"none of the tools is called {excerpt(name)}.")
+        raise chosen.missing_member("name")
+    if name not in names:
+        raise chosen.member_error("name", f"none of the tools of this type is called {excerpt(name)}.")
     return name
 
 

@@ -43,6 +43,7 @@ VLLM_RULES = ReadingRules(
     lenient_messages=True,
     media_roles=(),
     plain_urls=False,
+    custom_tools=False,
 )
 FORMAT_KINDS = {"json_object": "json_object", "json_schema": "json", "structural_tag": "structural_tag"}  # by type
 UNTRUSTED_TEMPLATE = (

@@ -14,8 +14,8 @@ import msgspec
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.json_answer import encode_json
 from parley.dialects.media import InterleavedText, check_media_counts
+from parley.dialects.openai.custom_tools import custom_arguments
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.openai.responses import tools
 from parley.dialects.openai.responses.content import ContentReader
@@ -115,7 +115,7 @@ class ConversationReader:
         text = item.string("input", None)
         if text is None:
             raise item.missing_member("input")
-        self._add_call(item, name, encode_json({tools.CUSTOM_INPUT: text}).decode())
+        self._add_call(item, name, custom_arguments(text))
 
     def _add_call(self, item: Fields, name: str, arguments: str) -> None:
         call_id = _required(item, "call_id")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from parley.dialects.openai import shared
-from parley.dialects.openai.responses.custom_input import CustomInput
+from parley.dialects.openai.custom_tools import CustomInput
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.tools import DeclaredTool
 from parley.types import ChoiceDelta, TokenInfo, ToolCallDelta
@@ -199,12 +199,11 @@ class CustomCallItem(CallItem):
 
     def add_arguments(self, text: str) -> None:
         """Add a piece of the arguments."""
-        self._arguments.append(text)
         self._write_input(self._input.add_arguments(text))
 
     def close(self, status: ItemStatus) -> Item:
         """Write the events that end the item, and return it."""
-        self._write_input(self._input.finish("".join(self._arguments)))
+        self._write_input(self._input.finish())
         return super().close(status)
 
     def snapshot(self, status: ItemStatus) -> Item:

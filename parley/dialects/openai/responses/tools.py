@@ -12,19 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from parley.dialects.fields import Fields
-from parley.dialects.forms import MAX_GRAMMAR_CHARACTERS
 from parley.dialects.openai import shared, strict
+from parley.dialects.openai.custom_tools import custom_parameters
 from parley.dialects.openai.responses.rules import ResponsesRules, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS, ToolObject
 from parley.errors import BadRequest, Invalid, excerpt
-from parley.types import CUSTOM_GRAMMAR
 
 OFFERED_TOOLS = frozenset(
     ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "image_generation",
      "tool_search", "programmatic_tool_calling")
 )  # fmt: skip
 NAMESPACE_JOINT = "__"
-CUSTOM_INPUT = "input"  # the argument of the function that stands for a custom tool
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -134,32 +132,13 @@ def _read_strict(function: Fields, name: str, parameters: dict[str, Any]) -> boo
 def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dict[str, Any]:
     name = shared.read_identifier(tool)
     description = tool.string("description", None)
-    parameters = {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: {"type": "string"} | _read_custom_format(tool)},
-        "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }
+    parameters = custom_parameters(tool.object("format"), nested=False)
     signature: dict[str, Any] = {"name": joined_name(namespace, name)}
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters, "strict": True}
     _declare(tool, members, signature, DeclaredTool(name, namespace, is_custom=True))
     return {"type": "custom"} | {key: tool.raw_value(key) for key in tool.member_names if key != "type"}
-
-
-def _read_custom_format(tool: Fields) -> dict[str, str]:
-    """Return what the schema of a custom tool's text has besides its type."""
-    form = tool.object("format")
-    if form is None or form.string("type", "text", allowed=("text", "grammar")) == "text":
-        return {}
-    syntax = form.string("syntax", None, allowed=("lark", "regex"))
-    if syntax is None:
-        raise form.missing_member("syntax")
-    definition = form.string("definition", None, cap=MAX_GRAMMAR_CHARACTERS)
-    if definition is None:
-        raise form.missing_member("definition")
-    return {CUSTOM_GRAMMAR: definition} if syntax == "lark" else {"pattern": f"^(?:{definition})$"}
 
 
 def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
