@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2")  # numbered as in kernels.h; relu2 is the square of ReLU
+# Numbered as in kernels.h. relu2 is the square of ReLU; clamped_swiglu changes what it multiplies, too.
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu")
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of clamped_swiglu
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class LayerShape:
     a token at once, not over each head.
 
     The MLP is down(activation(gate(x)) * up(x)), or down(activation(up(x))) unless it ``is_gated``. ``activation`` is
-    one of ACTIVATIONS. With ``routing``, it is a mixture of such MLPs.
+    one of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT and up to at most that in
+    size: g * sigmoid(SWIGLU_ALPHA * g) * (up + 1). With ``routing``, the MLP is a mixture of such MLPs.
+
+    Where the weights hold sinks, each head has one more score, which takes its share of the softmax and has no value.
     """
 
     score_scale: float

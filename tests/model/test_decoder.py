@@ -19,7 +19,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse as lowering
 from parley.model.load import plan, reference
 from parley.model.load.loader import load_runner
-from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.config import RopeConfig, Unfusable, read_decoder_config
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
@@ -245,7 +245,9 @@ def test_nan_weights_fail_the_decoder_check(tmp_path):
         {"hidden_size": None},
         {"num_attention_heads": "4"},
         {"num_key_value_heads": 3},
-        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "yarn"}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}},
         {"rope_parameters": {"rope_type": "linear"}},
         {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
         {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention", "chunked", "x"]},
@@ -255,6 +257,29 @@ def test_unknown_config_is_not_fused(change):
     config = read_config(tiny_models.model_folder("qwen3")) | change
     with pytest.raises(Unfusable):
         read_decoder_config(config)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"factor": 32.0, "truncate": False, "original_max_position_embeddings": 512},
+        {"factor": 4.0, "beta_fast": 20, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.3},
+        {"factor": 40, "attention_factor": 1.1, "original_max_position_embeddings": 64},
+        {"factor": 2.0, "rope_theta": 2.0, "original_max_position_embeddings": 16},  # the ramp has no width
+    ],
+)
+def test_yarn_equals_that_of_transformers(fields):
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_type": "yarn", "rope_theta": 10000.0} | fields
+    config = read_config(tiny_models.model_folder("qwen3")) | {"rope_parameters": parameters}
+    rope = read_decoder_config(config).rope
+    expected, scale = ROPE_INIT_FUNCTIONS["yarn"](AutoConfig.for_model(**config))
+    assert torch.allclose(rope.inverse_frequencies(), expected, rtol=1e-6, atol=0) and rope.scale == pytest.approx(
+        scale
+    )
+    assert not torch.equal(rope.inverse_frequencies(), RopeConfig(rope.theta, rope.rotary).inverse_frequencies())
 
 
 def test_unused_tensor_prevents_fusing(tmp_path):

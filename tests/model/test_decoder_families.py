@@ -44,9 +44,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", HEADS),
     "ministral": ("ministral", HEADS | {"sliding_window": 21, "layer_types": ["full_attention", "sliding_attention"]}),
     **{name: tiny_models.ARCHITECTURES[name] for name in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe")},
+    **tiny_models.MIXTURES,
 }
 # The schedules of all others run by night; ``test_layers`` draws every variation of a layer.
-KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi"]
+KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi", "gpt_oss"]
 TESTED_ELSEWHERE = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
 }  # fmt: skip

@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
 
+from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse, plan, reference
 from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.native.torch_forms.torch_grouped import E2M1_NUMBERS
 from parley.types import Settings
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -79,7 +81,70 @@ def test_experts_in_one_tensor_load_like_experts_of_their_own(tmp_path, quantiza
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize(("architecture", "quantization"), [("qwen2_moe", "int8"), ("glm4_moe", "int4")])
+def write_mxfp4(target: Path) -> tuple[Path, Path]:
+    """Write GPT-OSS with random MXFP4 experts as it is published, and the same with plain numbers: both folders."""
+    plain, packed = (
+        shutil.copytree(tiny_models.model_folder("gpt_oss"), target / name) for name in ("plain", "packed")
+    )
+    source, numbers = torch.Generator().manual_seed(8), torch.tensor(E2M1_NUMBERS)
+    wide, blocks = load_file(plain / "model.safetensors"), {}
+    for name, tensor in wide.items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            blocks[name] = tensor
+            continue
+        experts, into, out = tensor.shape
+        values = torch.randint(0, 16, (experts, out, into // 32, 32), generator=source)
+        exponents = torch.randint(-6, -2, values.shape[:3], generator=source)
+        blocks[name + "_blocks"] = (values[..., 0::2] + 16 * values[..., 1::2]).to(torch.uint8)
+        blocks[name + "_scales"] = (exponents + 127).to(torch.uint8)
+        weight = numbers[values] * 2.0 ** exponents[..., None]
+        wide[name] = weight.view(experts, out, into).transpose(1, 2).contiguous().bfloat16()
+    save_file(wide, plain / "model.safetensors", {"format": "pt"})
+    save_file(blocks, packed / "model.safetensors", {"format": "pt"})
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (packed / "config.json").write_text(json.dumps(config))
+    return plain, packed
+
+
+def test_published_mxfp4_is_read_as_it_is(tmp_path):
+    plain, packed = write_mxfp4(tmp_path)
+    whole = [45]
+    wide, exact = (compute_logits(load_decoder(each, "float32"), whole) for each in (plain, packed))
+    assert torch.equal(wide, exact)
+    decoder = load_decoder(packed)
+    logits = compute_logits(decoder, whole)
+    assert (logits - wide).norm() / wide.norm() < 0.03
+    assert torch.equal(logits, compute_logits(decoder, [7, 1, 30, 1, 6]))
+    mixture = decoder.layer_weights[0].mixture
+    if native.compiled_kernels() is not None:
+        experts = mixture.experts.gate_up, mixture.experts.down
+        numbers = 6 * 3 * 64 * 160
+        assert sum(each.weight.nbytes for each in experts) < numbers * 0.6 + 6 * 64 * (160 + 64)  # panels are padded
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("down_proj_scales", lambda scales: scales[..., :1], r"down_proj_scales has shape \[6, 64, 1\]"),
+        ("gate_up_proj_blocks", lambda blocks: blocks.int(), "gate_up_proj_blocks holds int32"),
+        ("down_proj_scales", lambda scales: torch.full_like(scales, 255), "Layer 1 cannot be packed"),
+        ("down_proj_bias", lambda bias: bias[:, :-1], r"down_proj_bias has shape \[6, 63\]"),
+    ],
+)
+def test_damaged_mxfp4_is_refused(tmp_path, name, change, reason):
+    _, packed = write_mxfp4(tmp_path)
+    tensors = load_file(packed / "model.safetensors")
+    name = "model.layers.1.mlp.experts." + name
+    tensors[name] = change(tensors[name]).contiguous()
+    save_file(tensors, packed / "model.safetensors")
+    with pytest.raises(LoadError, match=reason):
+        load_decoder(packed)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "quantization"), [("qwen2_moe", "int8"), ("glm4_moe", "int4"), ("gpt_oss", "int8")]
+)
 def test_chunks_give_the_bits_of_one_prefill(architecture, quantization):
     decoder = load_decoder(tiny_models.model_folder(architecture), quantization=quantization)
     assert torch.equal(compute_logits(decoder, [45]), compute_logits(decoder, [7, 1, 30, 1, 6]))
@@ -107,11 +172,12 @@ def test_layers_that_predict_further_tokens_are_not_used(tmp_path):
         ("glm4_moe", {"n_group": 3}, "16 experts in 2 of 3 groups"),
         ("glm4_moe", {"topk_group": 5}, "5 of 4 groups"),
         ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window as True"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit as 5.0"),
         ("mixtral", {"num_local_experts": "all"}, "num_experts as 'all'"),
     ],
 )
 def test_configs_that_do_not_fit_have_no_fused_decoder(architecture, change, reason):
-    model_type, fields = tiny_models.ARCHITECTURES[architecture]
+    model_type, fields = (tiny_models.ARCHITECTURES | tiny_models.MIXTURES)[architecture]
     with pytest.raises(Unfusable, match=reason):
         read_decoder_config({"model_type": model_type, **fields, **change})
 

@@ -12,7 +12,7 @@ from parley import native
 from parley.native import build, compiled, library
 from parley.native.torch_forms import torch_experts
 
-FORMATS = ("bf16", "int8", "int4")
+FORMATS = ("bf16", "int8", "int4", "e2m1")
 
 
 @pytest.fixture(
@@ -27,7 +27,12 @@ def kernel_level(request):
 
 
 def pack_random(kind: str, out: int, into: int, seed: int) -> native.PackedWeight:
-    bias = random_tensor(out, seed=seed + 1000) if kind == "bf16" else None
+    bias = random_tensor(out, seed=seed + 1000)
+    if kind == "e2m1":
+        source = torch.Generator().manual_seed(seed)
+        values = torch.randint(0, 16, (out, into), generator=source).byte()
+        scales = 2.0 ** torch.randint(-6, -1, (out, -(-into // 32)), generator=source)
+        return native.pack_grouped(native.GroupedWeight(values, scales, None, 32, code="e2m1"), bias, torch.bfloat16)
     weight = random_tensor(out, into, seed=seed, dtype=torch.float32) * into**-0.5
     if kind == "int8":
         rows = native.quantize_rows(weight)
@@ -52,8 +57,16 @@ def random_routing(rows: int, experts: int, chosen: int, seed: int = 0) -> tuple
     return native.route(logits, None, native.Routing(experts, chosen, normalized=True))
 
 
-@pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("int8", "int4"), ("int4", "int8")])
-def test_experts_equal_dense_layers(kinds):
+@pytest.mark.parametrize(
+    ("kinds", "activation"),
+    [
+        (("bf16", "bf16"), "silu"),
+        (("int8", "int4"), "silu"),
+        (("int4", "int8"), "gelu"),
+        (("e2m1", "e2m1"), "clamped_swiglu"),
+    ],
+)
+def test_experts_equal_dense_layers(kinds, activation):
     """The MLP of an expert gives a row what the same weights give in a dense layer."""
     hidden, width, count, chosen = 64, 40, 5, 2
     experts, single = random_experts(kinds, count, hidden, width)
@@ -61,12 +74,16 @@ def test_experts_equal_dense_layers(kinds):
     ids, weights = random_routing(30, count, chosen)
     weights = torch.cat((weights, torch.rand(30, 1)), -1)
     outputs = torch.stack(
-        [native.lm_head_logits(native.activate(native.linear(x, gate_up), "silu"), down) for gate_up, down in single], 1
+        [
+            native.lm_head_logits(native.activate(native.linear(x, gate_up), activation), down)
+            for gate_up, down in single
+        ],
+        1,
     )
     expected = weights[:, -1:] * shared.float()
     for slot in range(chosen):
         expected += weights[:, slot, None] * outputs[torch.arange(30), ids[:, slot]]
-    actual = native.mix_experts(x, experts, ids, weights, shared)
+    actual = native.mix_experts(x, experts, ids, weights, shared, activation)
     assert ((actual - expected).abs() <= expected.abs() * 2**-8 + 1e-5).all()
 
 

@@ -89,7 +89,9 @@ class RandomModel:
 
         def random_experts(routing: native.Routing, outputs: int, inputs: int) -> native.PackedWeight:
             kind = next(weight_types).removesuffix(" in another order")
-            experts = (self.random_linear(kind, outputs, inputs, False) for _ in range(routing.experts))
+            experts = (
+                self.random_linear(kind, outputs, inputs, "experts" in shape.biases) for _ in range(routing.experts)
+            )
             return native.stack_experts(experts, routing.experts)
 
         def random_mixture(routing: native.Routing | None) -> native.Mixture | None:
@@ -99,7 +101,8 @@ class RandomModel:
             experts = native.Experts(
                 routing.experts, gate_up, random_experts(routing, shape.hidden, shape.expert_width)
             )
-            router = self.random_linear("bf16", routing.experts + (routing.shared == 2), shape.hidden, False)
+            numbers = routing.experts + (routing.shared == 2)
+            router = self.random_linear("bf16", numbers, shape.hidden, "experts" in shape.biases)
             return native.Mixture(router, self.random_bf16(routing.experts).float(), experts)
 
         heads, attention_width = shape.heads + 2 * shape.kv_heads, shape.heads * shape.head_dim
@@ -115,7 +118,7 @@ class RandomModel:
                 mlp_norm=self.random_norm(shape, shape.tensors.mlp_norm),
                 mlp_after_norm=self.random_norm(shape, shape.tensors.mlp_after_norm),
                 head_norm=self.random_head_norm(heads - shape.kv_heads, shape) if shape.tensors.query_norm else None,
-                sinks=self.random_bf16(shape.heads).float() if layer.softcap else None,
+                sinks=self.random_bf16(shape.heads).float() if shape.tensors.sinks else None,
             )
             for layer in shape.layers
         ]
@@ -237,8 +240,10 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
                 replace(layer, window=window, rope=draw(numbers), routing=draw(routings)) for window in windows
             ),
             expert_width=draw(eights),
-            biases=draw(st.frozensets(st.sampled_from(["qkv", "output", "gate_up", "down"]))),
-            tensors=TensorNames(**norms, query_norm="norm" if are_heads_normed else None),
+            biases=draw(st.frozensets(st.sampled_from(["qkv", "output", "gate_up", "down", "experts"]))),
+            tensors=TensorNames(
+                **norms, query_norm="norm" if are_heads_normed else None, sinks=draw(st.sampled_from([None, "sinks"]))
+            ),
             are_norms_centered=draw(st.booleans()),
             have_norms_bias=draw(st.booleans()),
             embedding_scale=draw(st.sampled_from([1.0, 7.3])),
@@ -335,7 +340,9 @@ ODD = replace(
     REAL_WIDTH,
     ropes=tuple(RopeConfig(theta, 32, is_interleaved=True) for theta in (1e4, 1e6)),
     layers=(ODD_LAYER, replace(ODD_LAYER, rope=0, window=20, activation="gelu_tanh", is_parallel=False)),
-    tensors=replace(LLAMA_TENSORS, attention_after_norm="a", mlp_after_norm="b", query_norm="q", key_norm="k"),
+    tensors=replace(
+        LLAMA_TENSORS, attention_after_norm="a", mlp_after_norm="b", query_norm="q", key_norm="k", sinks="s"
+    ),
     are_norms_centered=True,
     have_norms_bias=True,
     embedding_scale=29.93,

@@ -93,6 +93,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Those that only tests of the fused decoder and its mixtures load.
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_oss": (
+        "gpt_oss",
+        BASE_CONFIG | {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 24, "head_dim": 32},
+    ),
+}
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -124,11 +131,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = "bfloat16", **overrides: Any) -> Path:
-    """Write a model of one of ARCHITECTURES into ``folder``; overrides are fields of its Transformers config."""
+    """Write a model of ARCHITECTURES or MIXTURES into ``folder``; overrides are fields of its Transformers config."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model_type, fields = ARCHITECTURES[architecture]
+    model_type, fields = (ARCHITECTURES | MIXTURES)[architecture]
     config = AutoConfig.for_model(model_type, **(fields | overrides))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     write_random_model(folder, model, seed=seed, dtype=dtype)

@@ -55,12 +55,20 @@ class Fp4Format:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         packed, scales, *whole = self.view_tensors(checkpoint, linear)
-        values = torch.stack((packed & 15, packed >> 4), -1).view(linear.out, linear.into)
-        if scales.dtype == torch.uint8:
-            scales = scales.view(torch.float8_e8m0fnu)
-        out_scales = None
-        if whole:
-            out_scales = whole[0].float().reciprocal().expand(linear.out)
+        if not whole:
+            return read_mxfp4(packed, scales)
+        out_scales = whole[0].float().reciprocal().expand(linear.out)
         return GroupedLinearWeight(
-            GroupedWeight(values, scales.float(), None, self.group, code="e2m1", out_scales=out_scales)
+            GroupedWeight(_unpack(packed), scales.float(), None, self.group, code="e2m1", out_scales=out_scales)
         )
+
+
+def read_mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> GroupedLinearWeight:
+    """Return an MXFP4 weight. ``packed`` uint8 [out, in / 2], ``scales`` uint8 [out, in / MXFP4_GROUP]: exponents."""
+    wide = scales.view(torch.float8_e8m0fnu).float()
+    return GroupedLinearWeight(GroupedWeight(_unpack(packed), wide, None, MXFP4_GROUP, code="e2m1"))
+
+
+def _unpack(packed: torch.Tensor) -> torch.Tensor:
+    """Return the 4-bit numbers of bytes uint8 [out, in / 2]: uint8 [out, in]."""
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(1)

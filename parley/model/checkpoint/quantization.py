@@ -17,6 +17,7 @@ import torch
 from parley.model.checkpoint import compressed_tensors, fp8, gptq_awq
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.gguf_blocks import grouped_bits
+from parley.model.checkpoint.stacked import StackedFormat, StackedMxfp4Format
 from parley.model.checkpoint.weights import (
     BlockWeight,
     GroupedLinearWeight,
@@ -70,18 +71,25 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     "awq": gptq_awq.read_awq_config,
     "fp8": fp8.read_fp8_config,
     "fbgemm_fp8": fp8.read_fp8_config,
+    "mxfp4": lambda section: lambda name: None,  # quantises experts only
     GGUF_METHOD: lambda section: lambda name: None,
 }
+# The format of tensors that hold the weights of all experts, for each quant_method that quantises them.
+STACKED_FORMATS: dict[str, StackedFormat] = {"mxfp4": StackedMxfp4Format()}
 PLAIN_FORMAT = PlainFormat()
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """The format of each linear layer, and whether plain layers are quantised while loading."""
+    """The format of each linear layer, and whether plain layers are quantised while loading.
+
+    ``stacked_format``: of tensors that hold the weights of all experts; None for plain ones.
+    """
 
     method: str | None  # the checkpoint's
     setting: str  # one of QUANTIZATION_SETTINGS
     find_format: Callable[[str], WeightFormat | None]
+    stacked_format: StackedFormat | None = None
 
     def __bool__(self) -> bool:
         return self.method is not None or self.setting != "none"
@@ -158,4 +166,4 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
             f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; "
             f"{', '.join(METHOD_READERS)} are."
         )
-    return Quantization(method, setting, METHOD_READERS[method](section))
+    return Quantization(method, setting, METHOD_READERS[method](section), STACKED_FORMATS.get(method))

@@ -207,6 +207,8 @@ class DecoderWeights:
         for parts in self.linear_parts(layer).values():
             for linear in parts:
                 names += self.linear_tensors(linear) + [linear.name + ".bias"] * linear.bias
+        if self.config.tensors.sinks:
+            names.append(self.layer_name(layer, self.config.tensors.sinks))
         return names + self.mixtures.layer_tensors(layer)
 
     def is_zero_bias(self, name: str) -> bool:
@@ -224,7 +226,7 @@ class DecoderWeights:
             total += numbers * sum(dict(self.layer_norms(layer).values()).values())  # some are used twice
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(each.out * (each.into + each.bias) for each in linears)
-            total += self.mixtures.layer_parameters(layer)
+            total += self.mixtures.layer_parameters(layer) + s.heads * bool(s.tensors.sinks)
         return total
 
     def linear_tensors(self, linear: LinearSpec) -> list[str]:
@@ -252,6 +254,7 @@ class DecoderWeights:
                 if linear.bias:
                     view(linear.name + ".bias", linear.out)
             self.mixtures.check_shapes(layer)
+            self.read_sinks(layer)
             for name, size in (*self.layer_norms(layer).values(), (s.tensors.norm, s.hidden)):
                 for tensor in self.norm_tensors(name):
                     view(tensor, size)
@@ -271,6 +274,13 @@ class DecoderWeights:
         weight, *biases = self.norm_tensors(name)
         bias = read(biases[0], 0.0) if biases else None
         return native.Norm(read(weight, self.config.norm_offset), self.config.eps, bias, self.config.are_norms_centered)
+
+    def read_sinks(self, layer: int) -> torch.Tensor | None:
+        """Return the score of each head's sink, float32 [heads]; None without sinks. Raises LoadError."""
+        if self.config.tensors.sinks is None:
+            return None
+        stored = self.checkpoint.view_tensor(self.layer_name(layer, self.config.tensors.sinks), self.config.heads)
+        return stored.to(device=self.device, dtype=torch.float32, copy=True)
 
     def copy_tensor(self, name: str, *sizes: int) -> torch.Tensor:
         """Return a copy of one tensor in the network's dtype and on its device."""
@@ -311,7 +321,7 @@ class DecoderWeights:
         norms = {field: self.read_norm(*place) for field, place in self.layer_norms(index).items()}
         head_norm = self._merge_head_norms(norms.pop("query_norm", None), norms.pop("key_norm", None))
         members: dict[str, Any] = {"gate_up": None, "down": None, **packed, **norms, "head_norm": head_norm}
-        members["mixture"] = self.mixtures.pack_layer(index)
+        members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         layer = DecoderLayer(**members)
         self.checkpoint.release_pages(*self.layer_tensors(index))
         return layer
@@ -326,14 +336,16 @@ class DecoderWeights:
 
     def _pack_merged_linears(self, parts: list[LinearSpec]) -> native.PackedWeight:
         """Read linear layers and merge them into one packed weight. Raises LoadError."""
-        return self.pack_weights(parts, [self.read_linear(linear) for linear in parts])
+        bias = None
+        if parts[0].bias:
+            bias = torch.cat([self.copy_tensor(linear.name + ".bias", linear.out) for linear in parts])
+        return self.pack_weights(parts, [self.read_linear(linear) for linear in parts], bias)
 
-    def pack_weights(self, parts: list[LinearSpec], weights: list[LinearWeight]) -> native.PackedWeight:
+    def pack_weights(
+        self, parts: list[LinearSpec], weights: list[LinearWeight], bias: torch.Tensor | None
+    ) -> native.PackedWeight:
         """Merge the weights of linear layers into one. Raises LoadError if they are quantised differently."""
         if not all(weights[0].can_merge(weight) for weight in weights):
             layer_names = ", ".join(linear.name for linear in parts)
             raise LoadError(f"The layers {layer_names} are computed as one, but are not all quantised alike.")
-        bias = None
-        if parts[0].bias:
-            bias = torch.cat([self.copy_tensor(linear.name + ".bias", linear.out) for linear in parts])
         return type(weights[0]).pack_merged(weights, bias, self.dtype, self.device)

@@ -11,6 +11,7 @@ import torch
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.quantization import Quantization
+from parley.model.checkpoint.stacked import StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.mixtures import MixtureNames
@@ -34,7 +35,9 @@ class LinearReader(Protocol):
     def read_linear(self, linear: LinearSpec) -> LinearWeight:
         """Read a linear layer's weight, quantised if requested."""
 
-    def pack_weights(self, parts: list[LinearSpec], weights: list[LinearWeight]) -> native.PackedWeight:
+    def pack_weights(
+        self, parts: list[LinearSpec], weights: list[LinearWeight], bias: torch.Tensor | None
+    ) -> native.PackedWeight:
         """Merge the weights of linear layers into one. Raises LoadError if they are quantised differently."""
 
 
@@ -45,6 +48,7 @@ class MixtureWeights:
         self._weights = weights
         self._checkpoint, self._config = weights.checkpoint, weights.config
         self.names = self._find_layout()
+        self._stacked_format = weights.quantization.stacked_format or StackedPlainFormat(self.names.transposed)
 
     def _find_layout(self) -> MixtureNames:
         """Return the layout whose tensors the checkpoint has, the first if it has none."""
@@ -63,18 +67,18 @@ class MixtureWeights:
         parts = {self.names.router: routing.experts}
         if routing.shared == 2 and self.names.shared_gate:
             parts[self.names.shared_gate] = 1
-        hidden = self._config.hidden
-        return [LinearSpec(self._weights.layer_name(layer, name), out, hidden) for name, out in parts.items()]
+        hidden, bias = self._config.hidden, self.names.has_biases
+        return [LinearSpec(self._weights.layer_name(layer, name), out, hidden, bias) for name, out in parts.items()]
 
     def expert_parts(self, layer: int, expert: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of an expert, each as the parts to be merged. In a stacked layout, their names are
         those of the tensors that hold all experts."""
-        hidden, width = self._config.hidden, self._config.expert_width
+        hidden, width, bias = self._config.hidden, self._config.expert_width, self.names.has_biases
         names = [self._weights.layer_name(layer, name.format(expert)) for name in self.names.gate_up]
         down = self._weights.layer_name(layer, self.names.down.format(expert))
         return {
-            "gate_up": [LinearSpec(name, 2 * width // len(names), hidden) for name in names],
-            "down": [LinearSpec(down, hidden, width)],
+            "gate_up": [LinearSpec(name, 2 * width // len(names), hidden, bias) for name in names],
+            "down": [LinearSpec(down, hidden, width, bias)],
         }
 
     def layer_tensors(self, layer: int) -> list[str]:
@@ -82,9 +86,11 @@ class MixtureWeights:
         routing = self._config.layers[layer].routing
         if routing is None:
             return []
-        names = [linear.name + ".weight" for linear in self.router_parts(layer)]
-        if self.names.router_bias:
-            names.append(self._weights.layer_name(layer, self.names.router_bias))
+        names = []
+        for linear in self.router_parts(layer):
+            names += [linear.name + ".weight"] + [linear.name + ".bias"] * linear.bias
+        if self.names.choice_bias:
+            names.append(self._weights.layer_name(layer, self.names.choice_bias))
         for expert in range(1 if self.names.is_stacked else routing.experts):
             names += self._expert_tensors(layer, expert)
         return names
@@ -92,7 +98,8 @@ class MixtureWeights:
     def _expert_tensors(self, layer: int, expert: int) -> list[str]:
         linears = list(chain.from_iterable(self.expert_parts(layer, expert).values()))
         if self.names.is_stacked:
-            return [linear.name for linear in linears]
+            biases = [linear.name + "_bias" for linear in linears if linear.bias]
+            return [name for linear in linears for name in self._stacked_format.tensor_names(linear)] + biases
         return [name for linear in linears for name in self._weights.linear_tensors(linear)]
 
     def layer_parameters(self, layer: int) -> int:
@@ -100,37 +107,36 @@ class MixtureWeights:
         routing = self._config.layers[layer].routing
         if routing is None:
             return 0
-        experts = routing.experts * 3 * self._config.expert_width * self._config.hidden
-        return experts + sum(linear.out * linear.into for linear in self.router_parts(layer))
+        linears = chain.from_iterable(self.expert_parts(layer, 0).values())
+        experts = routing.experts * sum(linear.out * (linear.into + linear.bias) for linear in linears)
+        return experts + sum(linear.out * (linear.into + linear.bias) for linear in self.router_parts(layer))
 
     def check_shapes(self, layer: int) -> None:
         """Check shapes and types of a layer's mixture, without reading any. Raises LoadError."""
         routing = self._config.layers[layer].routing
         if routing is None:
             return
-        for linear in self.router_parts(layer):
-            self._checkpoint.view_tensor(linear.name + ".weight", linear.out, linear.into)
-        self.read_bias(layer)
-        for expert in range(routing.experts):
+        self.read_router(layer)
+        self.read_choice_bias(layer)
+        for expert in range(1 if self.names.is_stacked else routing.experts):
             for linear in chain.from_iterable(self.expert_parts(layer, expert).values()):
                 if self.names.is_stacked:
-                    self._view_stacked(linear, routing.experts)
+                    self._stacked_format.view_tensors(self._checkpoint, linear, routing.experts)
                 else:
                     self._weights.quantization.check_stored_weight(self._checkpoint, linear)
+                if linear.bias:
+                    self._checkpoint.check_tensor(linear.name + "_bias", routing.experts, linear.out)
 
-    def _view_stacked(self, linear: LinearSpec, experts: int) -> torch.Tensor:
-        return self._checkpoint.view_tensor(linear.name, experts, linear.out, linear.into)
+    def read_router(self, layer: int) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Return the weights of the router's parts, [out, hidden] each, and its bias [out], if any, as views of the
+        file. Raises LoadError."""
+        parts, view = self.router_parts(layer), self._checkpoint.view_tensor
+        weights = [view(linear.name + ".weight", linear.out, linear.into) for linear in parts]
+        return weights, view(parts[0].name + ".bias", parts[0].out) if parts[0].bias else None
 
-    def read_router(self, layer: int) -> list[torch.Tensor]:
-        """Return the weights of the router's parts, [out, hidden] each, as views of the file. Raises LoadError."""
-        return [
-            self._checkpoint.view_tensor(linear.name + ".weight", linear.out, linear.into)
-            for linear in self.router_parts(layer)
-        ]
-
-    def read_bias(self, layer: int) -> torch.Tensor | None:
-        """Return what is added to the router's scores, float32 [experts]; None for nothing. Raises LoadError."""
-        routing, name = self._config.layers[layer].routing, self.names.router_bias
+    def read_choice_bias(self, layer: int) -> torch.Tensor | None:
+        """Return what is added to scores to choose, float32 [experts]; None for nothing. Raises LoadError."""
+        routing, name = self._config.layers[layer].routing, self.names.choice_bias
         if routing is None or name is None:
             return None
         view = self._checkpoint.view_tensor(self._weights.layer_name(layer, name), routing.experts)
@@ -138,15 +144,36 @@ class MixtureWeights:
 
     def read_expert(self, layer: int, expert: int, key: str) -> list[LinearWeight]:
         """Read the parts of an expert's linear layer ``key``, quantised if requested. Raises LoadError."""
-        return [self._read_linear(layer, expert, linear) for linear in self.expert_parts(layer, expert)[key]]
+        return [self._read_linear(layer, expert, key, linear) for linear in self.expert_parts(layer, expert)[key]]
 
-    def _read_linear(self, layer: int, expert: int, linear: LinearSpec) -> LinearWeight:
-        routing = self._config.layers[layer].routing
-        assert routing is not None
+    def _read_linear(self, layer: int, expert: int, key: str, linear: LinearSpec) -> LinearWeight:
         if not self.names.is_stacked:
             return self._weights.read_linear(linear)
-        weight = PlainWeight(self._view_stacked(linear, routing.experts)[expert])
+        weight = self._stacked_format.read_expert(self._checkpoint, linear, self._expert_count(layer), expert)
+        if (order := self._output_order(key)) is not None:
+            weight = weight.select_outputs(order)
         return self._weights.quantization.quantize_plain(weight, head=False)
+
+    def _expert_count(self, layer: int) -> int:
+        routing = self._config.layers[layer].routing
+        assert routing is not None
+        return routing.experts
+
+    def _output_order(self, key: str) -> torch.Tensor | None:
+        """Return the order in which the file has the outputs of ``key``, int64 [out]; None for the usual one."""
+        if key != "gate_up" or not self.names.interleaved:
+            return None
+        return torch.arange(2 * self._config.expert_width).view(-1, 2).t().flatten()
+
+    def read_expert_bias(self, layer: int, expert: int, key: str) -> torch.Tensor | None:
+        """Return the bias of an expert's linear layer ``key``, [out] in the network's dtype; None if it has none."""
+        (first, *_), count = self.expert_parts(layer, expert)[key], self._expert_count(layer)
+        if not first.bias:
+            return None
+        bias = self._checkpoint.view_tensor(first.name + "_bias", count, first.out)[expert]
+        order = self._output_order(key)
+        bias = bias if order is None else bias[order]
+        return bias.to(device=self._weights.device, dtype=self._weights.dtype, copy=True)
 
     def pack_layer(self, layer: int) -> native.Mixture | None:
         """Pack the mixture of a layer, None if it has none. Raises LoadError."""
@@ -159,19 +186,19 @@ class MixtureWeights:
             )
         except ValueError as error:
             raise LoadError(f"Layer {layer} cannot be packed: {error}.") from None
-        router = [PlainWeight(part) for part in self.read_router(layer)]
+        parts, bias = self.read_router(layer)
+        bias = None if bias is None else bias.to(device=weights.device, dtype=weights.dtype, copy=True)
+        router = [PlainWeight(part) for part in parts]
         return native.Mixture(
-            PlainWeight.pack_merged(router, None, weights.dtype, weights.device),
-            self.read_bias(layer),
+            PlainWeight.pack_merged(router, bias, weights.dtype, weights.device),
+            self.read_choice_bias(layer),
             native.Experts(routing.experts, gate_up, down),
         )
 
     def _pack_experts(self, layer: int, key: str) -> Iterator[native.PackedWeight]:
         """Pack the linear layer ``key`` of one expert after another, and release its file pages."""
-        routing = self._config.layers[layer].routing
-        assert routing is not None
-        for expert in range(routing.experts):
-            parts = self.expert_parts(layer, expert)[key]
-            yield self._weights.pack_weights(parts, self.read_expert(layer, expert, key))
+        for expert in range(self._expert_count(layer)):
+            parts, bias = self.expert_parts(layer, expert)[key], self.read_expert_bias(layer, expert, key)
+            yield self._weights.pack_weights(parts, self.read_expert(layer, expert, key), bias)
             if not self.names.is_stacked:
                 self._checkpoint.release_pages(*chain.from_iterable(map(self._weights.linear_tensors, parts)))

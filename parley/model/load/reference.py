@@ -31,11 +31,15 @@ PROBE_OUTPUTS = 4096  # vocabulary entries with compared logits
 # Parameters; the check runs all layers of models up to this size, else the first and the last.
 FULL_CHECK_PARAMETERS = 50_000_000
 PROBE_PICTURE = MediaItem("image", b"", 7, 12, [EmbeddingRun(0, 12, (2, 3, 2))])
-ACTIVATION_DEFINITIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": lambda x: x * x.sigmoid(),
-    "gelu": lambda x: x * (1 + (x / 2**0.5).erf()) / 2,
-    "gelu_tanh": lambda x: x * (1 + ((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh()) / 2,
-    "relu2": lambda x: x.clamp_min(0) ** 2,
+# Of the outputs of gate and up; of those of up and of 1 in an MLP that is not gated.
+ACTIVATION_DEFINITIONS: dict[str, Callable[[torch.Tensor, torch.Tensor | float], torch.Tensor]] = {
+    "silu": lambda gate, up: gate * gate.sigmoid() * up,
+    "gelu": lambda gate, up: gate * (1 + (gate / 2**0.5).erf()) / 2 * up,
+    "gelu_tanh": lambda gate, up: gate * (1 + ((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)).tanh()) / 2 * up,
+    "relu2": lambda gate, up: gate.clamp_min(0) ** 2 * up,
+    "clamped_swiglu": lambda gate, up: (
+        gate.clamp_max(7) * (1.702 * gate.clamp_max(7)).sigmoid() * (torch.as_tensor(up).clamp(-7, 7) + 1)
+    ),
 }
 DECODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
 
@@ -174,15 +178,19 @@ def reference_logits(
         visible = distance >= 0
         if shape.window is not None:
             visible &= distance < shape.window
-        attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if (sinks := weights.read_sinks(layer)) is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, count, 1)), -1)
+        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :count], v)
         return project_parts(attended.reshape(count, -1), "output", layer)[0]
 
     def run_layer_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:
         routing = config.layers[layer].routing
         if routing is None:
             return run_mlp(x, layer)
-        logits = x @ torch.cat(weights.mixtures.read_router(layer)).float().T
-        shares = expert_shares(logits[:, : routing.experts], weights.mixtures.read_bias(layer), routing)
+        router, router_bias = weights.mixtures.read_router(layer)
+        logits = x @ torch.cat(router).float().T + (0 if router_bias is None else router_bias.float())
+        shares = expert_shares(logits[:, : routing.experts], weights.mixtures.read_choice_bias(layer), routing)
         total = torch.zeros_like(x)
         if routing.shared:
             total = run_mlp(x, layer) * (logits[:, routing.experts :].sigmoid() if routing.shared == 2 else 1.0)
@@ -193,15 +201,17 @@ def reference_logits(
 
     def run_expert(x: torch.Tensor, layer: int, expert: int) -> torch.Tensor:
         def project(x: torch.Tensor, key: str) -> torch.Tensor:
-            return torch.cat([each.multiply_rows(x) for each in weights.mixtures.read_expert(layer, expert, key)], -1)
+            y = torch.cat([each.multiply_rows(x) for each in weights.mixtures.read_expert(layer, expert, key)], -1)
+            bias = weights.mixtures.read_expert_bias(layer, expert, key)
+            return y if bias is None else y + bias
 
         gate, up = project(x, "gate_up").chunk(2, -1)
-        return project(ACTIVATION_DEFINITIONS[config.layers[layer].activation](gate) * up, "down")
+        return project(ACTIVATION_DEFINITIONS[config.layers[layer].activation](gate, up), "down")
 
     def run_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:
         rows, shape = torch.cat(project_parts(x, "gate_up", layer), -1), config.layers[layer]
         gate, up = rows.chunk(2, -1) if shape.is_gated else (rows, 1.0)
-        return project_parts(ACTIVATION_DEFINITIONS[shape.activation](gate) * up, "down", layer)[0]
+        return project_parts(ACTIVATION_DEFINITIONS[shape.activation](gate, up), "down", layer)[0]
 
     embedding = read_plain_weight(checkpoint, weights.embedding, config.vocab, config.hidden)
     x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden)) * config.embedding_scale

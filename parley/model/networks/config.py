@@ -146,7 +146,8 @@ def _known_fields(family: DecoderFamily, config: dict[str, Any]) -> dict[str, An
     named = {family.renamed.get(name, name): value for name, value in config.items()}
     fields = {name: named.get(name, default) for name, default in family.fields.items()}
     for name, value in family.required.items():
-        if fields[name] is not value and fields[name] is not None:
+        given = fields[name]
+        if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
             raise Unfusable(f"its config gives {name} as {fields[name]!r}")
     return fields
 
@@ -189,7 +190,7 @@ def _read_layers(
     family: DecoderFamily, fields: dict[str, Any], layer_types: list[str], ropes: list[int | None], head_dim: int
 ) -> tuple[LayerShape, ...]:
     """Return what each layer computes. ``ropes``: the number of each layer's rotary embedding."""
-    activation = ACTIVATION_NAMES.get(fields["hidden_act"])
+    activation = family.activation or ACTIVATION_NAMES.get(fields["hidden_act"])
     if activation is None:
         raise Unfusable(f"its activation is {fields['hidden_act']}")
     window = _read_window(fields)

@@ -17,17 +17,23 @@ class MixtureNames:
     """The names of a mixture's tensors in a layer. ``{}`` stands for the number of an expert.
 
     ``gate_up`` and ``down`` without it name tensors, not linear layers: each holds the weights of all experts
-    [experts, out, in]. ``gate_up`` lists the layers to be merged, as does ``shared_gate_up``. ``router_bias`` and
-    ``shared_gate``, the logit of the shared expert's weight, need not exist.
+    [experts, out, in], or [experts, in, out] if they are ``transposed``. ``gate_up`` lists the layers to be merged, as
+    does ``shared_gate_up``; its outputs are those of gate and then of up, or of both in turn if ``interleaved``.
+    ``choice_bias``, which is added to scores to choose experts, and ``shared_gate``, the logit of the shared expert's
+    weight, need not exist. ``has_biases``: the router has a bias, and each tensor of all experts one named NAME_bias
+    [experts, out].
     """
 
     router: str = "mlp.gate"
-    router_bias: str | None = None
+    choice_bias: str | None = None
     gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     down: str = "mlp.experts.{}.down_proj"
     shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str | None = None
+    transposed: bool = False
+    interleaved: bool = False
+    has_biases: bool = False
 
     @property
     def is_stacked(self) -> bool:
@@ -129,11 +135,24 @@ MIXTRAL_MIXTURE = MixtureFamily(
 QWEN2_MIXTURE = MixtureFamily(
     _both_layouts(MixtureNames(shared_gate="mlp.shared_expert_gate")), has_mixture=sparse_steps, shared=2
 )
+GPT_OSS_MIXTURE = MixtureFamily(
+    (
+        MixtureNames(
+            router="mlp.router",
+            gate_up=("mlp.experts.gate_up_proj",),
+            down="mlp.experts.down_proj",
+            transposed=True,
+            interleaved=True,
+            has_biases=True,
+        ),
+    ),
+    normalized=True,
+)
 QWEN3_MIXTURE = MixtureFamily(_both_layouts(MixtureNames()), has_mixture=sparse_steps)
 GLM4_MIXTURE = MixtureFamily(
     _both_layouts(
         MixtureNames(
-            router_bias="mlp.gate.e_score_correction_bias",
+            choice_bias="mlp.gate.e_score_correction_bias",
             shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
             shared_down="mlp.shared_experts.down_proj",
         )

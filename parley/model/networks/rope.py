@@ -18,8 +18,10 @@ class RopeConfig:
     """Rotary position embedding of the first ``rotary`` dimensions of a head.
 
     ``kind``: default, linear (all frequencies divided by ``factor``), llama3 (only the slow ones, see
-    ``inverse_frequencies``), or longrope (each divided by a factor of its own: by ``long_factors`` in sequences of more
-    than ``original_length`` tokens, by ``short_factors`` in others). Cosines and sines are multiplied by ``scale``.
+    ``inverse_frequencies``), yarn (likewise, by ``ramp``), or longrope (each divided by a factor of its own: by
+    ``long_factors`` in sequences of more than ``original_length`` tokens, by ``short_factors`` in others). ``ramp``:
+    the pairs of dimensions up to which no frequency, and from which all are divided by ``factor``. Cosines and sines
+    are multiplied by ``scale``.
     ``mrope_section``: how many frequencies belong to time, height and width (M-RoPE), in blocks or interleaved; empty:
     positions have one axis. ``is_interleaved``: dimension 2 i turns with 2 i + 1, else i with i + ``rotary`` / 2.
     """
@@ -33,6 +35,7 @@ class RopeConfig:
     original_length: int = 8192
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    ramp: tuple[float, float] = (0.0, 0.0)
     scale: float = 1.0
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
@@ -60,7 +63,8 @@ class RopeConfig:
         """Return the radians per token of each pair of dimensions: float32 [rotary / 2].
 
         RoFormer (arXiv 2104.09864) section 3.4.2; linear: arXiv 2306.15595; llama3: the Llama 3.1 reference code;
-        longrope: arXiv 2402.13753, with ``is_long`` for sequences of more than ``original_length`` tokens.
+        yarn: arXiv 2309.00071; longrope: arXiv 2402.13753, with ``is_long`` for sequences of more than
+        ``original_length`` tokens.
         """
         exponents = torch.arange(0, self.rotary, 2, dtype=torch.int64).float() / self.rotary
         if self.kind == "longrope":
@@ -72,6 +76,10 @@ class RopeConfig:
         if self.kind == "llama3":
             turns = self.original_length * inverse / (2 * torch.pi)  # full turns within the original context
             smooth = ((turns - self.low_freq) / (self.high_freq - self.low_freq)).clamp(0, 1)
+            return (1 - smooth) * inverse / self.factor + smooth * inverse
+        if self.kind == "yarn":
+            first, last = self.ramp
+            smooth = 1 - ((torch.arange(self.rotary // 2).float() - first) / (last - first)).clamp(0, 1)
             return (1 - smooth) * inverse / self.factor + smooth * inverse
         return inverse
 
@@ -112,9 +120,11 @@ def read_rope(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int)
                 float(parameters["high_freq_factor"]),
                 _read_original_length(fields, parameters),
             )
+        if kind == "yarn":
+            return _read_yarn(fields, parameters, float(theta), rotary)
         if kind == "longrope":
             return _read_longrope(fields, parameters, float(theta), rotary)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         raise Unfusable(f"its {kind} rotary scaling is incomplete") from None
     raise Unfusable(f"its rotary scaling is {kind}")
 
@@ -137,6 +147,28 @@ def _read_original_length(fields: dict[str, Any], parameters: dict[str, Any]) ->
     """Return the context in tokens that the model had before its rotary embedding was scaled."""
     original = fields.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     return int(original or fields["max_position_embeddings"])
+
+
+def _read_yarn(fields: dict[str, Any], parameters: dict[str, Any], theta: float, rotary: int) -> RopeConfig:
+    """Read a YaRN embedding (arXiv 2309.00071), as Transformers does. Raises KeyError, TypeError, ValueError or
+    ArithmeticError if it is incomplete."""
+    original = _read_original_length(fields, parameters)
+    factor = float(parameters["factor"] or fields["max_position_embeddings"] / original)
+    ends = [
+        rotary * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1))
+    ]
+    first, last = (math.floor(ends[0]), math.ceil(ends[1])) if parameters.get("truncate", True) else ends
+    first, last = max(first, 0.0), min(last, rotary - 1.0)
+
+    def attention_scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    scale, above, below = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if scale is None:
+        scale = attention_scale(above) / attention_scale(below) if above and below else attention_scale(1)
+    ramp = (first, last if last != first else first + 0.001)
+    return RopeConfig(theta, rotary, "yarn", factor, original_length=original, ramp=ramp, scale=float(scale))
 
 
 def _read_longrope(fields: dict[str, Any], parameters: dict[str, Any], theta: float, rotary: int) -> RopeConfig:

@@ -11,7 +11,7 @@ struct Norm {
 };
 
 // Numbered as ACTIVATIONS in native/layer_shape.py.
-enum Activation : int64_t { SILU, GELU_TANH, GELU, RELU2 };
+enum Activation : int64_t { SILU, GELU_TANH, GELU, RELU2, CLAMPED_SWIGLU };
 
 extern "C" {
 

@@ -70,6 +70,19 @@ Vec relu2(Vec x) {
   return positive * positive;
 }
 
+// As SWIGLU_LIMIT and SWIGLU_ALPHA in native/layer_shape.py
+constexpr float LIMIT = 7.f, ALPHA = 1.702f;
+
+// At most LIMIT. NaN stays NaN.
+Vec limited(Vec x) { return x > LIMIT ? fill(LIMIT) : x; }
+
+Vec clamped_gate(Vec gate) {
+  Vec x = limited(gate);
+  return x / (1.f + exp(x * -ALPHA));
+}
+
+Vec clamped_up(Vec up) { return 1.f - limited(-limited(up)); }
+
 // Where rows are written: as bf16, as int8 for a linear layer (see int8.cpp; padded to a multiple of 4), or both. int8
 // is computed from the bf16 row, so that one pass gives the same as two.
 struct Out {
@@ -184,24 +197,26 @@ void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* afte
 }
 
 // [M, width] = activation(gate) * up of rows [gate | up], or activation(row) unless `gated`: to `plain`, and quantized
-// to `values`, unless they are null.
+// to `values`, unless they are null. CLAMPED_SWIGLU changes `up`, too.
 void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, int8_t* values, float* scales,
               int32_t* excess, int64_t M, int64_t width, int64_t threads) {
   Out out{plain, values, scales, excess};
-  auto run = [=](auto active) {
+  auto run = [=](auto active, auto other) {
     write_rows(out, M, width, team(M * width, threads), [=](long m, bf16* to) {
       const bf16 *gate = rows + (gated ? 2 : 1) * m * width, *up = gate + width;
       for (long i = 0; i < width; i += LANES) {
         Vec v = active(load(gate + i, width - i));
-        store(to + i, gated ? v * load(up + i, width - i) : v, width - i);
+        store(to + i, gated ? v * other(load(up + i, width - i)) : v, width - i);
       }
     });
   };
+  auto same = [](Vec x) { return x; };
   switch (activation) {
-    case SILU: return run([](Vec x) { return silu(x); });
-    case GELU_TANH: return run([](Vec x) { return gelu_tanh(x); });
-    case GELU: return run([](Vec x) { return gelu(x); });
-    case RELU2: return run([](Vec x) { return relu2(x); });
+    case SILU: return run([](Vec x) { return silu(x); }, same);
+    case GELU_TANH: return run([](Vec x) { return gelu_tanh(x); }, same);
+    case GELU: return run([](Vec x) { return gelu(x); }, same);
+    case RELU2: return run([](Vec x) { return relu2(x); }, same);
+    case CLAMPED_SWIGLU: return run([](Vec x) { return clamped_gate(x); }, [](Vec x) { return clamped_up(x); });
   }
 }
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from parley.native.layer_shape import Norm
+from parley.native.layer_shape import SWIGLU_ALPHA, SWIGLU_LIMIT, Norm
 from parley.native.pool import PagePool
 from parley.native.torch_forms import torch_grouped, torch_int8
 from parley.native.torch_forms.torch_attention import store_rows
@@ -159,7 +159,13 @@ _ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
     "relu2": lambda x: F.relu(x).square_(),
+    "clamped_swiglu": lambda x: _clamped_gate(x.float().clamp_max(SWIGLU_LIMIT)).to(x.dtype),
 }
+
+
+def _clamped_gate(gate: torch.Tensor) -> torch.Tensor:
+    """Return gate * sigmoid(alpha * gate)."""
+    return F.silu(gate * SWIGLU_ALPHA) / SWIGLU_ALPHA
 
 
 def activate(
@@ -169,6 +175,8 @@ def activate(
     unless ``is_gated``: [T, width]; ``int8`` quantizes it."""
     gate, up = rows.chunk(2, -1) if is_gated else (rows, None)
     active = _ACTIVATION_FUNCTIONS[activation](gate)
+    if up is not None and activation == "clamped_swiglu":
+        up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1
     if up is not None:
         active = active.mul_(up)
     return quantize_rows(active) if int8 else active

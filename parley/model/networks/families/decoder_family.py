@@ -19,7 +19,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 class TensorNames:
     """The names of a model's tensors in its checkpoint; those of a layer follow ``layer`` and its number.
 
-    ``qkv`` and ``gate_up`` list the linear layers to be merged. A norm that is None does not exist.
+    ``qkv`` and ``gate_up`` list the linear layers to be merged. Norms and ``sinks`` that are None do not exist.
     """
 
     embedding: str = "model.embed_tokens"
@@ -36,6 +36,7 @@ class TensorNames:
     mlp_after_norm: str | None = None
     query_norm: str | None = None
     key_norm: str | None = None
+    sinks: str | None = None
 
 
 LLAMA_TENSORS = TensorNames()
@@ -97,7 +98,8 @@ class DecoderFamily:
     ``norm_offset`` is added to the weights of all norms. ``are_norms_centered``: they are LayerNorms, not RMS norms.
     ``has_embedding_scale``: embeddings are multiplied by the square root of their size. ``local_theta``: the field with
     the base of the rotary embedding of sliding layers, if that differs. ``is_rope_interleaved``: as in ``RopeConfig``.
-    ``rotated``: which layers have a rotary embedding. The others are fields of ``LayerShape``.
+    ``rotated``: which layers have a rotary embedding. ``activation``: of all layers, if not that of hidden_act. The
+    others are fields of ``LayerShape``.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
     layers after the last that predict further tokens, and are not used.
     """
@@ -119,6 +121,7 @@ class DecoderFamily:
     has_whole_qk_norm: bool = False
     is_gated: bool = True
     is_parallel: bool = False
+    activation: str | None = None
     mixture: MixtureFamily | None = None
     extra_layers: str | None = None
 

@@ -9,10 +9,13 @@ from parley.model.networks.families.decoder_family import (
     COMMON_FIELDS,
     NORMED_HEADS,
     DecoderFamily,
+    TensorNames,
     all_sliding,
+    every_second_full,
 )
 from parley.model.networks.families.rms_norm_decoders import MISTRAL
-from parley.model.networks.mixtures import GLM4_MIXTURE, MIXTRAL_MIXTURE, QWEN2_MIXTURE, QWEN3_MIXTURE
+from parley.model.networks.mixtures import GLM4_MIXTURE, GPT_OSS_MIXTURE, MIXTRAL_MIXTURE, QWEN2_MIXTURE, QWEN3_MIXTURE
+from parley.native.layer_shape import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 MIXTRAL = replace(
     MISTRAL,
@@ -107,4 +110,39 @@ GLM4_MOE = DecoderFamily(
     tensors=NORMED_HEADS,
     mixture=GLM4_MIXTURE,
     extra_layers="num_nextn_predict_layers",
+)
+GPT_OSS = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "sliding_window": 128,
+        "layer_types": None,
+        "attention_bias": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": SWIGLU_LIMIT,
+        "swiglu_alpha": SWIGLU_ALPHA,
+    },
+    renamed={"num_local_experts": "num_experts"},
+    required={"swiglu_limit": SWIGLU_LIMIT, "swiglu_alpha": SWIGLU_ALPHA},
+    biases=ATTENTION_BIASES,
+    tensors=TensorNames(sinks="self_attn.sinks"),
+    layer_types=every_second_full,
+    activation="clamped_swiglu",
+    mixture=GPT_OSS_MIXTURE,
 )

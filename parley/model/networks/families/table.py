@@ -5,7 +5,7 @@ from __future__ import annotations
 from parley.model.networks.families.decoder_family import DecoderFamily
 from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3
 from parley.model.networks.families.layer_norm_decoders import COHERE, COHERE2, NEMOTRON, PHI, STABLELM, STARCODER2
-from parley.model.networks.families.mixture_decoders import GLM4_MOE, MIXTRAL, QWEN2_MOE, QWEN3_MOE
+from parley.model.networks.families.mixture_decoders import GLM4_MOE, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from parley.model.networks.families.rms_norm_decoders import (
     ARCEE,
     ERNIE,
@@ -37,6 +37,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "qwen3_moe": QWEN3_MOE,
     "qwen3_vl_text": QWEN3_VL,
     "glm4_moe": GLM4_MOE,
+    "gpt_oss": GPT_OSS,
     "phi3": PHI3,
     "gemma": GEMMA,
     "gemma2": GEMMA2,

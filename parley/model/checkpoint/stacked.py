@@ -1,0 +1,75 @@
+"""Reads the weights of experts from tensors that hold those of all experts of a layer.
+
+Plain ones are [experts, out, in], or [experts, in, out]. MXFP4, as GPT-OSS is published: ``NAME_blocks`` uint8
+[experts, out, in / 32, 16] has two 4-bit numbers (e2m1) in a byte along the inputs, the first in the low bits;
+``NAME_scales`` uint8 [experts, out, in / 32] has the exponent of each block's scale: 2 to the power of byte - 127.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.fp4 import MXFP4_GROUP, read_mxfp4
+from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
+
+
+class StackedFormat(Protocol):
+    """The storage format of a weight that holds those of all experts. ``linear`` describes one of them."""
+
+    def tensor_names(self, linear: LinearSpec) -> list[str]:
+        """Return the names of the tensors that hold the weight, without the bias."""
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
+        """Return the tensors as views of the file. Raises LoadError if shapes or types are not as expected."""
+
+    def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
+        """Read the weight of one of ``experts``. Raises LoadError."""
+
+
+@dataclass(frozen=True)
+class StackedPlainFormat:
+    """One tensor of floating-point numbers. ``transposed``: each expert's is [in, out]."""
+
+    transposed: bool = False
+
+    def tensor_names(self, linear: LinearSpec) -> list[str]:
+        """Return the name of the tensor."""
+        return [linear.name]
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
+        """Return the tensor as a view of the file. Raises LoadError."""
+        shape = (linear.into, linear.out) if self.transposed else (linear.out, linear.into)
+        return [checkpoint.view_tensor(linear.name, experts, *shape)]
+
+    def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
+        """Read the weight of one expert. Raises LoadError."""
+        (stacked,) = self.view_tensors(checkpoint, linear, experts)
+        return PlainWeight(stacked[expert].t() if self.transposed else stacked[expert])
+
+
+class StackedMxfp4Format:
+    """Blocks of 4-bit numbers and their scales."""
+
+    def tensor_names(self, linear: LinearSpec) -> list[str]:
+        """Return the names of blocks and scales."""
+        return [linear.name + "_blocks", linear.name + "_scales"]
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
+        """Return blocks and scales as views of the file. Raises LoadError."""
+        blocks, scales = self.tensor_names(linear)
+        if linear.into % MXFP4_GROUP:
+            raise LoadError(f"Tensor {blocks} has {linear.into} inputs, which are not whole blocks of {MXFP4_GROUP}.")
+        shape = experts, linear.out, linear.into // MXFP4_GROUP
+        return [
+            checkpoint.view_tensor(blocks, *shape, MXFP4_GROUP // 2, dtype=torch.uint8),
+            checkpoint.view_tensor(scales, *shape, dtype=torch.uint8),
+        ]
+
+    def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
+        """Read the weight of one expert. Raises LoadError."""
+        blocks, scales = self.view_tensors(checkpoint, linear, experts)
+        return read_mxfp4(blocks[expert].flatten(1), scales[expert])
