@@ -52,7 +52,7 @@ def allows_any_text(chat: Chat) -> bool:
 def answer_markup(markup: Markup, chat: Chat) -> Markup:
     """Return the markup of the answer: without calls if it must not call, with generic ones if it must but has none."""
     if not callable_tools(chat):
-        return replace(markup, call_forms=())
+        return markup.without_calls
     if chat.tool_choice == "required" and not markup.call_forms:
         return replace(markup, call_forms=(GENERIC_CALLS,))
     return markup

@@ -36,6 +36,7 @@ from parley.types import Chat, Message
 
 MAX_RENDERED_CHARACTERS = 64 << 20  # of rendered text; far more than any context holds
 MAX_RENDER_SECONDS = 10.0
+MAX_REMEMBERED_ATTRIBUTES = 1024  # a template may compute their names
 MAX_REFUSAL_CHARACTERS = 500  # characters of a template's own error message, which may quote the conversation
 PROBE_TEXT = "parley-reads-this"  # a turn's text, to see in which form a template reads it
 PROBE_PART = {"type": "text", "text": PROBE_TEXT}
@@ -129,6 +130,26 @@ class _TemplateEnvironment(ImmutableSandboxedEnvironment):
     """A sandboxed environment that checks the deadline in loops and calls and limits ``*`` and ``**``."""
 
     intercepted_binops = frozenset(["*", "**"])
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self._safe_attributes: dict[tuple[type, str], bool] = {}
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return a member; of a plain dict the same as the base class, which raises and catches an error first."""
+        if type(obj) is dict and not hasattr(dict, attribute):
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may read an attribute. Depends on the type of the object alone, so it is remembered."""
+        key = type(obj), attr
+        is_safe = self._safe_attributes.get(key)
+        if is_safe is None:
+            is_safe = super().is_safe_attribute(obj, attr, value)
+            if len(self._safe_attributes) < MAX_REMEMBERED_ATTRIBUTES:
+                self._safe_attributes[key] = is_safe
+        return is_safe
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)

@@ -10,7 +10,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -50,18 +51,46 @@ class CallArguments(dict[str, Any]):
         return other + self._text
 
 
+class TemplateNeeds(NamedTuple):
+    """What a template needs. ``short_ids``: ids of calls with nine characters. ``ids_as_names``: ids made of the calls'
+    names. ``call_form``: calls are written into the content in this form. ``one_text``: content that precedes calls is
+    reasoning. ``results_in_caller``: results of calls are in the turn that called. ``one_call``: a call per turn."""
+
+    short_ids: bool
+    ids_as_names: bool
+    call_form: CallForm | None
+    one_text: bool
+    results_in_caller: bool
+    one_call: bool
+
+
+@lru_cache(16)  # a source is long, and each model has only one or two
+def _find_needs(source: str) -> TemplateNeeds:
+    """Find out what a template needs, by its source."""
+    forms = () if CALLS_MEMBER in source else detect_markup(source).call_forms
+    return TemplateNeeds(
+        NINE_CHARACTER_IDS.search(source) is not None,
+        IDS_AS_NAMES in source,
+        forms[0] if forms else None,
+        CONTENT_OR_THINKING in source,
+        RESULTS_IN_CALLER.search(source) is not None and READS_TOOL_TURNS not in source,
+        ONE_CALL_PER_TURN in source,
+    )
+
+
 def format_history(messages: Sequence[Message], source: str) -> list[TemplateTurn]:
     """Return the conversation for the template with this source. Members that are None are left out."""
-    names = {call.id: call.name for message in messages for call in message.tool_calls}
-    ids = _replacement_ids(messages, source)
+    needs = _find_needs(source)
+    calls = [call for message in messages for call in message.tool_calls]
+    names, ids = {call.id: call.name for call in calls}, _replacement_ids(messages, calls, needs)
     history = [_format_message(message, names, ids) for message in messages]
-    if CALLS_MEMBER not in source and (forms := detect_markup(source).call_forms):
-        history = [_calls_as_content(turn, forms[0]) for turn in history]
-    if CONTENT_OR_THINKING in source:
+    if needs.call_form is not None:
+        history = [_calls_as_content(turn, needs.call_form) for turn in history]
+    if needs.one_text:
         history = [_content_as_reasoning(turn) for turn in history]
-    if RESULTS_IN_CALLER.search(source) and READS_TOOL_TURNS not in source:
+    if needs.results_in_caller:
         history = list(_results_in_callers(history))
-    return list(_split_calls(history)) if ONE_CALL_PER_TURN in source else history
+    return list(_split_calls(history)) if needs.one_call else history
 
 
 def later_system_as_user(messages: Sequence[Message]) -> list[Message]:
@@ -126,17 +155,16 @@ def _read_call_arguments(call: ToolCall) -> Any:
     return CallArguments(value, call.arguments) if isinstance(value, dict) else call.arguments
 
 
-def _replacement_ids(messages: Sequence[Message], source: str) -> dict[str, str]:
-    """Return new call ids, by old id, for those that the template would refuse."""
-    calls = [call for message in messages for call in message.tool_calls]
-    if NINE_CHARACTER_IDS.search(source):
+def _replacement_ids(messages: Sequence[Message], calls: Sequence[ToolCall], needs: TemplateNeeds) -> dict[str, str]:
+    """Return new call ids, by old id, for those that the template would refuse. ``calls``: those of the messages."""
+    if needs.short_ids:
         ids = [*(call.id for call in calls), *(message.tool_call_id or "" for message in messages)]
         return {
             call_id: _short_call_id(call_id)
             for call_id in ids
             if call_id and not (len(call_id) == 9 and call_id.isalnum())
         }
-    if IDS_AS_NAMES in source:
+    if needs.ids_as_names:
         own = [call.id.startswith("functions.") for call in calls]
         return {} if all(own) else {call.id: f"functions.{call.name}:{n}" for n, call in enumerate(calls)}
     return {}

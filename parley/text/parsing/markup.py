@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import count
@@ -42,6 +42,11 @@ class Markup:
     def __bool__(self) -> bool:
         """Whether the answer has any marked parts."""
         return self.reasoning_marks is not None or bool(self.call_forms)
+
+    @cached_property
+    def without_calls(self) -> Markup:
+        """The same without calls."""
+        return replace(self, call_forms=())
 
     @cached_property
     def all_marks(self) -> tuple[str, ...]:
