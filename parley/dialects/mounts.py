@@ -127,7 +127,7 @@ def known_spelling(name: str, known_names: Collection[str]) -> str | None:
     """Return the spelling of a model's name that is among the known names, None if there is none."""
     if name in known_names:
         return name
-    return next((spelling for spelling in model_spellings(name) if name and spelling in known_names), None)
+    return next((spelling for spelling in model_spellings(name) if spelling in known_names), None) if name else None
 
 
 def universal_mounts(strict: bool = False, tgi_compat: str = "3") -> tuple[ApiMount, ...]:

@@ -88,7 +88,7 @@ class EmbeddingPrompts:
         return prefixed.lower() if self.lowercase else prefixed
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PreparedPrompt:
     """A prompt in tokens.
 

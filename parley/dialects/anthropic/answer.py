@@ -39,8 +39,7 @@ class AnswerBlock:
         return "".join(self.pieces)
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingDisplay:
+class ThinkingDisplay(msgspec.Struct, frozen=True):
     """How thinking is shown. ``hidden``: not at all; ``omitted``: by its signature alone, which ``seal`` makes."""
 
     hidden: bool

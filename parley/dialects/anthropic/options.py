@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from parley.dialects import parameters
 from parley.dialects.anthropic.blocks import BlockReader
@@ -38,8 +39,7 @@ CREATE_MEMBERS = SHARED_MEMBERS | {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
+class Thinking(msgspec.Struct, frozen=True):
     """Whether the model thinks, with how many tokens at most, and whether the client sees it."""
 
     enabled: bool = False
@@ -69,8 +69,7 @@ def read_thinking(body: Fields, rules: AnthropicRules, max_tokens: int | None, *
     return Thinking() if forced_call else Thinking(True, budget if kind == "enabled" else None, omitted)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputForm:
+class OutputForm(msgspec.Struct, frozen=True):
     """The effort of the answer, and the grammar that it follows."""
 
     effort: str | None = None

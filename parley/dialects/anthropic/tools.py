@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from parley.dialects.anthropic.blocks import BlockReader
 from parley.dialects.anthropic.shared import AnthropicRules, check_members, unsupported_value
@@ -26,11 +27,10 @@ CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "requir
 ToolObject = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolMembers:
+class ToolMembers(msgspec.Struct, frozen=True):
     """The tool members of a request, as in ``Chat``."""
 
-    tools: list[ToolObject] = field(default_factory=list)
+    tools: list[ToolObject] = []
     choice: Choice = "auto"
     forced: str | None = None
     parallel: bool = True

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.fields import INT64, Fields
@@ -76,8 +77,7 @@ MEDIA_MEMBERS = ("mm_processor_kwargs", "media_io_kwargs")
 UNTRUSTED_OPTIONS = "Without --trust-request-mm-kwargs, options of media are"
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraMembers:
+class ExtraMembers(msgspec.Struct, frozen=True):
     """The extra members of a request. ``client_id``: the client's id for it. ``max_prompt_tokens``: the maximum prompt
     length in tokens; of a longer prompt ``kept_side`` says whether its beginning or its end is kept.
 

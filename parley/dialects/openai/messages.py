@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -32,8 +31,7 @@ RESERVED_OPTIONS = {"messages", "tools", "add_generation_prompt", "continue_fina
             "documents", "conversation", "tokenizer", "self"}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class MessageRules:
+class MessageRules(msgspec.Struct, frozen=True):
     """How an API's messages are read.
 
     ``joint`` separates two parts with text in one content; ``roles`` are the valid ones, all if empty. ``loose``: a

@@ -6,8 +6,9 @@ Read here for all APIs that have this form: ``tools`` and ``tool_choice``, and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared, strict
@@ -22,24 +23,22 @@ ToolKind = Literal["function", "custom"]
 TOOL_KINDS: tuple[ToolKind, ...] = ("function", "custom")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolMembers:
+class ToolMembers(msgspec.Struct, frozen=True):
     """The tool members of a request, as in ``Chat``.
 
     ``legacy``: its tools came as ``functions``. ``custom``: the names of custom tools, functions to the model.
     """
 
-    tools: list[ToolObject] = field(default_factory=list)
+    tools: list[ToolObject] = []
     choice: Literal["auto", "none", "required"] = "auto"
     only: str | None = None
-    allowed: list[str] = field(default_factory=list)
+    allowed: list[str] = []
     parallel: bool = True
     legacy: bool = False
     custom: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredTool:
+class DeclaredTool(msgspec.Struct, frozen=True):
     """A tool of a body: the members that describe it, and the function that the model sees."""
 
     fields: Fields

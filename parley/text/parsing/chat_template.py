@@ -218,6 +218,8 @@ class ChatTemplate:
         self._environment = _build_environment()
         try:
             self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
+            for template in self._templates.values():  # a rendering copies them: quickly out of a plain dict
+                template.globals = dict(template.globals)
             read = (meta.find_undeclared_variables(self._environment.parse(each)) for each in sources.values())
             self.variables = frozenset[str]().union(*read)
         except jinja2.TemplateError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
@@ -37,16 +38,14 @@ SERVED_MEMBERS = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TextForm:
+class TextForm(msgspec.Struct, frozen=True):
     """The form of the answer's text: ``grammar`` that constrains it, ``shown`` as the answer shows it."""
 
     grammar: Grammar | None
     shown: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningMembers:
+class ReasoningMembers(msgspec.Struct, frozen=True):
     """``effort`` as in ``Chat``; ``as_summary``: the client wants a summary; ``shown`` as the answer shows it."""
 
     effort: str | None
@@ -163,8 +162,7 @@ def read_metadata(body: Fields) -> dict[str, str]:
     return {name: value for name, value in pairs.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class StorageMembers:
+class StorageMembers(msgspec.Struct, frozen=True):
     """``is_stored``: the response is kept. ``previous``, ``conversation``: ids of what precedes its input."""
 
     is_stored: bool

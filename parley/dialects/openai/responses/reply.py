@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
+
+import msgspec
 
 from parley.dialects import forms, parameters
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
@@ -43,8 +44,7 @@ def read_response_request(body: bytes, context: RequestContext, rules: Responses
     return ResponsesReply(decode_fields(body), context, rules)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseInput:
+class ResponseInput(msgspec.Struct, frozen=True):
     """What a body asks the model: the conversation, with all its items as they are stored, and the tools.
 
     ``new_items``: those of ``all_items`` that the body brought.

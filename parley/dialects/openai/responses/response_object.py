@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from parley.types import Usage
 
@@ -17,8 +18,7 @@ MEMBER_ORDER = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ResponseObject:
+class ResponseObject(msgspec.Struct, frozen=True):
     """A response. ``settings``: the members that the request decides and that do not change."""
 
     settings: dict[str, Any]
