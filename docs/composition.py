@@ -20,12 +20,17 @@ means that the pair contradicts itself: the request is refused with a sentence t
 `tests/system/test_composition.py` sends all these pairs over HTTP. One server gets all of them at the same time, twice,
 with drafts and with so few pages that requests preempt each other. A second server gets them one by one.
 `make test-nightly` continues with larger sets of features, drawn at random.
+
+The requests are chat completions. Among them are requests of other APIs, whose texts, reasoning, calls, counts of
+tokens and log-probabilities must be those of chat completions for the same features: each feature that the API has by
+itself, a sample of the pairs, and in `make test-nightly` all of them. The last table lists these features.
 """
 
 
 def composition_page() -> str:
     """Return the text of the page."""
-    from support.request_features import FEATURES, REFUSED
+    from support.composed_routes import COMPOSED_ROUTES
+    from support.request_features import FEATURES, REFUSED, REQUEST_FEATURES
 
     notes = list(dict.fromkeys(REFUSED.values()))
     lines = [INTRODUCTION, "| Feature | Meaning |", "|---|---|"]
@@ -39,6 +44,11 @@ def composition_page() -> str:
         lines.append(f"| {_title(name)} | " + " | ".join(cells) + " |")
     lines.append("")
     lines += [f"{number}. `{one}` and `{other}`" for number, (one, other) in enumerate(notes, 1)]
+    lines += ["", "| | " + " | ".join(f"{route.title}, `{route.path}`" for route in COMPOSED_ROUTES) + " |"]
+    lines.append("|---" + "|:-:" * len(COMPOSED_ROUTES) + "|")
+    for name in REQUEST_FEATURES:
+        cells = ["·" if name in route.members else "" for route in COMPOSED_ROUTES]
+        lines.append(f"| {_title(name)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

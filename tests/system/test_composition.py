@@ -2,8 +2,9 @@
 
 Two servers run the built-in model. One gets every request alone, without prefix cache and speculation. The other gets
 all requests at once, and again (so that prompts are cached), with draft tokens and so few pages that requests preempt
-each other. Tokens, texts, calls, log-probabilities and finish reasons must be equal. ``PARLEY_NIGHTLY=1`` continues
-with larger sets of features, drawn with a seed that a failure reports.
+each other. Tokens, texts, calls, log-probabilities and finish reasons must be equal. Requests of other APIs are among
+them, and must have the answers of chat completions. ``PARLEY_NIGHTLY=1`` sends all pairs of theirs, and continues with
+larger sets of features, drawn with a seed that a failure reports.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import httpx
 import pytest
 from safetensors.torch import load_file, save_file
+from support.composed_routes import COMPOSED_ROUTES, ComposedRoute, chat_parts, different_parts
 from support.lora_adapters import write_adapter
 from support.request_features import FEATURES, REQUEST_FEATURES, make_body, refused_pairs
 
@@ -31,6 +33,7 @@ Names = tuple[str, ...]
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
 PAIRS: list[Names] = [(), *((name,) for name in REQUEST_FEATURES), *combinations(REQUEST_FEATURES, 2)]
+SAMPLED_PAIRS = 6  # of each other API, unless all are sent
 ALONE = ("--max-batch", "3", "--no-prefix-cache", "--kv-memory", "32MiB")
 CROWD = ("--max-batch", "48", "--kv-memory", "1700KiB", "--speculate", "ngram")
 
@@ -88,24 +91,72 @@ async def send_request(client: httpx.AsyncClient, names: Names, priority: int = 
         return join_chunks([line async for line in answer.aiter_lines()])
 
 
-async def compare_servers(alone: str, crowd: str, sets: list[Names]) -> list[str]:
-    """Sends these requests to both servers and returns every difference as one line."""
-    limits = httpx.Limits(max_connections=len(sets))
+def route_sets(route: ComposedRoute) -> list[Names]:
+    """Returns the sets of features to request at another API's route: each alone, and some or all pairs."""
+    names = [name for name in REQUEST_FEATURES if name in route.members]
+    pairs = [pair for pair in combinations(names, 2) if not refused_pairs(pair)]
+    if not os.environ.get("PARLEY_NIGHTLY"):
+        pairs = random.Random(route.path).sample(pairs, SAMPLED_PAIRS)
+    return [(), *((name,) for name in names), *pairs]
+
+
+async def send_elsewhere(client: httpx.AsyncClient, route: ComposedRoute, names: Names) -> Any:
+    """Returns the parts of another API's answer to a request for these features, or the error text that refuses it."""
+    request_body = route.make_body(names)
+    answer = await client.post(route.path, json=request_body)
+    if answer.status_code != 200:
+        return answer.text
+    streamed = request_body.get("stream")
+    return route.read_answer(route.join_stream(answer.text.split("\n")) if streamed else answer.json())
+
+
+async def send_to_all_routes(client: httpx.AsyncClient) -> list[tuple[ComposedRoute, Names, Any]]:
+    requests = [(route, names) for route in COMPOSED_ROUTES for names in route_sets(route)]
+    answers = await asyncio.gather(*(send_elsewhere(client, route, names) for route, names in requests))
+    return [(*request, answer) for request, answer in zip(requests, answers, strict=True)]
+
+
+def check_elsewhere(answers: list[tuple[ComposedRoute, Names, Any]], expected: dict[Names, Any]) -> list[str]:
+    """Lists the answers of other APIs that are not those of chat completions alone."""
+    wrong = []
+    for route, names, parts in answers:
+        title = f"{route.title}: {' + '.join(names) or 'plain'}"
+        if isinstance(parts, str):
+            wrong.append(f"{title}: refused: {parts[:300]}")
+        else:
+            wrong += different_parts(chat_parts(expected[without_delivery(names)]), parts, title)
+    return wrong
+
+
+def without_delivery(names: Names) -> Names:
+    """Returns the features that change what an answer is, not how and when it comes."""
+    return tuple(name for name in names if name not in ("streaming", "priority"))
+
+
+async def compare_servers(alone: str, crowd: str, sets: list[Names], *, elsewhere: bool = False) -> list[str]:
+    """Sends these requests to both servers and returns every difference as one line.
+
+    ``elsewhere``: requests of the other APIs are among those of the crowd. They need all pairs in ``sets``.
+    """
+    limits = httpx.Limits(max_connections=None if elsewhere else len(sets))
     wrong = []
     async with httpx.AsyncClient(base_url=crowd, timeout=300, limits=limits) as client:
         # Later requests are more urgent, so they take slots and pages from running ones.
-        first = await asyncio.gather(*(send_request(client, names, -place) for place, names in enumerate(sets)))
+        first, others = await asyncio.gather(
+            asyncio.gather(*(send_request(client, names, -place) for place, names in enumerate(sets))),
+            send_to_all_routes(client) if elsewhere else asyncio.sleep(0, []),
+        )
         again = await asyncio.gather(
             *(send_request(client, names, -place) for place, names in enumerate(reversed(sets)))
         )
     expected: dict[Names, Any] = {}
     async with httpx.AsyncClient(base_url=alone, timeout=300) as client:
         for names, one, other in zip(sets, first, reversed(again), strict=True):
-            key = tuple(name for name in names if name not in ("streaming", "priority"))
+            key = without_delivery(names)
             if key not in expected:
                 expected[key] = await send_request(client, key)
             wrong += check_answers(names, expected[key], [one, other])
-    return wrong + ineffective_features(expected)
+    return wrong + check_elsewhere(others, expected) + ineffective_features(expected)
 
 
 def ineffective_features(answers: dict[Names, Any]) -> list[str]:
@@ -158,7 +209,7 @@ def servers(serve, tmp_path):
 
 def test_every_feature_composes_with_every_other(servers):
     alone, crowd = servers
-    wrong = asyncio.run(compare_servers(alone.url, crowd.url, PAIRS))
+    wrong = asyncio.run(compare_servers(alone.url, crowd.url, PAIRS, elsewhere=True))
     assert not wrong, "\n".join(wrong)
     for name in (
         "vllm:num_preemptions_total",
