@@ -31,6 +31,7 @@ from parley.serving.generation import open_generation
 from parley.serving.media.script_media import MEDIA_OPTIONS, with_media_parts
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.settings.config import DTYPE_NAMES
 from parley.types import (
     ChoiceDelta,
     ChoiceDone,
@@ -38,6 +39,7 @@ from parley.types import (
     FinishReason,
     Grammar,
     MediaKind,
+    ModelOverrides,
     PromptScored,
     PromptVector,
     Request,
@@ -86,6 +88,7 @@ class LLM:
     """A model, loaded by the constructor. ``model``: a folder, a hub name, or None for the built-in one.
 
     ``settings`` are the fields of ``parley.types.Settings`` (``dtype="float32"``, ``kv_memory=1 << 30``, …).
+    ``revision``, ``tokenizer``, ``chat_template`` and ``hf_overrides`` are those of ``parley.types.ModelOverrides``.
     ``adapters``: folders of LoRA adapters in PEFT's format, by name; ``adapter="name"`` selects one in every method.
     ``in_process=False`` runs the engine in a separate process. Raises hub.ModelMissing or engine.protocol.EngineFailed.
     Use it as a context manager or call ``close`` to free the memory.
@@ -102,6 +105,10 @@ class LLM:
         *,
         in_process: bool = True,
         adapters: Mapping[str, str] | None = None,
+        revision: str = "",
+        tokenizer: str = "",
+        chat_template: str = "",
+        hf_overrides: Mapping[str, Any] | None = None,
         **settings: Any,
     ):
         self._loop = asyncio.new_event_loop()
@@ -110,7 +117,10 @@ class LLM:
         self._closed = False
         self._model: ServedModel | None = None
         try:
-            folder = str(resolve_model(model))
+            overrides = ModelOverrides(revision, tokenizer, chat_template, dict(hf_overrides or {}))
+            folder = str(resolve_model(model, overrides=overrides))
+            if "dtype" in settings:
+                settings["dtype"] = DTYPE_NAMES.get(settings["dtype"], settings["dtype"])
             plan = Settings(model=folder, adapters=dict(adapters or {}), **settings)
             engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan, name=served_name(model))
             self._model = ServedModel((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED_QUEUE))

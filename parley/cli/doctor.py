@@ -154,7 +154,12 @@ def check_models(config: ResolvedOptions) -> Iterator[Finding]:
     total_bytes, is_complete = 0, True
     for offer in offered:
         settings = offer.settings
-        folder = hub.find_model(settings.model)
+        try:
+            folder = hub.find_model(settings.model, overrides=settings.overrides)
+        except hub.ModelMissing as error:
+            yield Finding("fail", "model", str(error), "serve would refuse it with the same words.")
+            is_complete = False
+            continue
         size = yield from _check_model(offer, folder)
         wide = settings.dtype == "float32" and folder is not None and _saved_dtype(folder) != "float32"
         total_bytes += size * (2 if wide else 1) + (settings.kv_memory or 0)

@@ -74,8 +74,11 @@ class MindIEPlan:
         member = "BackendConfig.ModelDeployConfig.ModelConfig[0].modelWeightPath"
         if not models:
             raise ConfigError(f"{self.file}: {member} is missing, and no other model is named.")
-        folder = hub.find_model(models[0].model)
-        lacking = hub.folder_problem(folder) if folder is not None else ""
+        try:
+            folder = hub.find_model(models[0].model)
+            lacking = hub.folder_problem(folder) if folder is not None else ""
+        except hub.ModelMissing as error:
+            raise ConfigError(f"{self.file}: {member}: {error}") from None
         mine = models == self.options.get("model") and not self.options["fake-engine"]
         if lacking and self.weights is not None and mine:
             raise ConfigError(f"{self.file}: {member}: {show_value(self.weights)} cannot be served: {lacking}.")
@@ -231,13 +234,13 @@ def _first_model(deploy: ConfigSection) -> ConfigSection:
 
 def _model_context_length(model: NamedModel) -> int | None:
     """Return the context length in the model's own configuration, or None."""
-    folder = hub.find_model(model.model)
-    if folder is None:
-        return None
     try:
+        folder = hub.find_model(model.model)
+        if folder is None:
+            return None
         model_config = msgspec.json.decode((folder / "config.json").read_bytes())
         own = (model_config.get("text_config") or model_config).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
+    except (hub.ModelMissing, OSError, ValueError, AttributeError):
         return None
     return own if type(own) is int and own > 0 else None
 

@@ -16,12 +16,16 @@ VLLM_OPTIONS = ("engine-python", "engine-args", "exact")
 # Options of an engine that a server that runs already has been started with.
 SERVER_OPTIONS = (
     *OWN_ENGINE_OPTIONS, *VLLM_OPTIONS, "dtype", "kv-memory", "prefix-cache", "lora", "lora-root", "max-loras",
-    "max-lora-rank",
+    "max-lora-rank", "hf-overrides",
 )  # fmt: skip
 
 # vLLM's flags that follow from options of parley.
 FLAGS_BY_OPTION = {
     "--model": "MODEL",
+    "--revision": "--revision",
+    "--tokenizer": "--tokenizer",
+    "--tokenizer-revision": "--tokenizer REPO@REV",
+    "--hf-overrides": "--hf-overrides",
     "--dtype": "--dtype",
     "--max-model-len": "--max-model-len",
     "--max-num-seqs": "--max-batch",

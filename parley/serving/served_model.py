@@ -113,14 +113,19 @@ class ServedModel:
         Raises ModelMissing.
         """
         if self.engine.scripted:  # needs no weights
-            self.settings.model = str(hub.find_model(self.settings.model) or self.settings.model)
+            found = hub.find_model(self.settings.model, overrides=self.settings.overrides)
+            self.settings.model = str(found or self.settings.model)
             return
 
         def report_progress(stage: str, fraction: float) -> None:
             self.engine.progress = LoadProgress(stage, fraction / 2)  # the other half is loading
 
         resolve_folder = partial(
-            hub.resolve_model, self.settings.model, report_progress, needs_weights=self.engine.needs_weights
+            hub.resolve_model,
+            self.settings.model,
+            report_progress,
+            needs_weights=self.engine.needs_weights,
+            overrides=self.settings.overrides,
         )
         self.settings.model = str(await run_in_daemon_thread(resolve_folder, "parley-hub"))
 

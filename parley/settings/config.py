@@ -18,6 +18,7 @@ from parley.settings.kinds import (
     engine_kind,
     family_kind,
     integer_kind,
+    json_object_kind,
     media_host_kind,
     media_limit_kind,
     named_model_kind,
@@ -32,7 +33,7 @@ from parley.settings.kinds import (
 from parley.settings.options import Option
 
 if TYPE_CHECKING:
-    from parley.types import AttachedSettings, CacheEventSettings, Settings, VLLMSettings
+    from parley.types import AttachedSettings, CacheEventSettings, ModelOverrides, Settings, VLLMSettings
 
 # The names of number types, those of vLLM included.
 DTYPE_NAMES = {
@@ -49,10 +50,10 @@ DTYPE_NAMES = {
 
 # Engine options that each of several models may set for itself.
 PER_MODEL_OPTIONS = (
-    "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-staging", "kv-dtype", "max-batch", "step-ms",
-    "step-tokens", "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora",
-    "max-loras", "max-lora-rank", "media-cache", "tool-parser", "reasoning-parser", "trust-marks", "kv-events",
-    "kv-events-replay", "kv-events-topic",
+    "revision", "tokenizer", "chat-template", "hf-overrides", "dtype", "quantization", "device", "max-model-len",
+    "kv-memory", "kv-staging", "kv-dtype", "max-batch", "step-ms", "step-tokens", "threads", "prefix-cache",
+    "pack-cache", "lowering", "speculate", "speculate-tokens", "lora", "max-loras", "max-lora-rank", "media-cache",
+    "tool-parser", "reasoning-parser", "trust-marks", "kv-events", "kv-events-replay", "kv-events-topic",
 )  # fmt: skip
 
 SERVE_OPTIONS: list[Option] = [
@@ -76,6 +77,38 @@ SERVE_OPTIONS: list[Option] = [
         section="model",
         unset_text="from MODEL",
         repeatable=True,
+        configurable=True,
+    ),
+    Option(
+        "revision",
+        text_kind("REV"),
+        "Branch, tag or commit of MODEL on the hub, as in `owner/name@REV`.",
+        section="model",
+        unset_text="main",
+        configurable=True,
+    ),
+    Option(
+        "tokenizer",
+        text_kind("FOLDER|REPO"),
+        "Folder or name on the hub (`owner/name` or `owner/name@REV`) whose tokenizer and chat template to use.",
+        section="model",
+        unset_text="from MODEL",
+        configurable=True,
+    ),
+    Option(
+        "chat-template",
+        text_kind("FILE|TEXT"),
+        "Jinja file with the chat template, or the template itself, which has a brace or a line break.",
+        section="model",
+        unset_text="from the tokenizer",
+        configurable=True,
+    ),
+    Option(
+        "hf-overrides",
+        json_object_kind(),
+        "Members of config.json that replace those of MODEL; objects within it are merged.",
+        section="model",
+        unset_text="none",
         configurable=True,
     ),
     Option(
@@ -894,12 +927,25 @@ KNOWN_VARIABLES = sorted(
 )
 
 
+def model_overrides(config: Mapping[str, Any]) -> ModelOverrides:
+    """Return what of a model is not read from its own folder, taken from the options."""
+    from parley.types import ModelOverrides
+
+    return ModelOverrides(
+        config["revision"] or "",
+        config["tokenizer"] or "",
+        config["chat-template"] or "",
+        config["hf-overrides"] or {},
+    )
+
+
 def engine_settings(config: Mapping[str, Any], folder: str) -> Settings:
     """Return the engine settings for the model in ``folder``, taken from the options."""
     from parley.types import Settings
 
     return Settings(
         model=folder,
+        overrides=model_overrides(config),
         dtype=DTYPE_NAMES[config["dtype"]],
         device=config["device"],
         max_model_len=config["max-model-len"],
@@ -953,6 +999,7 @@ def vllm_settings(config: Mapping[str, Any], folder: str, *, max_rank: int = 0) 
 
     return VLLMSettings(
         model=folder,
+        overrides=model_overrides(config),
         dtype=DTYPE_NAMES[config["dtype"]],
         max_model_len=config["max-model-len"],
         kv_memory=config["kv-memory"],
@@ -978,6 +1025,7 @@ def attached_settings(config: Mapping[str, Any], folder: str, *, key: str) -> At
 
     return AttachedSettings(
         model=folder,
+        overrides=model_overrides(config),
         max_model_len=config["max-model-len"],
         max_batch=config["max-batch"],
         engine_timeout=config["engine-timeout"],

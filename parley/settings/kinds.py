@@ -7,6 +7,7 @@ returns text that reads back as the same value. Knows neither options nor source
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
@@ -37,6 +38,21 @@ def text_kind(metavar: str = "TEXT") -> OptionKind:
         return raw
 
     return OptionKind(metavar, parse_text)
+
+
+def json_object_kind() -> OptionKind:
+    """A JSON object, as text or as a table of a TOML file."""
+
+    def parse_json_object(raw: Any) -> dict[str, Any]:
+        try:
+            value = json.loads(raw) if isinstance(raw, str) else raw
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise ValueError("a JSON object")
+        return value
+
+    return OptionKind("JSON", parse_json_object, json.dumps)
 
 
 def words_kind(metavar: str) -> OptionKind:
@@ -218,8 +234,14 @@ class NamedModel(NamedTuple):
 
 
 def named_model_kind(metavar: str, options: Collection[str]) -> OptionKind:
-    """A model: MODEL or NAME[,NAME...]=MODEL, either followed by ,OPTION=VALUE for any of the given options."""
-    model_pattern = re.compile(rf"(?:(?![./~])([^=]*)=)?+(.+?)((?:,(?:{'|'.join(options)})=[^,]*)*)", re.DOTALL)
+    """A model: MODEL or NAME[,NAME...]=MODEL, either followed by ,OPTION=VALUE for any of the given options.
+
+    A value has no comma, unless it is a JSON object.
+    """
+    name_pattern = "|".join(options)
+    pair = rf",(?:{name_pattern})=(?:\{{.*?\}}(?=,(?:{name_pattern})=|$)|[^,]*)"
+    model_pattern = re.compile(rf"(?:(?![./~])([^=]*)=)?+(.+?)((?:{pair})*)", re.DOTALL)
+    pair_pattern = re.compile(pair, re.DOTALL)
     other_option = re.compile(r",([a-z][a-z-]*)=")
 
     def parse_named_model(raw: Any) -> NamedModel:
@@ -232,15 +254,19 @@ def named_model_kind(metavar: str, options: Collection[str]) -> OptionKind:
         if not all(names) or len(set(names)) < len(names):
             raise ValueError("of the form NAME[,NAME...]=MODEL with different names")
         model_options: dict[str, str] = {}
-        for pair in match[3].split(",")[1:]:
-            name, _, value = pair.partition("=")
+        for text in pair_pattern.findall(match[3]):
+            name, _, value = text[1:].partition("=")
             # Repeated options add up.
             model_options[name] = f"{model_options[name]},{value}" if name in model_options else value
         return NamedModel(names, match[2], model_options)
 
     def format_named_model(value: NamedModel) -> str:
         names = f"{','.join(value.names)}=" if value.names else ""
-        option_pairs = [(name, each) for name, texts in value.options.items() for each in texts.split(",")]
+        option_pairs = [
+            (name, each)
+            for name, text in value.options.items()
+            for each in ([text] if text.startswith("{") else text.split(","))
+        ]
         return names + value.model + "".join(f",{name}={text}" for name, text in option_pairs)
 
     return OptionKind(metavar, parse_named_model, format_named_model)

@@ -5,7 +5,7 @@ The messages that carry these structs are in ``engine/messages.py``.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -329,10 +329,25 @@ class CacheEventSettings(msgspec.Struct, frozen=True):
     high_water_mark: int = 100_000
 
 
+class ModelOverrides(msgspec.Struct, frozen=True):
+    """What of a model is not read from its own folder; empty: nothing.
+
+    ``revision``: branch, tag or commit on the hub. ``tokenizer``: a folder or hub name whose tokenizer, with its chat
+    template, is used. ``chat_template``: a Jinja file, or the template itself. ``hf_overrides``: members of config.json
+    that replace others there; objects are merged.
+    """
+
+    revision: str = ""
+    tokenizer: str = ""
+    chat_template: str = ""
+    hf_overrides: dict[str, Any] = {}
+
+
 class EngineSettings(msgspec.Struct, kw_only=True):
     """The settings that every kind of engine has. Plain data, so that they can be sent to another process."""
 
     model: str  # folder in Hugging Face format
+    overrides: ModelOverrides = ModelOverrides()  # applied to the folder before anything else reads it
     dtype: str = "bfloat16"
     device: str = "cpu"
     max_model_len: int | None = None

@@ -42,12 +42,14 @@ DOWNLOADED_FILES = ["1_Pooling/config.json", *REQUIRED_FILES]
 SCRIPT = """
 import json, sys
 from parley import hub
+from parley.types import ModelOverrides
 seen = []
 try:
-    found = str(hub.resolve_model(sys.argv[1], lambda stage, fraction: seen.append([stage, fraction])))
+    overrides = ModelOverrides(*sys.argv[2:])
+    found = hub.resolve_model(sys.argv[1], lambda stage, fraction: seen.append([stage, fraction]), overrides=overrides)
 except hub.ModelMissing as error:
     found = "missing: " + str(error)
-print(json.dumps([found, seen, sorted({"torch", "transformers"} & set(sys.modules))]))
+print(json.dumps([str(found), seen, sorted({"torch", "transformers"} & set(sys.modules))]))
 """
 
 
@@ -112,7 +114,9 @@ def running_server() -> Iterator[ThreadingHTTPServer]:
         server.shutdown()
 
 
-def resolve_in_process(model: str, home: Path, port: int = 9, **variables: str) -> tuple[str, list[list]]:
+def resolve_in_process(
+    model: str, home: Path, port: int = 9, *overrides: str, **variables: str
+) -> tuple[str, list[list]]:
     """Resolves in a process of its own, because huggingface_hub reads its environment when it is imported."""
     environment = os.environ | {
         "HF_HOME": str(home),
@@ -124,7 +128,12 @@ def resolve_in_process(model: str, home: Path, port: int = 9, **variables: str) 
         **variables,
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, model], capture_output=True, text=True, env=environment, timeout=60, check=True
+        [sys.executable, "-c", SCRIPT, model, *overrides],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=True,
     )
     location, seen, heavy = json.loads(done.stdout)
     assert not heavy
@@ -184,6 +193,24 @@ def test_reports_hub_errors_in_one_sentence(tmp_path, running_server, model, why
     answer, _ = resolve_in_process(model, tmp_path, running_server.server_port)
     assert answer.startswith(f"missing: {model} cannot be served: ") and why in answer
     assert "\n" not in answer and "127.0.0.1" not in answer
+
+
+def test_downloads_a_revision_and_the_tokenizer_of_another_model(tmp_path, running_server):
+    port, cache = running_server.server_port, {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    plain = Path(resolve_in_process("owner/model", tmp_path, port)[0])
+    assert resolve_in_process("owner/model", tmp_path, port, COMMIT)[0] == str(plain)
+    answer = resolve_in_process("owner/model", tmp_path, port, "other")[0]
+    assert answer == "missing: owner/model@other cannot be served: the hub has no such revision of it."
+    local = tmp_path / "local"
+    local.mkdir()
+    (local / "config.json").write_bytes(b"{}")
+    (local / "model.safetensors").write_bytes(b"")
+    derived = Path(resolve_in_process(str(local), tmp_path / "empty", port, "", "owner/model", **cache)[0])
+    assert (derived / "tokenizer.json").read_bytes() == FILES["tokenizer.json"]
+    assert (derived / "model.safetensors").resolve() == local / "model.safetensors"
+    assert not list((tmp_path / "empty").rglob("*.safetensors"))  # only the tokenizer's files are downloaded
+    answer = resolve_in_process(str(local), tmp_path, port, "", "owner/none", **cache)[0]
+    assert answer.startswith("missing: The tokenizer owner/none cannot be used: the hub knows no such model")
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])

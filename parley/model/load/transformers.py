@@ -22,6 +22,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     AttentionInterface,
@@ -297,8 +298,13 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
         with silence_transformers():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # config classes raise all kinds of exceptions
-        if "auto_map" in read_config(folder):
+        content = read_config(folder)
+        if "auto_map" in content:
             raise LoadError("The model needs code of its own, but code from model folders is never run.") from error
+        if content["model_type"] not in CONFIG_MAPPING:
+            raise LoadError(
+                f"Transformers {transformers.__version__} does not know the model type {content['model_type']}."
+            ) from error
         raise LoadError(f"Transformers does not understand the model's config.json: {one_line(error)}") from error
     kind = config.model_type
     if config.is_encoder_decoder:

@@ -1,0 +1,135 @@
+"""Makes a model folder with another config, tokenizer or chat template: links to the files, and what is written anew.
+
+So all else that reads models sees one folder, whatever was overridden. The folder is in the user's cache, under a name
+that depends on the files and on the overrides; it is written once and never changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from parley.types import ModelOverrides
+
+CONTENT_VERSION = 1  # rises when this module writes other files for the same folder and overrides
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+TOKENIZER_FILES = frozenset(
+    ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+     "vocab.json", "vocab.txt", "merges.txt", "tekken.json", *TEMPLATE_FILES)
+)  # fmt: skip
+TEMPLATE_MARKS = re.compile(r"[{}\n]")  # no path of a template has these
+MAX_TEMPLATE_BYTES = 1 << 20
+
+
+class UnusableOverride(Exception):
+    """The overrides do not fit the folder, or it cannot be written. The message is a clause."""
+
+
+def derive_folder(folder: Path, overrides: ModelOverrides, tokenizer: Path | None = None) -> Path:
+    """Return a folder like ``folder``, which has a config.json, with the overrides; itself if nothing changes.
+
+    ``tokenizer``: the folder with the tokenizer to use, if not its own. Raises UnusableOverride.
+    """
+    try:
+        links = _visible_entries(folder)
+        if tokenizer is not None:
+            links = {name: path for name, path in links.items() if name not in TOKENIZER_FILES}
+            links |= {name: path for name, path in _visible_entries(tokenizer).items() if name in TOKENIZER_FILES}
+        contents: dict[str, str] = {}
+        if overrides.chat_template:
+            links = {name: path for name, path in links.items() if name not in TEMPLATE_FILES}
+            contents["chat_template.jinja"] = _read_template(overrides.chat_template)
+        if overrides.hf_overrides:
+            contents["config.json"] = json.dumps(_merged_config(folder, overrides.hf_overrides))
+        if tokenizer is None and not contents:
+            return folder
+        return _write_once(folder.name, links, contents)
+    except OSError as error:
+        raise UnusableOverride(
+            f"its folder with the overrides cannot be written: {error.strerror or error}; set XDG_CACHE_HOME"
+        ) from None
+    except RuntimeError:
+        raise UnusableOverride(
+            "its folder with the overrides cannot be written: the user has no home folder; set XDG_CACHE_HOME"
+        ) from None
+
+
+def _visible_entries(folder: Path) -> dict[str, Path]:
+    """Return files and folders by name. Hidden ones are caches of programs."""
+    return {path.name: path for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
+
+
+def _read_template(template: str) -> str:
+    """Return the template that the option means: a file's content, or the text itself. Raises UnusableOverride."""
+    if TEMPLATE_MARKS.search(template):
+        return template
+    path = Path(os.path.expanduser(template))
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEMPLATE_BYTES + 1)
+        if len(data) > MAX_TEMPLATE_BYTES:
+            raise UnusableOverride(f"the chat template {template} has more than {MAX_TEMPLATE_BYTES} bytes")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise UnusableOverride(f"the chat template {template} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UnusableOverride(f"the chat template {template} is not UTF-8") from None
+
+
+def _merged_config(folder: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (ValueError, RecursionError):
+        raise UnusableOverride("its config.json is not valid JSON") from None
+    if not isinstance(config, dict):
+        raise UnusableOverride("its config.json does not hold a JSON object")
+    return _merge_objects(config, overrides)
+
+
+def _merge_objects(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with the members of ``overrides``; objects in both are merged."""
+    merged = dict(base)
+    for name, value in overrides.items():
+        old = merged.get(name)
+        merged[name] = _merge_objects(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _write_once(name: str, links: dict[str, Path], contents: dict[str, str]) -> Path:
+    """Return the folder of these links and contents, written as a whole if it is not there. Raises OSError."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley" / "folders"
+    links = {each: Path(os.path.realpath(path)) for each, path in links.items() if each not in contents}
+    folder = home / f"{name[:100]}-{_digest(links, contents)}"
+    if folder.is_dir():
+        return folder
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=home))
+    try:
+        for each, path in links.items():
+            (scratch / each).symlink_to(path)
+        for each, text in contents.items():
+            (scratch / each).write_text(text, encoding="utf-8")
+        with suppress(OSError):  # another process was faster
+            scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if not folder.is_dir():
+        raise OSError(0, "it cannot be renamed")
+    return folder
+
+
+def _digest(links: dict[str, Path], contents: dict[str, str]) -> str:
+    """Return a text that changes with the files. Raises OSError."""
+    digest = hashlib.sha256(str(CONTENT_VERSION).encode())
+    for name, path in sorted(links.items()):
+        digest.update(f"\0{name}\0{path}".encode())
+    for name, text in sorted(contents.items()):
+        digest.update(f"\0{name}\0{len(text)}\0{text}".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,140 @@
+"""Downloads of models and tokenizers from the hub, and the entries of its cache that are complete without one."""
+
+from __future__ import annotations
+
+import glob
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from parley.gguf.folder import GGUF_SUFFIX, choose_gguf
+
+WEIGHT_PATTERN = "*.safetensors"
+DOWNLOAD_PATTERNS = [WEIGHT_PATTERN, "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# The hub's name of a GGUF file: ``owner/name:QUANT`` or ``owner/name/FILE.gguf``, which may be in a folder
+HUB_GGUF_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w.-]+)|/((?:\w[\w. -]*/)*\w[\w. -]*\.gguf))")
+
+SHOWN_FILES = 8  # of a repository that lacks the one that was asked for
+
+ReportProgress = Callable[[str, float], None]  # called with the stage and the progress, 0..1
+
+
+class ModelMissing(Exception):
+    """There is no usable model of that name. The message is one sentence with a hint."""
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether the hub may have a model of this name, which may end with ``@revision``."""
+    name = model.partition("@")[0]
+    return bool(HUB_NAME.fullmatch(name) or HUB_GGUF_NAME.fullmatch(name))
+
+
+def find_cached(model: str, *, needs_weights: bool) -> Path | None:
+    """Return the folder in the cache of what the hub calls ``model``, or its GGUF file; None if files are missing."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    name, arguments = _download_arguments(model, needs_weights)
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True, **arguments))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    gguf = HUB_GGUF_NAME.fullmatch(model.partition("@")[0])
+    if gguf is None:
+        return folder
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*" + GGUF_SUFFIX)]
+    chosen = choose_gguf(names, gguf[2], gguf[3])
+    return folder / chosen[0] if chosen and set(chosen) <= set(names) else None
+
+
+def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str, Any]]:
+    """Return a hub name and the arguments of the download: weights and text files of the top folder, the revision."""
+    name, _, revision = model.partition("@")
+    if gguf := HUB_GGUF_NAME.fullmatch(name):
+        return gguf[1], {"revision": revision or None, "allow_patterns": []}  # chosen from the list of its files
+    patterns = [pattern for pattern in DOWNLOAD_PATTERNS if needs_weights or pattern != WEIGHT_PATTERN]
+    # Sub-folders hold other formats of the same weights; 1_Pooling describes how an encoder pools its vectors.
+    return name, {"revision": revision or None, "allow_patterns": patterns, "ignore_patterns": ["[!1]*/*"]}
+
+
+def download_model(model: str, report: ReportProgress, *, needs_weights: bool = True) -> Path:
+    """Download a model, or without weights what else it has; return its folder or GGUF file. Raises ModelMissing."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name, arguments = _download_arguments(model, needs_weights)
+    report("downloading", 0.0)
+    try:
+        chosen = _choose_on_hub(model, name, arguments)
+        if chosen:
+            arguments["allow_patterns"] = [glob.escape(each) for each in chosen]
+        return Path(snapshot_download(name, tqdm_class=_progress_bar_class(report), **arguments), *chosen[:1])
+    except ModelMissing:
+        raise
+    except GatedRepoError:
+        reason = "it is open only to users who accepted its terms; accept them on the hub and set HF_TOKEN"
+    except RepositoryNotFoundError:
+        reason = "the hub knows no such model (a private one needs HF_TOKEN)"
+    except RevisionNotFoundError:
+        reason = "the hub has no such revision of it"
+    except HFValidationError:
+        reason = "it is neither a folder nor a valid name on the hub"
+    except LocalEntryNotFoundError as error:
+        state = "has a fault" if isinstance(error.__cause__, HfHubHTTPError) else "cannot be reached"
+        reason = f"it is neither a folder nor in the Hugging Face cache, and the hub {state}; copy it here or try again"
+    except HfHubHTTPError as error:
+        reason = f"the hub answered with status {error.response.status_code}; try again later"
+    except Exception as error:  # disk or network; huggingface_hub passes on its HTTP client's errors
+        cause = getattr(error, "strerror", None) or type(error).__name__
+        reason = f"the download failed ({cause}); check disk and network, and try again"
+    raise ModelMissing(f"{model} cannot be served: {reason}.")
+
+
+def _choose_on_hub(model: str, name: str, arguments: dict[str, Any]) -> list[str]:
+    """Return the files to download if ``model`` names a GGUF file, else none. Raises ModelMissing and hub errors."""
+    gguf = HUB_GGUF_NAME.fullmatch(model.partition("@")[0])
+    if gguf is None:
+        return []
+    from huggingface_hub import list_repo_files
+
+    names = list_repo_files(name, revision=arguments["revision"])
+    chosen = choose_gguf(names, gguf[2], gguf[3])
+    if not chosen:
+        known = [each for each in names if each.endswith(GGUF_SUFFIX)]
+        shown = ", ".join(known[:SHOWN_FILES]) + ", …" * (len(known) > SHOWN_FILES) if known else "none"
+        raise ModelMissing(f"{model} cannot be served: {name} has no such GGUF file; it has {shown}.")
+    return chosen
+
+
+def _progress_bar_class(report: ReportProgress) -> type:
+    """Return a class with tqdm's interface that reports the downloaded share of bytes instead of drawing a bar."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    lock = threading.Lock()
+
+    class ProgressBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs | {"disable": True})  # type: ignore[no-untyped-call]
+            self.counts_bytes = kwargs.get("unit") == "B"
+            self.total, self.downloaded = kwargs.get("total") or 0, kwargs.get("initial") or 0
+
+        def update(self, n: float | None = 1) -> None:
+            with lock:
+                self.downloaded += n or 0
+                if self.counts_bytes and self.total:
+                    report("downloading", min(1.0, self.downloaded / self.total))
+
+        def refresh(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    return ProgressBar
