@@ -87,7 +87,8 @@ class RequestMetrics:
             self.log_entry.ttft_seconds = now - self._arrival_time
             self._model_metrics.time_to_first_token.observe(now - self._arrival_time)
             self._model_metrics.recent_ttft.append(now - self._arrival_time)
-        self._grouped_tokens += max(0, count - 1)
+        if count > 1:
+            self._grouped_tokens += count - 1
         previous = self._last_token_times.get(choice)
         if previous is not None:
             gap = (now - previous) / count

@@ -74,7 +74,6 @@ class AnswerChoice:
         if stops is None and request.stop_conditions.strings:
             stops = StopAutomaton(request.stop_conditions.strings)
         self._scanner = StopScanner(stops, request.stop_conditions.include_in_output) if stops is not None else None
-        unparsed = self._parser is None and self._scanner is None and prepared.predicted is None
         self._repeats = (
             RepetitionDetector(request.stop_conditions.repetition)
             if request.stop_conditions.repetition is not None
@@ -87,7 +86,7 @@ class AnswerChoice:
         special = (
             self._details or self._repeats is not None or request.best_of is not None or options.stream_interval > 1
         )
-        self._text_only = unparsed and not special
+        self._is_plain = self._scanner is None and prepared.predicted is None and not special
         self._undecided_tokens = 0  # tokens of reasoning that may turn out to be a mark
         self._pending_tokens: list[TokenInfo] = []  # not attached to a delta yet
         self._deltas: list[ChoiceDelta] = []  # not returned yet, or returned by the last call
@@ -99,17 +98,26 @@ class AnswerChoice:
         usage = self.usage
         if output.cached_tokens > usage.cached_tokens:
             usage.cached_tokens = output.cached_tokens
-        if self._text_only and output.finish_reason is None:  # the path of nearly every output
-            text = "".join(map(self._detokenizer.decode_token, output.token_ids))
-            usage.completion_tokens += len(output.token_ids)
-            return [ChoiceDelta(self.index, text)] if text else []
+        pieces: list[str] | None = None
+        if self._is_plain and output.finish_reason is None:
+            pieces = [self._detokenizer.decode_token(token_id) for token_id in output.token_ids]
+            text = pieces[0] if len(pieces) == 1 else "".join(pieces)
+            part = "content" if self._parser is None else self._parser.plain_part(text)
+            if part is not None:  # the path of nearly every output
+                usage.completion_tokens += len(pieces)
+                if part == "reasoning":
+                    usage.reasoning_tokens += len(pieces)
+                self._reported_tokens = usage.completion_tokens
+                return [ChoiceDelta(self.index, text, part)] if text else []
         self._drop_returned_deltas()
         hidden_position = self._find_hidden_token(output)
         for number, token_id in enumerate(output.token_ids):
             score = output.scores[number] if output.scores else None
-            self._add_token(
-                token_id, score, output.token_costs[number] if output.token_costs else None, number == hidden_position
-            )
+            if pieces is not None:
+                piece = pieces[number]
+            else:
+                piece = "" if number == hidden_position else self._detokenizer.decode_token(token_id)
+            self._add_token(token_id, piece, score, output.token_costs[number] if output.token_costs else None)
             if self._scanner is not None and self._scanner.matched is not None:
                 return self._finish_choice("stop", self._scanner.matched)
             if self._call_complete:
@@ -144,8 +152,8 @@ class AnswerChoice:
         is_shown = self._stop_conditions.include_in_output and output.stop_id in self._stop_conditions.ids
         return -1 if output.stop_id is None or is_shown else len(output.token_ids) - 1
 
-    def _add_token(self, token_id: int, score: TokenScore | None, cost: TokenCost | None, hidden: bool) -> None:
-        """Count one token and emit its text. ``hidden``: it ends the choice, and its text is not shown."""
+    def _add_token(self, token_id: int, piece: str, score: TokenScore | None, cost: TokenCost | None) -> None:
+        """Count one token and emit ``piece``, the text that it adds; "" if it ends the choice and is not shown."""
         self.usage.completion_tokens += 1
         if self._follower is not None:
             self._follower.follow_token(token_id)
@@ -156,7 +164,6 @@ class AnswerChoice:
             if self._lists_requested and score is not None:
                 _put_itself_first(self._pending_tokens[-1])
         reasoning_part = self._reasoning_part
-        piece = "" if hidden else self._detokenizer.decode_token(token_id)
         if piece and self._scanner is not None:
             may_stop = self.usage.completion_tokens >= self._stop_conditions.min_tokens
             piece = self._scanner.scan_piece(piece, may_stop)

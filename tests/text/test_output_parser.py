@@ -111,6 +111,32 @@ def test_output_parser_result_ignores_cuts(text: str, sizes: list[int], markup: 
     assert parse([part for piece in pieces for part in (piece, "")], markup, thinking) == whole
 
 
+@given(
+    texts,
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.sampled_from([QWEN, TOOLS, THINK, IMPLICIT_THINK]),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_plain_pieces_are_what_the_parser_reads_and_leave_it_as_it_is(
+    text: str, sizes: list[int], markup: Markup, thinking: bool
+) -> None:
+    thinking = thinking and markup.reasoning_marks is not None
+    parser, twin = (OutputParser(markup, thinking, lambda: "call") for _ in range(2))
+    parts, all_parts = [], []
+    for piece in split_text(text, sizes):
+        part, was_reasoning = parser.plain_part(piece), parser.in_reasoning
+        if part is None:
+            parts += parser.parse_piece(piece)
+        else:
+            assert was_reasoning == (part == "reasoning")
+            parts.append((part, piece, None))
+        all_parts += twin.parse_piece(piece)
+        assert (parser.in_reasoning, parser.part_count) == (twin.in_reasoning, twin.part_count)
+        assert parser.unread_length == twin.unread_length
+    assert parts + parser.finish_parsing() == all_parts + twin.finish_parsing()
+
+
 @given(texts)
 @settings(max_examples=200, deadline=None)
 def test_text_without_marks_is_content(text: str) -> None:

@@ -103,6 +103,7 @@ class ChatReply(Reply):
         self._tokens_as_ids = body.boolean("return_tokens_as_token_ids", options.return_tokens_as_token_ids)
         self._context = context
         self._choices = [ChatChoice() for _ in range(self.request.n)]
+        self._wants_tokens = logprobs is not None or self._wants_ids
         self._prompt_ids: list[int] | None = None
         self._prompt_text: str | None = None
         self._prompt_scores: list[TokenInfo] | None = None
@@ -157,14 +158,15 @@ class ChatReply(Reply):
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _delta_chunks(self, event: ChoiceDelta) -> bytes:
-        choice = self._delta_choice(event)
-        start = self._open_choice(event.index) if choice else b""
-        self._choices[event.index].sent_tokens += len(event.tokens)
+        choice, state = self._delta_choice(event), self._choices[event.index]
+        start = self._open_choice(event.index) if choice and not state.started else b""
+        if event.tokens:
+            state.sent_tokens += len(event.tokens)
         return start + self._chat_chunk(event.index, choice) if choice else b""
 
     def _delta_choice(self, event: ChoiceDelta) -> bytes:
         """Return the choice object of a chunk, or nothing if there is nothing to send."""
-        wants_tokens = self.request.output_options.logprobs is not None or self._wants_ids
+        wants_tokens = self._wants_tokens
         if event.part == "content" and event.text and not wants_tokens:  # nearly every chunk takes this path
             return PLAIN_CHUNK % (event.index, encode_json(event.text))
         delta = self._delta_member(event)

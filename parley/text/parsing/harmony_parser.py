@@ -16,7 +16,7 @@ from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.marks import compile_marks
 from parley.text.parsing.markup import Markup
 from parley.text.parsing.output_parser import AnswerPart, OutputParser
-from parley.types import ToolCallDelta
+from parley.types import DeltaPart, ToolCallDelta
 
 MESSAGE_MARK = compile_marks("<|message|>")
 MESSAGE_ENDS = compile_marks("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
@@ -54,6 +54,10 @@ class HarmonyParser:
         self._at_start = not starts_in_reasoning  # nothing was read yet
         self._skip_space = False  # drop the next character if it is a space
         self._parts: list[AnswerPart] = []
+
+    def plain_part(self, piece: str) -> DeltaPart | None:
+        """Return None: ``parse_piece`` must read everything."""
+        return None
 
     @property
     def unread_length(self) -> int:

@@ -15,6 +15,10 @@ class MarkFinder:
         self._first_characters = re.compile("[" + "".join(sorted({re.escape(text[0]) for text in texts})) + "]")
         self._longest = max(map(len, texts))
 
+    def may_begin_in(self, text: str) -> bool:
+        """Whether a text has the first character of a mark."""
+        return self._first_characters.search(text) is not None
+
     def find_first(self, text: str, start: int) -> tuple[int, str]:
         """Return how far the text after ``start`` is free of marks, and the mark found there ("" for none)."""
         match = self._any_mark.search(text, start)

@@ -97,6 +97,21 @@ class OutputParser:
         """Whether a call is complete."""
         return self.call_count > 1 or (self.call_count == 1 and (self._reader is None or not self._reader.in_call))
 
+    def plain_part(self, piece: str) -> DeltaPart | None:
+        """Return the part that all of ``piece`` belongs to; None if ``parse_piece`` must read it.
+
+        Such a piece leaves the parser as it is: it is not the first of its part, and nothing in it may begin a mark or
+        be a blank that is dropped before one.
+        """
+        if self._follows_mark or self._after_call or self._at < len(self._text) or self._blanks or "\n" in piece:
+            return None
+        if self._state is OutputParser._read_content and self._had_content:
+            marks = self._content_marks
+            return "content" if marks is None or not marks.may_begin_in(piece) else None
+        if self._state is OutputParser._read_reasoning and self._reasoning_ends is not None:
+            return None if self._reasoning_ends.may_begin_in(piece) else "reasoning"
+        return None
+
     def parse_piece(self, piece: str) -> list[AnswerPart]:
         """Return the parts certain now, in order: (part, text, call). For part "tool" the text is empty."""
         self._parts = []
