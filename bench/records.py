@@ -18,7 +18,7 @@ from pathlib import Path
 from parley.dialects.dialect import RequestContext
 from parley.dialects.openai.responses import stored
 from parley.serving.records.background import BackgroundRuns, tenant_records
-from parley.serving.records.record_store import RecordStore
+from parley.serving.records.opening import open_record_store
 
 LOOKUPS = 2000
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--characters", type=int, default=2000, help="of each answer")
     options = parser.parse_args()
-    store = RecordStore(1 << 30, 3600.0)
+    store = open_record_store(1 << 30, 3600.0, None)
     context = RequestContext("0" * 32, 0, "", records=tenant_records(store, BackgroundRuns(store), "tenant"))
     before = resident_bytes()
     keep_responses(context, options.records, options.characters)

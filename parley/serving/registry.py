@@ -20,7 +20,7 @@ from parley.serving.endpoints.rate_limits import EndpointUsage
 from parley.serving.endpoints.traffic_split import EndpointStore
 from parley.serving.options import ServerOptions
 from parley.serving.records.background import BackgroundRuns, tenant_records
-from parley.serving.records.record_store import RecordStore
+from parley.serving.records.opening import open_record_store
 from parley.serving.served_model import OpenRequest, ServedModel
 from parley.types import Tenant
 from parley.version import __version__
@@ -63,7 +63,9 @@ class ModelRegistry:
         self.pull_lock = asyncio.Lock()  # held while a model is downloaded at a client's request
         self.huge_text_lock = asyncio.Lock()  # held while a huge text is tokenized at a client's request
         self.shutting_down = False
-        self.record_store = RecordStore(options.response_store, options.response_lifetime, options.response_store_file)
+        self.record_store = open_record_store(
+            options.response_store, options.response_lifetime, options.response_store_file
+        )
         self.background_runs = BackgroundRuns(self.record_store)
         self.reasoning_seal = ReasoningSeal(options.seal_secret)
         self.stop_server = stop_server

@@ -1,13 +1,16 @@
-"""The store of records: what it finds, what it drops when it is full, and what another process sees."""
+"""The stores of records: what they find, what they drop when they are full, and what another process sees."""
 
 import sqlite3
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from parley.errors import NotReady
+from parley.serving.records.memory_records import MemoryRecordStore
+from parley.serving.records.opening import AnyRecordStore
 from parley.serving.records.record_store import RECORD_OVERHEAD, BadRecordFile, RecordStore
 
 
@@ -19,11 +22,21 @@ class Clock:
         return self.now
 
 
-def open_store(size: int = 1 << 20, clock: Clock | None = None, file: Path | None = None) -> RecordStore:
-    return RecordStore(size, 60.0, None if file is None else str(file), clock=clock or Clock())
+def open_file(file: Path, size: int = 1 << 20, clock: Clock | None = None) -> RecordStore:
+    return RecordStore(size, 60.0, str(file), clock=clock or Clock())
 
 
-def test_finds_a_record_by_its_name_and_its_parts():
+@pytest.fixture(params=["memory", "file"])
+def open_store(request, tmp_path) -> Callable[..., AnyRecordStore]:
+    def open_it(size: int = 1 << 20, clock: Clock | None = None) -> AnyRecordStore:
+        if request.param == "file":
+            return open_file(tmp_path / "records.db", size, clock)
+        return MemoryRecordStore(size, 60.0, clock=clock or Clock())
+
+    return open_it
+
+
+def test_finds_a_record_by_its_name_and_its_parts(open_store):
     store = open_store()
     store.keep("t", "a", b"1", ["p", "q"])
     assert (store.find("t", "a"), store.find_part("t", "q"), store.find("t", "b")) == (b"1", b"1", None)
@@ -35,7 +48,7 @@ def test_finds_a_record_by_its_name_and_its_parts():
     assert store.find("t", "b") is None and store.find_part("t", "p") is None
 
 
-def test_a_tenant_sees_only_its_own_records():
+def test_a_tenant_sees_only_its_own_records(open_store):
     store = open_store()
     store.keep("t", "a", b"1", ["p"])
     store.keep("", "a", b"2", ["p"])
@@ -43,7 +56,7 @@ def test_a_tenant_sees_only_its_own_records():
     assert store.find("u", "a") is None and store.find_part("u", "p") is None and not store.drop("u", "a")
 
 
-def test_the_tenant_with_the_most_loses_its_oldest_records():
+def test_the_tenant_with_the_most_loses_its_oldest_records(open_store):
     record = b"x" * (1000 - RECORD_OVERHEAD)
     store = open_store(5000)
     store.keep("small", "a", record)
@@ -56,22 +69,22 @@ def test_the_tenant_with_the_most_loses_its_oldest_records():
 
 
 @pytest.mark.parametrize("tenants", [1, 20])
-def test_a_full_store_finds_its_oldest_record_at_once(tenants):
-    store, steps = open_store(3000 * 400), 0
+def test_a_full_file_finds_its_oldest_record_at_once(tmp_path, tenants):
+    store, steps = open_file(tmp_path / "records.db", 3000 * 600), 0
 
     def count_steps() -> None:
         nonlocal steps
         steps += 1
 
     for number in range(3000):
-        store.keep(f"t{number % tenants}", f"r{number}", b"x" * (400 - RECORD_OVERHEAD))
+        store.keep(f"t{number % tenants}", f"r{number}", b"x" * (600 - RECORD_OVERHEAD))
     store._database.set_progress_handler(count_steps, 1)  # each step of the database's own machine
-    store.keep("t0", "new", b"x" * (400 - RECORD_OVERHEAD))
+    store.keep("t0", "new", b"x" * (600 - RECORD_OVERHEAD))
     assert store.find("t0", "r0") is None and store.find("t0", "new")
     assert steps < 1000
 
 
-def test_records_expire_unless_they_are_touched():
+def test_records_expire_unless_they_are_touched(open_store):
     clock = Clock()
     store = open_store(clock=clock)
     store.keep("t", "a", b"1")
@@ -84,7 +97,7 @@ def test_records_expire_unless_they_are_touched():
 
 def test_servers_with_one_file_share_their_records(tmp_path):
     file = tmp_path / "responses.db"
-    one, two = open_store(file=file), open_store(file=file)
+    one, two = open_file(file), open_file(file)
     one.keep("t", "a", b"1", ["p"])
     assert two.find_part("t", "p") == b"1"
     two.drop("t", "a")
@@ -92,13 +105,13 @@ def test_servers_with_one_file_share_their_records(tmp_path):
     one.keep("t", "b", b"2")
     one.close()
     two.close()
-    assert open_store(file=file).find("t", "b") == b"2"
+    assert open_file(file).find("t", "b") == b"2"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_loses_no_change_that_another_server_makes_at_the_same_time(tmp_path):
     file = tmp_path / "responses.db"
-    stores = [open_store(file=file), open_store(file=file)]
+    stores = [open_file(file), open_file(file)]
     stores[0].keep("t", "a", b"", [])
 
     def add_ten(store: RecordStore) -> None:
@@ -111,7 +124,7 @@ def test_loses_no_change_that_another_server_makes_at_the_same_time(tmp_path):
     assert not stores[0].change("t", "unknown", lambda data: (data, []))
 
 
-def test_a_change_that_fails_leaves_the_record():
+def test_a_change_that_fails_leaves_the_record(open_store):
     store = open_store()
     store.keep("t", "a", b"1")
     with pytest.raises(KeyError):
@@ -123,7 +136,7 @@ def test_a_change_that_fails_leaves_the_record():
 
 def test_says_that_a_locked_file_cannot_be_used_now(tmp_path, monkeypatch):
     monkeypatch.setattr("parley.serving.records.record_store.LOCK_SECONDS", 0.01)
-    store = open_store(file=tmp_path / "responses.db")
+    store = open_file(tmp_path / "responses.db")
     store.keep("t", "a", b"1")
     other = sqlite3.connect(tmp_path / "responses.db")
     other.execute("BEGIN IMMEDIATE")
@@ -139,6 +152,6 @@ def test_says_that_a_locked_file_cannot_be_used_now(tmp_path, monkeypatch):
 def test_refuses_a_file_that_is_no_database(tmp_path):
     (tmp_path / "text").write_text("no database " * 100)
     with pytest.raises(BadRecordFile, match="is no database"):
-        open_store(file=tmp_path / "text")
+        open_file(tmp_path / "text")
     with pytest.raises(BadRecordFile, match="cannot be opened"):
-        open_store(file=tmp_path / "missing" / "file")
+        open_file(tmp_path / "missing" / "file")

@@ -14,7 +14,7 @@ from parley.dialects.records import InlinedRequest, StreamReplay
 from parley.serving.generate import follow_events
 from parley.serving.handlers import replay_stream
 from parley.serving.records.background import BackgroundRuns, tenant_records
-from parley.serving.records.record_store import RecordStore
+from parley.serving.records.opening import open_record_store
 from parley.web.auth import presented_keys
 
 
@@ -22,7 +22,7 @@ class RecordKeeper:
     """The records of all tenants. ``runs``: the requests in the background. Raises BadRecordFile."""
 
     def __init__(self, options: CoordinatorOptions, table: InstanceTable):
-        self._store = RecordStore(options.response_store, options.response_lifetime, options.response_store_file)
+        self._store = open_record_store(options.response_store, options.response_lifetime, options.response_store_file)
         self._table = table
         self.runs = BackgroundRuns(self._store)
 

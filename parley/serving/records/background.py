@@ -17,7 +17,7 @@ from parley.dialects.dialect import Reply
 from parley.dialects.records import NO_RECORDS, RecordChange, TenantRecords
 from parley.errors import EngineError, NotReady, ParleyError
 from parley.serving.generation import Generation
-from parley.serving.records.record_store import RecordStore
+from parley.serving.records.opening import AnyRecordStore
 from parley.types import Event
 
 RunKey = tuple[str, str]  # tenant, and name of the record
@@ -104,7 +104,7 @@ async def generate_events(reply: Reply, generation: Generation, kept: KeptEvents
 class BackgroundRuns:
     """The runs of one server that have not ended, or whose events are still kept."""
 
-    def __init__(self, store: RecordStore):
+    def __init__(self, store: AnyRecordStore):
         self._store = store
         self._runs: dict[RunKey, BackgroundRun] = {}  # oldest first
 
@@ -164,7 +164,7 @@ class BackgroundRuns:
             del self._runs[key]
 
 
-def tenant_records(store: RecordStore, runs: BackgroundRuns, tenant: str) -> TenantRecords:
+def tenant_records(store: AnyRecordStore, runs: BackgroundRuns, tenant: str) -> TenantRecords:
     """Return the records of a tenant, or those of none if the store keeps nothing."""
     return RecordsOfTenant(store, runs, tenant) if store.size else NO_RECORDS
 
@@ -174,7 +174,7 @@ class RecordsOfTenant:
 
     are_kept, are_inlined = True, False
 
-    def __init__(self, store: RecordStore, runs: BackgroundRuns, tenant: str):
+    def __init__(self, store: AnyRecordStore, runs: BackgroundRuns, tenant: str):
         self._store, self._runs, self._tenant = store, runs, tenant
 
     def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The records of all tenants: a bounded SQLite database in memory or in a file that several servers may share.
+"""The records of all tenants in a file: a bounded SQLite database that several servers may share.
 
 When the store is full, the tenant whose records are the largest loses its oldest ones.
 """
@@ -39,7 +39,7 @@ END;
 """
 BY_NAME = "WHERE tenant = ? AND name = ?"
 BY_PART = "WHERE number = (SELECT number FROM parts WHERE tenant = ? AND part = ?)"
-RECORD_OVERHEAD, PART_OVERHEAD = 300, 200  # bytes that the database needs besides the data, about
+RECORD_OVERHEAD, PART_OVERHEAD = 500, 300  # bytes that a store needs besides the data, about
 EXPIRY_SECONDS = 1.0  # between two looks for expired records
 LOCK_SECONDS = 5.0  # how long to wait for another process that writes
 
@@ -51,15 +51,13 @@ class BadRecordFile(Exception):
 
 
 class RecordStore:
-    """All records. ``size``: bytes at most; 0: nothing is kept. ``lifetime``: seconds. ``file``: None: in memory.
+    """All records. ``size``: bytes at most; 0: nothing is kept. ``lifetime``: seconds.
 
     All calls raise NotReady if the file cannot be read or written now: it is locked, or its disk is full.
     """
 
-    def __init__(self, size: int, lifetime: float, file: str | None = None, *, clock: Callable[[], float] = time.time):
+    def __init__(self, size: int, lifetime: float, file: str, *, clock: Callable[[], float] = time.time):
         self.size, self.lifetime = size, lifetime
-        self._is_shared = file is not None
-        self._room = 0  # bytes that can certainly be added, if nobody else adds any
         self._next_expiry = 0.0
         self._clock = clock
         self._lock = threading.Lock()  # bodies are read in threads
@@ -143,36 +141,31 @@ class RecordStore:
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRY_SECONDS
             database.execute("DELETE FROM records WHERE kept_at < ?", (now - self.lifetime,))
-        self._room -= size
-        if self._room < 0 or self._is_shared:
-            self._make_room()
+        self._make_room()
 
     def _make_room(self) -> None:
         """Drop the oldest records of the tenants with the most, until the rest fits."""
-        while (room := self.size - self._total_size()) < 0:
+        while self._total_size() > self.size:
             self._database.execute(
                 "DELETE FROM records WHERE number = (SELECT min(number) FROM records WHERE tenant = "
                 "(SELECT tenant FROM sizes ORDER BY size DESC LIMIT 1))"
             )
-        self._room = room
 
     def _total_size(self) -> int:
         (total,) = self._database.execute("SELECT coalesce(sum(size), 0) FROM sizes").fetchone()
         return int(total)
 
 
-def _open_database(file: str | None) -> sqlite3.Connection:
+def _open_database(file: str) -> sqlite3.Connection:
     """Open the database; a new file is readable by its owner only. Raises BadRecordFile."""
     try:
-        if file is not None:
-            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
-        database = sqlite3.connect(file or ":memory:", timeout=LOCK_SECONDS, check_same_thread=False)
-        if file is not None:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = NORMAL")
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        database = sqlite3.connect(file, timeout=LOCK_SECONDS, check_same_thread=False)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
         database.executescript(SCHEMA)
         return database
     except OSError as error:
-        raise BadRecordFile(f"The file for responses {Path(file or '')} cannot be opened: {error.strerror}.") from None
+        raise BadRecordFile(f"The file for responses {Path(file)} cannot be opened: {error.strerror}.") from None
     except sqlite3.Error as error:
-        raise BadRecordFile(f"The file for responses {Path(file or '')} is no database: {error}.") from None
+        raise BadRecordFile(f"The file for responses {Path(file)} is no database: {error}.") from None

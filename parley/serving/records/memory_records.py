@@ -1,0 +1,124 @@
+"""The records of all tenants in the memory of one process: dictionaries, which find and keep a record in microseconds.
+
+Keeps the same records as ``RecordStore``, which is for a file that outlives the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from parley.dialects.records import RecordChange
+from parley.serving.records.record_store import PART_OVERHEAD, RECORD_OVERHEAD
+
+RecordKey = tuple[str, str]  # tenant, and name
+
+
+class MemoryRecord(msgspec.Struct):
+    """A record. ``kept_at``: when it was kept or touched. ``size``: in bytes, with what the dictionaries need."""
+
+    data: bytes
+    parts: tuple[str, ...]
+    kept_at: float
+    size: int
+
+
+class MemoryRecordStore:
+    """All records. ``size``: bytes at most; 0: nothing is kept. ``lifetime``: seconds."""
+
+    def __init__(self, size: int, lifetime: float, *, clock: Callable[[], float] = time.time):
+        self.size, self.lifetime = size, lifetime
+        self._records: dict[RecordKey, MemoryRecord] = {}  # in the order in which they expire
+        self._names: dict[str, dict[str, None]] = {}  # of each tenant's records, in the order in which they were kept
+        self._parts: dict[RecordKey, str] = {}  # tenant, and name of a part -> name of the record that has it
+        self._sizes: dict[str, int] = {}  # of each tenant's records, in bytes
+        self._total_size = 0
+        self._clock = clock
+        self._lock = threading.Lock()  # bodies are read in threads
+
+    def keep(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
+        """Keep a record, and drop expired and old ones."""
+        with self._lock:
+            self._write(tenant, name, data, parts)
+
+    def change(self, tenant: str, name: str, change: RecordChange) -> bool:
+        """Replace a record by what ``change`` returns for it. Return whether there is one."""
+        with self._lock:
+            data = self._find(tenant, name)
+            if data is not None:
+                self._write(tenant, name, *change(data))
+        return data is not None
+
+    def find(self, tenant: str, name: str) -> bytes | None:
+        """Return a record, None if there is none."""
+        with self._lock:
+            return self._find(tenant, name)
+
+    def find_part(self, tenant: str, part: str) -> bytes | None:
+        """Return the record that has this part, None if there is none."""
+        with self._lock:
+            name = self._parts.get((tenant, part))
+            return None if name is None else self._find(tenant, name)
+
+    def touch(self, tenant: str, name: str) -> None:
+        """Let a record count as new."""
+        with self._lock:
+            record = self._records.pop((tenant, name), None)
+            if record is not None:
+                record.kept_at = self._clock()
+                self._records[tenant, name] = record
+
+    def age(self, tenant: str, name: str) -> float:
+        """Return the seconds since a record was kept or touched; 0 if there is none."""
+        with self._lock:
+            record = self._records.get((tenant, name))
+        return 0.0 if record is None else self._clock() - record.kept_at
+
+    def drop(self, tenant: str, name: str) -> bool:
+        """Drop a record. Return whether there was one."""
+        with self._lock:
+            return self._drop(tenant, name)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _find(self, tenant: str, name: str) -> bytes | None:
+        record = self._records.get((tenant, name))
+        return None if record is None or record.kept_at < self._clock() - self.lifetime else record.data
+
+    def _write(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> None:
+        size = len(data) + RECORD_OVERHEAD + PART_OVERHEAD * len(parts)
+        if size > self.size:
+            return
+        self._drop(tenant, name)
+        now = self._clock()
+        self._records[tenant, name] = MemoryRecord(data, tuple(parts), now, size)
+        self._names.setdefault(tenant, {})[name] = None
+        for part in parts:
+            self._parts[tenant, part] = name
+        self._add_size(tenant, size)
+        while self._records[oldest := next(iter(self._records))].kept_at < now - self.lifetime:
+            self._drop(*oldest)
+        while self._total_size > self.size:
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            self._drop(largest, next(iter(self._names[largest])))
+
+    def _add_size(self, tenant: str, size: int) -> None:
+        self._sizes[tenant] = self._sizes.get(tenant, 0) + size
+        self._total_size += size
+
+    def _drop(self, tenant: str, name: str) -> bool:
+        record = self._records.pop((tenant, name), None)
+        if record is None:
+            return False
+        for part in record.parts:
+            if self._parts.get((tenant, part)) == name:  # else a newer record has it
+                del self._parts[tenant, part]
+        del self._names[tenant][name]
+        self._add_size(tenant, -record.size)
+        if not self._names[tenant]:
+            del self._names[tenant], self._sizes[tenant]
+        return True
