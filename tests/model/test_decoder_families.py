@@ -46,10 +46,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: tiny_models.ARCHITECTURES[name] for name in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe")},
     **tiny_models.MIXTURES,
 }
+IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
+BY_NIGHT = {"olmoe", "granitemoe", "dots1", "ernie_moe"}  # each part of them is in another family, too
 # The schedules of all others run by night; ``test_layers`` draws every variation of a layer.
 KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi", "gpt_oss"]
 TESTED_ELSEWHERE = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
+    "qwen3_vl_moe_text",
 }  # fmt: skip
 LENGTH = 90
 PIECES = (64, 1, 20, 5)
@@ -97,20 +100,21 @@ def test_every_family_is_tested():
     assert {model_type for model_type, _ in FAMILIES.values()} | TESTED_ELSEWHERE == FUSABLE_TYPES
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES if IS_NIGHT else sorted(set(FAMILIES) - BY_NIGHT))
 def test_logits_equal_those_of_transformers(name: str):
     model = AutoModelForCausalLM.from_pretrained(
         write_family(name), dtype=torch.float32, attn_implementation="eager"
     ).eval()
     decoder = load_decoder(name, "float32")
-    assert decoder.parameters == sum(parameter.numel() for parameter in model.parameters())
+    counted = (each.numel() for name, each in model.named_parameters() if not name.endswith("e_score_correction_bias"))
+    assert decoder.parameters == sum(counted)
     with torch.inference_mode():
         expected = model(torch.tensor(TOKEN_IDS[:1])).logits[0]
     actual = compute_logits(decoder, PIECES)
     assert ((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 1e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES if os.environ.get("PARLEY_NIGHTLY") else KERNEL_FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES if IS_NIGHT else KERNEL_FAMILIES)
 def test_every_schedule_gives_the_same_bits(name: str):
     decoder = load_decoder(name, "bfloat16")
     alone = compute_logits(decoder, (LENGTH,))

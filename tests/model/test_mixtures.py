@@ -14,6 +14,8 @@ from support import tiny_models
 
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.checkpoint.stacked import StackedPlainFormat
+from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load import fuse, plan, reference
 from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.model.networks.decoder import FusedDecoder
@@ -79,6 +81,19 @@ def test_experts_in_one_tensor_load_like_experts_of_their_own(tmp_path, quantiza
     assert "model.layers.0.mlp.experts.gate_up_proj" in Checkpoint(stacked)
     results = [compute_logits(load_decoder(each, quantization=quantization), [45]) for each in (folder, stacked)]
     assert torch.equal(*results)
+
+
+def test_transposed_experts_are_known_by_their_shape(tmp_path):
+    weights, linear = torch.arange(2 * 24 * 8.0).view(2, 24, 8), LinearSpec("experts", 24, 8)
+    save_file({"experts": weights.mT.contiguous()}, tmp_path / "model.safetensors")
+    for transposed in (None, True):
+        read = StackedPlainFormat(transposed).read_expert(Checkpoint(tmp_path), linear, 2, 1)
+        assert torch.equal(read.multiply_rows(torch.eye(8)), weights[1].T)
+    with pytest.raises(LoadError, match=r"shape \[2, 8, 24\]; the config asks for \[2, 24, 8\]"):
+        StackedPlainFormat(False).view_tensors(Checkpoint(tmp_path), linear, 2)
+    save_file({"experts": weights}, tmp_path / "model.safetensors")
+    read = StackedPlainFormat(None).read_expert(Checkpoint(tmp_path), linear, 2, 1)
+    assert torch.equal(read.multiply_rows(torch.eye(8)), weights[1].T)
 
 
 def write_mxfp4(target: Path) -> tuple[Path, Path]:

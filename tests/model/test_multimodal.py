@@ -19,7 +19,6 @@ from parley.types import EngineRequest, Sampling
 
 NEW_TOKENS = 6
 LENGTHS = (1, 17, 70)  # prompt tokens
-BY_TRANSFORMERS = {"qwen3_vl_moe"}  # their layers are not those of the fused decoder
 # The prefixes that Transformers 5 writes, and those that it gives the modules and that other writers keep.
 OTHER_PREFIXES = {
     "llava": {
@@ -67,7 +66,7 @@ def copy_json_files(source: Path, target: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_gives_the_tokens_of_transformers(family: str):
     folder = multimodal_folder(family)
-    check_against_transformers(folder, folder, fused=family not in BY_TRANSFORMERS)
+    check_against_transformers(folder, folder, fused=True)
 
 
 @pytest.mark.parametrize("family", OTHER_PREFIXES)
@@ -108,8 +107,11 @@ def test_sparse_text_config_has_the_defaults_of_its_type(tmp_path):
         load_test_runner(tmp_path, dtype="float32")
 
 
-# A model of nothing but defaults cannot be: it would rotate 21 of 42 dimensions.
-NEEDED_FIELDS = {"glm4_moe": {"head_dim": 128}}
+# Without these, a model of defaults cannot be: GLM-4-MoE would rotate 21 of 42 dimensions.
+NEEDED_FIELDS = {
+    "glm4_moe": {"head_dim": 128},
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},  # it has no defaults for them
+}
 
 
 @pytest.mark.parametrize("model_type", sorted(FUSABLE_TYPES))

@@ -99,6 +99,32 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_oss",
         BASE_CONFIG | {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 24, "head_dim": 32},
     ),
+    "olmoe": ("olmoe", BASE_CONFIG | {"intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 2}),
+    "granitemoe": (
+        "granitemoe",
+        BASE_CONFIG | EXPERTS | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0},
+    ),
+    "granitemoeshared": (
+        "granitemoeshared",
+        BASE_CONFIG | EXPERTS | {"shared_intermediate_size": 72, "attention_multiplier": 0.1},
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        BASE_CONFIG | {"num_local_experts": 12, "num_experts_per_tok": 3, "head_dim": 32, "rotary_dim": 16},
+    ),
+    "dots1": (
+        "dots1",
+        BASE_CONFIG
+        | {"moe_intermediate_size": 48, "n_shared_experts": 2, "n_routed_experts": 16, "num_experts_per_tok": 3}
+        | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "attention_bias": True}
+        | {"num_hidden_layers": 3, "first_k_dense_replace": 1, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "ernie_moe": (
+        "ernie4_5_moe",
+        BASE_CONFIG
+        | {"moe_intermediate_size": 48, "moe_num_experts": 6, "moe_k": 2, "moe_num_shared_experts": 2}
+        | {"num_hidden_layers": 4, "moe_layer_end_index": 2},
+    ),
 }
 
 
@@ -159,6 +185,9 @@ def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str) -> No
                 parameter.copy_(noise * 0.3)
             else:
                 parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):  # of a router's choice
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
 

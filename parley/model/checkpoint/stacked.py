@@ -32,23 +32,27 @@ class StackedFormat(Protocol):
 
 @dataclass(frozen=True)
 class StackedPlainFormat:
-    """One tensor of floating-point numbers. ``transposed``: each expert's is [in, out]."""
+    """One tensor of floating-point numbers. ``transposed``: each expert's is [in, out]; None: if its shape is not the
+    other."""
 
-    transposed: bool = False
+    transposed: bool | None = False
 
     def tensor_names(self, linear: LinearSpec) -> list[str]:
         """Return the name of the tensor."""
         return [linear.name]
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
-        """Return the tensor as a view of the file. Raises LoadError."""
-        shape = (linear.into, linear.out) if self.transposed else (linear.out, linear.into)
-        return [checkpoint.view_tensor(linear.name, experts, *shape)]
+        """Return the tensor [experts, out, in] as a view of the file. Raises LoadError."""
+        shape = experts, linear.out, linear.into
+        transposed = checkpoint.tensor_shape(linear.name) != shape if self.transposed is None else self.transposed
+        if not transposed:
+            return [checkpoint.view_tensor(linear.name, *shape)]
+        return [checkpoint.view_tensor(linear.name, experts, linear.into, linear.out).mT]
 
     def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
         """Read the weight of one expert. Raises LoadError."""
         (stacked,) = self.view_tensors(checkpoint, linear, experts)
-        return PlainWeight(stacked[expert].t() if self.transposed else stacked[expert])
+        return PlainWeight(stacked[expert])
 
 
 class StackedMxfp4Format:

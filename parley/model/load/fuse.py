@@ -27,8 +27,9 @@ from parley.model.networks.network import LinearSite
 from parley.native.layer import DecoderLayer
 
 PACKED_STRUCTURES = DecoderLayer | native.Mixture | native.Experts | native.Norm | native.PackedWeight
-# Frequencies, stored by old checkpoints and computed here; and scales of an 8-bit KV cache, which is not used.
-IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$")
+# Frequencies, stored by old checkpoints and computed here; scales of an 8-bit KV cache, which is not used; and ERNIE's
+# layers that predict further tokens.
+IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^model\.mtp_")
 
 
 def fuse_decoder(

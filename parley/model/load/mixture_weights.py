@@ -139,7 +139,9 @@ class MixtureWeights:
         routing, name = self._config.layers[layer].routing, self.names.choice_bias
         if routing is None or name is None:
             return None
-        view = self._checkpoint.view_tensor(self._weights.layer_name(layer, name), routing.experts)
+        name = self._weights.layer_name(layer, name)
+        leading = (1,) * (len(self._checkpoint.tensor_shape(name)) > 1)  # ERNIE has it as a row
+        view = self._checkpoint.view_tensor(name, *leading, routing.experts).flatten()
         return view.to(device=self._weights.device, dtype=torch.float32, copy=True)
 
     def read_expert(self, layer: int, expert: int, key: str) -> list[LinearWeight]:

@@ -17,8 +17,9 @@ class MixtureNames:
     """The names of a mixture's tensors in a layer. ``{}`` stands for the number of an expert.
 
     ``gate_up`` and ``down`` without it name tensors, not linear layers: each holds the weights of all experts
-    [experts, out, in], or [experts, in, out] if they are ``transposed``. ``gate_up`` lists the layers to be merged, as
-    does ``shared_gate_up``; its outputs are those of gate and then of up, or of both in turn if ``interleaved``.
+    [experts, out, in], or [experts, in, out] if they are ``transposed``; None: if the shape is not the former.
+    ``gate_up`` lists the layers to be merged, as does ``shared_gate_up``; its outputs are those of gate and then of up,
+    or of both in turn if ``interleaved``.
     ``choice_bias``, which is added to scores to choose experts, and ``shared_gate``, the logit of the shared expert's
     weight, need not exist. ``has_biases``: the router has a bias, and each tensor of all experts one named NAME_bias
     [experts, out].
@@ -31,7 +32,7 @@ class MixtureNames:
     shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str | None = None
-    transposed: bool = False
+    transposed: bool | None = False
     interleaved: bool = False
     has_biases: bool = False
 
@@ -54,6 +55,13 @@ def sparse_steps(fields: Mapping[str, Any], layer: int) -> bool:
 def after_dense_layers(fields: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a mixture: all but the first ``first_k_dense_replace``."""
     return bool(layer >= fields["first_k_dense_replace"])
+
+
+def ernie_layers(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: each ``moe_layer_interval``-th from ``moe_layer_start_index`` on, up to
+    ``moe_layer_end_index``; -1 is the last."""
+    first, last, step = (fields[f"moe_layer_{name}"] for name in ("start_index", "end_index", "interval"))
+    return bool((layer + 1) % step == 0 and layer >= first and (last == -1 or layer <= last))
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,9 @@ class MixtureFamily:
         if not self.shared:
             return 0
         if "shared_expert_intermediate_size" in fields:
-            return _check_unit(_read_count(fields, "shared_expert_intermediate_size"))
-        return (fields["n_shared_experts"] or 0) * self.read_expert_width(fields)
+            width = fields["shared_expert_intermediate_size"]
+            return 0 if width == 0 else _check_unit(_read_count(fields, "shared_expert_intermediate_size"))
+        return (fields.get("n_shared_experts") or 0) * self.read_expert_width(fields)
 
 
 def _read_count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -122,15 +131,45 @@ def _both_layouts(names: MixtureNames) -> tuple[MixtureNames, ...]:
     return names, replace(names, router="mlp.gate", gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj")
 
 
-MIXTRAL_MIXTURE = MixtureFamily(
-    _both_layouts(
+MIXTRAL_NAMES = MixtureNames(
+    router="block_sparse_moe.gate",
+    gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+    down="block_sparse_moe.experts.{}.w2",
+)
+MIXTRAL_MIXTURE = MixtureFamily(_both_layouts(MIXTRAL_NAMES), normalized=True)
+MINIMAX_MIXTURE = MixtureFamily(
+    (
+        replace(MIXTRAL_NAMES, choice_bias="block_sparse_moe.e_score_correction_bias"),
+        replace(_both_layouts(MIXTRAL_NAMES)[1], choice_bias="mlp.e_score_correction_bias"),
+    ),
+    normalized=True,
+    is_sigmoid=True,
+)
+OLMOE_MIXTURE = MixtureFamily(_both_layouts(MixtureNames()))
+GRANITE_MIXTURE = MixtureFamily(
+    tuple(
         MixtureNames(
-            router="block_sparse_moe.gate",
-            gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
-            down="block_sparse_moe.experts.{}.w2",
+            router=router,
+            gate_up=(gate_up,),
+            down=down,
+            shared_gate_up=("shared_mlp.input_linear",),
+            shared_down="shared_mlp.output_linear",
+        )
+        for router, gate_up, down in (
+            (
+                "block_sparse_moe.router.layer",
+                "block_sparse_moe.input_linear.weight",
+                "block_sparse_moe.output_linear.weight",
+            ),
+            (
+                "block_sparse_moe.router",
+                "block_sparse_moe.experts.gate_up_proj",
+                "block_sparse_moe.experts.down_proj",
+            ),
         )
     ),
     normalized=True,
+    shared=1,
 )
 QWEN2_MIXTURE = MixtureFamily(
     _both_layouts(MixtureNames(shared_gate="mlp.shared_expert_gate")), has_mixture=sparse_steps, shared=2
@@ -149,14 +188,27 @@ GPT_OSS_MIXTURE = MixtureFamily(
     normalized=True,
 )
 QWEN3_MIXTURE = MixtureFamily(_both_layouts(MixtureNames()), has_mixture=sparse_steps)
-GLM4_MIXTURE = MixtureFamily(
-    _both_layouts(
-        MixtureNames(
-            choice_bias="mlp.gate.e_score_correction_bias",
-            shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-            shared_down="mlp.shared_experts.down_proj",
-        )
+QWEN3_VL_MIXTURE = MixtureFamily(
+    (MixtureNames(gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj", transposed=None),),
+    has_mixture=sparse_steps,
+    normalized=True,
+)
+DEEPSEEK_NAMES = MixtureNames(
+    choice_bias="mlp.gate.e_score_correction_bias",
+    shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    shared_down="mlp.shared_experts.down_proj",
+)
+ERNIE_MIXTURE = MixtureFamily(
+    (
+        replace(DEEPSEEK_NAMES, choice_bias="mlp.moe_statics.e_score_correction_bias"),
+        replace(_both_layouts(DEEPSEEK_NAMES)[1], choice_bias="mlp.gate.moe_statics.e_score_correction_bias"),
     ),
+    has_mixture=ernie_layers,
+    normalized=True,
+    shared=1,
+)
+GLM4_MIXTURE = MixtureFamily(
+    _both_layouts(DEEPSEEK_NAMES),
     has_mixture=after_dense_layers,
     is_sigmoid=True,
     group_best=2,

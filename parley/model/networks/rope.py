@@ -101,8 +101,8 @@ def read_rope(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int)
         raise Unfusable("its rotary embedding differs between layers")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     theta = parameters.get("rope_theta") or fields["rope_theta"]
-    rotary_share = parameters.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
-    rotary = int(head_dim * rotary_share)
+    rotary_share = parameters.get("partial_rotary_factor") or fields.get("partial_rotary_factor")
+    rotary = fields.get("rotary_dim") or head_dim if rotary_share is None else int(head_dim * rotary_share)
     if rotary < 2 or rotary % 2 or rotary > head_dim:
         raise Unfusable(f"it rotates {rotary} of {head_dim} dimensions")
     try:

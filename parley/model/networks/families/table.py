@@ -5,7 +5,20 @@ from __future__ import annotations
 from parley.model.networks.families.decoder_family import DecoderFamily
 from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3
 from parley.model.networks.families.layer_norm_decoders import COHERE, COHERE2, NEMOTRON, PHI, STABLELM, STARCODER2
-from parley.model.networks.families.mixture_decoders import GLM4_MOE, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
+from parley.model.networks.families.mixture_decoders import (
+    DOTS1,
+    ERNIE_MOE,
+    GLM4_MOE,
+    GPT_OSS,
+    GRANITE_MOE,
+    GRANITE_MOE_SHARED,
+    MINIMAX_M2,
+    MIXTRAL,
+    OLMOE,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    QWEN3_VL_MOE,
+)
 from parley.model.networks.families.rms_norm_decoders import (
     ARCEE,
     ERNIE,
@@ -38,6 +51,13 @@ FAMILIES: dict[str, DecoderFamily] = {
     "qwen3_vl_text": QWEN3_VL,
     "glm4_moe": GLM4_MOE,
     "gpt_oss": GPT_OSS,
+    "olmoe": OLMOE,
+    "granitemoe": GRANITE_MOE,
+    "granitemoeshared": GRANITE_MOE_SHARED,
+    "minimax_m2": MINIMAX_M2,
+    "dots1": DOTS1,
+    "ernie4_5_moe": ERNIE_MOE,
+    "qwen3_vl_moe_text": QWEN3_VL_MOE,
     "phi3": PHI3,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
