@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from survey import MEDIA, EngineNeeds, Member, Members, survey_dialect
+from survey import EngineNeeds, Member, Members, survey_dialect
 
 from parley.dialects import tgi
 from parley.dialects.dialect import Dialect
@@ -102,10 +102,9 @@ def state_with_vllm(needs: list[EngineNeeds]) -> str:
     """Return what vLLM as the engine makes of a member. ``needs``: of the requests with it, for its sake."""
     if not needs:
         return "-"
-    with_media = [MEDIA in each.features for each in needs]
-    refused = [bool(each.features - VLLM_FEATURES - {MEDIA}) for each in needs if each.features - {MEDIA}]
-    if any(with_media) or any(refused):
-        return "no" if all(with_media) or (refused and all(refused)) else "in part"
+    refused = [bool(each.features - VLLM_FEATURES) for each in needs if each.features]
+    if any(refused):
+        return "no" if all(refused) else "in part"
     bounds = sorted({bound for each in needs for bound in each.values} & BOUNDS.keys())
     return " and ".join(map(describe_bound, bounds)) or "yes"
 

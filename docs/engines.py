@@ -34,7 +34,7 @@ model's tokenizer |
 vLLM has libraries of its own, so it lives in an environment of its own:
 
 ```sh
-python3 -m venv vllm && vllm/bin/pip install vllm
+python3 -m venv vllm && vllm/bin/pip install vllm av
 parley serve Qwen/Qwen3-8B --engine vllm --engine-python vllm/bin/python -- --tensor-parallel-size 2
 ```
 
@@ -47,6 +47,12 @@ vLLM's processes. While they load, `/health/ready` reports the last line of vLLM
 appear in parley's log. All of these processes are one process group: if one of them dies or hangs, running requests get
 an error, and the group is ended and started again. They hang if they have choices to compute, but send no step and use
 no processor time for `--engine-timeout`.
+
+**Pictures, video and sound** are fetched, checked and decoded by parley, within the same limits and with the same
+errors as for its own engine ([media.md](media.md)). A media process, run by vLLM's Python, then has vLLM's own
+processor make tokens and tensors of an item, before the request is queued. So an item has as many tokens as in vLLM,
+and its pages and embeddings are found again by its content. This works for the families of [media.md](media.md) that
+vLLM has too. For video and sound that Python needs PyAV (`pip install av`); without it the model reads pictures only.
 
 ## A vLLM server that runs already
 
@@ -96,7 +102,8 @@ DIFFERENCES = """
   banned sequences or a grammar.
 * **Beam search** is done by parley: a round of vLLM for each token. It takes no options that change logits.
 * **Predictions** of the output have no effect. Speculation is configured with vLLM's `--speculative-config`.
-* **Pictures, video and sound** are refused.
+* **Frames of a video** are taken at equal distances, 32 of them unless the request says how many. **Embeddings in place
+  of media** are refused.
 * **Roles** other than mixed are refused: vLLM exchanges no KV pages with parley's instances.
 * **If a version of vLLM has another inner interface**, its public one is used: a warning says so. It takes more
   processor time, has no banned tokens, and does not tell the use of the KV cache.
@@ -108,7 +115,7 @@ With a server that runs already, also these:
 * **Log-probabilities** have one alternative less if as many as the server allows are wanted, and another token was
   drawn.
 * **Adapters** are the server's own and have no names here. Its prefix cache cannot be cleared from here.
-* **Embeddings** are refused: the route generates.
+* **Embeddings** are refused: the route generates. So are **pictures, video and sound**.
 """
 
 

@@ -24,7 +24,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.records import NoRecords, RecordChange
 from parley.errors import ParleyError, Unsupported
 from parley.serving.engine_features import BOUNDED_VALUES, FEATURE_FIELDS
-from parley.types import Chat, EngineBound, Request
+from parley.types import EngineBound, Request
 
 PATH = {
     "digest": "sha256:00",
@@ -280,14 +280,13 @@ VALUES: dict[str, list[Any]] = {  # by the type that a reader asks for
 }
 TYPES = {"strings": "string or array of strings", "integers": "array of integers", "objects": "array of objects",
          "free_object": "object", "token_weights": "object of numbers by token id", "raw_value": "any"}  # fmt: skip
-MEDIA = "media"  # what a request with pictures, video or sound needs of its engine
 ALONE = "not alone"  # with any value, the body is wrong unless other members are added
 INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True)
 class EngineNeeds:
-    """What a request needs of its engine: features, ``MEDIA`` among them, and values that may have bounds."""
+    """What a request needs of its engine: features, and values that may have bounds."""
 
     features: frozenset[str] = frozenset()
     values: Mapping[EngineBound, float] = field(default_factory=dict)
@@ -304,9 +303,6 @@ NO_NEEDS = EngineNeeds()
 def engine_needs(request: Request) -> EngineNeeds:
     """Return what a request needs of its engine."""
     features = {feature for feature, read_field in FEATURE_FIELDS.items() if read_field(request) is not None}
-    texts = [each for prompt in request.prompts for each in (prompt.messages if isinstance(prompt, Chat) else [prompt])]
-    if any(getattr(text, "media", None) for text in texts):
-        features |= {MEDIA}
     amounts = {bound: read_value(request) for bound, read_value in BOUNDED_VALUES.items()}
     values = {bound: amount.value for bound, amount in amounts.items() if amount is not None}
     return EngineNeeds(frozenset(features), values)

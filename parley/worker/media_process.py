@@ -16,7 +16,9 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,6 +33,9 @@ from parley.engine.media_messages import (
 )
 from parley.log_lines import set_up_child_logging
 
+if TYPE_CHECKING:
+    from parley.model.media_input.jobs import MediaJobs
+
 log = logging.getLogger("parley.engine")
 
 JOB_SECONDS = 60  # seconds of processor time of a job
@@ -42,14 +47,11 @@ _decoder = msgspec.msgpack.Decoder(ProcessMedia)
 
 
 class MediaProcess:
-    """Does the jobs that arrive over a socket. Raises ImportError, OSError or ValueError if the processor of the model
-    in ``folder`` cannot be loaded."""
+    """Does the jobs that arrive over a socket."""
 
-    def __init__(self, sock: socket.socket, folder: Path):
-        from parley.model.media_input.jobs import MediaJobs  # here, so that a missing package is reported to the parent
-
+    def __init__(self, sock: socket.socket, jobs: MediaJobs[Any]):
         self._socket = sock
-        self._jobs = MediaJobs(folder)
+        self._jobs = jobs
 
     def serve_jobs(self) -> None:
         """Do jobs until the end of file."""
@@ -85,8 +87,15 @@ def address_space() -> int:
     return pages * resource.getpagesize()
 
 
-def serve_socket(folder: Path, fd: int) -> None:
-    """Serve over an inherited socket until it is closed. ``fd``: its file descriptor."""
+def load_jobs(folder: Path) -> MediaJobs[Any]:
+    """Return the jobs for the model in ``folder``. Raises what loading its processor may raise."""
+    from parley.model.media_input import processor  # here, so that a missing package is reported to the parent
+
+    return processor.load_jobs(folder)
+
+
+def serve_socket(folder: Path, fd: int, load: Callable[[Path], MediaJobs[Any]] = load_jobs) -> None:
+    """Serve over an inherited socket until it is closed. ``fd``: its file descriptor. ``load``: loads the processor."""
     # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but the parent decides when
     # to end. This process follows it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -98,7 +107,7 @@ def serve_socket(folder: Path, fd: int) -> None:
     sock = socket.socket(fileno=fd)
     try:
         try:
-            process = MediaProcess(sock, folder)
+            process = MediaProcess(sock, load(folder))
         except Exception as error:  # Transformers raises errors of many kinds
             log.error("The processor of the model's media cannot be loaded: %s", error)
             send_message(sock, MediaProcessFailed())

@@ -10,7 +10,7 @@ import pytest
 
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
-from parley.engine.vllm import HOST_FILE, VLLMEngine, check_version, read_version
+from parley.engine.vllm import START_FILE, VLLMEngine, check_version, read_version
 from parley.types import EngineSettings, VLLMSettings
 
 ORPHAN_SCRIPT = """
@@ -56,7 +56,7 @@ async def test_refuses_to_start_without_vllm(tmp_path):
         await engine.close()
     with pytest.raises(EngineFailed, match="No such file"):
         read_version(str(tmp_path / "missing"))
-    assert HOST_FILE.is_file()
+    assert START_FILE.is_file()
 
 
 @pytest.mark.asyncio

@@ -341,21 +341,40 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def write_multimodal_model(folder: Path, family: str, *, dtype: str = "float32") -> Path:
-    """Write a model of one of FAMILIES and its processor into ``folder``."""
+def write_multimodal_model(
+    folder: Path,
+    family: str,
+    *,
+    dtype: str = "float32",
+    text: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+) -> Path:
+    """Write a model of one of FAMILIES and its processor into ``folder``.
+
+    ``text`` and ``vision`` change the members of its configs.
+    """
     from transformers import AutoConfig, AutoModelForMultimodalLM
 
     shape = FAMILIES[family]
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _write_marked_tokenizer(folder, shape)
     ids = {name: tokenizer.convert_tokens_to_ids(shape.marks[mark]) for name, mark in shape.ids.items()}
-    config = AutoConfig.for_model(family, **shape.config, **ids)
+    changes = {"text_config": text, "vision_config": vision}
+    changed = {name: shape.config[name] | members for name, members in changes.items() if members}
+    config = AutoConfig.for_model(family, **(shape.config | changed), **ids)
     model = AutoModelForMultimodalLM.from_config(config)
     model.generation_config.eos_token_id = None
     write_random_model(folder, model, seed=shape.seed, dtype=dtype)
     processor = shape.processor(tokenizer)
     processor.save_pretrained(folder)
     return folder
+
+
+def write_model_for_vllm(folder: Path) -> Path:
+    """Write a Qwen2-VL whose heads have a size that vLLM's kernels for CPUs know."""
+    rope = MROPE["rope_parameters"] | {"mrope_section": [4, 6, 6]}
+    text = {"hidden_size": 128, "head_dim": 32, "rope_parameters": rope}
+    return write_multimodal_model(folder, "qwen2_vl", text=text, vision={"hidden_size": 128})
 
 
 @functools.cache

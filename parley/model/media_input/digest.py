@@ -13,8 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import av
-
 # Files of a model that decide what its processor does.
 PROCESSOR_FILES = (
     "config.json",
@@ -40,7 +38,7 @@ def processor_fingerprint(folder: Path) -> bytes:
     """Return a hash of the processor's files, and of the versions of the libraries that it and the decoders are."""
     files = [(folder / name).read_bytes() if (folder / name).is_file() else b"" for name in PROCESSOR_FILES]
     versions = [f"{name} {_package_version(name)}" for name in PACKAGES]
-    versions += [f"{name} {number}" for name, number in sorted(av.library_versions.items())]
+    versions += [f"{name} {number}" for name, number in sorted(_decoder_versions().items())]
     return hash_parts([*files, *(each.encode() for each in versions)])
 
 
@@ -48,6 +46,15 @@ def item_digest(kind: str, form: str, data: bytes, options: dict[str, Any], fing
     """Return the digest of an item. ``data``: its encoded bytes; ``options``: all that change the result."""
     written = json.dumps(options, sort_keys=True, separators=(",", ":"))
     return hash_parts([kind.encode(), form.encode(), data, written.encode(), fingerprint])
+
+
+def _decoder_versions() -> dict[str, tuple[int, ...]]:
+    """Return the versions of the libraries within PyAV, none if it is not installed: then only pictures are read."""
+    try:
+        import av
+    except ImportError:
+        return {}
+    return dict(av.library_versions)
 
 
 def _package_version(name: str) -> str:

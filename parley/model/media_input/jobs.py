@@ -1,37 +1,74 @@
-"""The jobs of a media process: from a client's data to the tensors that the model's encoder reads."""
+"""The jobs of a media process: from a client's data to what the engine reads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import safetensors.torch
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 
 from parley.engine.media_messages import MediaProcessed, MediaRefused, ProcessMedia
 from parley.errors import excerpt
-from parley.model.media_input.audio import decode_audio
-from parley.model.media_input.digest import item_digest, processor_fingerprint
+from parley.model.media_input.base64_text import decode_base64
+from parley.model.media_input.digest import item_digest
 from parley.model.media_input.images import decode_image, shrink_image
-from parley.model.media_input.processor import ItemProcessor, ProcessedTensors
 from parley.model.media_input.unusable import UnusableMedia
-from parley.model.media_input.video import DecodedVideo, VideoClock, decode_base64, decode_frames, decode_video
-from parley.types import FeatureFile
+from parley.types import FeatureFile, MediaKind, ProcessedMedia
+
+if TYPE_CHECKING:  # these modules need PyAV, which an engine for pictures may lack
+    from parley.model.media_input.video import DecodedVideo, VideoClock
 
 LOADING_OPTIONS = frozenset({"fps", "num_frames"})
 
+ProcessedT = TypeVar("ProcessedT")
 
-class MediaJobs:
-    """Does the jobs for the model in a folder. Raises OSError, ValueError or ImportError if its processor cannot be
-    loaded."""
 
-    def __init__(self, folder: Path):
+class MediaProcessor(Protocol[ProcessedT]):
+    """The processor of a model: it turns one decoded item into what the engine reads. ``options`` are the client's.
+
+    All methods that process or describe an item raise UnusableMedia if it does not fit the model.
+    """
+
+    @property
+    def audio_rate(self) -> int:
+        """Samples per second of the sound that it reads."""
+
+    def process_image(self, image: Image.Image, options: dict[str, Any]) -> ProcessedT:
+        """Process a picture."""
+
+    def process_audio(self, samples: NDArray[np.float32], options: dict[str, Any]) -> ProcessedT:
+        """Process a clip, with ``audio_rate`` samples per second."""
+
+    def process_video(self, video: DecodedVideo, options: dict[str, Any]) -> ProcessedT:
+        """Process the frames of a video."""
+
+    def process_embeddings(self, kind: MediaKind, data: bytes) -> ProcessedT:
+        """Return embeddings that the client computed."""
+
+    def choose_frames(self, clock: VideoClock, width: int, height: int, options: dict[str, Any]) -> Sequence[int]:
+        """Return the numbers of the frames of a video to read."""
+
+    def describe_item(self, kind: MediaKind, digest: bytes, processed: ProcessedT) -> ProcessedMedia:
+        """Return the item as the API process knows it."""
+
+    def write_features(self, processed: ProcessedT, digest: bytes) -> bytes:
+        """Return what the engine reads. The digest goes with it, so that the engine knows whose features it reads."""
+
+
+class MediaJobs(Generic[ProcessedT]):
+    """Does jobs with a model's processor. ``fingerprint``: of all that decides its results, besides the item."""
+
+    def __init__(self, processor: MediaProcessor[ProcessedT], fingerprint: bytes):
         torch.set_num_threads(1)  # the cores belong to the engine
-        self._processor = ItemProcessor(folder)
-        self._fingerprint = processor_fingerprint(folder)
+        self._processor = processor
+        self._fingerprint = fingerprint
 
     def process_media(self, job: ProcessMedia) -> MediaProcessed | MediaRefused:
-        """Do a job, and write its tensors to the target."""
+        """Do a job, and write its features to the target."""
         try:
             return self._process_media(job)
         except UnusableMedia as error:
@@ -48,9 +85,9 @@ class MediaJobs:
         digest = item_digest(job.kind, form, data, options, self._fingerprint)
         processed = self._process_data(job, data)
         item = self._processor.describe_item(job.kind, digest, processed)
-        return MediaProcessed(item, write_tensors(job.target, processed.tensors, digest))
+        return MediaProcessed(item, write_file(job.target, self._processor.write_features(processed, digest)))
 
-    def _process_data(self, job: ProcessMedia, data: bytes) -> ProcessedTensors:
+    def _process_data(self, job: ProcessMedia, data: bytes) -> ProcessedT:
         if job.form == "base64_embeddings":
             return self._processor.process_embeddings(job.kind, data)
         if job.kind == "image":
@@ -58,6 +95,8 @@ class MediaJobs:
             image = decode_image(data, job.limits.pixels)
             return self._processor.process_image(shrink_image(image) if job.is_small else image, job.processor_options)
         if job.kind == "audio":
+            from parley.model.media_input.audio import decode_audio
+
             check_loading_options(job.loading_options, frozenset())
             samples = decode_audio(data, self._processor.audio_rate, job.limits.seconds)
             return self._processor.process_audio(samples, job.processor_options)
@@ -65,10 +104,12 @@ class MediaJobs:
         return self._processor.process_video(self._decode_video(job, data), job.processor_options)
 
     def _decode_video(self, job: ProcessMedia, data: bytes) -> DecodedVideo:
+        from parley.model.media_input.video import decode_frames, decode_video
+
         if job.form == "base64_frames":
             return decode_frames(data.decode("latin-1"), job.loading_options.get("fps"), job.limits)
 
-        def choose_frames(clock: VideoClock, width: int, height: int) -> list[int]:
+        def choose_frames(clock: VideoClock, width: int, height: int) -> Sequence[int]:
             return self._processor.choose_frames(clock, width, height, job.processor_options | job.loading_options)
 
         return decode_video(data, choose_frames, job.limits)
@@ -91,11 +132,6 @@ def read_file(file: FeatureFile) -> bytes:
     return Path(f"/proc/{file.pid}/fd/{file.fd}").read_bytes()
 
 
-def write_tensors(file: FeatureFile, tensors: dict[str, torch.Tensor], digest: bytes) -> int:
-    """Write tensors into a file in another process's memory, as safetensors. Return their size in bytes.
-
-    The digest goes with them, so that the engine knows whether it reads the features of the item that it wants.
-    """
-    data = safetensors.torch.save(tensors, {"digest": digest.hex()})
-    Path(f"/proc/{file.pid}/fd/{file.fd}").write_bytes(data)
-    return len(data)
+def write_file(file: FeatureFile, content: bytes) -> int:
+    """Fill a file in another process's memory, and return its size in bytes."""
+    return Path(f"/proc/{file.pid}/fd/{file.fd}").write_bytes(content)

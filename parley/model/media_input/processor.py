@@ -14,30 +14,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 import parley.model.load  # noqa: F401  (lets Transformers import torchvision)
-from parley.errors import excerpt
 from parley.model.media_input.client_embeddings import read_embeddings
-from parley.model.media_input.unusable import UnusableMedia
+from parley.model.media_input.client_options import SAMPLING_OPTIONS, check_options, equal_distances, refused
+from parley.model.media_input.digest import processor_fingerprint
+from parley.model.media_input.jobs import MediaJobs
+from parley.model.media_input.unusable import UnusableMedia, is_out_of_memory
 from parley.model.media_input.video import DecodedVideo, VideoClock
 from parley.text.media_family import read_media_family
 from parley.text.tokens.tokenizer import read_json_object
 from parley.types import MediaKind, ProcessedMedia
 
-DEFAULT_FRAMES = 32  # of a video, if neither the processor nor the request says how many
 DEFAULT_RATE = 16_000  # samples per second, for a processor that does not say
-# Options of processors that clients may set; others could name files, or replace what is processed.
-# fmt: off
-SAMPLING_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
-CLIENT_OPTIONS = SAMPLING_OPTIONS | {
-    "min_pixels", "max_pixels", "size", "max_image_size", "do_resize", "do_image_splitting", "do_pan_and_scan",
-    "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops", "pan_and_scan_min_ratio_to_activate",
-    "crop_to_patches", "min_patches", "max_patches",
-}
-# fmt: on
+
+
+def load_jobs(folder: Path) -> MediaJobs[ProcessedTensors]:
+    """Return the jobs for the model in a folder. Raises OSError, ValueError or ImportError if its processor cannot be
+    loaded."""
+    return MediaJobs(ItemProcessor(folder), processor_fingerprint(folder))
 
 
 @dataclass
@@ -139,7 +138,7 @@ class ItemProcessor:
             return list(range(total))
         video_processor = self._processor.video_processor
         if not sampling and not video_processor.do_sample_frames:
-            return _equal_distances(total, DEFAULT_FRAMES)
+            return equal_distances(total)
         defaults = {name: getattr(video_processor, name, None) for name in SAMPLING_OPTIONS}
         if "num_frames" in sampling or "fps" in sampling:
             defaults |= {"num_frames": None, "fps": None}  # the request's choice replaces the processor's
@@ -151,7 +150,7 @@ class ItemProcessor:
         except (NotImplementedError, TypeError, ValueError):
             if sampling:
                 raise refused() from None
-            return _equal_distances(total, DEFAULT_FRAMES)
+            return equal_distances(total)
         return [int(index) for index in indices]
 
     def describe_item(self, kind: MediaKind, digest: bytes, processed: ProcessedTensors) -> ProcessedMedia:
@@ -172,6 +171,10 @@ class ItemProcessor:
             sees_both_ways=self._family.sees_both_ways,
             seconds=processed.seconds,
         )
+
+    def write_features(self, processed: ProcessedTensors, digest: bytes) -> bytes:
+        """Return the tensors as safetensors, with the digest among its metadata."""
+        return safetensors.torch.save(processed.tensors, {"digest": digest.hex()})
 
     def _check_complete(self, processed: ProcessedTensors) -> None:
         """Raise UnusableMedia for a clip of which the processor reads the beginning only."""
@@ -233,31 +236,6 @@ class ItemProcessor:
         if kind == "video" and per_second is not None and "second_per_grid_ts" in tensors:
             step = float(per_second * tensors["second_per_grid_ts"][0])
         return grids, [step] * len(grids)
-
-
-def check_options(kind: MediaKind, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the processor's options of a request. Raises UnusableMedia for options that clients may not set."""
-    for name in options:
-        if name not in CLIENT_OPTIONS:
-            raise UnusableMedia(f"cannot be processed with the option {excerpt(name)}", "refused_by_model")
-    return options
-
-
-def refused() -> UnusableMedia:
-    """Return the error of an item that the processor does not accept, for example because it is too narrow."""
-    return UnusableMedia(
-        "cannot be processed by this model: its size or one of its options is out of range", "refused_by_model"
-    )
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch could not allocate memory."""
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def _equal_distances(total: int, count: int) -> list[int]:
-    """Return ``count`` numbers below ``total``, from the first to the last."""
-    return [int(index) for index in np.linspace(0, total - 1, min(count, total)).round()]
 
 
 def _find_runs(text: str, mark: str) -> list[str]:

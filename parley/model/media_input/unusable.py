@@ -21,3 +21,8 @@ class UnusableMedia(Exception):
 def damaged() -> UnusableMedia:
     """Return the error of a file that its decoder gave up on."""
     return UnusableMedia("is damaged and cannot be decoded", "undecodable")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch could not allocate memory."""
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)

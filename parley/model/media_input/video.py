@@ -7,8 +7,6 @@ wrong. Then only as much is decoded as the wanted frames need: from the keyframe
 from __future__ import annotations
 
 import math
-from base64 import b64decode
-from binascii import Error as Base64Error
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parley.engine.media_messages import DecodingLimits
+from parley.model.media_input.base64_text import decode_base64
 from parley.model.media_input.containers import check_codec, open_container
 from parley.model.media_input.images import decode_image
 from parley.model.media_input.unusable import UnusableMedia, damaged
@@ -89,14 +88,6 @@ def decode_frames(text: str, frame_rate: float | None, limits: DecodingLimits) -
             )
     clock = VideoClock([index / rate for index in range(count)], rate)
     return DecodedVideo(np.stack(frames), list(range(count)), clock)
-
-
-def decode_base64(text: str | bytes) -> bytes:
-    """Return the bytes of a text in base64. Raises UnusableMedia."""
-    try:
-        return b64decode(text, validate=True)
-    except (Base64Error, ValueError):
-        raise UnusableMedia("is not in base64", "bad_base64") from None
 
 
 def _first_video(container: av.container.InputContainer) -> av.VideoStream:

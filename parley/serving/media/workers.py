@@ -97,10 +97,12 @@ class MediaWorker(WorkerProcess[FromMediaProcess]):
 
 
 class MediaWorkers:
-    """The media processes of the model in ``folder``: ``count`` at most."""
+    """The media processes of the model in ``folder``: ``count`` at most. ``command``: starts a process, which may be
+    another Python's with libraries of its own; None: one with parley's libraries."""
 
-    def __init__(self, folder: str, count: int = 1, command: list[str] = PROCESS_COMMAND):
-        self._pool = WorkerPool(count, "media", lambda: MediaWorker(folder, command))
+    def __init__(self, folder: str, count: int = 1, command: list[str] | None = None):
+        self._needs_packages = command is None
+        self._pool = WorkerPool(count, "media", lambda: MediaWorker(folder, command or PROCESS_COMMAND))
 
     @property
     def idle_process_ids(self) -> list[int]:
@@ -113,7 +115,7 @@ class MediaWorkers:
 
     async def start(self) -> None:
         """Start a process before the first job. Raises NotReady, Unsupported."""
-        check_packages()
+        self._check_packages()
         await asyncio.wrap_future(self._pool.submit("", MediaWorker.ensure_running))
 
     async def process_media(
@@ -123,7 +125,7 @@ class MediaWorkers:
 
         Cancelling this ends the job soon: it is not begun, or gets KILL_DELAY to finish.
         """
-        check_packages()
+        self._check_packages()
         # The files stay open until the process is done with them, even if this is cancelled: it opens them by their
         # numbers, which other files could get.
         call = _JobCall(job, (source, target))
@@ -134,6 +136,13 @@ class MediaWorkers:
             call.give_up()
             asyncio.get_running_loop().call_later(KILL_DELAY, call.kill_worker)
             raise
+
+    def _check_packages(self) -> None:
+        """Raise Unsupported if packages that parley's own media process needs are missing."""
+        if self._needs_packages and (missing := missing_packages()):
+            raise Unsupported(
+                f"This server cannot read media: {', '.join(missing)} is not installed (pip install 'parley[media]')."
+            )
 
 
 class _JobCall:
@@ -168,11 +177,3 @@ class _JobCall:
         with self._lock:
             if self._worker is not None:
                 self._worker.kill()
-
-
-def check_packages() -> None:
-    """Raise Unsupported if packages that reading media needs are missing."""
-    if missing := missing_packages():
-        raise Unsupported(
-            f"This server cannot read media: {', '.join(missing)} is not installed (pip install 'parley[media]')."
-        )

@@ -18,7 +18,7 @@ from parley.types import EngineRequest, ModelInfo, VLLMSettings
 from parley.worker.vllm.choice_output import ChoiceOutput, OutputStep, note_start
 from parley.worker.vllm.generated_output import read_generated, read_prompt_scores
 from parley.worker.vllm.sampling_fields import translate_choice
-from parley.worker.vllm.vllm_client import VLLMClient, pooling_params, sampling_params, token_prompt
+from parley.worker.vllm.vllm_client import VLLMClient, engine_prompt, pooling_params, sampling_params
 
 
 class GenerateClient(VLLMClient):
@@ -73,7 +73,7 @@ class GenerateClient(VLLMClient):
     async def _generate(self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None) -> None:
         fields, is_first, sent_at = translate_choice(request, index), True, monotonic()
         call = self._llm.generate(
-            token_prompt(fields.token_ids, request),
+            engine_prompt(fields.token_ids, request),
             sampling_params(fields, streams=True),
             choice_id,
             lora_request=adapter,
@@ -88,7 +88,7 @@ class GenerateClient(VLLMClient):
             self._pass_on(read)
 
     async def _encode(self, choice_id: str, request: EngineRequest, adapter: LoRARequest | None) -> None:
-        prompt, sent_at = token_prompt(request.token_ids, request), monotonic()
+        prompt, sent_at = engine_prompt(request.token_ids, request), monotonic()
         async for output in self._llm.encode(
             prompt, pooling_params(request), choice_id, lora_request=adapter, priority=request.priority
         ):

@@ -1,4 +1,4 @@
-"""The host process of vLLM (``python -P host.py FD``), run by the Python that vLLM is installed for.
+"""The host process of vLLM, which ``start.py`` runs with the Python that vLLM is installed for. Its argument is FD.
 
 It speaks the same messages as parley's own engine process, over the stream socket with file descriptor FD: the first
 frame is VLLMSettings; then ToEngine frames arrive and FromEngine frames are sent. End of file means that the API
@@ -18,30 +18,12 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-PACKAGE = Path(__file__).resolve().parents[2]
+import msgspec
 
-
-def show_parley_modules() -> None:
-    """Make parley's modules importable without its environment: its libraries have other versions than vLLM's.
-
-    The package's own ``__init__`` is not run, because it imports more than msgspec.
-    """
-    if "parley" not in sys.modules:
-        package = ModuleType("parley")
-        package.__path__ = [str(PACKAGE)]
-        sys.modules["parley"] = package
-
-
-show_parley_modules()
-
-import msgspec  # noqa: E402
-
-from parley import wire  # noqa: E402
-from parley.engine.messages import (  # noqa: E402
+from parley import wire
+from parley.engine.messages import (
     AdapterResult,
     CancelRequest,
     EngineFatal,
@@ -58,11 +40,11 @@ from parley.engine.messages import (  # noqa: E402
     ToEngine,
     UnloadAdapter,
 )
-from parley.heartbeat import BEAT_SECONDS  # noqa: E402
-from parley.types import VLLMSettings  # noqa: E402
-from parley.worker.vllm.core_watch import CoreWatch  # noqa: E402
-from parley.worker.vllm.host_loop import HostLoop  # noqa: E402
-from parley.worker.vllm.tree_log import TreeLog  # noqa: E402
+from parley.heartbeat import BEAT_SECONDS
+from parley.types import VLLMSettings
+from parley.worker.vllm.core_watch import CoreWatch
+from parley.worker.vllm.host_loop import HostLoop
+from parley.worker.vllm.tree_log import TreeLog
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -1,4 +1,4 @@
-"""vLLM as the host uses it. Only this module and ``generate_client.py`` import vLLM.
+"""vLLM as the host uses it. This module, ``generate_client.py`` and ``item_processor.py`` import vLLM.
 
 It reads whole steps from vLLM's engine core, below ``AsyncLLM.generate``, which makes a task and an object for each
 choice and step and so costs two to four times the processor time. ``has_engine_core`` says whether this vLLM can be
@@ -10,25 +10,32 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import count
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+import torch
 from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.inputs.engine import tokens_input
+from vllm.inputs.engine import mm_input, tokens_input
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.serial_utils import MsgpackDecoder
 
-from parley.types import EngineRequest, ModelInfo, VLLMSettings
+from parley.types import EngineRequest, MediaKind, ModelInfo, VLLMSettings
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 from parley.worker.vllm.engine_args import engine_arguments
+from parley.worker.vllm.item_features import locate_placeholder, read_features
 from parley.worker.vllm.sampling_fields import ChoiceFields, translate_choice, translate_pooling
+
+_item_decoder = MsgpackDecoder(MultiModalKwargsItem)
 
 
 class StartRefused(Exception):
@@ -47,12 +54,17 @@ def start_vllm(settings: VLLMSettings) -> AsyncLLM:
     """Start vLLM's processes and load the model. Call it outside of an event loop. Raises StartRefused, Exception."""
     if settings.exact and current_platform.is_cpu():
         raise StartRefused("--exact needs a GPU: vLLM has no batch-invariant kernels for CPUs.")
+    return AsyncLLM.from_engine_args(parse_arguments(settings))
+
+
+def parse_arguments(settings: VLLMSettings) -> AsyncEngineArgs:
+    """Return vLLM's arguments: the user's flags, and those that follow from parley's settings. Raises StartRefused."""
     parser = AsyncEngineArgs.add_cli_args(FlagParser())
     options = parser.parse_args(settings.arguments)
     vars(options).update(
         engine_arguments(settings), structured_outputs_config=StructuredOutputsConfig(backend="guidance")
     )
-    return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(options))
+    return AsyncEngineArgs.from_cli_args(options)
 
 
 class VLLMClient:
@@ -130,7 +142,7 @@ class VLLMClient:
         self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None
     ) -> None:
         try:
-            if request.grammar:  # vLLM compiles it to check it
+            if request.grammar or request.media:  # vLLM compiles a grammar to check it; media are large
                 core_request = await asyncio.to_thread(self._core_request, choice_id, request, index, adapter)
             else:
                 core_request = self._core_request(choice_id, request, index, adapter)
@@ -158,7 +170,7 @@ class VLLMClient:
             fields, parameters, token_ids = None, pooling_params(request), request.token_ids
         core_request = self._llm.input_processor.process_inputs(
             choice_id,
-            token_prompt(token_ids, request),
+            engine_prompt(token_ids, request),
             parameters,
             supported_tasks=self._tasks,
             lora_request=adapter,
@@ -175,6 +187,7 @@ class VLLMClient:
         model, cache = config.model_config, config.cache_config
         generates = "generate" in self._tasks
         parameters, weights_bytes = measure_weights(Path(settings.model))
+        media_counts = self._media_counts(settings)
         return ModelInfo(
             architecture=model.architecture,
             dtype=str(model.dtype).removeprefix("torch."),
@@ -195,7 +208,17 @@ class VLLMClient:
                 adapters=config.lora_config is not None, speculation=config.speculative_config is not None
             ),
             bounds=dict(BOUNDS),
+            media_kinds=frozenset(media_counts),
+            media_counts=media_counts,
         )
+
+    def _media_counts(self, settings: VLLMSettings) -> dict[MediaKind, int]:
+        """Return the kinds of media that vLLM reads, and that can be decoded here, with the most items in a prompt."""
+        if not self._llm.vllm_config.model_config.supports_multimodal_inputs:
+            return {}
+        limits = self._llm.renderer.get_mm_processor().info.allowed_mm_limits
+        decodable = settings.media_marks.keys() & ({"image", "video", "audio"} if find_spec("av") else {"image"})
+        return {kind: limits[kind] for kind in sorted(decodable) if limits.get(kind)}
 
     def shut_down(self) -> None:
         """End vLLM's processes."""
@@ -209,9 +232,22 @@ def has_engine_core(llm: AsyncLLM) -> bool:
     return hasattr(processor, "process_inputs") and all(hasattr(core, method) for method in methods)
 
 
-def token_prompt(token_ids: list[int], request: EngineRequest) -> Any:
-    """Return vLLM's prompt of these tokens."""
-    return tokens_input(token_ids, cache_salt=request.cache_salt or None)
+def engine_prompt(token_ids: list[int], request: EngineRequest) -> Any:
+    """Return vLLM's prompt of these tokens, with the media of the request. Raises BadFeatures."""
+    salt = request.cache_salt or None
+    if not request.media:
+        return tokens_input(token_ids, cache_salt=salt)
+    items: dict[str, list[MultiModalKwargsItem]] = {}
+    hashes: dict[str, list[str]] = {}
+    places: dict[str, list[PlaceholderRange]] = {}
+    for item in request.media:
+        features = read_features(item)
+        start, length, embedded = locate_placeholder(item, features, token_ids)
+        mask = None if embedded is None else torch.tensor(embedded)
+        items.setdefault(item.kind, []).append(_item_decoder.decode(features.content))
+        hashes.setdefault(item.kind, []).append(item.digest.hex())
+        places.setdefault(item.kind, []).append(PlaceholderRange(start, length, mask))
+    return mm_input(token_ids, MultiModalKwargsItems(items), hashes, places, cache_salt=salt)
 
 
 def pooling_params(request: EngineRequest) -> PoolingParams:

@@ -16,6 +16,7 @@ from support.multimodal_models import multimodal_folder
 from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia
 from parley.model.media.encoder import TransformersEncoder
 from parley.model.media_input.jobs import MediaJobs
+from parley.model.media_input.processor import load_jobs
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
 
 BUDGET = MemoryBudget(1 << 30)
@@ -27,7 +28,7 @@ def send(
     family: str, data: bytes, kind: Any = "image"
 ) -> tuple[MediaProcessed | MediaRefused, dict[str, torch.Tensor]]:
     if family not in _jobs:
-        _jobs[family] = MediaJobs(multimodal_folder(family))
+        _jobs[family] = load_jobs(multimodal_folder(family))
     source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
     source.write_bytes(base64.b64encode(data))
     job = ProcessMedia(kind, "base64_embeddings", source.place, target.place, False, "[{},{}]", DecodingLimits())

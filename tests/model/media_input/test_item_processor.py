@@ -16,6 +16,7 @@ from support.multimodal_models import FAMILIES, multimodal_folder
 
 from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia, encode_options
 from parley.model.media_input.jobs import MediaJobs
+from parley.model.media_input.processor import load_jobs
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
 from parley.text.media_family import read_media_family
 from parley.text.tokens.tokenizer import read_json_object
@@ -28,7 +29,7 @@ _jobs: dict[str, MediaJobs] = {}
 
 def jobs_of(family: str) -> MediaJobs:
     if family not in _jobs:
-        _jobs[family] = MediaJobs(multimodal_folder(family))
+        _jobs[family] = load_jobs(multimodal_folder(family))
     return _jobs[family]
 
 
@@ -202,7 +203,7 @@ def digest(data: bytes = PICTURE, family: str = "qwen2_vl", kind: str = "image",
 def test_digests_are_equal_for_equal_files_and_options():
     encoded = base64.b64encode(PICTURE)
     assert digest() == digest() == digest(encoded, form="base64")
-    assert MediaJobs(multimodal_folder("qwen2_vl"))._fingerprint == jobs_of("qwen2_vl")._fingerprint
+    assert load_jobs(multimodal_folder("qwen2_vl"))._fingerprint == jobs_of("qwen2_vl")._fingerprint
 
 
 def test_digests_differ_by_everything_that_changes_a_result():

@@ -24,7 +24,7 @@ from parley.serving.media.workers import MediaWorkers
 PICTURE = image_file(picture_array())
 # A process that obeys certain words in the data; the others have a model's processor.
 OBEDIENT_PROCESS = """
-import os, sys, time, types
+import os, sys, time
 from parley.engine.media_messages import MediaProcessed, MediaRefused
 from parley.types import ProcessedMedia
 from parley.worker import media_process
@@ -58,11 +58,10 @@ class Jobs:
         Path(f"/proc/{job.target.pid}/fd/{job.target.fd}").write_bytes(word)
         return MediaProcessed(ProcessedMedia("image", bytes(32), str(os.nice(0)), "<x>", 1), len(word))
 
-sys.modules["parley.model.media_input.jobs"] = types.SimpleNamespace(MediaJobs=Jobs)
 media_process.JOB_SECONDS = 0
 media_process.LARGEST_FILE = 1 << 22
 from pathlib import Path
-media_process.serve_socket(Path(sys.argv[1]), int(sys.argv[2]))
+media_process.serve_socket(Path(sys.argv[1]), int(sys.argv[2]), Jobs)
 """
 OBEDIENT_COMMAND = python_command("-c", OBEDIENT_PROCESS)
 FOLDERS = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]

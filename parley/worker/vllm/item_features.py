@@ -1,0 +1,112 @@
+"""One picture, video or clip for vLLM: what a media process writes, what the host reads, and its place in a prompt.
+
+The content is vLLM's own, and bytes here, so that all of this is plain data and tested without vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from parley.types import FeatureFile, MediaItem, MediaKind, ProcessedMedia
+
+
+class BadFeatures(Exception):
+    """The features of an item cannot be used. The message is a sentence for users, without paths."""
+
+
+class ItemFeatures(msgspec.Struct, array_like=True, frozen=True):
+    """An item after vLLM's processor. ``token_ids``: what it puts in place of the item's mark.
+
+    ``first``, ``length``: the part of these tokens that vLLM calls the item's placeholder. ``embedded``: for each token
+    of that part, whether an embedding replaces it. ``content``: the tensors, in vLLM's encoding.
+    """
+
+    digest: bytes
+    token_ids: list[int]
+    first: int
+    length: int
+    embedded: list[bool]
+    content: bytes
+
+
+class Placeholder(NamedTuple):
+    """The tokens of a prompt that stand for an item: ``length`` of them from ``start``. ``embedded``: which of them are
+    replaced by embeddings, None for all."""
+
+    start: int
+    length: int
+    embedded: list[bool] | None
+
+
+_decoder = msgspec.msgpack.Decoder(ItemFeatures)
+
+
+def describe_features(
+    kind: MediaKind, features: ItemFeatures, spellings: Mapping[int, str], replacement: str
+) -> ProcessedMedia | None:
+    """Return an item as the API process knows it; None if several tokens, or none, are replaced by embeddings, or if
+    one of them also stands for something else. ``spellings``: of the tokens; ``replacement``: the text of all."""
+    end = features.first + features.length
+    places = [place for place, is_embedded in enumerate(features.embedded, features.first) if is_embedded]
+    placeholder_ids = {features.token_ids[place] for place in places}
+    if len(placeholder_ids) != 1 or end > len(features.token_ids):
+        return None
+    (placeholder_id,) = placeholder_ids
+    if features.token_ids.count(placeholder_id) != len(places):
+        return None
+    return ProcessedMedia(
+        kind=kind,
+        digest=features.digest,
+        replacement=replacement,
+        placeholder=spellings[placeholder_id],
+        embedding_count=len(places),
+    )
+
+
+def read_features(item: MediaItem) -> ItemFeatures:
+    """Return what a media process wrote for an item of a request. Raises BadFeatures."""
+    if item.features is None:
+        raise BadFeatures("An item of the request was processed elsewhere.")
+    try:
+        features = _decoder.decode(_read_file(item.features))
+    except msgspec.DecodeError:
+        raise BadFeatures("The processed features of an item are damaged.") from None
+    if features.digest != item.digest:  # the file's number may be another file's by now
+        raise BadFeatures("The processed features are not those of the request.")
+    return features
+
+
+def locate_placeholder(item: MediaItem, features: ItemFeatures, token_ids: Sequence[int]) -> Placeholder:
+    """Return the tokens of a prompt that stand for an item.
+
+    vLLM's placeholder may begin before the first embedding and end behind the last. Where the prompt has other tokens
+    there, because a text at the edge was tokenized together with its neighbours, it is what lies between the two.
+    """
+    first_embedded = features.embedded.index(True)
+    start = item.start - first_embedded
+    own_ids = features.token_ids[features.first : features.first + features.length]
+    if start >= 0 and list(token_ids[start : start + features.length]) == own_ids:
+        embedded = features.embedded
+    else:
+        start = item.start
+        embedded = features.embedded[first_embedded : first_embedded + item.count]
+    return Placeholder(start, len(embedded), None if all(embedded) else embedded)
+
+
+def _read_file(features: FeatureFile) -> bytes:
+    """Return the content of a feature file, which another process keeps."""
+    try:
+        # Non-blocking: if the number was reused for a pipe, opening it must not wait for a writer.
+        descriptor = os.open(f"/proc/{features.pid}/fd/{features.fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise BadFeatures("The processed features of an item no longer exist.") from error
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != features.size:
+            raise BadFeatures("The processed features are not those of the request.")
+        return file.read(features.size)
