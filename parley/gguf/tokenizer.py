@@ -145,6 +145,11 @@ def _sentence_piece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
     if has_prefix:
         blanks = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": BLANK}, blanks]}
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    mergeable = {
+        token: number
+        for token, number in vocabulary.ids.items()
+        if vocabulary.kinds[number] not in (UNKNOWN, CONTROL, USER_DEFINED)
+    }
     unknown = next(
         (token for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == UNKNOWN), None
     )
@@ -159,25 +164,23 @@ def _sentence_piece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": vocabulary.ids,
-            "merges": _merges_by_score(vocabulary),
+            "merges": merges_by_score(mergeable, vocabulary.scores),
         },
     }
 
 
-def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """Return the pairs of tokens that make a token, best score first, as Transformers' ``generate_merges`` does."""
-    ids = {
-        token: number
-        for token, number in vocabulary.ids.items()
-        if vocabulary.kinds[number] not in (UNKNOWN, CONTROL, USER_DEFINED)
-    }
+def merges_by_score(ids: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """Return the pairs of tokens that make a token, best score first, as Transformers' ``generate_merges`` does.
+
+    ``ids``: of the tokens that take part. ``scores``: by id.
+    """
     merges: list[tuple[float, str, str]] = []
     for token, number in ids.items():
         pairs = [
             (token[:cut], token[cut:]) for cut in range(1, len(token)) if token[:cut] in ids and token[cut:] in ids
         ]
         pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-        merges += [(vocabulary.scores[number], *pair) for pair in pairs]
+        merges += [(scores[number], *pair) for pair in pairs]
     merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
     return [(left, right) for _, left, right in merges]
 

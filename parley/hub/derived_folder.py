@@ -1,6 +1,7 @@
 """Makes a model folder with another config, tokenizer or chat template: links to the files, and what is written anew.
 
-So all else that reads models sees one folder, whatever was overridden. The folder is in the user's cache, under a name
+So all else that reads models sees one folder, whatever was overridden. A tokenizer in a format of its maker becomes a
+tokenizer.json. The folder is in the user's cache, under a name
 that depends on the files and on the overrides; it is written once and never changed.
 """
 
@@ -12,10 +13,13 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from parley.hub.sentence_piece import BadTokenizerModel, convert_sentence_piece
+from parley.hub.tekken import convert_tekken
 from parley.types import ModelOverrides
 
 CONTENT_VERSION = 1  # rises when this module writes other files for the same folder and overrides
@@ -48,16 +52,19 @@ def derive_folder(folder: Path, overrides: ModelOverrides, tokenizer: Path | Non
             contents["chat_template.jinja"] = _read_template(overrides.chat_template)
         if overrides.hf_overrides:
             contents["config.json"] = json.dumps(_merged_config(folder, overrides.hf_overrides))
-        if tokenizer is None and not contents:
+        source = None if "tokenizer.json" in links else next(filter(links.__contains__, TOKENIZER_SOURCES), None)
+        if tokenizer is None and not contents and source is None:
             return folder
-        return _write_once(folder.name, links, contents)
+        return _write_once(folder.name, links, contents, source)
+    except BadTokenizerModel as error:
+        raise UnusableOverride(str(error)) from None
     except OSError as error:
         raise UnusableOverride(
-            f"its folder with the overrides cannot be written: {error.strerror or error}; set XDG_CACHE_HOME"
+            f"its folder in the cache cannot be written: {error.strerror or error}; set XDG_CACHE_HOME"
         ) from None
     except RuntimeError:
         raise UnusableOverride(
-            "its folder with the overrides cannot be written: the user has no home folder; set XDG_CACHE_HOME"
+            "its folder in the cache cannot be written: the user has no home folder; set XDG_CACHE_HOME"
         ) from None
 
 
@@ -102,13 +109,49 @@ def _merge_objects(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str,
     return merged
 
 
-def _write_once(name: str, links: dict[str, Path], contents: dict[str, str]) -> Path:
-    """Return the folder of these links and contents, written as a whole if it is not there. Raises OSError."""
+def _read_object(links: dict[str, Path], name: str) -> dict[str, Any]:
+    """Return the JSON object in one of the files, empty without it. Raises OSError, BadTokenizerModel."""
+    try:
+        value = json.loads(links[name].read_text("utf-8")) if name in links else {}
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadTokenizerModel(f"its {name} does not hold a JSON object")
+    return value
+
+
+def _convert_model_file(links: dict[str, Path]) -> dict[str, Any]:
+    more = {token: number for token, number in _read_object(links, "added_tokens.json").items() if type(number) is int}
+    return convert_sentence_piece(links["tokenizer.model"], _read_object(links, "tokenizer_config.json"), more)
+
+
+def _convert_tekken_file(links: dict[str, Path]) -> dict[str, Any]:
+    converted = convert_tekken(links["tekken.json"])
+    converted["tokenizer_config.json"] |= _read_object(links, "tokenizer_config.json")
+    return converted
+
+
+# Files that a tokenizer.json can be made of, and what returns the contents of the files to write.
+TOKENIZER_SOURCES: dict[str, Callable[[dict[str, Path]], dict[str, Any]]] = {
+    "tekken.json": _convert_tekken_file,
+    "tokenizer.model": _convert_model_file,
+}
+
+
+def _write_once(name: str, links: dict[str, Path], contents: dict[str, str], source: str | None) -> Path:
+    """Return the folder of these links and contents, written as a whole if it is not there.
+
+    ``source``: the file whose conversion it has as well. Raises OSError, BadTokenizerModel.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley" / "folders"
     links = {each: Path(os.path.realpath(path)) for each, path in links.items() if each not in contents}
-    folder = home / f"{name[:100]}-{_digest(links, contents)}"
+    folder = home / f"{name[:100]}-{_digest(links, contents, source)}"
     if folder.is_dir():
         return folder
+    if source is not None:
+        converted = TOKENIZER_SOURCES[source](links)
+        contents = {each: json.dumps(value, ensure_ascii=False) for each, value in converted.items()} | contents
+        links = {each: path for each, path in links.items() if each not in contents}
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=home))
     try:
@@ -125,11 +168,14 @@ def _write_once(name: str, links: dict[str, Path], contents: dict[str, str]) -> 
     return folder
 
 
-def _digest(links: dict[str, Path], contents: dict[str, str]) -> str:
-    """Return a text that changes with the files. Raises OSError."""
+def _digest(links: dict[str, Path], contents: dict[str, str], source: str | None) -> str:
+    """Return a text that changes with the files, and with what a tokenizer is made of. Raises OSError."""
     digest = hashlib.sha256(str(CONTENT_VERSION).encode())
     for name, path in sorted(links.items()):
         digest.update(f"\0{name}\0{path}".encode())
+        if source is not None and (name == source or name in TOKENIZER_FILES):
+            stat = path.stat()
+            digest.update(f"\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
     for name, text in sorted(contents.items()):
         digest.update(f"\0{name}\0{len(text)}\0{text}".encode())
     return digest.hexdigest()[:16]

@@ -14,7 +14,7 @@ from pathlib import Path
 from parley import foreign_files
 from parley.gguf.folder import GGUF_SUFFIX, LINK_PATTERN, gguf_files, unpack_gguf
 from parley.gguf.header import GgufError, part_paths
-from parley.hub.derived_folder import UnusableOverride, derive_folder
+from parley.hub.derived_folder import TOKENIZER_SOURCES, UnusableOverride, derive_folder
 from parley.hub.download import ModelMissing, ReportProgress, download_model, find_cached, is_hub_name
 from parley.types import ModelOverrides
 
@@ -141,7 +141,7 @@ def _download_tokenizer(name: str, report: ReportProgress) -> Path:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    return (folder / "tokenizer.json").is_file()
+    return any((folder / name).is_file() for name in ("tokenizer.json", *TOKENIZER_SOURCES))
 
 
 def _open_gguf(path: Path) -> Path:
@@ -190,7 +190,7 @@ def folder_problem(folder: Path, *, needs_weights: bool = True, needs_tokenizer:
         return foreign_files.config_problem(folder)
     if needs_tokenizer and not _has_tokenizer(folder):
         return "its folder has no tokenizer.json (convert the tokenizer with Transformers' save_pretrained)"
-    for name in ("config.json", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json", *TOKENIZER_SOURCES):
         if problem := foreign_files.pointer_problem(folder / name):
             return problem
     return _weights_problem(folder) if needs_weights else ""

@@ -2,7 +2,7 @@
 
 Uses the ``tokenizers`` library alone. Everything that Transformers adds on top (the tokens and flags of
 tokenizer_config.json, the model's end tokens) is read here from the same files. A folder without tokenizer.json is
-refused, because converting it would need Transformers and with it torch.
+refused: ``hub`` has converted what can be converted without Transformers and with it torch.
 
 Special tokens written inside a text are parsed as special tokens. In conversations ``template_encoder`` parses only the
 chat template's: a user's text cannot end its turn.
