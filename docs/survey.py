@@ -24,7 +24,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.records import NoRecords, RecordChange
 from parley.errors import ParleyError, Unsupported
 from parley.serving.engine_features import BOUNDED_VALUES, FEATURE_FIELDS
-from parley.types import EngineBound, Request
+from parley.types import EngineBound, KeyOwner, Request
 
 PATH = {
     "digest": "sha256:00",
@@ -72,7 +72,7 @@ FORM_CONTEXT = replace(
     CONTEXT,
     headers={b"content-type": b"multipart/form-data; boundary=" + BOUNDARY.encode()},
 )
-FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True)
+FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True, key_owners=[KeyOwner("a", ("a",))])
 ENDPOINTS = {"e": Endpoint("e", [EndpointShare("m", "m", 100)])}
 COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of them
     {"messages": [{"role": "user", "content": "a"}]},
@@ -260,6 +260,9 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "vllm_xargs": ['{"a": 1}'],
     "tags": [[{"key": "k", "value": "v"}]],
     "add_tags": [[{"key": "k", "value": "v"}]],
+    "access_control_list": [
+        [{name: "a", "permission_level": "CAN_QUERY"}] for name in ("user_name", "group_name", "service_principal_name")
+    ],
     "rate_limits": [[{"calls": 1, "key": "user", "renewal_period": "minute"}], [{"tokens": 1}]],
     "ai_gateway": [{"rate_limits": [{"calls": 1}]}],
     "usage_tracking_config": [{"enabled": False}],

@@ -66,9 +66,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # The settings that SIGHUP changes while the server runs: keys, limits and times.
 RELOADED_OPTIONS = frozenset(
     {
-        "api_keys", "admin_keys", "priority_keys", "header_limit", "header_count", "header_timeout", "body_limit",
-        "media_body_limit", "body_rate", "body_timeout", "write_timeout", "keep_alive", "ping_interval", "max_queue",
-        "max_prompt", "max_output", "timeout", "token_timeout", "drain", "access_log", "log_bodies",
+        "api_keys", "admin_keys", "priority_keys", "key_owners", "header_limit", "header_count", "header_timeout",
+        "body_limit", "media_body_limit", "body_rate", "body_timeout", "write_timeout", "keep_alive", "ping_interval",
+        "max_queue", "max_prompt", "max_output", "timeout", "token_timeout", "drain", "access_log", "log_bodies",
     }
 )  # fmt: skip
 LOAD_FAILURES = (EngineFailed, BadTokenizer)

@@ -176,11 +176,13 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
     """Return the server's part of the options. Raises ConfigError for errors that only the server detects."""
     from parley.dialects.dialect import ApiOptions
     from parley.serving.options import ServerOptions
+    from parley.types import KeyOwner
     from parley.web.request_body import BodyBudget
 
     if config["body-memory"] < config["body-limit"]:
         raise ConfigError("body-memory must be at least body-limit: otherwise the largest bodies are never accepted.")
     key_lines = read_key_file(config["api-key-file"], "api-key-file")
+    admin_lines = read_key_file(config["admin-key-file"], "admin-key-file")
     return ServerOptions(
         host=config["host"],
         port=config["port"],
@@ -193,8 +195,9 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         response_store_file=config["response-store-file"],
         response_lifetime=config["response-lifetime"],
         api_keys=(*config["api-key"], *(line.key for line in key_lines)),
-        admin_keys=tuple(line.key for line in read_key_file(config["admin-key-file"], "admin-key-file")),
+        admin_keys=tuple(line.key for line in admin_lines),
         priority_keys=tuple(line.key for line in key_lines if line.has_priority),
+        key_owners={line.key: line.owner for line in (*key_lines, *admin_lines) if line.owner != KeyOwner()},
         share_prefixes=config["share-prefixes"],
         max_queue=config["max-queue"],
         drain=config["drain"],

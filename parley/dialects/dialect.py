@@ -20,7 +20,17 @@ from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.dialects.records import NO_RECORDS, InlinedRequest, TenantRecords
 from parley.errors import ParleyError
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
-from parley.types import ALL_MODEL_ABILITIES, Event, MediaKind, ModelAbility, PoolingTask, Request, Usage
+from parley.types import (
+    ALL_MODEL_ABILITIES,
+    NO_TENANT,
+    Event,
+    MediaKind,
+    ModelAbility,
+    PoolingTask,
+    Request,
+    Tenant,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class RequestContext:
     media, and what its chat template and tokenizer allow (``abilities``).
     About the server: ``api_options``, the seal of reasoning that clients send back, and the tenant's records. About the
     HTTP request: the decoded path parts that the route names, the headers with lower-case names, the query string, and
-    the tenant's id.
+    the tenant's id; where endpoints are managed, also the ``client`` itself.
     """
 
     unique_id: str
@@ -86,6 +96,7 @@ class RequestContext:
     reasoning_seal: ReasoningSeal = RANDOM_SEAL
     abilities: frozenset[ModelAbility] = ALL_MODEL_ABILITIES
     records: TenantRecords = NO_RECORDS
+    client: Tenant = NO_TENANT
 
     def seal_reasoning(self, data: bytes) -> str:
         """Return reasoning as a text that the tenant can send back."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from parley.errors import Forbidden
 from parley.metrics.totals import RequestTotals
-from parley.types import CacheEventSettings, EngineStats, ModelAbility, ModelInfo
+from parley.types import CacheEventSettings, EngineStats, KeyOwner, ModelAbility, ModelInfo, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,15 @@ class ServerStatus:
 class ServerFacts:
     """Everything that the server reports about itself. ``cards``: every name it serves, the main one first. ``ready``:
     all its models accept requests.
-    ``cache_events``: where the main model's engine publishes the events of its prefix cache."""
+    ``cache_events``: where the main model's engine publishes the events of its prefix cache. ``key_owners``: of its API
+    keys; None if it has no keys."""
 
     version: str
     cards: Sequence[ModelCard]
     ready: bool
     status: ServerStatus = ServerStatus()
     cache_events: CacheEventSettings | None = None
+    key_owners: Sequence[KeyOwner] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +102,47 @@ class EndpointLimit(msgspec.Struct, frozen=True, omit_defaults=True):
     per_client: bool = False
 
 
+GrantLevel = Literal["view", "query", "manage"]  # each includes those before it
+GRANT_LEVELS: tuple[GrantLevel, ...] = get_args(GrantLevel)
+PrincipalKind = Literal["user", "group", "service_principal"]
+ALL_KEYS_GROUP, ADMIN_GROUP = "users", "admins"  # groups that exist everywhere
+
+
+class EndpointGrant(msgspec.Struct, frozen=True):
+    """What clients may do with an endpoint. Users and service principals are the names of API keys."""
+
+    principal: str
+    kind: PrincipalKind
+    level: GrantLevel
+
+    def covers(self, client: Tenant) -> bool:
+        """Whether it is granted to a client."""
+        if self.kind == "group":
+            return self.principal == ALL_KEYS_GROUP or self.principal in client.owner.groups
+        return self.principal == client.owner.name
+
+
 class Endpoint(msgspec.Struct, frozen=True):
-    """A model name whose requests are split among several models. ``about``: further JSON data of its API."""
+    """A model name whose requests are split among several models. ``about``: further JSON data of its API.
+
+    ``grants``: who may use it; if there are none, every client. One with the name of a model has only the model's
+    grants."""
 
     name: str
     shares: list[EndpointShare]
     about: dict[str, Any] = {}
     limits: list[EndpointLimit] = []
+    grants: list[EndpointGrant] = []
+
+    def client_level(self, client: Tenant) -> GrantLevel | None:
+        """Return what a client may do with it; None: nothing."""
+        if not self.grants or not client.id or client.is_admin:
+            return "manage"
+        return max((grant.level for grant in self.grants if grant.covers(client)), key=GRANT_LEVELS.index, default=None)
+
+    def check_client(self, client: Tenant, level: GrantLevel) -> None:
+        """Raise Forbidden unless a client may do this."""
+        allowed = self.client_level(client)
+        if allowed is None or GRANT_LEVELS.index(allowed) < GRANT_LEVELS.index(level):
+            permission = level.capitalize()
+            raise Forbidden(f"This API key does not have permission '{permission}' on Endpoint {self.name}.")

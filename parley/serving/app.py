@@ -177,7 +177,9 @@ class App:
         self.reach = port_reach(host, certified=certified)
         self.surfaces = [surface for surface in surfaces if surface not in INNER_MOUNTS]
         self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
-        self.keys = ApiKeys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
+        self.keys = ApiKeys(
+            options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
+        )
         self.route_table = build_route_table(self, surfaces)
         self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
         self._path_dialects = {path: endpoint.dialect for (_, path), endpoint in reversed(self.route_table.items())}
@@ -199,7 +201,9 @@ class App:
 
     def use_options(self, options: ServerOptions) -> None:
         """Accept the keys of other options from now on."""
-        self.keys.replace_keys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
+        self.keys.replace_keys(
+            options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request. Other ASGI scopes are ignored."""

@@ -109,6 +109,7 @@ def _read_endpoint_body(
         raise UnknownModel(
             f"There is no model {excerpt(share.model)}.", name=endpoint_name, served=registry.served_names
         )
+    registry.endpoint_store.check_query(endpoint_name, exchange.tenant)
     model = registry.find_model(share.model)
     reply = route.reader(body, request_context(registry, model, exchange))
     if isinstance(reply, Reply):

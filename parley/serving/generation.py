@@ -67,6 +67,8 @@ class Generation:
             request.adapter = request.model
         if request.exclusive_id and model.find_open_request(request.exclusive_id, tenant):
             raise InUse(f"Another request is running under the id {excerpt(request.exclusive_id)}.")
+        for name in (*model.names, request.adapter or ""):
+            model.check_query(name, tenant)
         model.take_slots(request.sequences, tenant.id)
         model.open_requests[self] = None
         self.usage = Usage()

@@ -333,9 +333,9 @@ async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Excha
     """Show or change the endpoints whose models share requests."""
     assert route.reader is not None
     body = await exchange.read_body()
+    context = replace(request_context(registry, registry.main_model, exchange), client=exchange.tenant)
     answer = await registry.endpoint_store.change_endpoints(
-        partial(route.reader, body, request_context(registry, registry.main_model, exchange), registry.server_facts()),
-        len(body),
+        partial(route.reader, body, context, registry.server_facts()), len(body)
     )
     await _send_answer(exchange, answer)
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, Dialect
 from parley.log_lines import LogFormat, LogLevel
 from parley.settings.media_hosts import MediaHost
-from parley.types import EngineSettings, MediaKind, Tenant
+from parley.types import EngineSettings, KeyOwner, MediaKind, Tenant
 from parley.web.options import HttpOptions, TlsFiles
 
 EngineKind = Literal["process", "thread", "scripted", "vllm", "attached"]  # a scripted engine runs no model
@@ -93,6 +93,7 @@ class ServerOptions(HttpOptions):
     api_keys: tuple[str, ...] = ()  # without keys every client is admitted
     admin_keys: tuple[str, ...] = ()  # required for changes to the server, unless there are no keys at all
     priority_keys: tuple[str, ...] = ()  # API keys whose priorities count among the requests of all keys
+    key_owners: Mapping[str, KeyOwner] = field(default_factory=dict)  # who has a key, by key
     share_prefixes: bool = False  # requests with different API keys share cached prefixes
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may continue after SIGTERM

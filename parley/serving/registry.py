@@ -22,7 +22,7 @@ from parley.serving.options import ServerOptions
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.opening import open_record_store
 from parley.serving.served_model import OpenRequest, ServedModel
-from parley.types import Tenant
+from parley.types import KeyOwner, Tenant
 from parley.version import __version__
 
 ANY_MODEL_NAME = re.compile("|".join(filter(None, (mount.dialect.any_model for mount in API_MOUNTS))), re.DOTALL)
@@ -79,6 +79,7 @@ class ModelRegistry:
         if taken_names:
             raise ValueError(f"The name {taken_names[0]} already belongs to another model.")
         self.models.append(model)
+        model.check_query = self.endpoint_store.check_query
         for observer in self._observers:
             observer.add_model(model)
 
@@ -180,7 +181,9 @@ class ModelRegistry:
         cards = [card for model in self.models for card in model.model_cards()]
         main = self.main_model
         ready = self.first_unready_model() is None
-        return ServerFacts(__version__, cards, ready, main.server_status(), main.settings.cache_events)
+        keys = (*self.options.api_keys, *self.options.admin_keys) if self.options.api_keys else None
+        owners = None if keys is None else [self.options.key_owners.get(key, KeyOwner()) for key in keys]
+        return ServerFacts(__version__, cards, ready, main.server_status(), main.settings.cache_events, owners)
 
     def set_pause(self, pause_state: str) -> None:
         """Pause admission ("held" or "prepared") or resume it (""); open requests continue."""

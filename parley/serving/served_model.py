@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -91,6 +91,7 @@ class ServedModel:
         self.tenant_slots: Counter[str] = Counter()  # tenants with at least one slot
         self.open_requests: dict[OpenRequest, None] = {}  # oldest first
         self.ending_reason = ""  # the reason why it takes no more requests
+        self.check_query: Callable[[str, Tenant], None] = lambda name, client: None  # raises Forbidden
         self.pause_state = ""  # "held" or "prepared": requests are refused until admission resumes
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
         self._text_pipeline: TextPipeline | None = None

@@ -478,7 +478,8 @@ SERVE_OPTIONS: list[Option] = [
         "api-key-file",
         text_kind("FILE"),
         "File with one key per line. A key with the word `priority` after it, and every admin key, may overtake the "
-        "requests of other keys by `priority`; those of any other key reorder only its own requests.",
+        "requests of other keys by `priority`; those of any other key reorder only its own requests. "
+        "`name=NAME` and `groups=NAME,NAME` say who has the key: endpoints have permissions for them.",
         section="server",
         configurable=True,
     ),

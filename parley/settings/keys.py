@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parley.settings.options import ConfigError
+from parley.types import KeyOwner
+
+RESERVED_GROUPS = frozenset(("users", "admins"))  # all keys, and those that may change the server
 
 
 def read_keys(file: Path, option: str) -> list[str]:
@@ -24,20 +27,30 @@ def read_keys(file: Path, option: str) -> list[str]:
 
 
 class ApiKeyLine(NamedTuple):
-    """A line of a key file: ``KEY``, or ``KEY priority`` for a key whose priorities count among those of all keys."""
+    """A line of a key file: a key, and words after it.
+
+    ``priority``: its priorities count among those of all keys. ``name=NAME`` and ``groups=NAME,NAME``: who has it.
+    """
 
     key: str
     has_priority: bool = False
+    owner: KeyOwner = KeyOwner()
 
 
 def read_api_keys(file: Path, option: str) -> list[ApiKeyLine]:
     """Read API keys with their permissions, as ``read_keys`` does. Raises ConfigError, also for other words."""
     lines = []
     for number, line in enumerate(read_keys(file, option), 1):
-        key, *permissions = line.split()
-        if permissions not in ([], ["priority"]):
-            raise ConfigError(f"{option}: {file}: only the word 'priority' may follow a key; key {number} is wrong.")
-        lines.append(ApiKeyLine(key, bool(permissions)))
+        key, *words = line.split()
+        values = dict(word.partition("=")[::2] for word in words)
+        groups = tuple(filter(None, values.get("groups", "").split(",")))
+        known = {"priority"} | {f"{name}={values[name]}" for name in ("name", "groups") if values.get(name)}
+        if len(values) < len(words) or not known.issuperset(words) or RESERVED_GROUPS.intersection(groups):
+            raise ConfigError(
+                f"{option}: {file}: only 'priority', 'name=NAME' and 'groups=NAME,NAME' may follow a key, each once, "
+                f"and no group is called 'users' or 'admins'; key {number} is wrong."
+            )
+        lines.append(ApiKeyLine(key, "priority" in words, KeyOwner(values.get("name", ""), groups)))
     return lines
 
 

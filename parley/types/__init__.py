@@ -100,7 +100,7 @@ from parley.types.request import (
     ToolCall,
     TruncationSide,
 )
-from parley.types.tenant import NO_TENANT, Tenant
+from parley.types.tenant import NO_TENANT, KeyOwner, Tenant
 
 __all__ = [
     "ALL_ENGINE_FEATURES",
@@ -133,6 +133,7 @@ __all__ = [
     "Grammar",
     "ImageDetail",
     "KVPrefix",
+    "KeyOwner",
     "LayerRegion",
     "Media",
     "MediaAddress",

@@ -11,18 +11,19 @@ import functools
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
 from parley.errors import Forbidden, Unauthorized
-from parley.types import NO_TENANT, Tenant
+from parley.types import NO_TENANT, KeyOwner, Tenant
 
 KEY_HEADERS = (b"api-key", b"x-api-key")
 TENANT_ID_LENGTH = 32  # hexadecimal digits
 NO_ADMIN_KEYS = (
     "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it."
 )
+NO_OWNERS: Mapping[str, KeyOwner] = {}
 
 
 @functools.lru_cache(64)
@@ -48,6 +49,7 @@ class ApiKeys:
     ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, no client
     may change a server that has API keys, and every client one that has none. ``priority_keys``: keys whose requests
     compete by priority with those of all tenants, besides the admin keys. ``cluster_secret``: see ``tenant_id``.
+    ``owners``: who has a key, by key.
     """
 
     def __init__(
@@ -56,11 +58,17 @@ class ApiKeys:
         admin_keys: Iterable[str] = (),
         priority_keys: Iterable[str] = (),
         cluster_secret: str = "",
+        owners: Mapping[str, KeyOwner] = NO_OWNERS,
     ):
-        self.replace_keys(keys, admin_keys, priority_keys, cluster_secret)
+        self.replace_keys(keys, admin_keys, priority_keys, cluster_secret, owners)
 
     def replace_keys(
-        self, keys: Iterable[str], admin_keys: Iterable[str], priority_keys: Iterable[str], cluster_secret: str
+        self,
+        keys: Iterable[str],
+        admin_keys: Iterable[str],
+        priority_keys: Iterable[str],
+        cluster_secret: str,
+        owners: Mapping[str, KeyOwner],
     ) -> None:
         """Accept these keys from now on, and no others."""
         admin_keys = list(admin_keys)
@@ -70,7 +78,15 @@ class ApiKeys:
         self._key_digests = [_key_digest(key.encode()) for key in accepted_keys]
         self._admin_digests = [_key_digest(key.encode()) for key in admin_keys]
         privileged = {*priority_keys, *admin_keys}
-        self._tenants = [Tenant(tenant_id(key.encode(), cluster_secret), key in privileged) for key in accepted_keys]
+        self._tenants = [
+            Tenant(
+                tenant_id(key.encode(), cluster_secret),
+                key in privileged,
+                owners.get(key, KeyOwner()),
+                is_admin=key in admin_keys,
+            )
+            for key in accepted_keys
+        ]
         self._key_names = {
             tenant.id: f"{'admin' if key in admin_keys else 'key'}-{number}"
             for number, (key, tenant) in enumerate(zip(accepted_keys, self._tenants, strict=True), 1)

@@ -11,7 +11,7 @@ from support.http_client import MODEL_INFO
 from parley.engine.fake import FakeEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import Settings
+from parley.types import KeyOwner, Settings
 
 ROOT = "/api/2.0/serving-endpoints"
 TALK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
@@ -318,3 +318,43 @@ async def test_databricks_enforces_rate_limits_of_an_endpoint(serve):
     assert statuses == [200, 429]
     assert (await server.call("PUT", ROOT + "/e/rate-limits", {"rate_limits": []}, admin)).status == 200
     assert (await server.call("POST", path, TALK, one)).status == 200
+
+
+async def test_permissions_hold_for_endpoints_and_for_models_in_every_api(serve):
+    keys = {name: f"{name}-{'x' * 16}" for name in ("ann", "bob", "admin")}
+    owners = {keys[name]: KeyOwner(name) for name in ("ann", "bob")}
+    server = await serve(api_keys=(keys["ann"], keys["bob"]), admin_keys=(keys["admin"],), key_owners=owners)
+
+    async def call(client, method, path, body=None):
+        return await server.call(method, path, body, {"authorization": f"Bearer {keys[client]}"})
+
+    config = {"served_entities": [{"entity_name": "tiny", "name": "a"}]}
+    made = await call("admin", "POST", ROOT, {"name": "e", "config": config})
+    access = {"access_control_list": [{"user_name": "ann", "permission_level": "CAN_QUERY"}]}
+    path = "/api/2.0/permissions/serving-endpoints/"
+    for client, status in (("ann", 403), ("admin", 200)):
+        assert (await call(client, "PUT", path + made.json["id"], access)).status == status
+    invocations = "/serving-endpoints/e/invocations"
+    assert (await call("ann", "POST", invocations, TALK)).status == 200
+    assert (await call("admin", "POST", invocations, TALK)).status == 200
+    refused = await call("bob", "POST", invocations, TALK)
+    message = "This API key does not have permission 'Query' on Endpoint e."
+    assert (refused.status, refused.json) == (403, {"error_code": "PERMISSION_DENIED", "message": message})
+    assert (await call("bob", "GET", ROOT + "/e")).status == 403
+
+    chat = {"model": "tiny"} | TALK
+    assert (await call("bob", "POST", "/v1/chat/completions", chat)).status == 200
+    own = await call("admin", "GET", ROOT + "/tiny")
+    assert (await call("admin", "PATCH", path + own.json["id"], access)).status == 200
+    requests = (
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        ("/v1/responses", {"model": "tiny", "input": "Hi", "max_output_tokens": 3}),
+        ("/api/chat", chat | {"stream": False}),
+        ("/generate", {"inputs": "Hi"}),
+        ("/v2/models/tiny/generate", {"text_input": "Hi"}),
+        ("/v1/embeddings", {"model": "tiny"} | INPUT),
+        ("/serving-endpoints/tiny/invocations", TALK),
+    )
+    for path, body in requests:
+        assert [(await call(client, "POST", path, body)).status for client in ("ann", "bob")] == [200, 403], path

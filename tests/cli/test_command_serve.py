@@ -19,7 +19,7 @@ from parley.serving.options import ListenAddress, MediaOptions, OfferedModel, Se
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.media_hosts import MediaHost
 from parley.settings.options import ConfigError, resolve_options
-from parley.types import CacheEventSettings
+from parley.types import CacheEventSettings, KeyOwner
 
 
 def options(*flags: str) -> ServerOptions:
@@ -236,3 +236,23 @@ def test_reads_several_models_from_one_environment_variable():
 def test_rejects_conflicting_options_of_several_models(flags, sentence):
     with pytest.raises(ConfigError, match=sentence):
         models(*flags)
+
+
+def test_key_file_says_who_has_a_key(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("plain\nfast priority\nanns groups=red,blue name=ann priority\n")
+    lines = read_key_file(str(file), "api-key-file")
+    assert [line.has_priority for line in lines] == [False, True, True]
+    assert [line.owner for line in lines] == [KeyOwner(), KeyOwner(), KeyOwner("ann", ("red", "blue"))]
+    for words in (
+        "other",
+        "name=",
+        "name",
+        "name=a name=b",
+        "groups=admins",
+        "priority=1",
+        "priority priority",
+    ):
+        file.write_text(f"key {words}\n")
+        with pytest.raises(ConfigError, match="key 1 is wrong"):
+            read_key_file(str(file), "api-key-file")

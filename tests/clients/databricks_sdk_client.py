@@ -12,6 +12,8 @@ from databricks.sdk.service.serving import (
     EndpointTag,
     Route,
     ServedEntityInput,
+    ServingEndpointAccessControlRequest,
+    ServingEndpointPermissionLevel,
     TrafficConfig,
 )
 
@@ -66,6 +68,12 @@ for surface in ("", "/databricks"):
     assert b"parley" in endpoints.export_metrics("ab").contents.read()
     assert b"invocations" in endpoints.get_open_api("ab").contents.read()
     assert endpoints.get_permissions(endpoint.id).object_type == "serving-endpoint"
+    everyone = ServingEndpointAccessControlRequest(
+        group_name="users", permission_level=ServingEndpointPermissionLevel.CAN_QUERY
+    )
+    for change in (endpoints.set_permissions, endpoints.update_permissions):
+        expect_error(wrong.BadRequest, "API keys", change, endpoint.id, access_control_list=[everyone])
+    assert endpoints.set_permissions(endpoint.id, access_control_list=[]).access_control_list in (None, [])
     assert len(endpoints.get_permission_levels(endpoint.id).permission_levels) == 3
 
     for name in (model, "ab"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.admin_requests import EndpointChange
-from parley.dialects.databricks import DIALECT, STRICT, endpoints
+from parley.dialects.databricks import DIALECT, STRICT, endpoints, permissions
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.errors import ParleyError
@@ -188,10 +188,10 @@ def test_deleted_endpoint_is_not_found(world):
 
 def test_endpoint_answers_permissions_openapi_and_logs(world):
     endpoint_id = world.call(endpoints.get_endpoint, endpoint="e")["id"]
-    assert world.call(endpoints.list_permissions, id=endpoint_id)["access_control_list"] == []
-    levels = world.call(endpoints.list_permission_levels, id=endpoint_id)["permission_levels"]
+    assert world.call(permissions.list_permissions, id=endpoint_id)["access_control_list"] == []
+    levels = world.call(permissions.list_permission_levels, id=endpoint_id)["permission_levels"]
     assert [level["permission_level"] for level in levels] == ["CAN_MANAGE", "CAN_QUERY", "CAN_VIEW"]
-    assert world.refused(endpoints.list_permissions, id="none")[0] == 404
+    assert world.refused(permissions.list_permissions, id="none")[0] == 404
     assert list(world.call(endpoints.endpoint_openapi, endpoint="e")["paths"]) == ["/serving-endpoints/e/invocations"]
     assert world.call(endpoints.empty_logs, endpoint="e", served="a") == {"logs": ""}
     assert world.refused(endpoints.empty_logs, endpoint="e", served="x")[:2] == (404, "RESOURCE_DOES_NOT_EXIST")
@@ -206,7 +206,7 @@ def test_endpoint_loads_from_minimal_hand_written_file():
     states = [entity["state"]["deployment"] for entity in endpoint["config"]["served_entities"]]
     assert states == ["DEPLOYMENT_READY", "DEPLOYMENT_FAILED"]
     assert world.call(endpoints.list_endpoints)["endpoints"][0]["name"] == "e"
-    assert world.call(endpoints.list_permissions, id=endpoint["id"])
+    assert world.call(permissions.list_permissions, id=endpoint["id"])
     world.call(endpoints.update_endpoint, {"served_entities": [ENTITY_A]}, endpoint="e")
     assert world.call(endpoints.get_endpoint, endpoint="e")["config"]["config_version"] == 2
 

@@ -47,6 +47,8 @@ ADMIN_PATHS = {
     "PUT /api/2.0/serving-endpoints/{endpoint}/rate-limits",
     "DELETE /api/2.0/serving-endpoints/{endpoint}",
     "PATCH /api/2.0/serving-endpoints/{endpoint}/tags",
+    "PUT /api/2.0/permissions/serving-endpoints/{id}",
+    "PATCH /api/2.0/permissions/serving-endpoints/{id}",
 }
 
 

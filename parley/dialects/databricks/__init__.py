@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from parley.dialects.databricks import chat, completions, embeddings, endpoints, responses, shared
+from parley.dialects.databricks import chat, completions, embeddings, endpoints, permissions, responses, shared
 from parley.dialects.databricks.shared import DatabricksRules
 from parley.dialects.dialect import Dialect, PromptMembers, Reply, RequestContext, Route, RouteKind, model_in_body
 from parley.dialects.fields import decode_fields
@@ -29,8 +29,6 @@ UNAVAILABLE_CALLS = {
     ("POST", "/serving-endpoints/anthropic/v1/messages"): "The Messages API is",
     ("PATCH", ENDPOINT_PATH + "/notifications"): "Notifications are",
     ("PATCH", ENDPOINT_PATH + "/telemetry-config"): "Telemetry of an endpoint is",
-    ("PUT", PERMISSIONS_PATH): "Permissions of an endpoint are",
-    ("PATCH", PERMISSIONS_PATH): "Permissions of an endpoint are",
     ("POST", "/api/2.0/external-function"): "External functions are",
 }
 
@@ -103,8 +101,10 @@ def _management_routes() -> tuple[Route, ...]:
         ("GET", ENDPOINT_PATH + "/openapi"): endpoints.endpoint_openapi,
         ("GET", ENDPOINT_PATH + "/served-models/{served}/logs"): endpoints.empty_logs,
         ("GET", ENDPOINT_PATH + "/served-models/{served}/build-logs"): endpoints.empty_logs,
-        ("GET", PERMISSIONS_PATH): endpoints.list_permissions,
-        ("GET", PERMISSIONS_PATH + "/permissionLevels"): endpoints.list_permission_levels,
+        ("GET", PERMISSIONS_PATH): permissions.list_permissions,
+        ("PUT", PERMISSIONS_PATH): permissions.set_permissions,
+        ("PATCH", PERMISSIONS_PATH): permissions.update_permissions,
+        ("GET", PERMISSIONS_PATH + "/permissionLevels"): permissions.list_permission_levels,
     }
     return (
         *(Route(method, path, "endpoint", reader=handler) for (method, path), handler in calls.items()),

@@ -17,21 +17,18 @@ from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.databricks import config, limits
 from parley.dialects.databricks.shared import SYSTEM_CATALOGUE, DatabricksErrorWording
 from parley.dialects.dialect import Answer, RequestContext
-from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
+from parley.dialects.facts import Endpoint, EndpointShare, GrantLevel, ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import json_answer
 from parley.errors import Conflict, Forbidden, NotFound, UnknownModel, Unsupported
+from parley.types import Tenant
 
 ENDPOINT_WORDING = DatabricksErrorWording("Endpoint", config.INVALID_VALUE)
 ENDPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 RESERVED_NAMES = ("chat", "completions", "embeddings", "responses", "v1", "pt", "anthropic")  # used in other paths
 CREATOR = "parley"
 TASKS = {"chat": "llm/v1/chat", "text": "llm/v1/completions", "vectors": "llm/v1/embeddings"}
-PERMISSION_LEVELS = {
-    "CAN_MANAGE": "Can do everything with the endpoint",
-    "CAN_QUERY": "Can query the endpoint",
-    "CAN_VIEW": "Can see the endpoint",
-}
+LEVEL_NAMES: dict[GrantLevel, str] = {"manage": "CAN_MANAGE", "query": "CAN_QUERY", "view": "CAN_VIEW"}
 
 EndpointsByName = Mapping[str, Endpoint]
 
@@ -42,14 +39,14 @@ def host_metadata(body: bytes, context: RequestContext, facts: ServerFacts) -> A
 
 
 def list_endpoints(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
-    """List all endpoints."""
-    system = [_model_endpoint(card) for card in facts.cards if card.name not in created]
-    return json_answer({"endpoints": [_endpoint_summary(each, facts) for each in (*created.values(), *system)]})
+    """List all endpoints that the client may see."""
+    seen = [each for each in _all_endpoints(facts, created) if each.client_level(context.client) is not None]
+    return json_answer({"endpoints": [_endpoint_summary(each, facts, context.client) for each in seen]})
 
 
 def get_endpoint(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
-    """Return one endpoint. Raises UnknownModel."""
-    return json_answer(_endpoint_detail(_find_endpoint(context, facts, created), facts))
+    """Return one endpoint. Raises UnknownModel, Forbidden."""
+    return json_answer(_endpoint_detail(_find_visible(context, facts, created), facts, context.client))
 
 
 def create_endpoint(
@@ -129,8 +126,8 @@ def change_gateway(
 
 
 def endpoint_openapi(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
-    """Return the endpoint's OpenAPI document, with the one path that queries it. Raises UnknownModel."""
-    endpoint = _find_endpoint(context, facts, created)
+    """Return the endpoint's OpenAPI document, with the one path that queries it. Raises UnknownModel, Forbidden."""
+    endpoint = _find_visible(context, facts, created)
     schema = {"type": "object", "description": "messages, prompt or input, and how to answer them"}
     answer = {"description": "The answer", "content": {"application/json": {"schema": {"type": "object"}}}}
     post = {
@@ -142,8 +139,9 @@ def endpoint_openapi(body: bytes, context: RequestContext, facts: ServerFacts, c
 
 
 def empty_logs(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
-    """Return empty logs: models are not built here, and the server has one log. Raises UnknownModel, NotFound."""
-    endpoint = _find_endpoint(context, facts, created)
+    """Return empty logs: models are not built here, and the server has one log. Raises UnknownModel, NotFound,
+    Forbidden."""
+    endpoint = _find_visible(context, facts, created)
     served_name = context.path_parts["served"]
     if served_name not in (share.name for share in endpoint.shares):
         raise NotFound(
@@ -151,26 +149,6 @@ def empty_logs(body: bytes, context: RequestContext, facts: ServerFacts, created
             code="RESOURCE_DOES_NOT_EXIST",
         )
     return json_answer({"logs": ""})
-
-
-def list_permissions(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
-    """Return an empty access list: every client with a key may do everything. Raises UnknownModel."""
-    endpoint_id = _find_by_id(context, facts, created)["id"]
-    access_list = {
-        "object_id": f"/serving-endpoints/{endpoint_id}",
-        "object_type": "serving-endpoint",
-        "access_control_list": [],
-    }
-    return json_answer(access_list)
-
-
-def list_permission_levels(
-    body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
-) -> Answer:
-    """Return the levels of permission and their descriptions. Raises UnknownModel."""
-    _find_by_id(context, facts, created)
-    levels = [{"permission_level": level, "description": text} for level, text in PERMISSION_LEVELS.items()]
-    return json_answer({"permission_levels": levels})
 
 
 def refuse_call(subject: str, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -185,25 +163,43 @@ def _model_names(facts: ServerFacts) -> list[str]:
     return [card.name for card in facts.cards]
 
 
-def _model_endpoint(card: ModelCard) -> Endpoint:
-    """Return the endpoint that a model is by itself."""
+def _model_endpoint(card: ModelCard, created: EndpointsByName) -> Endpoint:
+    """Return the endpoint that a model is by itself. Its permissions are stored under its name."""
     description = {
         "creation_timestamp": card.created * 1000,
         "last_updated_timestamp": card.created * 1000,
         "entities": {card.name: {"entity_name": SYSTEM_CATALOGUE + card.name, "entity_version": "1"}},
     }
-    return Endpoint(card.name, [EndpointShare(card.name, card.name, 100)], description)
+    grants = created[card.name].grants if card.name in created else []
+    return Endpoint(card.name, [EndpointShare(card.name, card.name, 100)], description, grants=grants)
+
+
+def _all_endpoints(facts: ServerFacts, created: EndpointsByName) -> list[Endpoint]:
+    """Return the created endpoints, and then those that models are by themselves."""
+    models = _model_names(facts)
+    own = [endpoint for endpoint in created.values() if endpoint.name not in models]
+    return own + [_model_endpoint(card, created) for card in facts.cards]
 
 
 def _find_endpoint(context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Endpoint:
     """Return the endpoint that the path names. Raises UnknownModel."""
     name = context.path_parts["endpoint"]
-    if name in created:
-        return created[name]
-    card = next((card for card in facts.cards if card.name == name), None)
-    if card is None:
+    endpoint = next((each for each in _all_endpoints(facts, created) if each.name == name), None)
+    if endpoint is None:
         raise UnknownModel(f"Endpoint with name '{name[:100]}' does not exist.", name=name)
-    return _model_endpoint(card)
+    return endpoint
+
+
+def _find_visible(context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Endpoint:
+    """Return the endpoint that the path names, if the client may see it. Raises UnknownModel, Forbidden."""
+    endpoint = _find_endpoint(context, facts, created)
+    endpoint.check_client(context.client, "view")
+    return endpoint
+
+
+def endpoint_id(endpoint: Endpoint) -> str:
+    """Return the id of an endpoint."""
+    return str(_endpoint_description(endpoint)["id"])
 
 
 def _endpoint_description(endpoint: Endpoint) -> dict[str, Any]:
@@ -224,20 +220,18 @@ def _endpoint_description(endpoint: Endpoint) -> dict[str, Any]:
 def _find_created(context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Endpoint:
     """Return the endpoint that the path names, if it can be changed. Raises UnknownModel, Forbidden."""
     endpoint = _find_endpoint(context, facts, created)
-    if endpoint.name not in created:
+    if endpoint.name in _model_names(facts):
         raise Forbidden(f"Endpoint '{endpoint.name}' is a model of the server itself: it cannot be changed or deleted.")
     return endpoint
 
 
-def _find_by_id(context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> dict[str, Any]:
-    """Return the description of the endpoint with the path's id. Raises UnknownModel."""
-    endpoints = (*created.values(), *(_model_endpoint(card) for card in facts.cards))
-    description = next(
-        (about for about in map(_endpoint_description, endpoints) if about["id"] == context.path_parts["id"]), None
-    )
-    if description is None:
-        raise UnknownModel("There is no endpoint with this id.", name=context.path_parts["id"])
-    return description
+def find_by_id(context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Endpoint:
+    """Return the endpoint with the path's id. Raises UnknownModel."""
+    path_id = context.path_parts["id"]
+    endpoint = next((each for each in _all_endpoints(facts, created) if endpoint_id(each) == path_id), None)
+    if endpoint is None:
+        raise UnknownModel("There is no endpoint with this id.", name=path_id)
+    return endpoint
 
 
 # -- changing endpoints
@@ -267,8 +261,9 @@ def _configure_endpoint(
         "config_version": _endpoint_description(endpoint)["config_version"] + 1 if endpoint.shares else 1,
         "last_updated_timestamp": context.created * 1000,
     }
-    changed_endpoint = Endpoint(endpoint.name, shares, description, endpoint.limits)
-    return EndpointChange(json_answer(_endpoint_detail(changed_endpoint, facts)), put_endpoint=changed_endpoint)
+    changed_endpoint = msgspec.structs.replace(endpoint, shares=shares, about=description)
+    answer = json_answer(_endpoint_detail(changed_endpoint, facts, context.client))
+    return EndpointChange(answer, put_endpoint=changed_endpoint)
 
 
 def _change_description(endpoint: Endpoint, changes: dict[str, Any], answer_object: Any) -> EndpointChange:
@@ -318,7 +313,7 @@ def _served_model(entity: dict[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in entity.items() if name != "foundation_model"}
 
 
-def _common_members(endpoint: Endpoint, facts: ServerFacts) -> dict[str, Any]:
+def _common_members(endpoint: Endpoint, facts: ServerFacts, client: Tenant) -> dict[str, Any]:
     description = _endpoint_description(endpoint)
     endpoint_object = {
         "name": endpoint.name,
@@ -329,7 +324,7 @@ def _common_members(endpoint: Endpoint, facts: ServerFacts) -> dict[str, Any]:
         "state": _endpoint_state(endpoint, facts),
         "tags": description["tags"],
         "task": next(iter(_tasks_of_shares(endpoint.shares, facts)), TASKS["chat"]),
-        "permission_level": "CAN_MANAGE",
+        "permission_level": LEVEL_NAMES[endpoint.client_level(client) or "view"],
         "route_optimized": description["route_optimized"],
     }
     if endpoint.limits:
@@ -339,21 +334,21 @@ def _common_members(endpoint: Endpoint, facts: ServerFacts) -> dict[str, Any]:
     }
 
 
-def _endpoint_summary(endpoint: Endpoint, facts: ServerFacts) -> dict[str, Any]:
+def _endpoint_summary(endpoint: Endpoint, facts: ServerFacts, client: Tenant) -> dict[str, Any]:
     """Return an endpoint as the list shows it, with only the served entities of its configuration."""
     listed_members = ("name", "entity_name", "entity_version", "foundation_model")
     entities = [_served_entity(share, endpoint, facts) for share in endpoint.shares]
     entity_objects = [{name: entity[name] for name in listed_members} for entity in entities]
-    return _common_members(endpoint, facts) | {"config": {"served_entities": entity_objects}}
+    return _common_members(endpoint, facts, client) | {"config": {"served_entities": entity_objects}}
 
 
-def _endpoint_detail(endpoint: Endpoint, facts: ServerFacts) -> dict[str, Any]:
+def _endpoint_detail(endpoint: Endpoint, facts: ServerFacts, client: Tenant) -> dict[str, Any]:
     entities = [_served_entity(share, endpoint, facts) for share in endpoint.shares]
     routes = [
         {"served_model_name": share.name, "served_entity_name": share.name, "traffic_percentage": share.percent}
         for share in endpoint.shares
     ]
-    return _common_members(endpoint, facts) | {
+    return _common_members(endpoint, facts, client) | {
         "config": {
             "served_entities": entities,
             "served_models": list(map(_served_model, entities)),

@@ -21,6 +21,7 @@ from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
 from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
+from parley.types import Tenant
 from parley.web.offload import off_loop
 
 
@@ -82,6 +83,11 @@ class EndpointStore:
             if remaining < 0:
                 return share
         raise UnknownModel(f"Endpoint {excerpt(name)} serves no model.", name=name)
+
+    def check_query(self, name: str, client: Tenant) -> None:
+        """Raise Forbidden if there is an endpoint of this name that a client may not query."""
+        if (endpoint := self.by_name.get(name)) is not None:
+            endpoint.check_client(client, "query")
 
     async def change_endpoints(
         self, decide: Callable[[Mapping[str, Endpoint]], Answer | EndpointChange], size: int = 0

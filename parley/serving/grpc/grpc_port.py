@@ -58,11 +58,15 @@ class TritonGrpcPort:
         self._check_client = check_client
         self._idle_calls = IdleCalls(max(1, registry.options.grpc_connections // 2))
         options = registry.options
-        self._keys = ApiKeys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
+        self._keys = ApiKeys(
+            options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
+        )
 
     def use_options(self, options: ServerOptions) -> None:
         """Accept the keys of other options from now on."""
-        self._keys.replace_keys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
+        self._keys.replace_keys(
+            options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
+        )
 
     async def start_server(self, listen_addresses: Sequence[tuple[str, int]]) -> list[str]:
         """Listen on these hosts and ports; 0 takes a free port. Return the addresses for clients. Raises OSError."""
