@@ -1,5 +1,6 @@
-# make setup   the environment in .venv, with the versions of the lock files (quick if it exists)
+# make setup   the environment of the tests in .venv, with the versions of the lock files (quick if it exists)
 # make serve   the built-in model on http://127.0.0.1:8000        ARGS="--port 9000" passes flags on
+#              installs requirements.lock alone into .venv; make setup adds requirements-dev.lock
 # make test    every test, in parallel; fails if branch coverage of core/ and dialects/ is below 95 %
 #              ARGS="-k chat -x" passes flags on, and runs in one process without coverage
 # make test-torch    every test, without the compiled kernels
@@ -7,7 +8,7 @@
 # make test-clients  official clients of every API, each in an environment of its own (needs a package index and npm)
 # make test-engines  vLLM as the engine, in .engines after make engines (10 minutes)
 # make coverage the branch coverage of core/ and dialects/ over every test (make test measures it over some folders)
-# make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 700
+# make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 1,000
 # make kernels compiles the kernels for every kind of processor that this compiler knows
 # make lint    formatter, linter and type checker
 # make sanitize  the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs g++)
@@ -18,9 +19,10 @@
 # make load    measures a running server                          ARGS="--concurrency 1,8,32"
 
 VENV := .venv
-LOCKS := requirements.lock requirements-dev.lock
-# The stamp is named after the contents of these files, because a checkout changes their times.
-STAMP := $(VENV)/installed-$(shell cat $(LOCKS) pyproject.toml | cksum | cut -d ' ' -f 1)
+# A stamp is named after the contents of the files that it stands for, because a checkout changes their times.
+checksum = $(shell cat $(1) pyproject.toml | cksum | cut -d ' ' -f 1)
+SERVING := $(VENV)/serves-$(call checksum,requirements.lock)
+TESTING := $(VENV)/tests-$(call checksum,requirements.lock requirements-dev.lock)
 # The first Python that is new enough; set PYTHON to choose another.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
@@ -28,19 +30,31 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 .PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-engines fuzz lint format docs engines bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
-setup: $(STAMP)
+# pip compiles modules one after the other, which takes longer than installing them; compileall uses every processor.
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
+COMPILE := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages hold files of a later Python
 
-$(STAMP):
+setup: $(TESTING)
+
+$(TESTING): $(SERVING)
+	@echo "Installing what tests need besides into $(VENV) (about a minute the first time)"
+	@$(PIP) -r requirements.lock -r requirements-dev.lock
+	@$(COMPILE)
+	@rm -f $(VENV)/tests-*
+	@touch $@
+
+$(SERVING):
 	@test -n "$(PYTHON)" || { echo "parley needs Python 3.11 or newer; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV)/bin/python install --quiet pip; }
 	@echo "Installing the locked dependencies into $(VENV) (about a minute the first time)"
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(foreach lock,$(LOCKS),-r $(lock))
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@rm -f $(VENV)/installed-*
+	@$(PIP) -r requirements.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(COMPILE)
+	@rm -f $(VENV)/serves-* $(VENV)/installed-*
 	@touch $@
 
-serve: setup
+serve: $(SERVING)
 	@$(VENV)/bin/parley serve $(ARGS)
 
 # One process more than there are processors runs the tests, because many tests wait; five at most. Those that end early
@@ -115,7 +129,7 @@ bench: setup
 bench-peers: setup
 	@$(VENV)/bin/python bench/install.py $(ARGS)
 
-load: setup
+load: $(SERVING)
 	@$(VENV)/bin/parley bench $(ARGS)
 
 # Python itself is not instrumented, so the sanitizer is preloaded. Memory that Python never frees is not a leak here.

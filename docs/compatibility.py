@@ -142,11 +142,15 @@ def _tables(text: str, nodes: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 def first_test_of(api: str, path: str) -> str:
     """Return the first test that names a member, or "" if no test does."""
-    leaf = path.rpartition(".")[2].removesuffix("[]")
+    return _first_test_that_names(api, path.rpartition(".")[2].removesuffix("[]"))
+
+
+@cache
+def _first_test_that_names(api: str, leaf: str) -> str:
     mention = re.compile(rf"[\"\']{leaf}[\"\']|\b{leaf}=")
     for name in (api, "openai"):  # other APIs use OpenAI's reader of messages
         for test, source in list_tests(name):
-            if mention.search(source):
+            if leaf in source and mention.search(source):  # `in` is far quicker, and most sources lack the member
                 return test
     return ""
 

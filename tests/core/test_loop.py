@@ -237,7 +237,7 @@ loop_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_s
 
 
 @given(schedule_plans(failures=False, cancels=False))
-@settings(loop_settings, max_examples=90)
+@settings(loop_settings, max_examples=150)
 def test_random_schedule_does_not_change_outputs(plan: SchedulePlan) -> None:
     """Batch, arrival, chunks, cache, preemptions and n change no token, score or finish reason of a request."""
     bench, cancelled = run_plan(plan)
@@ -246,7 +246,7 @@ def test_random_schedule_does_not_change_outputs(plan: SchedulePlan) -> None:
 
 
 @given(schedule_plans(failures=False, cancels=True))
-@settings(loop_settings, max_examples=60)
+@settings(loop_settings, max_examples=100)
 def test_random_cancels_leak_no_pages_and_change_no_other_output(plan: SchedulePlan) -> None:
     bench, cancelled = run_plan(plan)
     assert all(outputs[-1].finish_reason != "error" for outputs in bench.outputs.values())
@@ -254,7 +254,7 @@ def test_random_cancels_leak_no_pages_and_change_no_other_output(plan: ScheduleP
 
 
 @given(schedule_plans(failures=True, cancels=True))
-@settings(loop_settings, max_examples=90)
+@settings(loop_settings, max_examples=150)
 def test_failed_step_ends_only_its_choices(plan: SchedulePlan) -> None:
     bench, cancelled = run_plan(plan)
     compare_with_alone(plan, bench, cancelled)

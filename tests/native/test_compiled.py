@@ -122,7 +122,7 @@ def check_close_to_torch(actual: torch.Tensor, torch_result: torch.Tensor, slack
     assert ((actual.double() - torch_result.double()).abs() <= torch_result.double().abs() * 2**-7 + slack).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(0, 70),
     width=st.integers(1, 900),
@@ -158,10 +158,17 @@ def test_norms_and_activations_match_torch_for_any_shape(
         assert ((total - sums).abs() <= (residual.abs() + sums.abs() + 1) * 2**-7).all()
     else:
         assert torch.equal(total, sums)
-    check_close_to_torch(normed, torch_kernels.norm_rows(total, norm), slack=2e-6)
-    check_close_to_torch(plain, torch_kernels.norm_rows(x, norm), slack=2e-6)
+    check_close_to_torch(normed, torch_kernels.norm_rows(total, norm))
+    check_close_to_torch(plain, torch_kernels.norm_rows(x, norm))
     expected = torch_kernels.activate(gate_up.float(), activation, is_gated=gated)
-    check_close_to_torch(active, expected.to(torch.bfloat16), slack=2e-5)
+    check_close_to_torch(active, expected.to(torch.bfloat16), slack=1e-6 if activation == "silu" else 2e-5)
+
+
+def test_silu_is_accurate_for_gates_near_the_largest_number(kernels):
+    """Guards against an exponential that overflows, and against an answer that is zero too early."""
+    gate = torch.tensor([-1e38, -300.0, -88.0, -0.0, 0.0, 1e-30, 88.0, 300.0, 1e38])
+    actual = kernels.activate(torch.cat((gate, torch.ones(9))).bfloat16()[None], "silu")[0].double()
+    assert torch.allclose(actual, gate.double() * gate.double().sigmoid(), rtol=2**-8, atol=1e-30)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -305,7 +312,6 @@ def test_concurrent_compiles_leave_one_library(monkeypatch, tmp_path):
     ]
 
 
-@pytest.mark.skipif("PARLEY_NIGHTLY" not in os.environ, reason="make test-torch runs them all; set PARLEY_NIGHTLY=1")
 def test_torch_kernels_pass_the_schedule_tests():
     """Runs some schedule tests of test_exact again with torch's kernels, as on a machine without a compiler."""
     selected_tests = "test_preemption_in or test_prefix_hit"

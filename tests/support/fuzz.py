@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-MAX_EXAMPLES = int(os.environ.get("PARLEY_FUZZ", "700"))  # examples of all these tests in total
+MAX_EXAMPLES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # examples of all these tests in total
 
 raw_bytes = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
 
