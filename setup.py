@@ -1,9 +1,12 @@
 """Installs the package with its compiled kernels if there is a compiler. pyproject.toml holds everything else.
 
-A failed compilation must not fail the installation: without the libraries, parley uses torch's kernels and logs so.
+Without a compiler, parley is installed without libraries: it uses torch's kernels and logs so. A wheel has the library
+of every level or none: if there is a compiler and one level fails, so does the build, instead of a slower package that
+nobody notices. ``PARLEY_REQUIRE_KERNELS=1``, for wheels that others install, fails without a compiler too.
 """
 
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 
@@ -22,7 +25,7 @@ class BuildModules(build_py):
     """Install the Python modules and kernel libraries: every level in a wheel, this CPU's best level in a checkout."""
 
     def run(self):
-        """Copy the modules and compile the kernels. If that fails, say that parley will use the kernels of torch."""
+        """Copy the modules and compile the kernels. Without a compiler, say that parley will use torch's."""
         super().run()
         editable = self.editable_mode
         source = Path(__file__).parent / NATIVE
@@ -33,7 +36,18 @@ class BuildModules(build_py):
                 copy_libraries(source, folder, levels)
             build.install_levels(folder, levels)
         except (build.BuildError, OSError) as error:
+            if not editable and (has_compiler() or os.environ.get("PARLEY_REQUIRE_KERNELS")):
+                raise SystemExit(f"error: {error}. A newer g++ compiles every level; CXX names one.") from None
             self.announce(f"The kernels were not compiled, so parley will use torch's: {error}", level=3)
+
+
+def has_compiler():
+    """Whether there is a C++ compiler."""
+    try:
+        build.find_compiler()
+    except build.BuildError:
+        return False
+    return True
 
 
 def copy_libraries(source, folder, levels):

@@ -50,7 +50,7 @@ def run(config: ResolvedOptions) -> int:
     if action is None:
         raise ConfigError("The action is missing: up FILE, status, scale GROUP=N or down.")
     if find_spec("ray") is None:
-        raise ConfigError("Ray is missing; install it with: pip install 'parley[ray]'.")
+        raise ConfigError("Ray is missing; install it with: pip install 'parley-llm[ray]'.")
     try:
         return action(config)
     except (LookupError, ConnectionError) as error:

@@ -47,7 +47,7 @@ def run(config: ResolvedOptions) -> int:
 
     options = coordinator_options(config)
     if options.grpc_port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
-        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
+        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley-llm[grpc]'.")
     return coordinator.run_coordinator(
         options,
         config["log-format"],

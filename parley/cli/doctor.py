@@ -246,7 +246,7 @@ def _check_media(folder: Path) -> Iterator[Finding]:
     kinds = ", ".join(sorted(family.kinds))
     if missing := missing_packages():
         observation = f"the model reads {kinds}, but {', '.join(missing)} is not installed"
-        yield Finding("warn", "media", observation, "pip install 'parley[media]'; until then it reads text only.")
+        yield Finding("warn", "media", observation, "pip install 'parley-llm[media]'; until then it reads text only.")
     else:
         yield Finding("ok", "media", kinds)
 

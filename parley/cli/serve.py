@@ -122,7 +122,7 @@ def check_cache_events(models: Sequence[OfferedModel]) -> None:
 
     publishers = [model.settings for model in models if model.settings.cache_events is not None]
     if publishers and not find_spec("zmq"):
-        raise ConfigError("The package for KV events is missing; install it with: pip install 'parley[kv-events]'.")
+        raise ConfigError("The package for KV events is missing; install it with: pip install 'parley-llm[kv-events]'.")
     addresses: Counter[str] = Counter()
     for settings in publishers:
         assert settings.cache_events is not None
@@ -261,7 +261,7 @@ def grpc_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
     if config["grpc-port"] is not None:
         ports.insert(0, ListenAddress(GRPC, config["host"], config["grpc-port"]))
     if ports and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
-        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
+        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley-llm[grpc]'.")
     return tuple(ports)
 
 

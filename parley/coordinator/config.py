@@ -93,7 +93,7 @@ class CoordinatorOptions:
     grpc_port: int | None = config_key(
         PORT_KIND,
         None,
-        "Port of Triton's gRPC API; 0: any free one. Needs `pip install 'parley[grpc]'`, also on instances.",
+        "Port of Triton's gRPC API; 0: any free one. Needs `pip install 'parley-llm[grpc]'`, also on instances.",
     )
     predict_port: int = config_key(PORT_KIND, 1025, "Inference port; 0: any free one.")
     management_host: str | None = config_key(text_kind("ADDRESS"), None, "Address of the management port.")

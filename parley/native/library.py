@@ -1,7 +1,8 @@
 """Loads the compiled kernels for this CPU. Compiles them if they are missing, and logs a warning if that fails.
 
 ``PARLEY_NATIVE`` selects a level of ``build.LEVELS``, or ``off`` for the torch kernels. The default is the best level
-that the CPU supports. Libraries are searched in the package folder, then in the user's cache folder.
+that the CPU supports and that is there or can be compiled. Libraries are searched in the package folder, then in the
+user's cache folder.
 """
 
 from __future__ import annotations
@@ -38,10 +39,28 @@ def open_requested_level() -> ctypes.CDLL | None:
             raise build.BuildError(
                 f"PARLEY_NATIVE is {requested_level}, but this machine supports {', '.join(supported_levels)} or off"
             )
-        return open_level(requested_level or supported_levels[0])
+        return open_level(requested_level) if requested_level else _open_best_level(supported_levels)
     except (build.BuildError, OSError) as error:
         log.warning("Using torch's kernels, which are slower: %s.", error)
         return None
+
+
+def _open_best_level(levels: list[str]) -> ctypes.CDLL:
+    """Return the first of these levels that can be opened, with a warning if it is not the first of all.
+
+    Raises BuildError or OSError: the reason why the first cannot be opened.
+    """
+    first_error: build.BuildError | OSError | None = None
+    for level in levels:
+        try:
+            kernel_library = open_level(level)
+        except (build.BuildError, OSError) as error:
+            first_error = first_error or error
+            continue
+        if first_error is not None:
+            log.warning("Using the kernels for %s, not the faster ones for %s: %s.", level, levels[0], first_error)
+        return kernel_library
+    raise first_error or build.BuildError("there are no kernels for this machine")
 
 
 _open_requested_level_once = functools.cache(open_requested_level)

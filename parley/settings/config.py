@@ -290,7 +290,7 @@ SERVE_OPTIONS: list[Option] = [
         pattern_kind(r"(tcp|ipc)://.+", "ADDRESS", "tcp://HOST:PORT or ipc://FILE"),
         "Publish what happens to the prefix cache over ZeroMQ, in vLLM's format, for routers that choose instances by "
         "cached prefixes: tcp://*:5557 waits for subscribers, tcp://HOST:PORT connects to one. The events contain the "
-        "tokens of all prompts. Needs `pip install 'parley[kv-events]'`.",
+        "tokens of all prompts. Needs `pip install 'parley-llm[kv-events]'`.",
         section="engine",
         unset_text="none",
         configurable=True,
@@ -411,7 +411,7 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "grpc-port",
         integer_kind(0, 65_535, "PORT"),
-        "Port for Triton's API over gRPC, on the same address; needs `pip install 'parley[grpc]'`. For another "
+        "Port for Triton's API over gRPC, on the same address; needs `pip install 'parley-llm[grpc]'`. For another "
         "address: `--listen grpc=HOST:PORT`.",
         section="server",
         unset_text="none",

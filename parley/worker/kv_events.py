@@ -124,7 +124,7 @@ class KVEventPublisher:
         try:
             import zmq
         except ImportError:
-            message = "The package for KV events is missing; install it with: pip install 'parley[kv-events]'."
+            message = "The package for KV events is missing; install it with: pip install 'parley-llm[kv-events]'."
             raise EventsError(message) from None
         self._context = zmq.Context()
         self._publisher: zmq.Socket[bytes] = self._context.socket(zmq.PUB)

@@ -107,7 +107,7 @@ def test_doctor_names_the_packages_that_media_need(monkeypatch):
     finding = findings(doctor.check_models, folder, "--fake-engine")["media"]
     assert finding.level == "warn"
     assert finding.observation == "the model reads image, video, but PyNone is not installed"
-    assert "parley[media]" in finding.hint
+    assert "parley-llm[media]" in finding.hint
 
 
 def test_doctor_includes_the_kv_cache_in_the_memory_check(copy):

@@ -131,7 +131,7 @@ def test_serve_refuses_a_grpc_port_without_its_packages(monkeypatch):
     monkeypatch.setattr("parley.cli.serve.find_spec", lambda name: None)
     assert options().grpc == ()
     for flags in (("--grpc-port", "8001"), ("--listen", "grpc=h:1")):
-        with pytest.raises(ConfigError, match=r"parley\[grpc\]"):
+        with pytest.raises(ConfigError, match=r"parley-llm\[grpc\]"):
             options(*flags)
 
 
@@ -205,7 +205,7 @@ def test_only_the_first_model_publishes_kv_events_unless_another_has_its_own_add
 
 def test_refuses_kv_events_without_their_package(monkeypatch):
     monkeypatch.setattr("parley.cli.serve.find_spec", lambda name: None if name == "zmq" else object())
-    with pytest.raises(ConfigError, match=r"install it with: pip install 'parley\[kv-events\]'"):
+    with pytest.raises(ConfigError, match=r"install it with: pip install 'parley-llm\[kv-events\]'"):
         models("--kv-events", "tcp://*:5557", "--model", "./a")
 
 

@@ -28,11 +28,15 @@ def copy_sources(folder: Path, *ignored: str) -> Path:
     return folder
 
 
-def make_wheel(source: Path, folder: Path, environment: dict[str, str] | None = None) -> zipfile.ZipFile:
+def run_wheel(source: Path, folder: Path, environment: dict[str, str] | None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def make_wheel(source: Path, folder: Path, environment: dict[str, str] | None = None) -> zipfile.ZipFile:
+    done = run_wheel(source, folder, environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    return zipfile.ZipFile(next(folder.glob("parley-*.whl")))
+    return zipfile.ZipFile(next(folder.glob("parley_llm-*.whl")))
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +78,39 @@ def test_builds_a_wheel_without_a_compiler(tmp_path):
         assert "Tag: py3-none-any" in read_member(plain_wheel, ".dist-info/WHEEL")
 
 
+def test_wheel_lacks_no_level_unnoticed(tmp_path):
+    """One level fails with an old compiler; without any, a wheel for others is not built."""
+    source = copy_sources(tmp_path, build.library_name("generic"))
+    environment = os.environ | {"PATH": str(source), "PARLEY_REQUIRE_KERNELS": "1"}
+    for compiler, reason in ((shutil.which("false"), "the compiler failed: "), ("/nowhere/g++", "no C++ compiler")):
+        done = run_wheel(source, tmp_path / "wheels", environment | {"CXX": compiler})
+        assert done.returncode and not list(tmp_path.glob("wheels/*"))
+        assert f"error: {reason}" in done.stdout + done.stderr
+
+
+def test_no_text_names_the_package_of_others():
+    """``parley`` on the public index is another project."""
+    named = subprocess.run(
+        ["git", "grep", "-nE", r"pip install '?parley($|\b[^-])|parley\\?\[[a-z]"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert [
+        line for line in named.stdout.splitlines() if not line.startswith(("tests/cli/test_wheel.py", "CHANGELOG"))
+    ] == []
+
+
 def test_wheel_contains_only_parley(wheel):
     tops = {name.partition("/")[0] for name in wheel.namelist()}
-    assert {re.sub(r"-.*\.", ".", top) for top in tops} == {"parley", "parley.dist-info"}
+    assert {re.sub(r"-.*\.", ".", top) for top in tops} == {"parley", "parley_llm.dist-info"}
 
 
 def test_wheel_installs_the_command_and_names_the_licence(wheel):
     assert "parley = parley.cli.main:main" in read_member(wheel, "entry_points.txt")
     assert "Apache License" in read_member(wheel, "licenses/LICENSE")
     metadata = read_member(wheel, ".dist-info/METADATA")
-    assert f"Version: {parley.__version__}\n" in metadata
+    assert f"Name: parley-llm\nVersion: {parley.__version__}\n" in metadata
     assert "License-Expression: Apache-2.0" in metadata
 
 

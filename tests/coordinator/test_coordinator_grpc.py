@@ -407,6 +407,6 @@ async def test_cluster_grpc_reports_packages_missing_at_instances(both, monkeypa
     sides = await both("prefill", "decode")
     monkeypatch.setattr("parley.dialects.triton.calls.find_spec", lambda name: None)
     code, sentence = await grpc_error(sides.cluster_calls.infer())
-    assert code == "UNIMPLEMENTED" and "parley[grpc]" in sentence
+    assert code == "UNIMPLEMENTED" and "parley-llm[grpc]" in sentence
     (answer,) = await stream_requests(sides.cluster_calls, seeded_request(request_id="7"))
     assert answer.error_message == sentence and is_final(answer) and answer.infer_response.id == "7"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -285,6 +286,23 @@ def test_missing_compiler_warns_and_uses_torch(load_native, monkeypatch, tmp_pat
     monkeypatch.setattr(build, "library_name", lambda level: f"kernels-none-{level}.so")
     monkeypatch.setattr(library, "open_level", library.open_level.__wrapped__)
     kernels_library, warnings = load_native(PATH="", CXX="", XDG_CACHE_HOME=str(tmp_path))
+    assert kernels_library is None and "no C++ compiler" in warnings
+
+
+@pytest.mark.skipif(len(build.usable_levels()) < 2, reason="this CPU has one level")
+def test_missing_best_level_warns_and_uses_the_best_that_is_there(load_native, monkeypatch, tmp_path):
+    """As after an installation from a wheel that was built with an old compiler, on a machine without one."""
+    best, *_, last = build.usable_levels()
+    shutil.copy(build.compile_level(last, build.HERE), tmp_path)
+    names = {level: build.library_name(level) for level in build.LEVELS}
+    monkeypatch.setattr(build, "HERE", tmp_path)
+    monkeypatch.setattr(build, "library_name", names.__getitem__)
+    monkeypatch.setattr(library, "open_level", library.open_level.__wrapped__)
+    environment = {"PATH": "", "CXX": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    kernels_library, warnings = load_native(**environment)
+    assert kernels_library._name == str(tmp_path / names[last])
+    assert f"kernels for {last}, not the faster ones for {best}: no C++ compiler" in warnings
+    kernels_library, warnings = load_native(**environment, PARLEY_NATIVE=best)
     assert kernels_library is None and "no C++ compiler" in warnings
 
 

@@ -48,7 +48,7 @@ def _peek_model_and_prompt(body: bytes) -> tuple[str, bytes]:
 
 def _require_protobuf() -> None:
     if find_spec("google") is None or find_spec("google.protobuf") is None:
-        error = Unsupported("Packages for gRPC are missing on this server: pip install 'parley[grpc]'.")
+        error = Unsupported("Packages for gRPC are missing on this server: pip install 'parley-llm[grpc]'.")
         error.status = 501
         raise error
 

@@ -215,7 +215,7 @@ async def test_says_that_a_process_does_not_start():
 
 async def test_names_the_extra_that_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(workers_module.PACKAGES, "parley_no_such_package", "PyNone")
-    with pytest.raises(Unsupported, match=r"PyNone is not installed \(pip install 'parley\[media\]'\)"):
+    with pytest.raises(Unsupported, match=r"PyNone is not installed \(pip install 'parley-llm\[media\]'\)"):
         await send(MediaWorkers("/model"), b"x")
 
 
