@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parley.dialects.dialect import Dialect
-from parley.serving.options import OfferedModel, ServerOptions
+from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.version import __version__
 from parley.web.auth import is_loopback
 from parley.web.banner import open_port_warning
@@ -35,13 +35,13 @@ def opening_lines(
     endpoints += [*(("gRPC", place) for place in grpc), ("health", f"{root_url}/health/ready")]
     title_width = max(8, *(len(title) for title, _ in endpoints))
     lines += [f"  {title:<{title_width}} {place}" for title, place in endpoints]
-    main_ports = [] if options.port is None else [("", options.host)]
-    extra_ports = [
+    ports = [] if options.port is None else [ListenAddress("", options.host, options.port)]
+    public = [
         (address.api, address.host)
-        for address in options.listen + options.grpc
-        if not address.tls or not address.tls.client_authorities
+        for address in (*ports, *options.listen, *options.grpc)
+        if not is_loopback(address.host)
+        and not ((tls := address.tls or options.tls) is not None and tls.client_authorities)
     ]
-    public = [(api, host) for api, host in main_ports + extra_ports if not is_loopback(host)]
     if public and not (options.api_keys or options.cluster_secret or options.cluster_networks):
         lines.append(open_port_warning(public, "may use this server; --api-key restricts this to clients with a key"))
     return "\n".join(lines)

@@ -40,7 +40,9 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
     found_places = []
     if options.port is not None:
         found_places.append(
-            ListeningPlace(options.host, options.port, universal_mounts(options.strict, options.tgi_compat))
+            ListeningPlace(
+                options.host, options.port, universal_mounts(options.strict, options.tgi_compat), options.tls
+            )
         )
     dialects = {**DEDICATED_APIS, **options.apis}
     by_address: dict[tuple[str, int], list[ListenAddress]] = {}
@@ -51,7 +53,7 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
             first.host,
             first.port,
             dedicated_mounts(first.api, *(address.api for address in others), apis=dialects),
-            first.tls,
+            first.tls or options.tls,
             all(address.api in ADMIN_PLANES for address in (first, *others)),
         )
         for first, *others in by_address.values()
@@ -82,6 +84,6 @@ def _is_open(options: ServerOptions, reach: PortReach) -> bool:
 
 def _describe_open_plane(options: ServerOptions, what: str, host: str, port: int | None) -> str:
     """Return the sentence about an open port. ``what``: "commands" or "handovers", which it takes."""
-    tls_option = "httpsEnabled in MindIE's config.json" if what == "commands" else "--cluster-cert, -key and -ca"
+    tls_option = "--tls-cert, -key and -client-ca" if what == "commands" else "--cluster-cert, -key and -ca"
     whom = ANYONE_HERE if is_loopback(host) else ANYONE
     return OPEN_PLANE.format(role=options.role, what=what, host=host, port=port, whom=whom, tls_option=tls_option)

@@ -42,7 +42,7 @@ from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.text import BadTokenizer
 from parley.web import banner, logs
-from parley.web.auth import is_loopback
+from parley.web.auth import is_loopback, port_reach
 from parley.web.connection_limit import ADMIN_CONNECTIONS, admin_limit, divide_descriptors
 from parley.web.hangup import hang_up_handler
 from parley.web.port import (
@@ -55,6 +55,7 @@ from parley.web.port import (
     with_cors,
 )
 from parley.web.tls import LoadedTls, TlsFileError, client_tls_context, reload_certificates, server_tls_context
+from parley.web.tls_watch import list_tls_files, watch_certificates
 
 if TYPE_CHECKING:
     from parley.serving.grpc.grpc_port import TritonGrpcPort
@@ -193,7 +194,7 @@ class ServerInstance:
         start_time = time.monotonic()
         try:
             grpc_addresses = await self._listen_for_peers_and_grpc()
-        except OSError as error:
+        except (OSError, TlsFileError) as error:
             banner.print_failure(str(error))
             return 1
         loop = asyncio.get_running_loop()
@@ -212,9 +213,12 @@ class ServerInstance:
         ]
         banner.print_line(opening_lines(self.options, self.offers, roots[0], surfaces, grpc_addresses))
         serving = asyncio.create_task(self._serve_http())
+        tls_files = list_tls_files((self.options.tls, *(tls.files for tls in self._loaded_tls)))
+        watching = asyncio.create_task(watch_certificates(tls_files, self.reload_certificates))
         try:
             failure = await self._load_and_serve(serving, start_time)
         finally:
+            watching.cancel()
             await self._shut_down(serving)
             for signal_number in (*STOP_SIGNALS, signal.SIGHUP):
                 loop.remove_signal_handler(signal_number)
@@ -235,7 +239,7 @@ class ServerInstance:
         options, names = take_over_fields(self.options, self._read_options(), RELOADED_OPTIONS)
         if open_plane := find_open_plane(options, self._places):
             raise ConfigError(open_plane)
-        reload_certificates(self._loaded_tls)
+        self.reload_certificates()
         self.options = options
         self.registry.use_options(options)
         for app in self._apps:
@@ -246,8 +250,17 @@ class ServerInstance:
             self._grpc_port.use_options(options)
         return names
 
+    def reload_certificates(self) -> None:
+        """Read all certificates again, for connections from now on. Raises TlsFileError before anything has changed."""
+        reload_certificates(self._loaded_tls)
+        if self._grpc_port is not None:
+            self._grpc_port.reload_certificate()
+
     async def _listen_for_peers_and_grpc(self) -> list[str]:
-        """Listen for other instances and for gRPC if configured. Return the gRPC addresses. Raises OSError."""
+        """Listen for other instances and for gRPC if configured. Return the gRPC addresses.
+
+        Raises OSError, TlsFileError.
+        """
         if self.options.peer_port is not None:
             await self._listen_for_peers(self._places[0].host, self.options.peer_port)
         if not self.options.grpc:
@@ -255,10 +268,13 @@ class ServerInstance:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its output to standard error does not have our log format
         from parley.serving.grpc.grpc_port import TritonGrpcPort  # its packages are optional
 
-        is_local = all(is_loopback(each.host) for each in self.options.grpc)
-        check_client = partial(self._parts.node.check_client, reach="local" if is_local else "public")
+        tls = self.options.tls
+        certified = tls is not None and bool(tls.client_authorities)
+        host = next((each.host for each in self.options.grpc if not is_loopback(each.host)), "127.0.0.1")
+        check_client = partial(self._parts.node.check_client, reach=port_reach(host, certified=certified))
         self._grpc_port = TritonGrpcPort(self.registry, check_client)
-        return await self._grpc_port.start_server([(each.host, each.port) for each in self.options.grpc])
+        addresses = [(each.host, each.port) for each in self.options.grpc]
+        return await self._grpc_port.start_server(addresses, tls)
 
     async def _listen_for_peers(self, host: str, first_port: int) -> None:
         """Listen for other instances, at the first free port of those that may be tried. Raises OSError."""

@@ -98,14 +98,14 @@ def check_packages(config: ResolvedOptions) -> Iterator[Finding]:
     """Check installed versions against the lock file in a checkout, else against the package's requirements."""
     lock = Path(__file__).parents[2] / "requirements.lock"
     try:
-        lines = lock.read_text("utf-8").splitlines() if lock.is_file() else importlib.metadata.requires("parley") or []
+        required = lock.read_text("utf-8").splitlines() if lock.is_file() else importlib.metadata.requires("parley-llm")
     except (OSError, importlib.metadata.PackageNotFoundError) as error:
         yield Finding("warn", "packages", f"nothing to compare with ({type(error).__name__})")
         return
     from packaging.requirements import InvalidRequirement, Requirement
 
     wrong, count = [], 0
-    for text in lines:
+    for text in required or ():
         try:
             requirement = Requirement(text.partition("#")[0])
         except InvalidRequirement:

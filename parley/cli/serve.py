@@ -232,6 +232,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         cluster_secret=read_cluster_secret(config),
         cluster_networks=tuple(config["cluster-network"]),
         peer_tls=peer_tls_files(config),
+        tls=port_tls_files(config),
         access_log=not config["quiet"],
         log_format=config["log-format"],
         log_level=config["log-level"],
@@ -269,6 +270,21 @@ def read_cluster_secret(config: ResolvedOptions) -> str:
     """Return the cluster's secret, or an empty string. Raises ConfigError."""
     file = Path(config["cluster-secret-file"]) if config["cluster-secret-file"] else None
     return cluster_secret(config["cluster-secret"], file, "--cluster-secret", "--cluster-secret-file")
+
+
+def port_tls_files(config: ResolvedOptions) -> TlsFiles | None:
+    """Return the TLS files of the ports, if any. Raises ConfigError."""
+    from parley.web.options import TlsFiles
+
+    names = ("tls-cert", "tls-key", "tls-key-password-file", "tls-client-ca")
+    certificate, key, password_file, authority = (Path(config[name]) if config[name] else None for name in names)
+    if certificate is None and key is None and (password_file or authority):
+        raise ConfigError(f"--{names[2] if password_file else names[3]} needs --tls-cert and --tls-key.")
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("--tls-cert and --tls-key go together.")
+    return TlsFiles(certificate, key, password_file, () if authority is None else (authority,))
 
 
 def peer_tls_files(config: ResolvedOptions) -> TlsFiles | None:

@@ -49,6 +49,7 @@ from parley.web.port import (
     uvicorn_config,
 )
 from parley.web.request_body import BodyBudget
+from parley.web.tls_watch import list_tls_files, watch_certificates
 
 if TYPE_CHECKING:
     from parley.coordinator.proxy import grpc_port
@@ -168,11 +169,13 @@ class Coordinator:
         banner.print_line("\n".join([f"parley {__version__} coordinator", *self._banner_lines(), *grpc_lines]))
         freeze_objects()
         stop = asyncio.create_task(self._stop_event.wait())
+        watching = asyncio.create_task(watch_certificates(self._tls_files(), self._reload_certificates))
         try:
             await asyncio.wait({stop, serving}, return_when=asyncio.FIRST_COMPLETED)
             await self._drain_requests()
         finally:
             stop.cancel()
+            watching.cancel()
             for server in self._servers:
                 server.should_exit = server.force_exit = True
             await asyncio.gather(serving, stop, return_exceptions=True)
@@ -205,6 +208,11 @@ class Coordinator:
         self.front.use_options(self._front_options, options.memory_limit)
         return names
 
+    def _tls_files(self) -> tuple[Path, ...]:
+        authority = self.options.tls.ca
+        files = list_tls_files([client_tls_files(self.options.tls)])
+        return files if authority is None else (*files, Path(authority))
+
     def _reload_certificates(self) -> None:
         """Load all certificates again. Raises TlsFileError before anything has changed."""
         files = client_tls_files(self.options.tls)
@@ -224,7 +232,9 @@ class Coordinator:
         from parley.coordinator.proxy import grpc_port  # imports packages of the extra "grpc"
 
         self._grpc_port = grpc_port.CoordinatorGrpcPort(self.table, self.front, self.options, self._front_options)
-        return [f"  {'gRPC':<10} {await self._grpc_port.start_server(self.options.host, self.options.grpc_port)}"]
+        files = client_tls_files(self.options.tls)
+        address = await self._grpc_port.start_server(self.options.host, self.options.grpc_port, files)
+        return [f"  {'gRPC':<10} {address}"]
 
     async def _serve_ports(self) -> None:
         pairs = zip(self._servers, self._ports, strict=True)

@@ -80,6 +80,7 @@ class ServerOptions(HttpOptions):
     run at once; if all of these slots are taken, a request gets 429.
     """
 
+    tls: TlsFiles | None = None  # of all ports, gRPC's as well, but those of ``listen`` that have their own
     port: int | None = 8000  # for all APIs. 0: any free port, printed at the start; None: only the ports of ``listen``
     listen: tuple[ListenAddress, ...] = ()  # further ports; entries with the same host and port share it
     apis: Mapping[str, Dialect] = field(default_factory=dict)  # replaces the default dialects of ``listen``, by name

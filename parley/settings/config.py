@@ -390,6 +390,32 @@ SERVE_OPTIONS: list[Option] = [
         hidden=True,
         configurable=True,
     ),
+    Option(
+        "tls-cert",
+        text_kind("FILE"),
+        "Certificate (PEM, with its chain) of all ports, gRPC's as well, which then speak TLS alone. It is read again "
+        "when it changes, and at SIGHUP.",
+        section="server",
+        unset_text="no encryption",
+        configurable=True,
+    ),
+    Option("tls-key", text_kind("FILE"), "Key of that certificate (PEM).", section="server", configurable=True),
+    Option(
+        "tls-key-password-file",
+        text_kind("FILE"),
+        "File with the key's password; without it, an encrypted key is asked for at the terminal. Not for gRPC.",
+        section="server",
+        configurable=True,
+    ),
+    Option(
+        "tls-client-ca",
+        text_kind("FILE"),
+        "CA certificates (PEM), one of which must have signed the certificate that a client presents. For probes and "
+        "metrics, too.",
+        section="server",
+        unset_text="clients need no certificate",
+        configurable=True,
+    ),
     Option("host", text_kind("ADDRESS"), "Address to listen on.", "127.0.0.1", section="server", configurable=True),
     Option(
         "port",

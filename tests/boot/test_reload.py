@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import signal
@@ -116,6 +117,102 @@ def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """A folder with the pairs old, new and client of the authority ours, and a stranger's."""
+    for authority in ("ours", "theirs"):
+        make_authority(tmp_path, authority)
+    for name in ("old", "new", "client"):
+        make_certificate(tmp_path, name, "ours")
+    make_certificate(tmp_path, "stranger", "theirs")
+    return tmp_path
+
+
+def install_certificate(folder: Path, name: str) -> None:
+    """Replace the pair ``server`` as certbot does: by other files under the old names."""
+    for ending in ("key", "pem"):
+        shutil.copy(folder / f"{name}.{ending}", folder / f"next.{ending}")
+        (folder / f"next.{ending}").rename(folder / f"server.{ending}")
+
+
+def test_server_speaks_tls_and_takes_over_changed_certificates(start_server, certificates: Path) -> None:
+    grpc = pytest.importorskip("grpc")
+    install_certificate(certificates, "old")
+    grpc_port, tgi_port = free_port(), free_port()
+    server = start_server(
+        *("--tls-cert", certificates / "server.pem", "--tls-key", certificates / "server.key"),
+        *("--grpc-port", grpc_port, "--listen", f"tgi=127.0.0.1:{tgi_port}"),
+    )
+    ports = [int(server.see(r"https://127\.0\.0\.1:(\d+)")[1]), tgi_port, grpc_port]
+    authority = certificates / "ours.pem"
+
+    def presented_names() -> set[str]:
+        return {presented_name(port, authority) for port in ports}
+
+    assert presented_names() == {"old"}
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/health", timeout=10)
+    install_certificate(certificates, "new")
+    wait_until(lambda: presented_names() == {"new"})
+    assert server.see("Changed certificates were loaded")
+    (certificates / "server.key").write_text("half of a file")
+    assert str(certificates / "server.key") in server.see("were not loaded, and the old ones stay: (.*)")[1]
+    assert presented_names() == {"new"}
+    install_certificate(certificates, "old")
+    wait_until(lambda: presented_names() == {"old"})
+    credentials = grpc.ssl_channel_credentials(authority.read_bytes())
+    with grpc.secure_channel(f"127.0.0.1:{grpc_port}", credentials) as channel:
+        assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20) == b"\x08\x01"
+
+
+def test_server_asks_clients_for_certificates_on_every_port(start_server, certificates: Path) -> None:
+    grpc = pytest.importorskip("grpc")
+    install_certificate(certificates, "new")
+    grpc_port = free_port()
+    server = start_server(
+        *("--tls-cert", certificates / "server.pem", "--tls-key", certificates / "server.key"),
+        *("--tls-client-ca", certificates / "ours.pem", "--grpc-port", grpc_port, "--host", "0.0.0.0"),
+    )
+    assert not any("may use this server" in line for line in server.lines)  # strangers cannot
+    port = int(server.see(r"https://127\.0\.0\.1:(\d+)")[1])
+
+    def status(client: str | None) -> int | None:
+        context = ssl.create_default_context(cafile=str(certificates / "ours.pem"))
+        if client:
+            context.load_cert_chain(certificates / f"{client}.pem", certificates / f"{client}.key")
+        try:
+            with urllib.request.urlopen(f"https://127.0.0.1:{port}/health", timeout=10, context=context) as answer:
+                return int(answer.status)
+        except (OSError, http.client.HTTPException):
+            return None
+
+    assert [status(client) for client in ("client", "stranger", None)] == [200, None, None]
+    pem = {path.name: path.read_bytes() for path in certificates.glob("*")}
+    for client, answers in (("client", True), ("stranger", False)):
+        credentials = grpc.ssl_channel_credentials(pem["ours.pem"], pem[f"{client}.key"], pem[f"{client}.pem"])
+        with grpc.secure_channel(f"127.0.0.1:{grpc_port}", credentials) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            if answers:
+                assert call(b"", timeout=20) == b"\x08\x01"
+            else:
+                with pytest.raises(grpc.RpcError):
+                    call(b"", timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tls-cert", "a.pem"], "--tls-cert and --tls-key go together."),
+        (["--tls-client-ca", "a.pem"], "--tls-client-ca needs --tls-cert and --tls-key."),
+        (["--tls-cert", "none.pem", "--tls-key", "none.key"], "none.pem cannot be read: No such file or directory."),
+    ],
+)
+def test_tls_options_that_cannot_be_used_end_the_start(folder: Path, flags: list[str], message: str) -> None:
+    with ServerProcess(folder, *flags) as server:
+        assert server.end() in (1, 2)
+        assert message in "\n".join(server.lines)
 
 
 def test_hang_up_reloads_certificates_and_limits_of_a_coordinator(tmp_path: Path) -> None:

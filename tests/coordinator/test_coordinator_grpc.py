@@ -17,7 +17,6 @@ from support.grpc_client import BROKEN_MESSAGE, GrpcClient, answer_text, build_i
 from support.http_client import RunningServer
 
 from parley.coordinator import refusals
-from parley.coordinator.config import CoordinatorTls
 from parley.coordinator.proxy import grpc_call
 from parley.coordinator.proxy import grpc_port as before
 from parley.dialects.triton.calls import SERVICE_PATH
@@ -25,7 +24,8 @@ from parley.dialects.triton.rpc import control
 from parley.disagg.kv.receiver import KVReceiver
 from parley.serving.grpc import grpc_port as alone
 from parley.types import EngineRequest
-from parley.web.options import HttpOptions
+from parley.web.grpc_certificate import GrpcCertificate
+from parley.web.options import HttpOptions, TlsFiles
 from parley.web.tls import TlsFileError
 
 KEY = "sk-right-key-0123456789"
@@ -60,7 +60,8 @@ class ClusterAndServer:
 
 @pytest.fixture
 async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[ClusterAndServer]]]:
-    """Start a cluster of these roles and a server with the same options; ``port_options`` are the coordinator's."""
+    """Start a cluster of these roles and a server with the same options; ``tls`` and ``port_options`` are the
+    coordinator's."""
     ending: list[Callable[[], Awaitable[Any]]] = []
 
     async def connect_calls(server: RunningServer, port: Any, address: str) -> GrpcClient:
@@ -69,7 +70,11 @@ async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Clu
         return calls
 
     async def start_both(
-        *roles: str, port_options: dict[str, Any] | None = None, strict: bool = False, **options: Any
+        *roles: str,
+        tls: TlsFiles | None = None,
+        port_options: dict[str, Any] | None = None,
+        strict: bool = False,
+        **options: Any,
     ) -> ClusterAndServer:
         options = {"reply": seeded_reply} | options
         many, one = await live_cluster(*roles, strict=strict, **options), await serve(**options)
@@ -81,7 +86,7 @@ async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Clu
         address = (await server_port.start_server([("127.0.0.1", 0)]))[0]
         return ClusterAndServer(
             many,
-            await connect_calls(many.front, port, await port.start_server("127.0.0.1", 0)),
+            await connect_calls(many.front, port, await port.start_server("127.0.0.1", 0, tls)),
             await connect_calls(one, server_port, address),
         )
 
@@ -371,9 +376,8 @@ async def test_cluster_grpc_uses_tls_and_client_certificates(both, tmp_path: Pat
     for name in ("server", "client"):
         make_certificate(tmp_path, name, "ca")
     pem = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    tls_files = {name: str(tmp_path / file) for name, file in
-             (("certificate", "server.pem"), ("key", "server.key"), ("clients", "ca.pem"))}  # fmt: skip
-    sides = await both("prefill", "decode", port_options={"tls": CoordinatorTls(**tls_files)})
+    tls = TlsFiles(tmp_path / "server.pem", tmp_path / "server.key", client_authorities=(tmp_path / "ca.pem",))
+    sides = await both("prefill", "decode", tls=tls)
     known_client = grpc.ssl_channel_credentials(pem["ca.pem"], pem["client.key"], pem["client.pem"])
     for credentials in (known_client, grpc.ssl_channel_credentials(pem["ca.pem"]), None):
         if credentials is None:
@@ -386,7 +390,7 @@ async def test_cluster_grpc_uses_tls_and_client_certificates(both, tmp_path: Pat
             assert (await grpc_error(sides.cluster_calls.infer()))[0] == "UNAVAILABLE"
         await sides.cluster_calls.channel.close()
     with pytest.raises(TlsFileError, match="password"):
-        before.read_grpc_certificate(CoordinatorTls(**tls_files, password=str(tmp_path / "word")))
+        GrpcCertificate(tls._replace(password_file=tmp_path / "word"))
 
 
 async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatch: pytest.MonkeyPatch) -> None:

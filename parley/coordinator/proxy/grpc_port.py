@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,7 +16,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
-from parley.coordinator.config import CoordinatorOptions, CoordinatorTls
+from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.proxy.client import NOT_FORWARDED
 from parley.coordinator.proxy.grpc_call import STREAM_FATAL_CODES, GrpcAnswerQueue, GrpcCycle, HeaderList
 from parley.coordinator.proxy.grpc_passthrough import CONNECTION_METADATA, GrpcPassthrough
@@ -38,11 +37,11 @@ from parley.errors import Invalid, ParleyError
 from parley.version import __version__
 from parley.web.banner import local_address
 from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
+from parley.web.grpc_certificate import GrpcCertificate
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
 from parley.web.offload import off_loop
-from parley.web.options import HttpOptions
+from parley.web.options import HttpOptions, TlsFiles
 from parley.web.random_ids import draw_id
-from parley.web.tls import TlsFileError
 
 GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
 STATISTICS_METHOD = f"{SERVICE_PATH}/ModelStatistics"
@@ -66,23 +65,20 @@ class CoordinatorGrpcPort:
         self._table, self._front, self._options = table, front, options
         self._idle_calls = IdleCalls(max(1, limits.grpc_connections // 2))
         self._passthrough = GrpcPassthrough(table)
-        self._certificate: Any = None
+        self._certificate: GrpcCertificate | None = None
         self._server = grpc.aio.server(options=grpc_server_options(limits, options.max_requests))
         self._server.add_generic_rpc_handlers((_AllMethods(self._find_handler),))
 
-    async def start_server(self, host: str, port: int) -> str:
-        """Listen on a port (0: any free one) and return the address for clients. Raises OSError, BadTls."""
+    async def start_server(self, host: str, port: int, tls: TlsFiles | None = None) -> str:
+        """Listen on a port (0: any free one) and return the address for clients. Raises OSError, TlsFileError."""
         name = f"[{host}]" if ":" in host else host
-        listen_address, credentials = f"{name}:{port}", None
-        if (certificate := read_grpc_certificate(self._options.tls)) is not None:
-            self._certificate = certificate
-            credentials = grpc.dynamic_ssl_server_credentials(
-                certificate, lambda: self._certificate, require_client_authentication=bool(self._options.tls.clients)
-            )
+        listen_address = f"{name}:{port}"
+        self._certificate = None if tls is None else GrpcCertificate(tls)
         try:
-            bound = self._server.add_secure_port(listen_address, credentials) if credentials else (
-                self._server.add_insecure_port(listen_address)
-            )  # fmt: skip
+            if self._certificate is None:
+                bound = self._server.add_insecure_port(listen_address)
+            else:
+                bound = self._server.add_secure_port(listen_address, self._certificate.make_credentials())
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host} port {port} for gRPC.") from error
         await self._server.start()
@@ -90,7 +86,8 @@ class CoordinatorGrpcPort:
 
     def reload_certificate(self) -> None:
         """Read the certificate again, for clients that connect from now on. Raises TlsFileError."""
-        self._certificate = read_grpc_certificate(self._options.tls)
+        if self._certificate is not None:
+            self._certificate.reload()
 
     async def stop_server(self, seconds: float) -> None:
         """Stop the server, giving open calls ``seconds`` to finish."""
@@ -233,17 +230,6 @@ class _AllMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no 
     def service(self, details: Any) -> Any:
         """Return the handler of the method (gRPC's callback)."""
         return self._handler(details.method)
-
-
-def read_grpc_certificate(tls: CoordinatorTls) -> Any:
-    """Return the certificate for clients' calls, for gRPC; None for plain text. Raises TlsFileError."""
-    if tls.certificate is None or tls.key is None:
-        return None
-    if tls.password is not None:
-        raise TlsFileError(f"{tls.key} is encrypted with a password, which gRPC does not support")
-    pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
-    clients = Path(tls.clients).read_bytes() if tls.clients else None
-    return grpc.ssl_server_certificate_configuration([pair], clients)
 
 
 def _request_headers(context: GrpcContext) -> list[tuple[bytes, bytes]]:

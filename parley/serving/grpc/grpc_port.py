@@ -31,8 +31,10 @@ from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.web.auth import ApiKeys
 from parley.web.banner import local_address
+from parley.web.grpc_certificate import GrpcCertificate
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
 from parley.web.offload import off_loop
+from parley.web.options import TlsFiles
 
 GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
 CallHandler = Callable[[GrpcCall, Any, GrpcContext], Awaitable[bytes | None]]
@@ -57,6 +59,7 @@ class TritonGrpcPort:
         self._registry = registry
         self._check_client = check_client
         self._idle_calls = IdleCalls(max(1, registry.options.grpc_connections // 2))
+        self._certificate: GrpcCertificate | None = None
         options = registry.options
         self._keys = ApiKeys(
             options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
@@ -68,8 +71,12 @@ class TritonGrpcPort:
             options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
         )
 
-    async def start_server(self, listen_addresses: Sequence[tuple[str, int]]) -> list[str]:
-        """Listen on these hosts and ports; 0 takes a free port. Return the addresses for clients. Raises OSError."""
+    async def start_server(self, listen_addresses: Sequence[tuple[str, int]], tls: TlsFiles | None = None) -> list[str]:
+        """Listen on these hosts and ports; 0 takes a free port. Return the addresses for clients.
+
+        Raises OSError, TlsFileError.
+        """
+        self._certificate = None if tls is None else GrpcCertificate(tls)
         registry = self._registry
         self._grpc_server = grpc.aio.server(options=grpc_server_options(registry.options, registry.total_slots))
         self._grpc_server.add_generic_rpc_handlers(self._method_handlers())
@@ -80,11 +87,20 @@ class TritonGrpcPort:
     def _bind_address(self, host: str, port: int) -> str:
         name = f"[{host}]" if ":" in host else host
         try:
-            return local_address(host, self._grpc_server.add_insecure_port(f"{name}:{port}"))
+            if self._certificate is None:
+                bound = self._grpc_server.add_insecure_port(f"{name}:{port}")
+            else:
+                bound = self._grpc_server.add_secure_port(f"{name}:{port}", self._certificate.make_credentials())
+            return local_address(host, bound)
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {host} port {port} for gRPC: the port is taken, or the address is unknown."
             ) from error
+
+    def reload_certificate(self) -> None:
+        """Read the certificate again, for clients that connect from now on. Raises TlsFileError."""
+        if self._certificate is not None:
+            self._certificate.reload()
 
     async def stop_server(self, seconds: float) -> None:
         """Accept no more calls, and cancel those that have not finished within ``seconds``."""
