@@ -141,7 +141,8 @@ class MediaWorkers:
         """Raise Unsupported if packages that parley's own media process needs are missing."""
         if self._needs_packages and (missing := missing_packages()):
             raise Unsupported(
-                f"This server cannot read media: {', '.join(missing)} is not installed (pip install 'parley-llm[media]')."
+                f"This server cannot read media: {', '.join(missing)} is not installed "
+                "(pip install 'parley-llm[media]')."
             )
 
 
