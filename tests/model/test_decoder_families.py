@@ -20,6 +20,10 @@ from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 
 HEADS = {"head_dim": 32}
+OLMO3_ROPE = {
+    "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+}
 # Model type and fields of its config, beside those of BASE_CONFIG.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", HEADS),
@@ -30,6 +34,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8.0},
     ),
     "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 25, "num_hidden_layers": 4, "rope_parameters": OLMO3_ROPE}),
     "smollm3": ("smollm3", {"num_hidden_layers": 3, "no_rope_layer_interval": 2}),
     "cohere": ("cohere", {}),
     "cohere2": ("cohere2", {"sliding_window": 29, "sliding_window_pattern": 2}),
@@ -41,6 +46,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("phi", {}),
     "nemotron": ("nemotron", {}),
     "arcee": ("arcee", {}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox one after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "seed_oss": ("seed_oss", HEADS),
     "ministral": ("ministral", HEADS | {"sliding_window": 21, "layer_types": ["full_attention", "sliding_attention"]}),
     **{name: tiny_models.ARCHITECTURES[name] for name in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe")},

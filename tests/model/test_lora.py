@@ -171,12 +171,13 @@ def test_adapter_on_one_linear_layer_matches_peft(target):
     check_against_peft("llama", cached_adapter("llama", 3, r=4, target_modules=(target,)))
 
 
-@pytest.mark.parametrize("base", ["qwen2", "qwen3", "mistral", "phi3", "mixtral", "gpt2"])
+@pytest.mark.parametrize("base", ["qwen2", "qwen3", "mistral", "phi3", "gpt_neox", "mixtral", "gpt2"])
 def test_adapters_of_all_model_types_match_peft(base):
     """Merged layers of checkpoints, heads with norms, and the Transformers backend."""
     targets = {
         "phi3": ("qkv_proj", "gate_up_proj"),
         "gpt2": ("c_attn", "c_proj", "c_fc"),
+        "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h"),
         "mixtral": ("q_proj", "o_proj"),
     }
     check_against_peft(base, cached_adapter(base, 5, r=5, target_modules=targets.get(base, tuple(ALL_PROJECTIONS))))

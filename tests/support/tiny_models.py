@@ -79,6 +79,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"routed_scaling_factor": 2.5, "use_qk_norm": True, "head_dim": 32, "attention_bias": True},
     ),
     "phimoe": ("phimoe", BASE_CONFIG | EXPERTS),
+    "gpt_neox": ("gpt_neox", BASE_CONFIG),
     "gpt2": (
         "gpt2",
         {

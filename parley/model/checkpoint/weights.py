@@ -24,12 +24,26 @@ QUANTIZED_AT_ONCE = 1 << 22  # numbers quantised at a time; bounds the float32 i
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """A linear layer as the checkpoint names it, from ``into`` to ``out`` numbers per token."""
+    """A linear layer as the checkpoint names it, from ``into`` to ``out`` numbers per token.
+
+    ``groups``: (count, sizes) if its outputs lie in so many equal groups, each with parts of these sizes; they are read
+    with the first parts of all groups first, then the second ones, and so on.
+    """
 
     name: str
     out: int
     into: int
     bias: bool = False
+    groups: tuple[int, tuple[int, ...]] | None = None
+
+    @property
+    def order(self) -> torch.Tensor | None:
+        """Where each output lies in the checkpoint, int64 [out]; None if they lie in order."""
+        if self.groups is None:
+            return None
+        count, sizes = self.groups
+        rows = torch.arange(self.out).view(count, sum(sizes))
+        return torch.cat([part.flatten() for part in rows.split(list(sizes), 1)])
 
 
 class LinearWeight(Protocol):

@@ -27,9 +27,11 @@ from parley.model.networks.network import LinearSite
 from parley.native.layer import DecoderLayer
 
 PACKED_STRUCTURES = DecoderLayer | native.Mixture | native.Experts | native.Norm | native.PackedWeight
-# Frequencies, stored by old checkpoints and computed here; scales of an 8-bit KV cache, which is not used; and ERNIE's
-# layers that predict further tokens.
-IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^model\.mtp_")
+# Frequencies and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, which is not used; and
+# ERNIE's layers that predict further tokens.
+IGNORED_TENSORS = re.compile(
+    r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^model\.mtp_"
+)
 
 
 def fuse_decoder(
@@ -164,10 +166,14 @@ class DecoderWeights:
         self, site: str, layer: int, names: tuple[str, ...], outs: list[int], into: int
     ) -> list[LinearSpec]:
         """Return linear layers with ``outs`` outputs, or one with all of them if the checkpoint stores them merged."""
+        s = self.config
+        groups = None
+        if site == "qkv" and s.has_grouped_qkv:
+            groups = s.kv_heads, (s.heads // s.kv_heads * s.head_dim, s.head_dim, s.head_dim)
         outs = outs if len(names) == len(outs) else [sum(outs)]
-        bias = site in self.config.biases
         return [
-            LinearSpec(self.layer_name(layer, name), out, into, bias) for name, out in zip(names, outs, strict=True)
+            LinearSpec(self.layer_name(layer, name), out, into, site in s.biases, groups)
+            for name, out in zip(names, outs, strict=True)
         ]
 
     def layer_name(self, layer: int, name: str) -> str:
@@ -182,7 +188,7 @@ class DecoderWeights:
                 first = 0
                 for linear in parts:
                     site = LINEAR_SITES.index(key) + layer * len(LINEAR_SITES)
-                    sites[linear.name] = LinearSite(site, first, linear.out, linear.into)
+                    sites[linear.name] = LinearSite(site, first, linear.out, linear.into, linear.order)
                     first += linear.out
         return sites
 
@@ -243,8 +249,15 @@ class DecoderWeights:
             weight = read_plain_weight(self.checkpoint, self.embedding, linear.out, linear.into)
         else:
             weight = self.quantization.read_stored_weight(self.checkpoint, linear)
+        if linear.order is not None:
+            weight = weight.select_outputs(linear.order)
         weight = weight if outputs is None else weight.select_outputs(outputs)
         return self.quantization.quantize_plain(weight, head=linear is self.head)
+
+    def read_bias(self, linear: LinearSpec) -> torch.Tensor:
+        """Return the bias of a linear layer as it is stored, [out]."""
+        bias = self.checkpoint.view_tensor(linear.name + ".bias", linear.out)
+        return bias if linear.order is None else bias[linear.order]
 
     def check_shapes(self) -> None:
         """Check shapes and types of all tensors, in the order of packing, without reading any. Raises LoadError."""
@@ -339,7 +352,7 @@ class DecoderWeights:
         """Read linear layers and merge them into one packed weight. Raises LoadError."""
         bias = None
         if parts[0].bias:
-            bias = torch.cat([self.copy_tensor(linear.name + ".bias", linear.out) for linear in parts])
+            bias = torch.cat([self.read_bias(linear).to(self.device, self.dtype) for linear in parts])
         return self.pack_weights(parts, [self.read_linear(linear) for linear in parts], bias)
 
     def pack_weights(

@@ -149,7 +149,7 @@ def reference_logits(
 
     def project_rows(x: torch.Tensor, linear: LinearSpec) -> torch.Tensor:
         y = weights.read_linear(linear).multiply_rows(x)
-        return y + view_float(linear.name + ".bias", linear.out) if linear.bias else y
+        return y + weights.read_bias(linear).float() if linear.bias else y
 
     def apply_rope(x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
         angles = _position_table(rope, count) * rope.inverse_frequencies()

@@ -42,6 +42,8 @@ class DecoderConfig:
     Layers with a mixture of experts have one of ``mixture_layouts``. ``expert_width`` and ``shared_width`` are the
     inner sizes of an expert and of the shared one. ``extra_layers`` of the checkpoint follow the last layer and are not
     used.
+
+    ``has_grouped_qkv``: the checkpoint merges queries, keys and values of each key/value head, not of all heads.
     """
 
     vocab: int
@@ -67,6 +69,7 @@ class DecoderConfig:
     expert_width: int = 0
     shared_width: int = 0
     extra_layers: int = 0
+    has_grouped_qkv: bool = False
 
     @property
     def layer_count(self) -> int:
@@ -114,6 +117,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         norm_offset=family.norm_offset,
         are_norms_centered=family.are_norms_centered,
         have_norms_bias=family.have_norms_bias,
+        has_grouped_qkv=family.has_grouped_qkv,
         embedding_scale=hidden**0.5 if family.has_embedding_scale else _read_factor(fields, "embedding_multiplier"),
         logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
         logit_softcap=_read_optional(fields, "final_logit_softcapping"),
@@ -206,7 +210,7 @@ def _read_layers(
             has_whole_qk_norm=family.has_whole_qk_norm,
             activation=activation,
             is_gated=family.is_gated,
-            is_parallel=family.is_parallel,
+            is_parallel=bool(fields[family.is_parallel] if isinstance(family.is_parallel, str) else family.is_parallel),
             residual_scale=_read_factor(fields, "residual_multiplier"),
             routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
         )

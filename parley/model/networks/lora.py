@@ -101,6 +101,7 @@ def read_adapter(
             _read_lora_tensor(checkpoint, a, dtype, rank, site.into),
             _read_lora_tensor(checkpoint, b, dtype, site.out, rank),
         )
+        up = up if site.order is None else up[site.order]
         sites[site.site].append(native.LowRank(site.first, down, up, factor))
     digest = sha256(config_bytes + checkpoint.content_digest).digest()
     return LoraAdapter(native.pack_lora(sites, dtype, device), digest, highest_rank)

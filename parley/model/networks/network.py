@@ -85,12 +85,13 @@ class PackedBatch:
 
 class LinearSite(NamedTuple):
     """Where a linear layer of the checkpoint is computed: as outputs ``first`` to ``first + out`` of the network's
-    linear layer number ``site``, which reads ``into`` numbers per token."""
+    linear layer number ``site``, which reads ``into`` numbers per token. ``order``: as of ``LinearSpec``."""
 
     site: int
     first: int
     out: int
     into: int
+    order: torch.Tensor | None = None
 
 
 class KVPages(Protocol):

@@ -100,6 +100,7 @@ class DecoderFamily:
     the base of the rotary embedding of sliding layers, if that differs. ``is_rope_interleaved``: as in ``RopeConfig``.
     ``rotated``: which layers have a rotary embedding. ``activation``: of all layers, if not that of hidden_act. The
     others are fields of ``LayerShape``.
+    ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``: as in ``DecoderConfig``.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
     layers after the last that predict further tokens, and are not used.
     """
@@ -120,7 +121,8 @@ class DecoderFamily:
     rotated: Callable[[dict[str, Any], list[str]], list[bool]] = all_rotated
     has_whole_qk_norm: bool = False
     is_gated: bool = True
-    is_parallel: bool = False
+    is_parallel: bool | str = False
+    has_grouped_qkv: bool = False
     activation: str | None = None
     mixture: MixtureFamily | None = None
     extra_layers: str | None = None

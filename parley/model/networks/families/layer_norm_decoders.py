@@ -144,3 +144,40 @@ NEMOTRON = DecoderFamily(
     have_norms_bias=True,
     is_gated=False,
 )
+GPT_NEOX = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 50432,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "hidden_act": "gelu",
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": True,
+        "use_parallel_residual": True,
+    },
+    renamed={
+        "layer_norm_eps": "rms_norm_eps",
+        "rotary_pct": "partial_rotary_factor",
+        "rotary_emb_base": "rope_theta",
+        "num_key_value_heads": "",  # not known
+    },
+    biases=ATTENTION_BIASES | {"gate_up": True, "down": True},
+    tensors=TensorNames(
+        embedding="gpt_neox.embed_in",
+        norm="gpt_neox.final_layer_norm",
+        head="embed_out",
+        layer="gpt_neox.layers.",
+        qkv=("attention.query_key_value",),
+        output="attention.dense",
+        gate_up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+    ),
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+    is_parallel="use_parallel_residual",
+    has_grouped_qkv=True,
+)

@@ -12,6 +12,7 @@ from parley.model.networks.families.decoder_family import (
     DecoderFamily,
     TensorNames,
     all_sliding,
+    full_in_turn,
     listed_rotated,
     sliding_after_full,
 )
@@ -106,6 +107,18 @@ OLMO2 = DecoderFamily(
         mlp_after_norm="post_feedforward_layernorm",
     ),
     has_whole_qk_norm=True,
+)
+OLMO3 = replace(
+    OLMO2,
+    fields={
+        **OLMO2.fields,
+        "rope_theta": 5e5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "layer_types": None,
+    },
+    layer_types=full_in_turn,
+    local_theta="rope_theta",  # sliding layers have the same base, but are not scaled
 )
 SMOLLM3 = replace(
     LLAMA,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from parley.model.networks.families.decoder_family import DecoderFamily
 from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3
-from parley.model.networks.families.layer_norm_decoders import COHERE, COHERE2, NEMOTRON, PHI, STABLELM, STARCODER2
+from parley.model.networks.families.layer_norm_decoders import (
+    COHERE,
+    COHERE2,
+    GPT_NEOX,
+    NEMOTRON,
+    PHI,
+    STABLELM,
+    STARCODER2,
+)
 from parley.model.networks.families.mixture_decoders import (
     DOTS1,
     ERNIE_MOE,
@@ -29,6 +37,7 @@ from parley.model.networks.families.rms_norm_decoders import (
     MINISTRAL,
     MISTRAL,
     OLMO2,
+    OLMO3,
     PHI3,
     QWEN2,
     QWEN2_VL,
@@ -64,6 +73,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gemma3_text": GEMMA3,
     "granite": GRANITE,
     "olmo2": OLMO2,
+    "olmo3": OLMO3,
     "smollm3": SMOLLM3,
     "cohere": COHERE,
     "cohere2": COHERE2,
@@ -74,6 +84,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "stablelm": STABLELM,
     "phi": PHI,
     "nemotron": NEMOTRON,
+    "gpt_neox": GPT_NEOX,
     "arcee": ARCEE,
     "seed_oss": SEED_OSS,
     "ministral": MINISTRAL,
