@@ -38,6 +38,15 @@ def tree_memory(pid: int) -> int:
     return total
 
 
+def process_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process and its finished children so far; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / TICK  # user, system, and the same of finished children
+
+
 @dataclass
 class CpuClock:
     """CPU seconds so far: of all programs, of ours, and those that the host took away."""
@@ -56,12 +65,7 @@ class CpuClock:
         busy = sum(map(int, (user, nice, system, irq, softirq))) / TICK
         mine = os.times()
         ours = mine.user + mine.system + mine.children_user + mine.children_system
-        for process in process_tree(pid) if pid else []:
-            try:
-                fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            ours += sum(map(int, fields[11:15])) / TICK  # user, system, and the same of finished children
+        ours += sum(map(process_seconds, process_tree(pid) if pid else []))
         return cls(time.perf_counter(), busy, ours, int(stolen) / TICK)
 
     def others_cores(self, later: CpuClock) -> float:

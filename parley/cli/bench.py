@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from parley.dialects.bench import BenchApi
 
 # Named here because --help must not import the dialects; a test compares this with the APIs that declare a bench.
-BENCH_APIS = ("openai", "chat", "tgi", "triton", "vllm", "mindie", "ollama", "messages")
+BENCH_APIS = ("openai", "chat", "tgi", "triton", "vllm", "mindie", "ollama", "messages", "responses")
 
 USAGE = """\
 usage: parley bench [options]

@@ -30,8 +30,8 @@ def read_message_event(data: bytes) -> EventSummary:
             return EventSummary(output=bool(event["delta"].get("text")))
         case "message_delta":
             usage = event["usage"]
-            cached = usage["cache_read_input_tokens"]
-            return EventSummary(False, usage["input_tokens"] + cached, usage["output_tokens"], cached)
+            cached = usage.get("cache_read_input_tokens") or 0  # not every server counts them
+            return EventSummary(False, (usage.get("input_tokens") or 0) + cached, usage["output_tokens"], cached)
     return EventSummary(last=event.get("type") == "message_stop")
 
 

@@ -48,7 +48,31 @@ def conversation(shape: LoadShape, content: Any) -> dict[str, Any]:
     return common_members(shape) | {"messages": [{"role": "user", "content": content}]}
 
 
+def response(shape: LoadShape, content: Any) -> dict[str, Any]:
+    """Return the body of a request for a response."""
+    members = {"model": shape.model, "max_output_tokens": shape.output_tokens, "temperature": 0, "ignore_eos": True}
+    return members | {"stream": True, "input": content}
+
+
+def read_response_event(data: bytes) -> EventSummary:
+    """Read one event of a response. Raises ValueError, TypeError or AttributeError if the data is not an event."""
+    if data == b"[DONE]":  # not every server sends it
+        return EventSummary(last=True)
+    event = json.loads(data)
+    match event.get("type"):
+        case "response.output_text.delta":
+            return EventSummary(output=bool(event.get("delta")))
+        case "response.completed" | "response.incomplete":
+            usage = event.get("response").get("usage") or {}
+            cached = (usage.get("input_tokens_details") or {}).get("cached_tokens") or 0
+            return EventSummary(False, usage.get("input_tokens") or 0, usage.get("output_tokens") or 0, cached, True)
+        case "error" | "response.failed":
+            return EventSummary(error=error_message(event.get("response", event)) or NO_MESSAGE)
+    return EventSummary()
+
+
 BENCH_APIS = {
     "openai": BenchApi("/v1/completions", completion, read_openai_event),
     "chat": BenchApi("/v1/chat/completions", conversation, read_openai_event, takes_token_ids=False, is_chat=True),
+    "responses": BenchApi("/v1/responses", response, read_response_event, takes_token_ids=False, is_chat=True),
 }
