@@ -23,6 +23,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from parley.text.tokens.pieces import compile_decoder
+from parley.text.tokens.segment_cache import SHORTEST_TEXT, SegmentCache, make_segment_cache
 from parley.text.tokens.template_encoder import TemplateEncoder
 from parley.text.tokens.text_encoder import TextEncoder
 
@@ -108,6 +109,15 @@ class Tokenizer(TextEncoder):
         limit = config.get("model_max_length")
         limit = int(limit) if isinstance(limit, int | float) and 0 < limit < UNLIMITED_LENGTH else None
         return cls(backend, names, end_ids, limit)
+
+    @cached_property
+    def _segment_cache(self) -> SegmentCache | None:
+        return make_segment_cache(self.backend)
+
+    def _encode_batch(self, text: str, special: bool) -> list[int]:
+        if not special and len(text) >= SHORTEST_TEXT and self._segment_cache is not None:
+            return self._segment_cache.encode(text)
+        return super()._encode_batch(text, special)
 
     @cached_property
     def template_encoder(self) -> TemplateEncoder:
