@@ -79,7 +79,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"routed_scaling_factor": 2.5, "use_qk_norm": True, "head_dim": 32, "attention_bias": True},
     ),
     "phimoe": ("phimoe", BASE_CONFIG | EXPERTS),
-    "gpt_neox": ("gpt_neox", BASE_CONFIG),
     "gpt2": (
         "gpt2",
         {
@@ -94,6 +93,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Those whose checkpoints merge queries, keys and values of each head. Only tests of decoders and adapters load them.
+MERGED_HEADS: dict[str, tuple[str, dict[str, Any]]] = {"gpt_neox": ("gpt_neox", BASE_CONFIG)}
 # Those that only tests of the fused decoder and its mixtures load.
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
@@ -158,11 +159,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = "bfloat16", **overrides: Any) -> Path:
-    """Write a model of ARCHITECTURES or MIXTURES into ``folder``; overrides are fields of its Transformers config."""
+    """Write a model of the architectures above into ``folder``; overrides are fields of its Transformers config."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model_type, fields = (ARCHITECTURES | MIXTURES)[architecture]
+    model_type, fields = (ARCHITECTURES | MIXTURES | MERGED_HEADS)[architecture]
     config = AutoConfig.for_model(model_type, **(fields | overrides))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     write_random_model(folder, model, seed=seed, dtype=dtype)
