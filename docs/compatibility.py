@@ -23,7 +23,7 @@ from parley.dialects.mounts import API_MOUNTS
 from parley.types import EngineBound
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 
-VLLM_FEATURES: frozenset[str] = vllm_features(adapters=True)
+VLLM_FEATURES: frozenset[str] = vllm_features(adapters=True, plugin=True)
 ROOT = Path(__file__).resolve().parents[1]
 INDEX_PAGE = ROOT / "docs" / "compatibility.md"
 API_PAGES = ROOT / "docs" / "compatibility"

@@ -8,7 +8,7 @@ from pathlib import Path
 from parley.engine.vllm import TESTED_VERSIONS
 from parley.types import ALL_ENGINE_FEATURES, EngineFeature
 from parley.worker.attached.server_facts import DEFAULT_MAX_LOGPROBS, FEATURE_PROBES, MISSING_FEATURES
-from parley.worker.vllm.capabilities import BOUNDS, MISSING_WITH_SPECULATION, vllm_features
+from parley.worker.vllm.capabilities import BOUNDS, MISSING_WITH_SPECULATION, PLUGIN_FEATURES, vllm_features
 
 PAGE = Path(__file__).with_suffix(".md")
 FIRST, LAST = (f"{major}.{minor}" for major, minor in TESTED_VERSIONS)
@@ -83,7 +83,7 @@ a file with the server's API key. An address may have a path: a parley server is
 ## What vLLM does not do
 
 A request that needs a missing feature, or a value out of bounds, is refused before it is queued, in the form of its
-API, with the field and the engine: `'typical_p' is not available with the engine vllm 0.32.0.`
+API, with the field and the engine: `'adapter' is not available with the engine vllm 0.32.0.`
 
 """
 DIFFERENCES = """
@@ -100,6 +100,10 @@ DIFFERENCES = """
 * **Tenants** get equal shares: vLLM holds no more choices than it computes at once, and the others wait in the host.
 * **Answers that another instance began** are continued if they are greedy, without penalties that count output tokens,
   banned sequences or a grammar.
+* **typical_p, no_repeat_ngram, the watermark and the thinking budget** are parley's own: vLLM's workers load a plugin
+  with the rules of parley's engine. It costs processor time for each token of a choice that uses one of them. With
+  `typical_p` the plugin applies min_p, top_k and top_p as well. vLLM loads no such plugin if it speculates, and workers
+  that Ray starts do not see it: then these options are refused.
 * **Beam search** is done by parley: a round of vLLM for each token. It takes no options that change logits.
 * **Predictions** of the output have no effect. Speculation is configured with vLLM's `--speculative-config`.
 * **Frames of a video** are taken at equal distances, 32 of them unless the request says how many. **Embeddings in place
@@ -134,8 +138,10 @@ def engine_tables() -> str:
 
 def started_note(feature: EngineFeature) -> str:
     """Return whether vLLM has a feature if parley starts it."""
-    if feature not in vllm_features(adapters=True):
+    if feature not in vllm_features(adapters=True, plugin=True):
         return "no"
+    if feature in PLUGIN_FEATURES:
+        return "yes, without speculation and Ray"
     if feature in MISSING_WITH_SPECULATION:
         return "yes, without speculation"
     return "yes, with `--lora` or `--lora-root`" if feature == "adapters" else "yes"

@@ -7,14 +7,19 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ServerProcess
+
+from parley.engine.vllm import START_FILE
+from parley.watermark import detect_watermark
 
 PYTHON = os.environ.get("PARLEY_VLLM_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="PARLEY_VLLM_PYTHON does not name a Python with vLLM")
@@ -25,6 +30,51 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0
           "additionalProperties": False}  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 ENDLESS = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+# Three requests in slots 5, 2 and 0; the second has no options of the plugin's. Then slot 5 gets another request.
+SLOT_SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import start
+from types import SimpleNamespace
+import numpy as np
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
+from parley.model.sampling.extra_options import ExtraOptions
+from parley.model.sampling.row_edits import RowEdits
+from parley.worker.vllm import logits_plugin
+
+options = {5: ExtraOptions(watermark=True, no_repeat_ngram=2), 0: ExtraOptions(typical_p=0.3, temperature=0.5)}
+tokens = torch.zeros(8, 16, dtype=torch.int32)
+tokens[5, :7] = torch.tensor([1, 2, 3, 1, 2, 4, 1])
+states = SimpleNamespace(all_token_ids=SimpleNamespace(gpu=tokens), prompt_len=SimpleNamespace(np=np.full(8, 4)))
+logits_plugin.load_token_bytes = lambda folder: lambda token: b""
+editor = logits_plugin.SlotEditor(SimpleNamespace(model_config=SimpleNamespace(model="m")), states)
+for slot in (5, 2, 0):
+    fields = ExtraOptions.__struct_fields__
+    extra = {"parley": {name: getattr(options[slot], name) for name in fields}} if slot in options else None
+    assert editor.add_request(slot, SamplingParams(extra_args=extra)) == (slot in options)
+
+
+def context(*slots, length):
+    rows = torch.tensor(slots)
+    ends = torch.full((len(slots),), length - 1)
+    return LogitsContext(rows, rows, np.array(slots), torch.zeros(len(slots)), rows, ends, np.full(len(slots), length))
+
+
+for length in (4, 6, 7):
+    logits = torch.randn(3, 40)
+    expected = logits.clone()
+    own = RowEdits(options[5], tokens[5, :length].tolist(), lambda token: b"")
+    own.edit_logits(expected[0])
+    RowEdits(options[0], [], lambda token: b"").cut_logits(expected[2], 0.5)
+    assert torch.equal(editor.apply(logits, context(5, 2, 0, length=length)), expected)
+assert not editor.add_request(5, SamplingParams())
+logits = torch.randn(1, 40)
+assert torch.equal(editor.apply(logits.clone(), context(5, length=7)), logits)
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,15 +160,8 @@ def test_members_reach_vllm(server):
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        (
-            "/v1/completions",
-            {"prompt": "a", "typical_p": 0.5},
-            400,
-            "'typical_p' is not available with the engine vllm",
-        ),
         ("/v1/completions", {"prompt": "a", "temperature": 2.5}, 400, "'temperature'"),
         ("/tgi/generate", {"inputs": "a", "parameters": {"temperature": 5.0, "do_sample": True}}, 422, "engine vllm"),
-        ("/tgi/generate", {"inputs": "a", "parameters": {"watermark": True}}, 422, "'watermark'"),
         (
             "/v1/completions",
             {"prompt": "a", "allowed_token_ids": [5], "structured_outputs": {"regex": "b"}},
@@ -131,6 +174,60 @@ def test_members_reach_vllm(server):
 def test_refuses_what_vllm_lacks_in_the_form_of_the_api(server, path, body, status, words):
     answer = server.post(path, body)
     assert answer[0] == status and words in json.dumps(answer[1])
+
+
+def test_options_of_the_plugin_have_their_effect_alone_and_among_others(server):
+    seeds = range(8)
+    typical = [complete(server, seed=seed, typical_p=0.3)[0] for seed in seeds]
+    assert typical != [complete(server, seed=seed)[0] for seed in seeds]
+    among_others: dict[int, str] = {}
+    threads = [
+        threading.Thread(target=lambda k=k: among_others.update({k: complete(server, seed=k, typical_p=0.3)[0]}))
+        for k in seeds
+    ]
+    threads += [threading.Thread(target=complete, args=(server,)) for _ in seeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [among_others[k] for k in seeds] == typical
+
+
+@pytest.mark.parametrize("watermark", [False, True])
+def test_watermark_is_found_where_it_was_wanted(server, watermark):
+    pairs: list[tuple[int, int]] = []
+    for seed in range(8):
+        parameters = {"watermark": watermark, "do_sample": True, "seed": seed, "temperature": 2.0, "details": True}
+        body = {"inputs": "Tell a story", "parameters": parameters | {"max_new_tokens": 100}}
+        status, answer = server.post("/tgi/generate", body)
+        assert status == 200, answer
+        pairs += pairwise(token["id"] for token in answer["details"]["tokens"])
+    green = sum(detect_watermark(pair).green for pair in pairs)
+    assert (green > 0.6 * len(pairs)) == watermark
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_pairs_of_tokens_repeat_only_if_they_may(server, size):
+    members = {"max_tokens": 150, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    body = {"prompt": "Tell a story", "no_repeat_ngram_size": size} | members
+    status, answer = server.post("/v1/completions", body)
+    assert status == 200, answer
+    ids = answer["choices"][0]["token_ids"]
+    assert (len(set(pairwise(ids))) == len(ids) - 1) == (size == 2)
+
+
+def test_reasoning_ends_at_its_budget(server):
+    free, limited = (
+        chat(server, temperature=0, max_tokens=100, chat_template_kwargs={"enable_thinking": True}, **members)
+        for members in ({}, {"thinking_token_budget": 2})
+    )
+    assert len(limited["message"]["reasoning"] or "") < len(free["message"]["reasoning"])
+    assert limited["message"]["content"]
+
+
+def test_newer_model_runner_gets_the_same_edits():
+    """That runner needs a GPU, or Triton; here its interface gets rows, and the tokens in its buffers."""
+    subprocess.run([PYTHON, "-P", "-c", SLOT_SCRIPT, str(START_FILE.parent)], check=True, timeout=120)
 
 
 def test_disconnected_clients_leave_nothing_running(server):

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import llguidance
+import msgspec
 import numpy as np
 import pytest
 from support import tiny_tokenizers
 
 from parley.core.sequence import Sequence
+from parley.model.sampling.extra_options import ExtraOptions
 from parley.model.sampling.grammar_mask import TokenBytes
 from parley.text.grammar.compiler import GrammarCompiler
 from parley.types import (
@@ -23,6 +25,7 @@ from parley.types import (
     EngineRequest,
     Grammar,
     PoolingOptions,
+    ReasoningLimit,
     Sampling,
     StructuralTag,
     TokenCost,
@@ -32,6 +35,7 @@ from parley.types import (
 )
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 from parley.worker.vllm.engine_args import engine_arguments
+from parley.worker.vllm.extra_options import read_extra_options
 from parley.worker.vllm.generated_output import read_generated, read_prompt_scores
 from parley.worker.vllm.lark_text import write_lark
 from parley.worker.vllm.output_reader import read_output, read_scores
@@ -92,6 +96,25 @@ def test_banned_sequences_travel_as_tokens():
     assert translate_choice(request(sampling=Sampling(banned=[[7], [7, 8]])), 0).banned == [[7], [7, 8]]
 
 
+def test_options_of_the_plugin_travel_with_the_request():
+    limit = ReasoningLimit("<t>", "</t>", True, 3, [9])
+    fields = sampling_of(sampling=Sampling(watermark=True, no_repeat_ngram=2), reasoning_limit=limit)
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(fields["extra_args"]))
+    assert read_extra_options(sent) == ExtraOptions(watermark=True, no_repeat_ngram=2, reasoning_limit=limit)
+    assert read_extra_options({"other": 1}) is None and read_extra_options(None) is None
+    assert "extra_args" not in sampling_of(sampling=Sampling(temperature=0.7, top_p=0.9))
+
+
+def test_typical_p_takes_the_cuts_before_it_along():
+    sampling = Sampling(typical_p=0.5, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
+    fields = sampling_of(sampling=sampling)
+    expected = ExtraOptions(typical_p=0.5, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
+    assert read_extra_options(fields["extra_args"]) == expected
+    assert (fields["temperature"], fields["top_p"], fields["top_k"], fields["min_p"]) == (0.7, 1.0, 0, 0.0)
+    greedy = sampling_of(sampling=msgspec.structs.replace(sampling, temperature=0.0))
+    assert "extra_args" not in greedy and greedy["top_k"] == 5
+
+
 def test_prior_tokens_become_part_of_the_prompt():
     fields = translate_choice(request(prior_tokens=[[7], [8, 9]], n=2, min_tokens=3), 1)
     assert fields.token_ids == [5, 6, 8, 9]
@@ -105,6 +128,10 @@ def test_prior_tokens_become_part_of_the_prompt():
         ({"sampling": Sampling(temperature=0.0, presence_penalty=1.0)}, "presence_penalty"),
         ({"sampling": Sampling(temperature=0.0, banned=[[7]])}, "banned token sequences"),
         ({"sampling": Sampling(temperature=0.0), "grammar": "{}"}, "a grammar"),
+        (
+            {"sampling": Sampling(temperature=0.0), "reasoning_limit": ReasoningLimit("<t>", "</t>", True, 1, [9])},
+            "a thinking budget",
+        ),
     ],
 )
 def test_refuses_to_continue_what_counts_output_tokens(members, word):
@@ -119,10 +146,11 @@ def test_pooling_options_keep_their_values():
 
 
 def test_vllm_lacks_what_its_samplers_do_not_have():
-    assert ALL_ENGINE_FEATURES - vllm_features(adapters=True) == {
-        "typical_p", "no_repeat_ngram", "watermark", "thinking_budget", "beam_edits", "limited_grammar",
-        "page_transfer",
+    assert ALL_ENGINE_FEATURES - vllm_features(adapters=True, plugin=True) == {
+        "beam_edits", "limited_grammar", "page_transfer"
     }  # fmt: skip
+    plugin_features = vllm_features(plugin=True) - vllm_features()
+    assert plugin_features == {"typical_p", "no_repeat_ngram", "watermark", "thinking_budget"}
     assert "adapters" not in vllm_features()
     assert not {"min_p", "logit_bias"} & vllm_features(speculation=True)
     assert BOUNDS["temperature"] == (0, 2)

@@ -9,13 +9,11 @@ from math import inf
 
 from parley.types import ALL_ENGINE_FEATURES, EngineBound, EngineFeature
 
-# vLLM has no counterpart of these, or one that must be configured before the model is known.
+# vLLM's samplers have no counterpart of these, or one that must be configured before the model is known. parley's
+# plugin in vLLM's workers has them (``logits_plugin.py``).
+PLUGIN_FEATURES: frozenset[EngineFeature] = frozenset({"typical_p", "no_repeat_ngram", "watermark", "thinking_budget"})
 MISSING_FEATURES: frozenset[EngineFeature] = frozenset(
     {
-        "typical_p",
-        "no_repeat_ngram",
-        "watermark",
-        "thinking_budget",
         "beam_edits",
         "limited_grammar",  # where no token is left, vLLM draws one that the grammar forbids, and fails
         "page_transfer",
@@ -37,7 +35,16 @@ BOUNDS: dict[EngineBound, tuple[float, float]] = {
 }
 
 
-def vllm_features(*, adapters: bool = False, speculation: bool = False) -> frozenset[EngineFeature]:
-    """Return the features of vLLM. ``adapters``: LoRA is enabled; ``speculation``: it drafts tokens."""
-    missing = MISSING_FEATURES | (frozenset() if adapters else frozenset({"adapters"}))
-    return ALL_ENGINE_FEATURES - (missing | MISSING_WITH_SPECULATION if speculation else missing)
+def vllm_features(
+    *, adapters: bool = False, speculation: bool = False, plugin: bool = False
+) -> frozenset[EngineFeature]:
+    """Return the features of vLLM. ``adapters``: LoRA is enabled; ``speculation``: it drafts tokens; ``plugin``: its
+    workers have loaded parley's plugin, which speculation excludes."""
+    missing = set(MISSING_FEATURES)
+    if not adapters:
+        missing.add("adapters")
+    if speculation:
+        missing |= MISSING_WITH_SPECULATION
+    if not plugin:
+        missing |= PLUGIN_FEATURES
+    return ALL_ENGINE_FEATURES - missing

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.types import EngineRequest
+from parley.worker.vllm.extra_options import extra_sampling_fields
 from parley.worker.vllm.lark_text import write_lark
 
 SEED_RANGE = 1 << 64
@@ -45,6 +46,7 @@ def explain_refusal(request: EngineRequest, index: int) -> str:
         "frequency_penalty": sampling.frequency_penalty != 0,
         "banned token sequences": bool(sampling.banned),
         "a grammar": bool(request.grammar),
+        "a thinking budget": request.reasoning_limit is not None,
     }
     reasons = [name for name, is_used in uses.items() if is_used]
     return f"vLLM cannot continue an answer with {reasons[0]} that another instance began." if reasons else ""
@@ -74,6 +76,7 @@ def translate_choice(request: EngineRequest, index: int) -> ChoiceFields:
         fields["logit_bias"] = dict(sampling.logit_bias)
     if sampling.allowed:
         fields["allowed_token_ids"] = list(sampling.allowed)
+    fields |= extra_sampling_fields(request)
     return ChoiceFields(
         request.token_ids + prior_tokens,
         fields | _logprob_fields(request, index),

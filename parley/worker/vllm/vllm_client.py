@@ -1,4 +1,4 @@
-"""vLLM as the host uses it. This module, ``generate_client.py`` and ``item_processor.py`` import vLLM.
+"""vLLM as the host uses it. This module and three others import vLLM (see the package's docstring).
 
 It reads whole steps from vLLM's engine core, below ``AsyncLLM.generate``, which makes a task and an object for each
 choice and step and so costs two to four times the processor time. ``has_engine_core`` says whether this vLLM can be
@@ -25,6 +25,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, 
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.serial_utils import MsgpackDecoder
@@ -33,6 +34,7 @@ from parley.types import EngineRequest, MediaKind, ModelInfo, VLLMSettings
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 from parley.worker.vllm.engine_args import engine_arguments
 from parley.worker.vllm.item_features import locate_placeholder, read_features
+from parley.worker.vllm.logits_plugin import plugin_names
 from parley.worker.vllm.sampling_fields import ChoiceFields, translate_choice, translate_pooling
 
 _item_decoder = MsgpackDecoder(MultiModalKwargsItem)
@@ -54,7 +56,10 @@ def start_vllm(settings: VLLMSettings) -> AsyncLLM:
     """Start vLLM's processes and load the model. Call it outside of an event loop. Raises StartRefused, Exception."""
     if settings.exact and current_platform.is_cpu():
         raise StartRefused("--exact needs a GPU: vLLM has no batch-invariant kernels for CPUs.")
-    return AsyncLLM.from_engine_args(parse_arguments(settings))
+    arguments = parse_arguments(settings)
+    config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    config.model_config.logits_processors = [*(config.model_config.logits_processors or ()), *plugin_names(config)]
+    return AsyncLLM.from_vllm_config(config, disable_log_stats=arguments.disable_log_stats)
 
 
 def parse_arguments(settings: VLLMSettings) -> AsyncEngineArgs:
@@ -205,7 +210,9 @@ class VLLMClient:
             dimensions=model.embedding_size if "embed" in self._tasks else 0,
             engine=f"vllm {version}",
             features=vllm_features(
-                adapters=config.lora_config is not None, speculation=config.speculative_config is not None
+                adapters=config.lora_config is not None,
+                speculation=config.speculative_config is not None,
+                plugin=bool(plugin_names(config)),
             ),
             bounds=dict(BOUNDS),
             media_kinds=frozenset(media_counts),

@@ -1,0 +1,38 @@
+"""The options of a request that parley's plugin applies inside vLLM's workers, as they travel with the request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from parley.model.sampling.extra_options import ExtraOptions
+from parley.types import EngineRequest
+
+EXTRA_NAME = "parley"  # in vLLM's ``SamplingParams.extra_args``
+
+
+def extra_sampling_fields(request: EngineRequest) -> dict[str, Any]:
+    """Return the members of ``SamplingParams`` with which a request carries its options; {} if it has none."""
+    sampling = request.sampling
+    cuts_typical = sampling.typical_p < 1 and sampling.temperature > 0
+    options = ExtraOptions(
+        watermark=sampling.watermark,
+        no_repeat_ngram=sampling.no_repeat_ngram,
+        reasoning_limit=request.reasoning_limit,
+    )
+    neutral: dict[str, Any] = {}
+    if cuts_typical:
+        cuts = {name: getattr(sampling, name) for name in ("temperature", "min_p", "top_k", "top_p", "typical_p")}
+        options = msgspec.structs.replace(options, **cuts)
+        neutral = {"min_p": 0.0, "top_k": 0, "top_p": 1.0}
+    if options == ExtraOptions():
+        return {}
+    return neutral | {"extra_args": {EXTRA_NAME: msgspec.to_builtins(options)}}
+
+
+def read_extra_options(extra_args: dict[str, Any] | None) -> ExtraOptions | None:
+    """Return the options in a request's ``extra_args``, None if it has none of these."""
+    if not extra_args or EXTRA_NAME not in extra_args:
+        return None
+    return msgspec.convert(extra_args[EXTRA_NAME], ExtraOptions)

@@ -1,0 +1,100 @@
+"""Edits of one choice for engines that have other samplers, against those of parley's own engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_sampler import make_sequence
+
+from parley.model.sampling.draw import draw_typical
+from parley.model.sampling.extra_options import ExtraOptions
+from parley.model.sampling.logit_edits import LogitsProcessor
+from parley.model.sampling.row_edits import RowEdits, typical_tokens
+from parley.types import ReasoningLimit, Sampling
+
+VOCAB = 60
+PROMPT, OUTPUT = [1, 2, 3, 1, 2], [4, 1, 2, 3, 4, 1]
+
+
+def no_bytes(token: int) -> bytes:
+    return b""
+
+
+def random_logits(seed: int, size: int = VOCAB) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3])
+@pytest.mark.parametrize("watermark", [False, True])
+def test_edits_are_those_of_parleys_engine_step_by_step(size, watermark):
+    sampling = Sampling(no_repeat_ngram=size, watermark=watermark)
+    edits = RowEdits(ExtraOptions(no_repeat_ngram=size, watermark=watermark), list(PROMPT), no_bytes)
+    for count in range(len(OUTPUT) + 1):
+        edits.add_tokens(OUTPUT[edits.output_count : count])
+        own, edited = random_logits(count), random_logits(count)
+        sequence = make_sequence(PROMPT + OUTPUT[:count], len(PROMPT), sampling=sampling)
+        LogitsProcessor(sequence, VOCAB).edit_logits(own, count)
+        edits.edit_logits(edited)
+        assert torch.equal(own, edited)
+
+
+def test_row_keeps_a_token_where_all_would_repeat():
+    edits = RowEdits(ExtraOptions(no_repeat_ngram=1), [0, 1, 2], no_bytes)
+    row = torch.ones(3)
+    edits.edit_logits(row)
+    assert row.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("typical_p", [0.05, 0.3, 0.7, 0.95])
+@pytest.mark.parametrize(
+    ("min_p", "top_k", "top_p"), [(0.0, 0, 1.0), (0.0, 25, 1.0), (0.0, 0, 0.8), (0.02, 25, 0.9), (0.0, 1, 1.0)]
+)
+def test_typical_tokens_are_those_that_parleys_engine_draws(typical_p, min_p, top_k, top_p):
+    """Draw in the middle of each kept token's share of u: if all are hit, no other token has a share."""
+    logits, temperature = random_logits(5, 400), 0.8
+    options = ExtraOptions(typical_p=typical_p, temperature=temperature, min_p=min_p, top_k=top_k, top_p=top_p)
+    kept = typical_tokens(logits / temperature, options)
+    shares = (logits / temperature).masked_fill(~kept, float("-inf")).double().softmax(-1)
+    wide_ids = (shares > 1e-4).nonzero()[:, 0]
+    rows = len(wide_ids)
+
+    def each(value: float) -> torch.Tensor:
+        return torch.full((rows,), value, dtype=torch.float64)
+
+    drawn = draw_typical(
+        logits.expand(rows, -1), each(temperature).float(), each(min_p), torch.full((rows,), top_k), each(top_p),
+        each(typical_p), (shares.cumsum(-1) - shares / 2)[wide_ids],
+    )  # fmt: skip
+    assert drawn.tolist() == wide_ids.tolist()
+
+
+def test_cut_divides_by_the_temperature_and_leaves_greedy_rows():
+    logits = random_logits(1)
+    options = ExtraOptions(typical_p=0.3, temperature=0.5)
+    before, behind = logits.clone(), logits / 0.5
+    RowEdits(options, [], no_bytes).cut_logits(before, 0.5)
+    RowEdits(options, [], no_bytes).cut_logits(behind, 1.0)
+    assert torch.equal(before.isneginf(), behind.isneginf()) and 0 < before.isneginf().sum() < VOCAB
+    RowEdits(options, [], no_bytes).cut_logits(logits, 0.0)
+    assert not logits.isneginf().any()
+
+
+def test_budget_forces_the_closing_tokens_also_after_a_restart():
+    limit = ReasoningLimit("<think>", "</think>", True, 2, [7, 8])
+    edits = RowEdits(ExtraOptions(reasoning_limit=limit), [1], lambda token: b"abcdefghi"[token : token + 1])
+    forced = []
+    for token in [3, 3, 7, 8, 3]:
+        row = random_logits(token)
+        edits.edit_logits(row)
+        forced.append(int(row.argmax()) if row.isneginf().sum() == VOCAB - 1 else None)
+        edits.add_tokens([token])
+    assert forced == [None, None, 7, 8, None]
+    restarted = RowEdits(ExtraOptions(reasoning_limit=limit), [1], lambda token: b"abcdefghi"[token : token + 1])
+    restarted.add_tokens([3, 3, 7])
+    row = random_logits(1)
+    restarted.edit_logits(row)
+    assert int(row.argmax()) == 8
+    masked = torch.full((VOCAB,), float("-inf"))
+    masked[5] = 1.0  # a grammar forbids the closing token
+    restarted.edit_logits(masked)
+    assert int(masked.argmax()) == 5
