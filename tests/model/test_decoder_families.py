@@ -46,6 +46,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("phi", {}),
     "nemotron": ("nemotron", {}),
     "arcee": ("arcee", {}),
+    "falcon": ("falcon", {}),
+    "falcon with biases and heads of their own": ("falcon", {"multi_query": False, "bias": True}),
+    "falcon of two norms": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon of one norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox one after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "seed_oss": ("seed_oss", HEADS),

@@ -88,12 +88,16 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
     if kind not in FAMILIES:
         raise Unfusable(f"model type {kind} has no fused decoder")
     family = FAMILIES[kind]
+    if family.variant is not None:
+        family = family.variant(config)
     fields = _known_fields(family, config)
     hidden, heads, layer_count = (
         _read_size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     if fields["num_key_value_heads"] in ("heads", None):
         fields["num_key_value_heads"] = heads
+    if fields["intermediate_size"] is None:
+        fields["intermediate_size"] = 4 * hidden
     kv_heads = _read_size(fields, "num_key_value_heads")
     head_dim = hidden // heads if fields["head_dim"] is None else _read_size(fields, "head_dim")
     if heads % kv_heads or head_dim % 2:

@@ -102,7 +102,8 @@ class DecoderFamily:
     others are fields of ``LayerShape``.
     ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``: as in ``DecoderConfig``.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
-    layers after the last that predict further tokens, and are not used.
+    layers after the last that predict further tokens, and are not used. ``variant``: returns the row for a config, if
+    names of tensors depend on it.
     """
 
     fields: Mapping[str, Any]
@@ -126,9 +127,10 @@ class DecoderFamily:
     activation: str | None = None
     mixture: MixtureFamily | None = None
     extra_layers: str | None = None
+    variant: Callable[[Mapping[str, Any]], DecoderFamily] | None = None
 
 
-# "heads": same as heads.
+# "heads": same as heads. An intermediate_size of None is four times the hidden one.
 COMMON_FIELDS: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,

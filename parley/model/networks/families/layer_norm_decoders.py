@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
@@ -180,4 +182,60 @@ GPT_NEOX = DecoderFamily(
     is_gated=False,
     is_parallel="use_parallel_residual",
     has_grouped_qkv=True,
+)
+
+
+def falcon_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of Falcon: the new architecture has groups of heads, and two norms or one."""
+    if config.get("new_decoder_architecture"):
+        if config.get("num_ln_in_parallel_attn") in (None, 2):
+            return replace(FALCON, tensors=replace(FALCON.tensors, attention_norm="ln_attn", mlp_norm="ln_mlp"))
+        return FALCON
+    kv_heads = 1 if config.get("multi_query", True) else "heads"
+    return replace(
+        FALCON,
+        fields={**FALCON.fields, "num_key_value_heads": kv_heads},
+        renamed={**FALCON.renamed, "num_kv_heads": ""},  # not read there
+    )
+
+
+FALCON = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 65024,
+        "hidden_size": 4544,
+        "intermediate_size": None,
+        "num_attention_heads": 71,
+        "hidden_act": "gelu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "bias": False,
+        "alibi": False,
+        "parallel_attn": True,
+    },
+    renamed={
+        "layer_norm_epsilon": "rms_norm_eps",
+        "num_kv_heads": "num_key_value_heads",
+        "ffn_hidden_size": "intermediate_size",
+        "activation": "hidden_act",
+        **dict.fromkeys(("num_key_value_heads", "intermediate_size", "hidden_act", "head_dim"), ""),  # not known
+    },
+    required={"alibi": False, "parallel_attn": True},
+    biases=dict.fromkeys(("qkv", "output", "gate_up", "down"), "bias"),
+    tensors=TensorNames(
+        embedding="transformer.word_embeddings",
+        norm="transformer.ln_f",
+        layer="transformer.h.",
+        qkv=("self_attention.query_key_value",),
+        output="self_attention.dense",
+        gate_up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+        mlp_norm="input_layernorm",
+    ),
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+    is_parallel=True,
+    has_grouped_qkv=True,
+    variant=falcon_variant,
 )

@@ -7,6 +7,7 @@ from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3
 from parley.model.networks.families.layer_norm_decoders import (
     COHERE,
     COHERE2,
+    FALCON,
     GPT_NEOX,
     NEMOTRON,
     PHI,
@@ -85,6 +86,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "phi": PHI,
     "nemotron": NEMOTRON,
     "gpt_neox": GPT_NEOX,
+    "falcon": FALCON,
     "arcee": ARCEE,
     "seed_oss": SEED_OSS,
     "ministral": MINISTRAL,
