@@ -80,6 +80,7 @@ class Engine(ABC):
         self.step_observers: list[Callable[[EngineStats], None]] = []  # called after each step
         self.load_observers: list[Callable[[ModelInfo], None]] = []  # called each time the model has been loaded
         self.failure = ""
+        self.restarts = 0  # how often the engine was started again
         self.prefill_share = 100  # prefill share: percent of the time for prefill while requests decode
         self._streams: dict[str, OutputStream] = {}
         self._touched_groups: dict[StreamGroup, None] = {}  # groups with new outputs whose readers were not woken yet

@@ -148,6 +148,7 @@ class RemoteEngine(MessagePageTransfer):
             return
         was_healthy = self.state == "ready" and time.monotonic() - self._ready_at >= HEALTHY_SECONDS
         self._ends_in_a_row = 1 if was_healthy else self._ends_in_a_row + 1
+        self.restarts += 1
         self.state = "restarting"
         self.progress = LoadProgress("restarting", 0.0)
         self._fail_all_streams(reason)

@@ -86,6 +86,7 @@ class ModelSnapshot:
 
     ``info`` is None before the model is loaded. ``active_adapters``: adapters of open requests, each with whether a
     request still waits for its first token; ``adapter_places``: adapters that fit in memory, 0 without adapters.
+    ``engine_restarts``: how often its engine was started again.
     """
 
     model: str
@@ -98,3 +99,4 @@ class ModelSnapshot:
     open_requests: int
     active_adapters: frozenset[tuple[str, bool]] = frozenset()
     adapter_places: int = 0
+    engine_restarts: int = 0

@@ -104,17 +104,20 @@ class BucketHistogram:
         self._sort_observed()
         return self._count
 
-    def histogram_lines(self, name: str, common: str, scale: str) -> Iterator[str]:
-        """Yield the lines of a histogram with the bounds of one scale. ``common``: labels of all lines."""
+    def histogram_lines(self, name: str, common: str, scale: str, factor: int = 1) -> Iterator[str]:
+        """Yield the lines of a histogram with the bounds of one scale, in a unit ``factor`` times smaller.
+
+        ``common``: labels of all lines.
+        """
         self._sort_observed()
         bounds, counts = self._bounds[scale], self._bucket_counts[scale]
         comma = "," if common else ""
         total = 0
-        for bound, count in zip((*bounds, "+Inf"), counts, strict=True):
+        for bound, count in zip((*(bound * factor for bound in bounds), "+Inf"), counts, strict=True):
             total += count
             yield f'{name}_bucket{{{common}{comma}le="{bound}"}} {total}\n'
         label_text = f"{{{common}}}" if common else ""
-        yield f"{name}_sum{label_text} {self._sum:.17g}\n{name}_count{label_text} {total}\n"
+        yield f"{name}_sum{label_text} {self._sum * factor:.17g}\n{name}_count{label_text} {total}\n"
 
 
 class RecentValues(deque[float]):

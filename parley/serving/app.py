@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -85,8 +86,9 @@ NO_CLUSTER_VIEW = NoClusterView()
 class RouteEndpoint:
     """The ASGI endpoint of one route. Routes that change the server require an administrator's key."""
 
-    def __init__(self, app: App, route: Route, dialect: Dialect):
+    def __init__(self, app: App, route: Route, dialect: Dialect, path: str):
         self.app = app
+        self.path = path  # the template that requests match
         self.route = route
         self.dialect = dialect
         self.admin_keys = app.keys if route_scope(route) == "admin" else None
@@ -94,7 +96,7 @@ class RouteEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request with its kind's handler. Raises Unauthorized, Forbidden without a required admin key."""
         exchange: Exchange = scope[EXCHANGE_KEY]
-        exchange.scope, exchange.dialect = scope, self.dialect
+        exchange.scope, exchange.dialect, exchange.route_path = scope, self.dialect, self.path
         if self.admin_keys is not None and not self.app.cluster.is_coordinator(exchange.headers):
             self.admin_keys.check_admin_key(exchange.headers)
             if not self.app.registry.options.admin_keys and self.route.kind != "role":  # whose handler checks by itself
@@ -123,7 +125,7 @@ class SharedPathEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request to the endpoint that claims its body."""
         exchange: Exchange = scope[EXCHANGE_KEY]
-        exchange.scope, exchange.dialect = scope, self.dialect
+        exchange.scope, exchange.dialect, exchange.route_path = scope, self.dialect, self.default_endpoint.path
         if self.route.kind == "generate" and exchange.stage is None:
             self.app.cluster.read_command(exchange)  # report a bad command before any error in the body
         body = await exchange.peek_body()
@@ -146,7 +148,7 @@ def build_route_table(
     """Return the route table of these mounts: an endpoint for each method and path."""
     route_table: dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint] = {}
     for method_and_path, routes in mount_table(surfaces).items():
-        route_endpoints = [RouteEndpoint(app, route, surface.dialect) for route, surface in routes]
+        route_endpoints = [RouteEndpoint(app, route, surface.dialect, method_and_path[1]) for route, surface in routes]
         route_table[method_and_path] = (
             route_endpoints[0] if len(route_endpoints) == 1 else SharedPathEndpoint(route_endpoints)
         )
@@ -247,9 +249,21 @@ class App:
             exchange.release_body()
             del scope[EXCHANGE_KEY]  # the two refer to each other; without the cycle, memory is freed at once
             if not admitted:
-                self.registry.http_responses.add_count(value=str(exchange.status))
+                self._record_request(exchange)
             if self.registry.options.access_log:
                 log_access(exchange)
+
+    def _record_request(self, exchange: Exchange) -> None:
+        self.registry.http_responses.add_count(value=str(exchange.status))
+        if not exchange.log_entry.is_probe:
+            self.registry.http_requests.record_request(
+                exchange.route_path,
+                exchange.scope["method"],
+                exchange.status,
+                time.perf_counter() - exchange.arrived_at,
+                exchange.dialect.name,
+                exchange.log_entry.key,
+            )
 
     def _allow_header(self, scope: Scope) -> bytes:
         """Return the methods that the path allows, as the value of an Allow header."""

@@ -393,12 +393,12 @@ async def handle_metrics(registry: ModelRegistry, route: Route, exchange: Exchan
                 if open_request.adapter_state is not None
             ),
             adapter_places=model.settings.max_adapters if model.adapters or registry.options.lora_root else 0,
+            engine_restarts=model.engine.restarts,
         )
         for model in registry.models
     ]
-    page = metrics_page.render_metrics_page(
-        views, {"http": registry.http_responses, "grpc": registry.grpc_responses}, exchange.dialect
-    )
+    responses = {"http": registry.http_responses, "grpc": registry.grpc_responses}
+    page = metrics_page.render_metrics_page(views, responses, registry.http_requests, exchange.dialect)
     await exchange.send_response(page.encode(), content_type=metrics_page.METRICS_CONTENT_TYPE)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from parley.dialects.dialect import Dialect, MetricsWriter
 from parley.dialects.mounts import ADMIN_PLANES, API_MOUNTS
+from parley.metrics.http_requests import HttpRequestMetrics
+from parley.metrics.process import process_lines
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import LabelledCounter, format_labels, scalar_lines
 
@@ -14,6 +16,12 @@ METRICS_CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 PARLEY_SERIES: tuple[tuple[str, str, str, Callable[[ModelSnapshot], float]], ...] = (
     ("counter", "engine_steps_total", "Engine steps.", lambda view: view.stats.steps),
     ("counter", "media_encode_seconds_total", "Time spent on encoding media.", lambda view: view.stats.encode_seconds),
+    (
+        "counter",
+        "engine_restarts_total",
+        "Starts of an engine that had ended or hung.",
+        lambda view: view.engine_restarts,
+    ),
     ("gauge", "ready", "1 while requests are accepted.", lambda view: view.ready),
     ("gauge", "start_progress", "Loading progress, 0 to 1.", lambda view: view.progress),
     ("gauge", "requests_open", "Requests being served.", lambda view: view.open_requests),
@@ -28,19 +36,24 @@ def fit_buckets(metrics: ModelMetrics, context: int) -> None:
 
 
 def render_metrics_page(
-    views: Sequence[ModelSnapshot], responses: Mapping[str, LabelledCounter], dialect: Dialect | None = None
+    views: Sequence[ModelSnapshot],
+    responses: Mapping[str, LabelledCounter],
+    requests: HttpRequestMetrics,
+    dialect: Dialect | None = None,
 ) -> str:
     """Render the page in the Prometheus text format.
 
-    ``views``: one per model, the main model first. ``responses``: responses by status, for each protocol. ``dialect``:
-    the API whose page is requested; it may have a page of its own.
+    ``views``: one per model, the main model first. ``responses``: responses by status, for each protocol.
+    ``requests``: those over HTTP. ``dialect``: the API whose page is requested; it may have a page of its own.
     """
     if dialect is not None and dialect.own_metrics is not None:
         return dialect.own_metrics(views)
     return (
         "".join(series(views) for series in _api_metrics_writers())
         + _response_counts(responses)
+        + requests.render_lines()
         + _parley_metrics(views)
+        + process_lines()
     )
 
 

@@ -15,6 +15,7 @@ from parley.dialects.mounts import API_MOUNTS, model_spellings
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.dialects.records import TenantRecords
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
+from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.series import LabelledCounter
 from parley.serving.endpoints.rate_limits import EndpointUsage
 from parley.serving.endpoints.traffic_split import EndpointStore
@@ -55,6 +56,7 @@ class ModelRegistry:
     ):
         self.options = options
         self.models: list[ServedModel] = []
+        self.http_requests = HttpRequestMetrics()
         self.http_responses = LabelledCounter()  # responses over HTTP, by status
         self.grpc_responses = LabelledCounter()  # responses over gRPC, by status
         self.endpoint_store = EndpointStore(options.endpoints)

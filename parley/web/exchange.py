@@ -72,6 +72,7 @@ class Exchange:
     preface_bytes: bytes = b""
     body_limit: int | None = None
     status: int = 0  # 0: nothing was sent yet
+    route_path: str = ""  # the template of the route's path, once it is known
     response_sent: bool = False
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from support.http_client import HELLO_CHAT
 from support.metrics_page import metric_value
 
 from parley.errors import EngineError
+from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import BucketHistogram, LabelledCounter, scalar_lines
 from parley.serving import request_metrics
@@ -75,7 +76,9 @@ async def test_metrics_page_counts_media(serve):
     info = msgspec.structs.replace(server.engine.info, media_kinds=frozenset({"image", "video"}))
     metrics = ModelMetrics()
     fit_buckets(metrics, 100)
-    page = render_metrics_page([ModelSnapshot("tiny", metrics, stats, info, True, True, 1.0, 0)], {})
+    page = render_metrics_page(
+        [ModelSnapshot("tiny", metrics, stats, info, True, True, 1.0, 0)], {}, HttpRequestMetrics()
+    )
     for line, number in (
         (f"vllm:mm_cache_queries_total{{{VLLM_LABELS}}}", 5),
         (f"vllm:mm_cache_hits_total{{{VLLM_LABELS}}}", 2),

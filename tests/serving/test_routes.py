@@ -4,6 +4,7 @@ import asyncio
 import base64
 import re
 import threading
+import time
 
 import pytest
 from support.http_client import HELLO_CHAT, RunningServer, fill_path
@@ -411,6 +412,61 @@ async def test_metrics_count_requests_tokens_and_responses(serve):
     assert metric_value(page, f"vllm:kv_cache_usage_perc{{{common}}}") == 0
     assert metric_value(page, 'parley:http_responses_total{status="400"}') == 1
     assert metric_value(page, 'parley:ready{model_name="tiny"}') == 1
+
+
+async def test_metrics_count_requests_by_path_api_and_key(serve):
+    """A client cannot make series: neither by a path or method of its own, nor by a key that is not accepted."""
+    server = await serve(api_keys=("first", "second"))
+    second = {"authorization": "Bearer second"}
+    await server.post("/v1/completions", {"prompt": "a", "max_tokens": 3}, **second)
+    await server.post("/v1/completions", {"prompt": 5}, **second)
+    await server.post("/v1/completions", {"prompt": "a"}, authorization="Bearer third")
+    await server.post("/generate", {"inputs": "a"}, **second)
+    await server.get("/v1/models/none", **second)
+    await server.get("/no/such/path", **second)
+    await server.call("PROPFIND", "/v1/completions", None, second)
+    await server.get("/health/live")
+    page = (await server.get("/metrics", **second)).body.decode()
+    series = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page.splitlines() if line[0] != "#"}
+    requests = {name.partition("{")[2]: n for name, n in series.items() if name.startswith("http_requests_total{")}
+    assert requests == {
+        'handler="/v1/completions",method="POST",status="2xx"}': 1,
+        'handler="/v1/completions",method="POST",status="4xx"}': 1,
+        'handler="/generate",method="POST",status="2xx"}': 1,
+        'handler="/v1/models/{model:path}",method="GET",status="4xx"}': 1,
+        'handler="none",method="GET",status="4xx"}': 1,
+        'handler="none",method="POST",status="4xx"}': 1,
+        'handler="none",method="OTHER",status="4xx"}': 1,
+    }
+    completions = '{handler="/v1/completions",method="POST"'
+    assert series[f"http_request_duration_seconds_count{completions}}}"] == 2
+    assert series[f'http_request_duration_seconds_bucket{completions},le="+Inf"}}'] == 2
+    assert series["http_request_duration_highr_seconds_count"] == 7
+    by_client = {name.partition("{")[2]: n for name, n in series.items() if name.startswith("parley:requests_total{")}
+    assert by_client['api="tgi",key="key-2",status="200"}'] == 1
+    assert by_client['api="openai",key="",status="401"}'] == 1
+    assert {name.split('key="')[1].split('"')[0] for name in by_client} == {"", "key-2"}
+
+
+async def test_metrics_tell_of_the_process_and_for_every_dashboard(serve):
+    server = await serve()
+    await server.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
+    page = (await server.get("/metrics")).body.decode()
+    assert metric_value(page, "process_cpu_seconds_total") > 0
+    resident, virtual = (metric_value(page, f"process_{kind}_memory_bytes") for kind in ("resident", "virtual"))
+    assert 1e6 < resident < virtual
+    assert 3 < metric_value(page, "process_open_fds") < metric_value(page, "process_max_fds")
+    assert time.time() - 86_400 < metric_value(page, "process_start_time_seconds") < time.time()
+    assert re.search(r'^parley_build_info\{version="[^"]+",python_version="3\.[^"]+"\} 1$', page, re.M)
+    assert metric_value(page, 'parley:engine_restarts_total{model_name="tiny"}') == 0
+    first_response = 'nv_inference_first_response_histogram_ms_bucket{model="tiny",version="1",le="'
+    bounds = [line.partition('"')[0] for line in page.split(first_response)[1:]]
+    assert bounds == ["100.0", "500.0", "2000", "5000", "+Inf"]
+    steps = metric_value(page, 'tgi_batch_inference_count{method="decode"}')
+    for name in ("tgi_batch_concat_duration", "tgi_batch_decode_duration", "tgi_batch_filter_duration"):
+        assert metric_value(page, f'{name}_count{{method="decode"}}') == steps
+        assert metric_value(page, f'{name}_sum{{method="decode"}}') == 0
+    assert 'tgi_batch_concat{reason="backpressure"}' in page
 
 
 async def test_metrics_page_is_in_prometheus_format(serve):

@@ -16,6 +16,7 @@ from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import AskInstance, Unanswered
 from parley.coordinator.routing.instance import ClusterInstance, InstanceState
 from parley.coordinator.routing.instance_table import InstanceTable
+from parley.metrics.process import process_lines
 from parley.metrics.series import SampleGroup, format_labels, metric_header, scalar_lines
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -56,7 +57,8 @@ class MetricsPort:
 
     async def metrics_page(self, request: AdminRequest) -> AdminReply:
         """Return the whole metrics page."""
-        return AdminReply(200, (await self._merged_pages() + self.own_series()).encode(), CONTENT_TYPE)
+        page = await self._merged_pages() + self.own_series() + process_lines()
+        return AdminReply(200, page.encode(), CONTENT_TYPE)
 
     async def _merged_pages(self) -> str:
         """Return the merged pages of the instances that answer; concurrent callers share one scrape."""

@@ -1,8 +1,9 @@
 """The server's counts under the metric names of Text Generation Inference. Knows no other names.
 
-A batch of TGI's router corresponds to a step of the engine here; steps with prefill are counted as ``prefill``. Metrics
-without a counterpart on this server (filtering and joining batches, decoding apart from the step) are left out rather
-than reported as 0.
+A batch of TGI's router corresponds to a step of the engine here; steps with prefill are counted as ``prefill``. Prompts
+join the running sequences and finished ones leave within a step, and tokens are chosen in it; so what TGI reports of
+filtering and joining batches, and of decoding apart from the step, takes no time here: dashboards get the number of
+steps, and 0 seconds.
 """
 
 from __future__ import annotations
@@ -104,6 +105,11 @@ STEP_HISTOGRAMS: tuple[tuple[str, str], ...] = (
     ("tgi_batch_inference_duration", "Seconds of a step of the engine."),
     ("tgi_batch_forward_duration", "Seconds of a step of the engine, including sampling."),
 )
+INSTANT_HISTOGRAMS: tuple[tuple[str, str], ...] = (
+    ("tgi_batch_concat_duration", "Always 0 seconds: prompts join the running sequences within a step."),
+    ("tgi_batch_decode_duration", "Always 0 seconds: tokens are chosen within a step."),
+    ("tgi_batch_filter_duration", "Always 0 seconds: finished sequences leave within a step."),
+)
 STEP_COUNTERS: tuple[tuple[str, str], ...] = (
     ("tgi_batch_inference_count", "Steps of the engine."),
     ("tgi_batch_inference_success", "Steps of the engine that succeeded."),
@@ -142,6 +148,14 @@ def write_tgi_metrics(views: Sequence[ModelSnapshot]) -> str:
                 [("", [(label, seconds.observed_count) for label, seconds in steps.items()])],
             )
         )
+    joining = [("", [('reason="backpressure"', view.metrics.prefill_step_seconds.observed_count)])]
+    parts.append(scalar_lines("counter", "tgi_batch_concat", "Steps in which prompts joined.", joining))
+    for name, help_text in INSTANT_HISTOGRAMS:
+        parts.append(metric_header("histogram", name, help_text))
+        for label, seconds in steps.items():
+            instants = BucketHistogram(**{SCALE: SECONDS_BOUNDS[:1]})
+            instants.observe(0.0, seconds.observed_count)
+            parts += instants.histogram_lines(name, label, SCALE)
     for name, help_text in STEP_HISTOGRAMS:
         parts.append(metric_header("histogram", name, help_text))
         for label, seconds in steps.items():

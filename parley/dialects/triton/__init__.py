@@ -92,6 +92,7 @@ def _triton_dialect(strict: bool) -> Dialect:
             *(route for path in SHARED_MEMORY_PATHS for route in _shared_memory_routes(path)),
         ),
         shared_metrics=metrics.write_triton_metrics,
+        add_buckets=metrics.add_triton_buckets,
         bench_apis=bench.APIS,
     )
 

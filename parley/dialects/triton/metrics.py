@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from parley.metrics.recorded import ModelSnapshot
-from parley.metrics.series import format_labels, scalar_lines
+from parley.metrics.recorded import ModelMetrics, ModelSnapshot
+from parley.metrics.series import format_labels, metric_header, scalar_lines
 from parley.metrics.totals import RequestTotals
 from parley.types import EngineStats
 
+SCALE = "triton"  # name of the scale of histograms
 SeriesValues = Callable[[RequestTotals, EngineStats], Iterable[tuple[str, float]]]  # pairs of further labels and value
 
 
@@ -120,10 +121,19 @@ TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues]
 )
 
 
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+FIRST_RESPONSE_BOUNDS = (0.1, 0.5, 2, 5)  # Triton's own, in seconds
+
+
+def add_triton_buckets(metrics: ModelMetrics, context: int) -> None:
+    """Add this API's buckets to the histograms of a model."""
+    metrics.time_to_first_token.set_scale(SCALE, FIRST_RESPONSE_BOUNDS)
+
+
 def write_triton_metrics(views: Sequence[ModelSnapshot]) -> str:
     """Return the series of all models as text."""
     labelled_views = [(format_labels({"model": view.model, "version": "1"}), view) for view in views]
-    return "".join(
+    parts = [
         scalar_lines(
             kind,
             name,
@@ -131,4 +141,8 @@ def write_triton_metrics(views: Sequence[ModelSnapshot]) -> str:
             [(common, values(view.metrics.totals, view.stats)) for common, view in labelled_views],
         )
         for kind, name, help_text, values in TRITON_SCALARS
-    )
+    ]
+    parts.append(metric_header("histogram", FIRST_RESPONSE, "Milliseconds from a request's arrival to a token."))
+    for common, view in labelled_views:
+        parts += view.metrics.time_to_first_token.histogram_lines(FIRST_RESPONSE, common, SCALE, factor=1000)
+    return "".join(parts)
