@@ -5,12 +5,14 @@ other requests, chunk sizes, prefix hits, preemptions and cancels. The page acco
 from __future__ import annotations
 
 import functools
+import os
 import random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import tiny_models
+from support.mxfp4_files import mxfp4_folder
 from support.unpack_int4 import fill_with_nan
 
 from parley.core.loop import EngineLoop
@@ -34,7 +36,7 @@ ENOUGH_PAGES = 200  # pages
 
 @functools.cache
 def load_network(architecture: str, size: str = "tiny"):
-    folder = tiny_models.model_folder(architecture, **MODEL_SIZES[size])
+    folder = mxfp4_folder() if size == "mxfp4" else tiny_models.model_folder(architecture, **MODEL_SIZES[size])
     kind = size.split()[-1] if "int" in size else "none"
     settings = Settings(model=str(folder), kv_memory=1 << 20, quantization=kind)
     runner, info = load_runner(settings, lambda stage, fraction: None)
@@ -272,15 +274,23 @@ def test_draft_tokens_save_steps_without_changing_outputs(architecture, int8, si
         assert drafted.draft_tokens > sum(drafted.draft_accepted) > drafted.drafts / 2
 
 
+PREEMPTED = [
+    ("qwen3", False, "tiny"),
+    ("qwen3", True, "tiny"),
+    ("gemma3", True, "tiny"),
+    ("qwen3", False, "tiny int8"),
+    ("mistral", True, "tiny int8"),
+]
+PREEMPTED_BY_NIGHT = [
+    ("gpt_oss", False, "tiny"),
+    ("gpt_oss", True, "tiny int8"),
+    ("gpt_oss", False, "mxfp4"),
+    ("minimax_m2", False, "tiny"),
+]
+
+
 @pytest.mark.parametrize(
-    ("architecture", "int8", "size"),
-    [
-        ("qwen3", False, "tiny"),
-        ("qwen3", True, "tiny"),
-        ("gemma3", True, "tiny"),
-        ("qwen3", False, "tiny int8"),
-        ("mistral", True, "tiny int8"),
-    ],
+    ("architecture", "int8", "size"), PREEMPTED + PREEMPTED_BY_NIGHT * bool(os.environ.get("PARLEY_NIGHTLY"))
 )
 def test_preemption_in_a_small_pool_does_not_change_outputs(architecture, int8, size):
     """Guards against recomputation that restores a random state, a penalty or a KV page wrongly."""

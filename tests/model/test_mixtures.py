@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
+from support.mxfp4_files import write_mxfp4
 
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
@@ -21,7 +22,6 @@ from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native.torch_forms.torch_grouped import E2M1_NUMBERS
 from parley.types import Settings
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -94,32 +94,6 @@ def test_transposed_experts_are_known_by_their_shape(tmp_path):
     save_file({"experts": weights}, tmp_path / "model.safetensors")
     read = StackedPlainFormat(None).read_expert(Checkpoint(tmp_path), linear, 2, 1)
     assert torch.equal(read.multiply_rows(torch.eye(8)), weights[1].T)
-
-
-def write_mxfp4(target: Path) -> tuple[Path, Path]:
-    """Write GPT-OSS with random MXFP4 experts as it is published, and the same with plain numbers: both folders."""
-    plain, packed = (
-        shutil.copytree(tiny_models.model_folder("gpt_oss"), target / name) for name in ("plain", "packed")
-    )
-    source, numbers = torch.Generator().manual_seed(8), torch.tensor(E2M1_NUMBERS)
-    wide, blocks = load_file(plain / "model.safetensors"), {}
-    for name, tensor in wide.items():
-        if not name.endswith(("gate_up_proj", "down_proj")):
-            blocks[name] = tensor
-            continue
-        experts, into, out = tensor.shape
-        values = torch.randint(0, 16, (experts, out, into // 32, 32), generator=source)
-        exponents = torch.randint(-6, -2, values.shape[:3], generator=source)
-        blocks[name + "_blocks"] = (values[..., 0::2] + 16 * values[..., 1::2]).to(torch.uint8)
-        blocks[name + "_scales"] = (exponents + 127).to(torch.uint8)
-        weight = numbers[values] * 2.0 ** exponents[..., None]
-        wide[name] = weight.view(experts, out, into).transpose(1, 2).contiguous().bfloat16()
-    save_file(wide, plain / "model.safetensors", {"format": "pt"})
-    save_file(blocks, packed / "model.safetensors", {"format": "pt"})
-    config = json.loads((packed / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    (packed / "config.json").write_text(json.dumps(config))
-    return plain, packed
 
 
 def test_published_mxfp4_is_read_as_it_is(tmp_path):
