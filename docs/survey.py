@@ -72,7 +72,7 @@ FORM_CONTEXT = replace(
     CONTEXT,
     headers={b"content-type": b"multipart/form-data; boundary=" + BOUNDARY.encode()},
 )
-FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True, key_owners=[KeyOwner("a", ("a",))])
+FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True, key_owners=[KeyOwner("a", ("a",))], keeps_tables=True)
 ENDPOINTS = {"e": Endpoint("e", [EndpointShare("m", "m", 100)])}
 COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of them
     {"messages": [{"role": "user", "content": "a"}]},
@@ -106,6 +106,7 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"served_entities": [{"entity_name": "m"}]},
     {},
 ]
+TABLE = {"enabled": True, "catalog_name": "a", "schema_name": "b", "table_name_prefix": "c"}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 TURN = {"role": "user", "content": "a", "name": "b"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -238,7 +239,8 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "modalities": [["text"], ["audio"]],
     "thinking": [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 5},
                  {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}],
-    "config": [{"served_entities": [{"entity_name": "m"}]}],
+    "config": [{"served_entities": [{"entity_name": "m"}]},
+               {"served_entities": [{"entity_name": "m"}], "auto_capture_config": TABLE}],
     "served_entities": [[{"entity_name": "m"}], [{"model_name": "m"}]],
     "served_models": [[{"model_name": "m"}]],
     "traffic_config": [{"routes": [{"served_model_name": "m-1", "traffic_percentage": 100}]}],
@@ -264,7 +266,9 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         [{name: "a", "permission_level": "CAN_QUERY"}] for name in ("user_name", "group_name", "service_principal_name")
     ],
     "rate_limits": [[{"calls": 1, "key": "user", "renewal_period": "minute"}], [{"tokens": 1}]],
-    "ai_gateway": [{"rate_limits": [{"calls": 1}]}],
+    "ai_gateway": [{"rate_limits": [{"calls": 1}]}, {"inference_table_config": TABLE}],
+    "inference_table_config": [TABLE],
+    "auto_capture_config": [TABLE],
     "usage_tracking_config": [{"enabled": False}],
 }  # fmt: skip
 VALUES: dict[str, list[Any]] = {  # by the type that a reader asks for

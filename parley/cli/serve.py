@@ -191,6 +191,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         strict=config["strict"],
         tgi_compat=config["tgi-compat"],
         endpoints=config["endpoints"],
+        inference_tables=writable_folder(config["inference-tables"], "inference-tables"),
         response_store=config["response-store"],
         response_store_file=config["response-store-file"],
         response_lifetime=config["response-lifetime"],
@@ -298,6 +299,19 @@ def peer_tls_files(config: ResolvedOptions) -> TlsFiles | None:
         raise ConfigError("--cluster-cert, --cluster-key and --cluster-ca go together.")
     certificate, key, authority = map(Path, files)
     return TlsFiles(certificate, key, client_authorities=(authority,))
+
+
+def writable_folder(folder: str | None, option: str) -> str | None:
+    """Make the folder of an option, if it is set. Raises ConfigError if it cannot be written."""
+    if folder is None:
+        return None
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--{option}: {folder} cannot be made: {error.strerror}.") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"--{option}: {folder} cannot be written.")
+    return str(Path(folder).absolute())
 
 
 def read_key_file(file: str | None, option: str) -> list[ApiKeyLine]:

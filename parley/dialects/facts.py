@@ -63,7 +63,7 @@ class ServerFacts:
     """Everything that the server reports about itself. ``cards``: every name it serves, the main one first. ``ready``:
     all its models accept requests.
     ``cache_events``: where the main model's engine publishes the events of its prefix cache. ``key_owners``: of its API
-    keys; None if it has no keys."""
+    keys; None if it has no keys. ``keeps_tables``: whether the operator lets endpoints record their requests."""
 
     version: str
     cards: Sequence[ModelCard]
@@ -71,6 +71,7 @@ class ServerFacts:
     status: ServerStatus = ServerStatus()
     cache_events: CacheEventSettings | None = None
     key_owners: Sequence[KeyOwner] | None = None
+    keeps_tables: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +123,32 @@ class EndpointGrant(msgspec.Struct, frozen=True):
         return self.principal == client.owner.name
 
 
+class EndpointTable(msgspec.Struct, frozen=True):
+    """The table that records an endpoint's requests and answers: ``CATALOG.SCHEMA.PREFIX_payload``."""
+
+    catalog: str
+    schema: str
+    prefix: str
+
+    @property
+    def folder_name(self) -> str:
+        """The folder of the table's files."""
+        return f"{self.catalog}.{self.schema}.{self.prefix}_payload"
+
+
 class Endpoint(msgspec.Struct, frozen=True):
     """A model name whose requests are split among several models. ``about``: further JSON data of its API.
 
-    ``grants``: who may use it; if there are none, every client. One with the name of a model has only the model's
-    grants."""
+    ``table``: where its requests are recorded. ``grants``: who may use it; if there are none, every client. One with
+    the name of a model has only the model's grants.
+    """
 
     name: str
     shares: list[EndpointShare]
     about: dict[str, Any] = {}
     limits: list[EndpointLimit] = []
     grants: list[EndpointGrant] = []
+    table: EndpointTable | None = None
 
     def client_level(self, client: Tenant) -> GrantLevel | None:
         """Return what a client may do with it; None: nothing."""

@@ -247,6 +247,7 @@ class App:
             await self._send_error(exchange, ParleyError("The server had an error while it processed the request."))
         finally:
             exchange.release_body()
+            exchange.finish_recording()
             del scope[EXCHANGE_KEY]  # the two refer to each other; without the cycle, memory is freed at once
             if not admitted:
                 self._record_request(exchange)

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from uuid import UUID
 
 from parley.dialects.dialect import Acknowledgement, Answer, Reply, RequestContext, Route
 from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
@@ -110,11 +111,28 @@ def _read_endpoint_body(
             f"There is no model {excerpt(share.model)}.", name=endpoint_name, served=registry.served_names
         )
     registry.endpoint_store.check_query(endpoint_name, exchange.tenant)
+    _begin_table_row(registry, exchange, endpoint_name, share.name, body)
     model = registry.find_model(share.model)
     reply = route.reader(body, request_context(registry, model, exchange))
     if isinstance(reply, Reply):
         reply.request.model, reply.served_model, reply.endpoint_name = share.model, share.name, endpoint_name
     return model, reply
+
+
+def _begin_table_row(
+    registry: ModelRegistry, exchange: Exchange, endpoint_name: str, served_name: str, body: bytes
+) -> None:
+    """Record the request and its answer if its endpoint has an inference table. Of a separated request, the instance
+    that answers records it."""
+    endpoint, tables = registry.endpoint_store.by_name.get(endpoint_name), registry.inference_tables
+    stage = _request_stage(exchange)
+    if endpoint is None or endpoint.table is None or tables is None:
+        return
+    if stage is not None and stage.prior_outputs is None:
+        return
+    requester = exchange.tenant.owner.name or exchange.log_entry.key
+    request_id = str(UUID(exchange.request_uuid))
+    exchange.recorder = tables.begin_row(endpoint.table, request_id, served_name, requester, body)
 
 
 def _admit_to_endpoint(registry: ModelRegistry, exchange: Exchange, reply: Reply) -> Callable[[int], None] | None:

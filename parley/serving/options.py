@@ -88,6 +88,7 @@ class ServerOptions(HttpOptions):
     strict: bool = False  # the APIs on the shared port have the limits and refusals of the servers they copy
     tgi_compat: str = "3"  # the TGI version that the shared port copies
     endpoints: str | None = None  # the file that endpoints are kept in; None: they last until the server ends
+    inference_tables: str | None = None  # the folder of the endpoints' inference tables; None: none are kept
     response_store: int = 64 << 20  # for responses and conversations that later requests refer to; 0: none are kept
     response_store_file: str | None = None  # the database that they are kept in; None: in memory
     response_lifetime: float = 7 * 24 * 3600.0  # how long they are kept

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from parley.dialects.facts import ServerFacts
@@ -17,6 +18,7 @@ from parley.dialects.records import TenantRecords
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.series import LabelledCounter
+from parley.serving.endpoints.inference_tables import InferenceTables
 from parley.serving.endpoints.rate_limits import EndpointUsage
 from parley.serving.endpoints.traffic_split import EndpointStore
 from parley.serving.options import ServerOptions
@@ -61,6 +63,8 @@ class ModelRegistry:
         self.grpc_responses = LabelledCounter()  # responses over gRPC, by status
         self.endpoint_store = EndpointStore(options.endpoints)
         self.endpoint_usage = EndpointUsage()
+        tables = options.inference_tables
+        self.inference_tables = None if tables is None else InferenceTables(Path(tables))
         self.adapter_lock = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.pull_lock = asyncio.Lock()  # held while a model is downloaded at a client's request
         self.huge_text_lock = asyncio.Lock()  # held while a huge text is tokenized at a client's request
@@ -185,7 +189,15 @@ class ModelRegistry:
         ready = self.first_unready_model() is None
         keys = (*self.options.api_keys, *self.options.admin_keys) if self.options.api_keys else None
         owners = None if keys is None else [self.options.key_owners.get(key, KeyOwner()) for key in keys]
-        return ServerFacts(__version__, cards, ready, main.server_status(), main.settings.cache_events, owners)
+        return ServerFacts(
+            __version__,
+            cards,
+            ready,
+            main.server_status(),
+            main.settings.cache_events,
+            owners,
+            self.inference_tables is not None,
+        )
 
     def set_pause(self, pause_state: str) -> None:
         """Pause admission ("held" or "prepared") or resume it (""); open requests continue."""
@@ -247,3 +259,5 @@ class ModelRegistry:
         await asyncio.gather(*(model.close_engine() for model in self.models))
         await self.wait_all_idle(CLOSE_GRACE_SECONDS)
         self.record_store.close()
+        if self.inference_tables is not None:
+            await asyncio.to_thread(self.inference_tables.close)

@@ -468,6 +468,15 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "inference-tables",
+        text_kind("FOLDER"),
+        "Folder for inference tables: the requests and answers of endpoints whose recording is switched on over "
+        "Databricks' API.",
+        section="server",
+        unset_text="endpoints record nothing",
+        configurable=True,
+    ),
+    Option(
         "response-store",
         size_kind(),
         "Room for the responses and conversations that clients of the Responses API refer to later; 0: none are kept.",

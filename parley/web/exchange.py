@@ -36,6 +36,16 @@ SECONDS_PATTERN = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 JSON_MEDIA_TYPE = b"application/json"
 
 
+class AnswerRecorder(Protocol):
+    """Keeps the answer while it is sent."""
+
+    def add_piece(self, data: bytes) -> None:
+        """Add a piece of the body that is sent."""
+
+    def finish(self, status: int, seconds: float) -> None:
+        """Take note that the request has ended. ``status``: 0 without an answer."""
+
+
 class StageErrors(Protocol):
     """The error responses of a request stage, for requests that are split between servers."""
 
@@ -71,6 +81,7 @@ class Exchange:
     preface_size: int = 0
     preface_bytes: bytes = b""
     body_limit: int | None = None
+    recorder: AnswerRecorder | None = None
     status: int = 0  # 0: nothing was sent yet
     route_path: str = ""  # the template of the route's path, once it is known
     response_sent: bool = False
@@ -250,6 +261,8 @@ class Exchange:
         self.last_write_at = time.perf_counter()
         if self.options.log_bodies:
             self.log_entry.record_answer(data)
+        if self.recorder is not None:
+            self.recorder.add_piece(data)
         return self._writer.write_part(data)
 
     def coordinator_headers(self, error: ParleyError | None) -> HeaderList:
@@ -287,6 +300,11 @@ class Exchange:
             error.rename_field(self.field_names.get(error.field, error.field))
         return error
 
+    def finish_recording(self) -> None:
+        """Tell the recorder, if there is one, that the request has ended."""
+        if self.recorder is not None:
+            self.recorder.finish(self.status, time.perf_counter() - self.arrived_at)
+
     def abort_connection(self) -> None:
         """Close the connection at once and drop unsent data."""
         self._writer.abort_connection()
@@ -308,6 +326,8 @@ class Exchange:
         self.last_write_at = time.perf_counter()
         if self.options.log_bodies:
             self.log_entry.record_answer(data)
+        if self.recorder is not None:
+            self.recorder.add_piece(data)
         if self._writer.write_blocked:
             await self._send_or_disconnect({"type": "http.response.body", "body": data, "more_body": not last})
         else:

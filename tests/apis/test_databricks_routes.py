@@ -358,3 +358,26 @@ async def test_permissions_hold_for_endpoints_and_for_models_in_every_api(serve)
     )
     for path, body in requests:
         assert [(await call(client, "POST", path, body)).status for client in ("ann", "bob")] == [200, 403], path
+
+
+async def test_inference_table_records_answers_streams_and_refusals(serve, tmp_path):
+    server = await serve(inference_tables=str(tmp_path))
+    table = {"enabled": True, "catalog_name": "main", "schema_name": "logs"}
+    config = {"served_entities": [{"entity_name": "tiny", "name": "a"}]}
+    await server.post(ROOT, {"name": "e", "config": config, "ai_gateway": {"inference_table_config": table}})
+    path = "/serving-endpoints/e/invocations"
+    bodies = [TALK | {"client_request_id": "c"}, TALK | {"stream": True}, TALK | {"max_tokens": -1}, INPUT]
+    answers = [await server.post(path, body) for body in bodies]
+    await server.post("/serving-endpoints/tiny/invocations", TALK)
+    lines = []
+    while len(lines) < len(bodies):
+        await asyncio.sleep(0.01)
+        lines = [line for file in sorted(tmp_path.glob("*/*.jsonl")) for line in file.read_text().splitlines()]
+    rows = list(map(json.loads, lines))
+    assert [row["status_code"] for row in rows] == [200, 200, 400, 200]
+    assert [row["response"] for row in rows] == [answer.body.decode() for answer in answers]
+    assert [json.loads(row["request"]) for row in rows] == bodies
+    assert [row["client_request_id"] for row in rows] == ["c", None, None, None]
+    assert {row["served_entity_id"] for row in rows} == {"a"} and rows[0]["databricks_request_id"] in rows[0][
+        "response"
+    ]

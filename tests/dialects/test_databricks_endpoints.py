@@ -1,6 +1,7 @@
 """Databricks endpoint management: effects of calls on the endpoints, their answers, and refusals."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.databricks import DIALECT, STRICT, endpoints, permissions
 from parley.dialects.dialect import RequestContext
-from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
+from parley.dialects.facts import Endpoint, EndpointShare, EndpointTable, ModelCard, ServerFacts
 from parley.errors import ParleyError
 
 FACTS = ServerFacts("1", [ModelCard("m", 1600000000, 100), ModelCard("org.v2", 1600000000, 100)], True)
@@ -251,7 +252,7 @@ def route(name: Any, percent: Any) -> dict[str, Any]:
         ),
         ({"served_entities": [ENTITY_A], "traffic_config": {"routes": [route(None, 100)]}}, '"served_model_name" is a'),
         ({"served_entities": [ENTITY_A], "traffic_config": {"routes": []}}, "they sum to 0"),
-        ({"served_entities": [ENTITY_A], "auto_capture_config": {"enabled": True}}, "not available"),
+        ({"served_entities": [ENTITY_A], "auto_capture_config": {}}, "--inference-tables FOLDER"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -313,7 +314,7 @@ def test_endpoint_keeps_rate_limits_when_its_config_changes(world):
     assert world.call(endpoints.change_gateway, gateway, endpoint="e") == {"rate_limits": limits}
     world.call(endpoints.update_endpoint, {"served_entities": [ENTITY_A]}, endpoint="e")
     assert world.call(endpoints.get_endpoint, endpoint="e")["ai_gateway"]["rate_limits"] == limits
-    for part in ("guardrails", "inference_table_config", "fallback_config"):
+    for part in ("guardrails", "fallback_config"):
         assert "not available" in world.refused(endpoints.change_gateway, {part: {"enabled": True}}, endpoint="e")[2]
 
 
@@ -324,3 +325,30 @@ def test_databricks_unavailable_routes_say_so():
                 unavailable.reader(b"{}", RequestContext("0f", 1, "fp"), FACTS)
             answer = DIALECT.render_error(caught.value)
             assert answer.status == 400 and b"not available on this server" in answer.body
+
+
+TABLE = {"catalog_name": "main", "schema_name": "logs"}
+
+
+def test_inference_tables_need_the_operators_folder(world, monkeypatch):
+    on = {"inference_table_config": TABLE | {"enabled": True}}
+    status, code, message = world.refused(endpoints.change_gateway, on, endpoint="e")
+    assert (status, code) == (400, "INVALID_PARAMETER_VALUE") and "--inference-tables FOLDER" in message
+    assert world.call(endpoints.change_gateway, {"inference_table_config": TABLE}, endpoint="e") == {"rate_limits": []}
+    monkeypatch.setattr(f"{__name__}.FACTS", replace(FACTS, keeps_tables=True))
+    shown = TABLE | {"table_name_prefix": "e", "enabled": True}
+    expected = {"rate_limits": [], "inference_table_config": shown}
+    assert world.call(endpoints.change_gateway, on, endpoint="e") == expected
+    assert world.call(endpoints.get_endpoint, endpoint="e")["ai_gateway"] == {"inference_table_config": shown}
+    world.call(endpoints.update_endpoint, {"served_entities": [ENTITY_A]}, endpoint="e")
+    assert world.made["e"].table == EndpointTable("main", "logs", "e")
+    capture = {"served_entities": [ENTITY_A], "auto_capture_config": TABLE | {"table_name_prefix": "p"}}
+    world.call(endpoints.update_endpoint, capture, endpoint="e")
+    assert world.made["e"].table == EndpointTable("main", "logs", "p")
+    world.call(endpoints.change_gateway, {}, endpoint="e")
+    assert world.made["e"].table is None
+    for wrong, member in (({"catalog_name": ".."}, "catalog_name"), ({"schema_name": "a/b"}, "schema_name")):
+        bad = {"inference_table_config": TABLE | {"enabled": True} | wrong}
+        assert member in world.refused(endpoints.change_gateway, bad, endpoint="e")[2]
+    missing = {"inference_table_config": {"enabled": True, "catalog_name": "a"}}
+    assert "schema_name" in world.refused(endpoints.change_gateway, missing, endpoint="e")[2]

@@ -73,10 +73,14 @@ def create_endpoint(
         "route_optimized": fields.boolean("route_optimized", False),
         "budget_policy_id": fields.string("budget_policy_id", None, cap=config.MAX_NAME),
     }
+    table = None
+    if gateway is not None:
+        table = limits.read_table(gateway, "inference_table_config", name, facts, by_default=False)
     config_object = fields.object("config")
     if config_object is None:
         raise fields.missing_member("config")
-    return _configure_endpoint(Endpoint(name, [], description, endpoint_limits), config_object, context, facts)
+    endpoint = Endpoint(name, [], description, endpoint_limits, table=table)
+    return _configure_endpoint(endpoint, config_object, context, facts)
 
 
 def update_endpoint(
@@ -118,11 +122,12 @@ def change_rate_limits(
 def change_gateway(
     body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
 ) -> EndpointChange:
-    """Replace the gateway, of which there are only rate limits. Raises UnknownModel, Forbidden, BadRequest."""
+    """Replace the gateway: rate limits and the inference table. Raises UnknownModel, Forbidden, BadRequest."""
     endpoint = _find_created(context, facts, created)
-    new_limits = limits.read_gateway(decode_fields(body, ENDPOINT_WORDING))
-    answer = json_answer({"rate_limits": limits.write_limits(new_limits)})
-    return EndpointChange(answer, put_endpoint=limits.with_limits(endpoint, new_limits))
+    fields = decode_fields(body, ENDPOINT_WORDING)
+    table = limits.read_table(fields, "inference_table_config", endpoint.name, facts, by_default=False)
+    changed = msgspec.structs.replace(endpoint, limits=limits.read_gateway(fields), table=table)
+    return EndpointChange(json_answer({"rate_limits": []} | limits.write_gateway(changed)), put_endpoint=changed)
 
 
 def endpoint_openapi(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
@@ -241,7 +246,9 @@ def _configure_endpoint(
     endpoint: Endpoint, config_object: Fields, context: RequestContext, facts: ServerFacts
 ) -> EndpointChange:
     """Return the change to an endpoint with the body's configuration. Raises BadRequest."""
-    config.refuse_members(config_object, "auto_capture_config")
+    table = endpoint.table
+    if config_object.has_value("auto_capture_config"):
+        table = limits.read_table(config_object, "auto_capture_config", endpoint.name, facts, by_default=True)
     entities = config.read_entities(config_object, _model_names(facts))
     if entities is None and not endpoint.shares:
         raise config_object.missing_member("served_entities")
@@ -261,7 +268,7 @@ def _configure_endpoint(
         "config_version": _endpoint_description(endpoint)["config_version"] + 1 if endpoint.shares else 1,
         "last_updated_timestamp": context.created * 1000,
     }
-    changed_endpoint = msgspec.structs.replace(endpoint, shares=shares, about=description)
+    changed_endpoint = msgspec.structs.replace(endpoint, shares=shares, about=description, table=table)
     answer = json_answer(_endpoint_detail(changed_endpoint, facts, context.client))
     return EndpointChange(answer, put_endpoint=changed_endpoint)
 
@@ -327,8 +334,8 @@ def _common_members(endpoint: Endpoint, facts: ServerFacts, client: Tenant) -> d
         "permission_level": LEVEL_NAMES[endpoint.client_level(client) or "view"],
         "route_optimized": description["route_optimized"],
     }
-    if endpoint.limits:
-        endpoint_object["ai_gateway"] = {"rate_limits": limits.write_limits(endpoint.limits)}
+    if gateway := limits.write_gateway(endpoint):
+        endpoint_object["ai_gateway"] = gateway
     return endpoint_object | {
         name: description[name] for name in ("description", "budget_policy_id") if description.get(name)
     }

@@ -1,19 +1,26 @@
-"""Rate limits of an endpoint: as its own list, as older clients write them, and inside the object of its gateway."""
+"""The gateway of an endpoint: its inference table, and rate limits, which older clients write as their own list."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from parley.dialects.databricks import config
-from parley.dialects.facts import Endpoint, EndpointLimit
+from parley.dialects.facts import Endpoint, EndpointLimit, EndpointTable, ServerFacts
 from parley.dialects.fields import Fields
+from parley.errors import Unsupported
 
 MAX_LIMITS = 20  # as many as the original has
 MAX_COUNT = 2**31 - 1
 KEYS = ("user", "endpoint")
-REFUSED_GATEWAY_PARTS = ("guardrails", "inference_table_config", "fallback_config")
+REFUSED_GATEWAY_PARTS = ("guardrails", "fallback_config")
+TABLE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+NO_TABLES = (
+    'parameter "{}" is not available on this server: it writes inference tables only if it is started with '
+    "--inference-tables FOLDER"
+)
 
 
 def read_limits(body: Fields) -> list[EndpointLimit]:
@@ -39,6 +46,50 @@ def read_gateway(body: Fields) -> list[EndpointLimit]:
     if tracking is not None and tracking.boolean("enabled", False):
         config.refuse_members(body, "usage_tracking_config")
     return read_limits(body)
+
+
+def read_table(
+    body: Fields, member: str, endpoint: str, facts: ServerFacts, *, by_default: bool
+) -> EndpointTable | None:
+    """Read the inference table in a member; None if it is turned off.
+
+    ``by_default``: it is on unless it says otherwise. Raises BadRequest, Unsupported if the server keeps no tables.
+    """
+    table = body.object(member)
+    if table is None or not table.boolean("enabled", by_default):
+        return None
+    if not facts.keeps_tables:
+        raise Unsupported(NO_TABLES.format(body.member_path(member)), field=member, code=config.INVALID_VALUE)
+    return EndpointTable(
+        _read_table_part(table, "catalog_name", None),
+        _read_table_part(table, "schema_name", None),
+        _read_table_part(table, "table_name_prefix", endpoint),
+    )
+
+
+def _read_table_part(table: Fields, name: str, default: str | None) -> str:
+    part = table.string(name, default, cap=config.MAX_NAME)
+    if part is None:
+        raise table.missing_member(name)
+    if not TABLE_PART.fullmatch(part):
+        raise table.member_error(name, "must be up to 100 letters, digits, dashes and underscores")
+    return part
+
+
+def write_gateway(endpoint: Endpoint) -> dict[str, Any]:
+    """Return the gateway as clients read it; empty if there is nothing in it."""
+    gateway: dict[str, Any] = {}
+    if endpoint.table is not None:
+        gateway["inference_table_config"] = write_table(endpoint.table)
+    if endpoint.limits:
+        gateway["rate_limits"] = write_limits(endpoint.limits)
+    return gateway
+
+
+def write_table(table: EndpointTable) -> dict[str, Any]:
+    """Return an inference table as clients read it."""
+    names = {"catalog_name": table.catalog, "schema_name": table.schema, "table_name_prefix": table.prefix}
+    return names | {"enabled": True}
 
 
 def write_limits(limits: list[EndpointLimit]) -> list[dict[str, Any]]:
