@@ -21,6 +21,7 @@ import time
 from typing import Any
 
 import msgspec
+import uvloop
 
 from parley import hub
 from parley.boot import server as start
@@ -118,7 +119,8 @@ class ServerThread(threading.Thread):
         self._ready.wait()
 
     def run(self) -> None:
-        asyncio.run(self._serve_until_stopped())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server has it
+            runner.run(self._serve_until_stopped())
 
     async def _serve_until_stopped(self) -> None:
         await self.service.main_model.load_engine()
