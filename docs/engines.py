@@ -70,7 +70,8 @@ a file with the server's API key. An address may have a path: a parley server is
 * **Before it serves**, parley asks for the server's version, its model, the context length and the limit of
   log-probabilities (vLLM's `--max-logprobs`, {DEFAULT_MAX_LOGPROBS} by default), and with a token each whether it takes
   grammars and what speculation excludes. It compares the two tokenizers by a text. If the server lists several models,
-  the name chooses: `--model NAME=MODEL`. A server that cannot be used ends the start with a sentence.
+  the name chooses: `--model NAME=MODEL`. A server that cannot be used ends the start with a sentence; `parley doctor`
+  with the same options asks it, too.
 * **Readiness follows the server.** parley waits for a server that is still away, and asks every two seconds for its
   health, its model and its metrics. A server that does not answer within `--engine-timeout` is away: running requests
   get an error, `/health/ready` and new requests a 503, until it answers again. Then parley asks everything anew.

@@ -15,16 +15,18 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from parley import hub
 from parley.child_process import python_command
+from parley.cli.doctor_engines import Finding, Level, check_server, check_vllm, lacks_video_decoder
 from parley.cli.serve import offered_models, plan_models, planned_server_options
 from parley.gguf.folder import LINK_PATTERN
 from parley.settings.config import DTYPE_NAMES, SERVE_OPTIONS
 from parley.settings.options import ConfigError, ResolvedOptions
+from parley.types import AttachedSettings, VLLMSettings
 from parley.web.auth import is_loopback
 from parley.worker.check import ModelCheck, check_in_process
 
@@ -39,19 +41,9 @@ usage: parley doctor [MODEL] [options of serve]
 Checks whether this machine, the installation and the model have what `parley serve` with the same options needs.
 Exit code 1 if it would fail."""
 
-Level = Literal["ok", "warn", "fail"]
 COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
 PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
 SPARE = 1 << 30  # bytes that a server needs in addition to weights and KV cache
-
-
-class Finding(NamedTuple):
-    """One line of output: the level, the subject, the observation, and a hint how to fix it."""
-
-    level: Level
-    subject: str
-    observation: str
-    hint: str = ""
 
 
 def run(config: ResolvedOptions) -> int:
@@ -180,7 +172,12 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
         yield Finding("fail", "model", str(error), "Give a folder in Hugging Face format or a GGUF file.")
         return 0
     settings = msgspec.structs.replace(offer.settings, model=str(folder))
-    if offer.engine == "vllm" and (yield from _check_vllm(settings)):
+    if isinstance(settings, AttachedSettings):
+        yield Finding("ok", "model", f"{name}; the server has the weights")
+        yield from _check_text(settings)
+        yield from check_server(settings, offer.names[0])
+        return 0
+    if isinstance(settings, VLLMSettings) and (yield from check_vllm(settings)):
         return 0
     checked = _check_loading(offer, settings)
     if checked.refusal:
@@ -191,7 +188,7 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
     observation = f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_format_bytes(size)}"
     yield Finding("warn" if checked.doubt else "ok", "model", observation + f"; {checked.doubt}" * bool(checked.doubt))
     yield from _check_text(settings)
-    yield from _check_media(folder)
+    yield from _check_media(folder, settings)
     return size
 
 
@@ -202,22 +199,6 @@ def _check_loading(offer: OfferedModel, settings: EngineSettings) -> ModelCheck:
     if offer.engine == "scripted" or not isinstance(settings, Settings) or settings.costs:
         return ModelCheck()
     return check_in_process(settings)
-
-
-def _check_vllm(settings: EngineSettings) -> Generator[Finding, None, bool]:
-    """Check which version of vLLM its Python has. Return whether serve would refuse it."""
-    from parley.engine.protocol import EngineFailed
-    from parley.engine.vllm import check_version, read_version
-    from parley.types import VLLMSettings
-
-    assert isinstance(settings, VLLMSettings)
-    try:
-        check_version(version := read_version(settings.python))
-    except EngineFailed as error:
-        yield Finding("fail", "vLLM", str(error))
-        return True
-    yield Finding("ok", "vLLM", version)
-    return False
 
 
 def _check_text(settings: EngineSettings) -> Iterator[Finding]:
@@ -234,8 +215,8 @@ def _check_text(settings: EngineSettings) -> Iterator[Finding]:
         yield Finding("warn", "template", "the model has no chat template", "It completes text, but cannot chat.")
 
 
-def _check_media(folder: Path) -> Iterator[Finding]:
-    """Check whether the packages that decode media are installed, if the model reads any."""
+def _check_media(folder: Path, settings: EngineSettings) -> Iterator[Finding]:
+    """Check whether the packages that decode media are installed, if the model reads any. vLLM has its own Python."""
     from parley.serving.media.workers import missing_packages
     from parley.text.media_family import read_media_family
     from parley.text.tokens.tokenizer import read_json_object
@@ -244,7 +225,13 @@ def _check_media(folder: Path) -> Iterator[Finding]:
     if family is None:
         return
     kinds = ", ".join(sorted(family.kinds))
-    if missing := missing_packages():
+    if isinstance(settings, VLLMSettings):
+        if family.kinds - {"image"} and lacks_video_decoder(settings):
+            observation = f"the model reads {kinds}, but PyAV is not installed for vLLM's Python"
+            yield Finding("warn", "media", observation, "pip install av there; until then it reads pictures only.")
+        else:
+            yield Finding("ok", "media", kinds)
+    elif missing := missing_packages():
         observation = f"the model reads {kinds}, but {', '.join(missing)} is not installed"
         yield Finding("warn", "media", observation, "pip install 'parley-llm[media]'; until then it reads text only.")
     else:

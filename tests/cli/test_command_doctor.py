@@ -9,8 +9,9 @@ import pytest
 from support import tiny_models
 from support.free_ports import free_port
 from support.multimodal_models import multimodal_folder
+from support.server_process import ServerProcess
 
-from parley.cli import doctor
+from parley.cli import doctor, doctor_engines
 from parley.serving.media import workers
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
@@ -108,6 +109,30 @@ def test_doctor_names_the_packages_that_media_need(monkeypatch):
     assert finding.level == "warn"
     assert finding.observation == "the model reads image, video, but PyNone is not installed"
     assert "parley-llm[media]" in finding.hint
+
+
+def test_doctor_asks_the_server_that_computes():
+    folder = tiny_models.model_folder("llama")
+    away = findings(doctor.check_models, str(folder), "--engine", f"http://127.0.0.1:{free_port()}")["engine"]
+    assert away.level == "warn" and "is away" in away.observation
+    with ServerProcess(folder) as server:
+        server.ready()
+        found = findings(doctor.check_models, str(folder), "--engine", f"{server.url}/vllm")
+        assert {name: finding.level for name, finding in found.items()} == dict.fromkeys(found, "ok")
+        assert "vLLM 0.33" in found["engine"].observation and "tokens" in found["engine"].observation
+        other = findings(doctor.check_models, "--engine", f"{server.url}/vllm")["engine"]
+        assert other.level == "fail" and "its tokenizer is not that of" in other.observation
+
+
+def test_doctor_names_the_decoder_that_vllms_python_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor_engines, "python_command", lambda *arguments, python: [python, *arguments])
+    folder = multimodal_folder("qwen2_vl")
+    for script, level in (("exit 1", "warn"), ("echo 0.32.0", "ok")):
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n[ \"$2\" = 'import av' ] || {{ echo 0.32.0; exit; }}\n{script}\n")
+        python.chmod(0o755)
+        found = findings(doctor.check_models, str(folder), "--engine", "vllm", "--engine-python", str(python))
+        assert (found["vLLM"].observation, found["media"].level) == ("0.32.0", level)
 
 
 def test_doctor_includes_the_kv_cache_in_the_memory_check(copy):
