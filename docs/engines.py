@@ -40,7 +40,8 @@ parley serve Qwen/Qwen3-8B --engine vllm --engine-python vllm/bin/python -- --te
 
 Everything after `--` goes to vLLM's own parser. In a file or a variable the same flags are `engine-args`. Flags that
 follow from parley's options are refused there, with the option to use instead. For development, `make engines` installs
-vLLM's build for CPUs in `.engines`.
+vLLM's build for CPUs in `.engines`, and `python bench/engines.py` compares parley in front of vLLM with vLLM's own
+server: processor time in front of the engine, requests and tokens per second.
 
 parley starts a host process with vLLM's Python. The host sees parley's modules, but none of its libraries, and starts
 vLLM's processes. While they load, `/health/ready` reports the last line of vLLM's log. vLLM's warnings and errors
