@@ -13,6 +13,7 @@
 # make lint    formatter, linter and type checker
 # make sanitize  the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs g++)
 # make format, make docs  rewrite the files that make lint and the tests would reject
+# make openapi learns the JSON schemas of all bodies from their readers (minutes), after members have changed
 # make engines installs vLLM's build for CPUs in .engines, for tests and comparisons (5 minutes, 4 GB)
 # make bench   compares parley with other servers and writes docs/performance.md (an hour)      ARGS="--turns 3"
 # make bench-peers  installs these servers in .peers (20 minutes, 6 GB)
@@ -27,7 +28,7 @@ TESTING := $(VENV)/tests-$(call checksum,requirements.lock requirements-dev.lock
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-engines fuzz lint format docs engines bench bench-peers load sanitize clean
+.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-engines fuzz lint format docs openapi engines bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 # pip compiles modules one after the other, which takes longer than installing them; compileall uses every processor.
@@ -111,6 +112,9 @@ docs: setup
 	@$(VENV)/bin/python docs/families.py
 	@$(VENV)/bin/python docs/composition.py
 	@$(VENV)/bin/python docs/engines.py
+
+openapi: setup
+	@$(VENV)/bin/python docs/openapi.py
 
 engines: setup
 	@$(VENV)/bin/python tools/install_engines.py

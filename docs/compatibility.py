@@ -1,23 +1,19 @@
-"""Writes docs/compatibility.md, a page for each API, and TGI's OpenAPI document from the readers: ``make docs``."""
+"""Writes docs/compatibility.md and a page for each API from the readers: ``make docs``."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
 from collections.abc import Iterator
-from copy import deepcopy
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from survey import EngineNeeds, Member, Members, survey_dialect
 
-from parley.dialects import tgi
 from parley.dialects.dialect import Dialect
 from parley.dialects.mounts import API_MOUNTS
 from parley.types import EngineBound
@@ -27,7 +23,6 @@ VLLM_FEATURES: frozenset[str] = vllm_features(adapters=True, plugin=True)
 ROOT = Path(__file__).resolve().parents[1]
 INDEX_PAGE = ROOT / "docs" / "compatibility.md"
 API_PAGES = ROOT / "docs" / "compatibility"
-OPENAPI = ROOT / "parley" / "dialects" / "tgi" / "openapi.json"
 INTRODUCTION = """\
 # Members of each API
 
@@ -214,60 +209,7 @@ def _title(api: str) -> str:
     return dialects_by_api()[api][0][1].title
 
 
-SCHEMAS: dict[str, Any] = {
-    "strings": {"type": "array", "items": {"type": "string"}},
-    "integers": {"type": "array", "items": {"type": "integer"}},
-    "array": {"type": "array", "items": {}},
-    "objects": {"type": "array", "items": {"type": "object"}},
-    "free_object": {"type": "object"},
-    "token_weights": {"type": "object"},
-    "raw_value": {},
-}
-
-
-def build_body_schema(members: Members) -> dict[str, Any]:
-    """Return the JSON schema of a body with these members."""
-    body_schema: dict[str, Any] = {"type": "object", "properties": {}}
-    for path, member in members.items():
-        parent_schema = body_schema
-        *parents, name = path.split(".")
-        for parent in parents:
-            properties = parent_schema.setdefault("properties", {})
-            parent_schema = properties.setdefault(parent.removesuffix("[]"), {"type": "object"})
-            if parent.endswith("[]"):
-                parent_schema = parent_schema.setdefault("items", {"type": "object"})
-        member_schema: dict[str, Any] = deepcopy(SCHEMAS.get(member.method, {"type": member.method}))
-        member_schema |= {key: int(bound) for key, bound in (("minimum", member.low), ("maximum", member.high))
-                          if bound is not None and member.method == "integer"}  # fmt: skip
-        if member.allowed:
-            member_schema["enum"] = list(member.allowed)
-        parent_schema.setdefault("properties", {}).setdefault(name, {}).update(member_schema)
-    return body_schema
-
-
-def openapi_document() -> str:
-    """Return the OpenAPI document of TGI's routes."""
-    paths: dict[str, Any] = {}
-    for (method, path), members in survey_dialect(tgi.STRICT).items():
-        operation: dict[str, Any] = {"responses": {"200": {"description": "The answer."}}}
-        if members:
-            content = {"application/json": {"schema": build_body_schema(members)}}
-            operation["requestBody"] = {"content": content, "required": True}
-            operation["responses"] |= {
-                str(status): {"description": text}
-                for status, text in (
-                    (422, "The request is invalid."),
-                    (424, "The engine failed."),
-                    (429, "The queue is full."),
-                )
-            }
-        paths.setdefault(path, {})[method.lower()] = operation
-    info = {"title": "Text Generation Inference", "version": tgi.shared.TGI_VERSION}
-    return json.dumps({"openapi": "3.0.3", "info": info, "paths": paths}, indent=1) + "\n"
-
-
 if __name__ == "__main__":
     API_PAGES.mkdir(exist_ok=True)
     for file, text in all_pages().items():
         file.write_text(text, "utf-8")
-    OPENAPI.write_text(openapi_document(), "utf-8")

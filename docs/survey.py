@@ -102,6 +102,10 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"lora_name": "a", "lora_path": "b"},
     {"instances": [{"inputs": "a"}]},
     {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
+    {
+        "inputs": [{"name": "input0", "datatype": "UINT32", "shape": [1, 1], "data": [5]}],
+        "outputs": [{"name": "output0"}],
+    },
     {"name": "n", "config": {"served_entities": [{"entity_name": "m"}]}},
     {"served_entities": [{"entity_name": "m"}]},
     {},
@@ -185,6 +189,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         [{"role": "user", "content": BLOCKS}],
         CALLING_TURNS,
         [TURN, THINKING_TURN, TURN],
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "a"}],
         [TURN, {"role": "system", "content": TOOL_CHANGES, "clear_at": "never"}],
     ],
     "system": [[{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "5m"}}]],
@@ -220,7 +225,8 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         {"type": "json_object", "schema": {}},
         {"type": "text"},
     ],
-    "structured_outputs": [{"json": {}}],
+    "structured_outputs": [{"json": {}}, {"regex": "a"}, {"choice": ["a"]}, {"grammar": 'root ::= "a"'},
+                           {"json_object": True}],
     "guided_decoding": [{"json": {}}],
     "grammar": [{"type": "json", "value": {"properties": {}}}],
     "embedding_request": ['{"input": "a", "pooling_params": {"dimensions": 5}}', '{"input": [5]}'],
@@ -317,7 +323,8 @@ def engine_needs(request: Request) -> EngineNeeds:
 
 @dataclass
 class Member:
-    """A member of a body as its reader asks for it. ``method`` is the name of the method of ``Fields``.
+    """A member of a body as its reader asks for it. ``method`` is the name of the method of ``Fields``, ``cap`` the
+    most characters of a string or elements of an array.
 
     ``outcomes``: taken, unavailable, wrong. ``asked_as_text``: it was a string in the body that is being read;
     ``taken_as_text``: it was a string in a body that was taken. ``needs``: what each request with it, which was taken,
@@ -329,6 +336,7 @@ class Member:
     low: float | None = None
     high: float | None = None
     allowed: tuple[str, ...] = ()
+    cap: int | None = None
     outcomes: set[str] = field(default_factory=set)
     asked_as_text: bool = False
     taken_as_text: bool = False
@@ -375,6 +383,7 @@ def record_reads(recorded: Members) -> Iterator[None]:
                 low, high = (*args[1:3], None, None)[:2] if method in ("integer", "number") else (None, None)
                 member.low, member.high = kwargs.get("low", low), kwargs.get("high", high)
                 member.allowed = tuple(kwargs.get("allowed", ()))
+                member.cap = kwargs.get("cap")
             return original(self, name, *args, **kwargs)
 
         return ask
@@ -394,24 +403,8 @@ def read_outcome(route: Route, body: dict[str, Any]) -> str:
 
 def read_body(route: Route, body: dict[str, Any]) -> tuple[str, EngineNeeds | None]:
     """Return the outcome of a body, and what its request needs of an engine, None if there is no such request."""
-    arguments_by_kind = {
-        "generate": (CONTEXT,),
-        "embed": (CLASSIFIER_CONTEXT if route.path in CLASSIFIER_PATHS else CONTEXT,),
-        "render": (CONTEXT,),
-        "tokenize": (CONTEXT,),
-        "abort": (CONTEXT,),
-        "abort_list": (CONTEXT,),
-        "stored": (CONTEXT,),
-        "adapter": (CONTEXT,),
-        "info": (CONTEXT, FACTS),
-        "summed_info": (CONTEXT, FACTS),
-        "pull": (CONTEXT, FACTS),
-        "endpoint": (CONTEXT, FACTS, ENDPOINTS),
-    }
-    arguments = (FORM_CONTEXT,) if route.reads_form else arguments_by_kind.get(route.kind, ())
-    assert route.reader is not None
     try:
-        result = route.reader(_encode_form(body) if route.reads_form else json.dumps(body).encode(), *arguments)
+        result = call_reader(route, encode_body(route, body))
     except Unsupported:
         return "unavailable", None
     except ParleyError:
@@ -420,6 +413,34 @@ def read_body(route: Route, body: dict[str, Any]) -> tuple[str, EngineNeeds | No
         is_unavailable = b"not available" in result.body or b"not supported" in result.body
         return ("unavailable" if is_unavailable else "wrong"), None
     return "taken", engine_needs(result.request) if isinstance(result, Reply) else None
+
+
+def call_reader(route: Route, body: bytes, context: RequestContext | None = None) -> Any:
+    """Return what a route's reader makes of a body. ``context``: in place of the usual one. Raises ParleyError."""
+    if context is None:
+        context = FORM_CONTEXT if route.reads_form else CONTEXT
+        context = CLASSIFIER_CONTEXT if route.kind == "embed" and route.path in CLASSIFIER_PATHS else context
+    arguments_by_kind = {
+        "generate": (context,),
+        "embed": (context,),
+        "render": (context,),
+        "tokenize": (context,),
+        "abort": (context,),
+        "abort_list": (context,),
+        "stored": (context,),
+        "adapter": (context,),
+        "info": (context, FACTS),
+        "summed_info": (context, FACTS),
+        "pull": (context, FACTS),
+        "endpoint": (context, FACTS, ENDPOINTS),
+    }
+    assert route.reader is not None
+    return route.reader(body, *arguments_by_kind.get(route.kind, ()))
+
+
+def encode_body(route: Route, body: Any) -> bytes:
+    """Return a body as JSON, or as a form where the route reads one."""
+    return _encode_form(body) if route.reads_form else json.dumps(body).encode()
 
 
 def _encode_form(body: dict[str, Any]) -> bytes:

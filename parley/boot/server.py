@@ -28,7 +28,7 @@ from parley.boot.engines import make_engine
 from parley.boot.opening import opening_lines
 from parley.boot.parts import ServerParts
 from parley.boot.places import find_open_plane, listening_places
-from parley.dialects.mounts import INNER_MOUNTS
+from parley.dialects.mounts import is_api
 from parley.disagg.kv.listener import MAX_UNAUTHENTICATED
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.wire.networks import TrustedNetworks
@@ -209,7 +209,7 @@ class ServerInstance:
             (surface.dialect, root + surface.prefix)
             for place, root in zip(self._places, roots, strict=True)
             for surface in place.surfaces
-            if surface not in INNER_MOUNTS
+            if is_api(surface)
         ]
         banner.print_line(opening_lines(self.options, self.offers, roots[0], surfaces, grpc_addresses))
         serving = asyncio.create_task(self._serve_http())

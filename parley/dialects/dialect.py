@@ -134,6 +134,7 @@ class Acknowledgement(Answer):
     """The answer to a generating request that asks for nothing to be generated, and is no refusal."""
 
 
+QuerySchemas = Mapping[str, Mapping[str, Any]]  # JSON schemas by the names of parameters
 HeaderList = Sequence[tuple[bytes, bytes]]
 MetricsWriter = Callable[[Sequence[ModelSnapshot]], str]  # writes the metric series of all models
 
@@ -303,7 +304,7 @@ class Route:
     ``refuse_headers``: returns the answer to a tokenizing request whose headers are refused, else None; the readers of
     generating routes see the headers themselves. ``reads_form``: the body is multipart/form-data rather than JSON.
     ``inliner``: where bodies refer to records, returns the request with these records for a coordinator, which keeps
-    them.
+    them. ``query``: the JSON schemas of the query's parameters, by name.
     """
 
     method: str
@@ -321,6 +322,7 @@ class Route:
     refuse_headers: Callable[[Mapping[bytes, bytes]], Answer | None] | None = None
     reads_form: bool = False
     inliner: Callable[[bytes, RequestContext], InlinedRequest] | None = None
+    query: QuerySchemas = field(default_factory=dict, hash=False)
 
     @property
     def claims(self) -> bool:
@@ -395,5 +397,6 @@ class Dialect:
     no_memory_body: bytes = b""
     framed_answers: bool = False
     default_tag: str = ""
+    body_schemas: str = ""  # the name of its schemas of bodies in bodies.json; without one they are not known
     id_header: bytes = b""  # the name of the header that carries the request's unique id in all answers
     id_prefix: bytes = b""  # before the id in that header

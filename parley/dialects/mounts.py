@@ -15,6 +15,7 @@ import msgspec
 from parley.dialects import anthropic, databricks, mindie, ollama, openai, tei, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Route, RouteKind
 from parley.dialects.json_body import check_json_size
+from parley.dialects.openapi_document import OpenApiDocument
 from parley.dialects.triton.calls import GRPC_CALLS
 
 # Routes of the server itself, whichever APIs are mounted.
@@ -106,9 +107,25 @@ COORDINATOR_TEXTS = mindie.COORDINATOR_TEXTS  # the texts of a coordinator's own
 BODY_FAULT = mindie.BODY_FAULT  # finds the error for which a strict coordinator refuses a body
 # Routes of the server itself and of its instance plane.
 SERVER_MOUNT = ApiMount(
-    "", replace(openai.DIALECT, name="parley", routes=(*SERVER_ROUTES, *INSTANCE_PLANE.routes), no_memory_body=b"")
+    "",
+    replace(
+        openai.DIALECT,
+        name="parley",
+        title="parley",
+        routes=(*SERVER_ROUTES, *INSTANCE_PLANE.routes),
+        body_schemas="",
+        no_memory_body=b"",
+    ),
 )
+DOCUMENT_PATH = "/openapi.json"  # below each prefix, the OpenAPI document of the APIs there
 INNER_MOUNTS = (SERVER_MOUNT, ApiMount("", GRPC_CALLS))  # in addition to the APIs
+
+
+def is_api(mount: ApiMount) -> bool:
+    """True for the mount of an API, which the server's own routes are not."""
+    return mount not in INNER_MOUNTS and mount.dialect.name != SERVER_MOUNT.dialect.name
+
+
 # APIs that are served only at ports of their own: their clients may stop the server.
 ADMIN_PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
 DEDICATED_APIS = {surface.prefix[1:]: surface.dialect for surface in API_MOUNTS if surface.prefix} | ADMIN_PLANES
@@ -143,12 +160,29 @@ def universal_mounts(strict: bool = False, tgi_compat: str = "3") -> tuple[ApiMo
         for surface in API_MOUNTS
     )
     own, calls = INNER_MOUNTS
-    return (own, *surfaces, calls)
+    return with_documents((own, *surfaces, calls))
 
 
 def dedicated_mounts(*names: str, apis: Mapping[str, Dialect] = DEDICATED_APIS) -> tuple[ApiMount, ...]:
     """Return the mounts of a port for these APIs alone: they are at the root, and the server's own routes follow."""
-    return (*(ApiMount("", apis[name]) for name in names), SERVER_MOUNT)
+    return with_documents((*(ApiMount("", apis[name]) for name in names), SERVER_MOUNT))
+
+
+def with_documents(mounts: Sequence[ApiMount]) -> tuple[ApiMount, ...]:
+    """Return the mounts with a route for the OpenAPI document of each prefix."""
+    documents = []
+    for prefix in dict.fromkeys(mount.prefix for mount in mounts):
+        apis = [mount for mount in mounts if mount.prefix == prefix and mount.dialect is not GRPC_CALLS]
+        places: dict[tuple[str, str], list[tuple[Route, Dialect]]] = {}
+        for (method, path), answering in mount_table([ApiMount("", mount.dialect) for mount in apis]).items():
+            public = [(route, mount.dialect) for route, mount in answering if route not in INSTANCE_PLANE.routes]
+            if public:
+                places[method, path] = public
+        titles = dict.fromkeys(mount.dialect.title for mount in apis if mount != SERVER_MOUNT)
+        title = next(iter(titles)) if len(titles) == 1 else SERVER_MOUNT.dialect.title
+        reader = OpenApiDocument(title, prefix or "/", places)
+        documents.append(Route("GET", prefix + DOCUMENT_PATH, "info", reader=reader))
+    return (*mounts, ApiMount("", replace(SERVER_MOUNT.dialect, routes=tuple(documents))))
 
 
 def non_null_members(body: bytes) -> set[str]:

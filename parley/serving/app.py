@@ -21,10 +21,10 @@ from starlette.types import Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect, HeaderList, Route, RouteKind
 from parley.dialects.mounts import (
-    INNER_MOUNTS,
     INSTANCE_PLANE,
     ApiMount,
     error_dialect,
+    is_api,
     mount_table,
     non_null_members,
     route_scope,
@@ -177,7 +177,7 @@ class App:
         self.handlers = handlers
         self.cluster = cluster
         self.reach = port_reach(host, certified=certified)
-        self.surfaces = [surface for surface in surfaces if surface not in INNER_MOUNTS]
+        self.surfaces = [surface for surface in surfaces if is_api(surface)]
         self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
         self.keys = ApiKeys(
             options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners

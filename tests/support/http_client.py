@@ -102,7 +102,7 @@ def fill_path(path: str) -> str:
     """Fill in the parameters of a route's path."""
     parameters = {"model": "tiny", "model:path": "tiny", "version": "1", "repo": "r", "region": "x", "response": "r",
              "endpoint": "tiny", "served": "tiny", "id": "i", "digest": "d", "item": "i", "method": "ServerMetadata",
-             "rest:path": "x"}  # fmt: skip
+             "rest:path": "x", "rest": "x"}  # fmt: skip
     return re.sub(r"\{([^}]+)\}", lambda part: parameters[part[1]], path)
 
 

@@ -43,6 +43,7 @@ def _refused_routes() -> Iterator[Route]:
 def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
     return Dialect(
         name="anthropic",
+        body_schemas="anthropic-strict" if rules.strict else "anthropic",
         title="Anthropic",
         base_path="",
         render_error=partial(shared.render_error, rules),
@@ -67,7 +68,14 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
                 reader=partial(messages.read_count, rules),
                 writer=messages.write_count,
             ),
-            Route("GET", "/v1/models", "info", reader=models.answer_models, claiming_header=shared.VERSION_HEADER),
+            Route(
+                "GET",
+                "/v1/models",
+                "info",
+                reader=models.answer_models,
+                claiming_header=shared.VERSION_HEADER,
+                query=models.PAGE_QUERY,
+            ),
             Route(
                 "GET",
                 "/v1/models/{model:path}",

@@ -8,12 +8,18 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from parley.dialects.anthropic.shared import WORDING
-from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.dialect import Answer, QuerySchemas, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import json_answer
+from parley.dialects.openapi_document import MODEL_REFERENCE
 from parley.errors import UnknownModel, excerpt
 
 DEFAULT_PAGE, MAX_PAGE = 20, 1000  # models in a page
+PAGE_QUERY: QuerySchemas = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
+    "after_id": MODEL_REFERENCE,
+    "before_id": MODEL_REFERENCE,
+}
 
 
 def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:

@@ -119,6 +119,7 @@ def _management_routes() -> tuple[Route, ...]:
 
 DIALECT = Dialect(
     name="databricks",
+    body_schemas="databricks",
     title="Databricks",
     base_path="/serving-endpoints",
     render_error=shared.databricks_error_answer,
@@ -128,6 +129,7 @@ DIALECT = Dialect(
 )
 STRICT = Dialect(
     name="databricks",
+    body_schemas="databricks-strict",
     title="Databricks",
     base_path="/serving-endpoints",
     render_error=shared.databricks_error_answer,

@@ -50,6 +50,7 @@ def service_dialect(rules: MindieRules) -> Dialect:
     model_paths = MODEL_PATHS[:1] if rules.strict else MODEL_PATHS
     return Dialect(
         name="mindie",
+        body_schemas=f"mindie-{rules.profile}",
         title="MindIE",
         base_path="",
         render_error=partial(shared.mindie_error_answer, rules=rules),
@@ -162,7 +163,14 @@ def management_dialect(rules: MindieRules) -> Dialect:
             Route("GET", MODEL_PATH + "/getSlotCount", "info", reader=partial(upkeep.count_slots, rules)),
             Route("GET", "/info", "info", reader=partial(upkeep.mindie_info, rules)),
             Route("GET", "/metrics-json", "info", reader=partial(upkeep.mindie_statistics, rules)),
-            Route("GET", "/stopService", "stop", reader=upkeep.is_forced_stop, writer=upkeep.write_stop_answer),
+            Route(
+                "GET",
+                "/stopService",
+                "stop",
+                reader=upkeep.is_forced_stop,
+                writer=upkeep.write_stop_answer,
+                query={"mode": {"type": "string", "enum": ["Force"]}},
+            ),
             Route("GET", "/v1/config", "info", reader=partial(upkeep.mindie_config, rules)),
             Route("GET", "/v1/engine-server/running-status", "info", reader=partial(upkeep.running_status, rules)),
             Route(

@@ -59,6 +59,7 @@ def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
 def _ollama_dialect(rules: OllamaRules) -> Dialect:
     return Dialect(
         name="ollama",
+        body_schemas="ollama-strict" if rules.strict else "ollama",
         title="Ollama",
         base_path="",
         other_bases=("/api",),

@@ -38,6 +38,7 @@ def speech_route(path: str, reader: Callable[[bytes, RequestContext], Reply]) ->
 
 DIALECT = Dialect(
     name="openai",
+    body_schemas="openai",
     title="OpenAI",
     base_path="/v1",
     render_error=shared.openai_error,
@@ -80,5 +81,6 @@ DIALECT = Dialect(
 # Below its prefix: the Responses API is as strict as OpenAI's own; the other routes are the same.
 STRICT = replace(
     DIALECT,
+    body_schemas="openai-strict",
     routes=(*(route for route in DIALECT.routes if route not in responses.ROUTES), *responses.STRICT_ROUTES),
 )

@@ -49,6 +49,7 @@ def _encoder_route(path: str, read_body: BodyReader, rules: TeiRules) -> Route:
 def _tei_dialect(rules: TeiRules) -> Dialect:
     return Dialect(
         name="tei",
+        body_schemas="tei-strict" if rules.strict else "tei",
         title="TEI",
         base_path="",
         render_error=shared.tei_error_answer,

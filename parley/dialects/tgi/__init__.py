@@ -8,9 +8,11 @@ TGI's variant of ``/v1`` is served only where TGI is alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, RequestContext, Route, model_in_body
+from parley.dialects.openapi_document import OpenApiDocument
 from parley.dialects.tgi import bench, chat, completions, document, generate, metrics, shared, tokens, vertex
 from parley.dialects.tgi.shared import EXTENDED, TgiRules
 
@@ -29,8 +31,9 @@ ANY_MODEL_NAMES = r"tgi|dummy|https?://.*"
 
 
 def _tgi_dialect(rules: TgiRules) -> Dialect:
-    return Dialect(
+    dialect = Dialect(
         name="tgi",
+        body_schemas="tgi-strict" if rules.strict else "tgi",
         title="TGI",
         base_path="",
         render_error=partial(shared.tgi_error_answer, rules),
@@ -67,6 +70,22 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
         any_model=ANY_MODEL_NAMES,
         bench_apis=bench.APIS,
     )
+    return _with_document(dialect, shared.TGI_VERSION)
+
+
+def _with_document(dialect: Dialect, version: str) -> Dialect:
+    """Return the dialect with the routes of its OpenAPI document, which describes the other routes."""
+    places = {(route.method, route.path): [(route, dialect)] for route in dialect.routes}
+    described = OpenApiDocument("Text Generation Inference", "..", places, version)
+    return replace(
+        dialect,
+        routes=(
+            *dialect.routes,
+            Route("GET", "/api-doc/openapi.json", "info", reader=described),
+            Route("GET", "/docs", "info", reader=partial(document.answer_docs_page, described, "")),
+            Route("GET", "/docs/", "info", reader=partial(document.answer_docs_page, described, "../")),
+        ),
+    )
 
 
 def _generate_route(
@@ -97,22 +116,23 @@ def _routes_of_every_version(rules: TgiRules) -> tuple[Route, ...]:
         Route("GET", "/health", "health"),
         Route("GET", "/ping", "health"),
         Route("GET", "/metrics", "metrics"),
-        Route("GET", "/api-doc/openapi.json", "info", reader=document.answer_openapi),
-        Route("GET", "/docs", "info", reader=partial(document.answer_docs_page, "")),
-        Route("GET", "/docs/", "info", reader=partial(document.answer_docs_page, "../")),
     )
 
 
 DIALECT = _tgi_dialect(EXTENDED)
 STRICT = _tgi_dialect(shared.STRICT)
-OLD = Dialect(
-    name=f"tgi-{tokens.OLD_VERSION}",
-    title=f"TGI {tokens.OLD_VERSION}",
-    base_path="",
-    render_error=partial(shared.tgi_error_answer, shared.OLD),
-    prompt_members=TGI_PROMPT_MEMBERS,
-    body_limit=shared.OLD.max_body,
-    retry_hints=False,
-    no_memory_body=shared.NO_MEMORY,
-    routes=_routes_of_every_version(shared.OLD),
+OLD = _with_document(
+    Dialect(
+        name=f"tgi-{tokens.OLD_VERSION}",
+        body_schemas=f"tgi-{tokens.OLD_VERSION}",
+        title=f"TGI {tokens.OLD_VERSION}",
+        base_path="",
+        render_error=partial(shared.tgi_error_answer, shared.OLD),
+        prompt_members=TGI_PROMPT_MEMBERS,
+        body_limit=shared.OLD.max_body,
+        retry_hints=False,
+        no_memory_body=shared.NO_MEMORY,
+        routes=_routes_of_every_version(shared.OLD),
+    ),
+    tokens.OLD_VERSION,
 )

@@ -72,6 +72,7 @@ def _metadata_paths(strict: bool) -> tuple[str, ...]:
 def _triton_dialect(strict: bool) -> Dialect:
     return Dialect(
         name="triton",
+        body_schemas="triton-strict" if strict else "triton",
         title="Triton",
         base_path="/v2",
         render_error=errors.triton_error_answer if strict else errors.lenient_error_answer,

@@ -86,7 +86,12 @@ TOKEN_ROUTES = (  # of servers that tokenize elsewhere than where they generate
     ),
 )
 RESET_ROUTE = Route(
-    "POST", "/reset_prefix_cache", "reset", reader=control.read_cache_reset, writer=control.write_reset_done
+    "POST",
+    "/reset_prefix_cache",
+    "reset",
+    reader=control.read_cache_reset,
+    writer=control.write_reset_done,
+    query={"reset_running_requests": {"type": "boolean"}},
 )
 
 
@@ -111,6 +116,7 @@ def _unsupported_routes() -> tuple[Route, ...]:
 
 DIALECT = Dialect(
     name="vllm",
+    body_schemas="vllm",
     title="vLLM",
     base_path="",
     render_error=shared.vllm_error,
@@ -133,6 +139,7 @@ DIALECT = Dialect(
 )
 STRICT_DIALECT = Dialect(
     name="vllm",
+    body_schemas="vllm-strict",
     title="vLLM",
     base_path="/v1",
     bench_apis=bench.BENCH_APIS,
@@ -175,6 +182,7 @@ STRICT_DIALECT = Dialect(
 )
 DEMO_DIALECT = Dialect(
     name="vllm-0.6.3",
+    body_schemas="vllm-0.6.3",
     title="vLLM 0.6.3's demo server",
     base_path="",
     render_error=shared.vllm_error,

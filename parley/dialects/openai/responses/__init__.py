@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from parley.dialects.dialect import Route, model_in_body
+from parley.dialects.dialect import QuerySchemas, Route, model_in_body
 from parley.dialects.openai.responses import compact, inlined, reply, stored_routes
+from parley.dialects.openai.responses.items import MAX_NAME
 from parley.dialects.openai.responses.rules import LENIENT, STRICT, ResponsesRules
 
 
@@ -40,17 +41,26 @@ def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
     )
 
 
+REPLAY_QUERY: QuerySchemas = {
+    "stream": {"type": "boolean"},
+    "starting_after": {"type": "integer", "minimum": 0, "maximum": 10**9},
+}
+LIST_QUERY: QuerySchemas = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": stored_routes.MAX_LISTED},
+    "order": {"type": "string", "enum": ["asc", "desc"]},
+    "after": {"type": "string", "minLength": 1, "maxLength": MAX_NAME},
+}
 STORED_ROUTES = (
-    Route("GET", "/v1/responses/{id}", "stored", reader=stored_routes.read_response),
+    Route("GET", "/v1/responses/{id}", "stored", reader=stored_routes.read_response, query=REPLAY_QUERY),
     Route("DELETE", "/v1/responses/{id}", "stored", reader=stored_routes.delete_response),
     Route("POST", "/v1/responses/{id}/cancel", "stored", reader=stored_routes.cancel_response),
-    Route("GET", "/v1/responses/{id}/input_items", "stored", reader=stored_routes.list_input_items),
+    Route("GET", "/v1/responses/{id}/input_items", "stored", reader=stored_routes.list_input_items, query=LIST_QUERY),
     Route("POST", "/v1/conversations", "stored", reader=stored_routes.create_conversation),
     Route("GET", "/v1/conversations/{id}", "stored", reader=stored_routes.read_conversation),
     Route("POST", "/v1/conversations/{id}", "stored", reader=stored_routes.update_conversation),
     Route("DELETE", "/v1/conversations/{id}", "stored", reader=stored_routes.delete_conversation),
     Route("POST", "/v1/conversations/{id}/items", "stored", reader=stored_routes.add_items),
-    Route("GET", "/v1/conversations/{id}/items", "stored", reader=stored_routes.list_items),
+    Route("GET", "/v1/conversations/{id}/items", "stored", reader=stored_routes.list_items, query=LIST_QUERY),
     Route("GET", "/v1/conversations/{id}/items/{item}", "stored", reader=stored_routes.read_item),
     Route("DELETE", "/v1/conversations/{id}/items/{item}", "stored", reader=stored_routes.delete_item),
 )

@@ -1,0 +1,191 @@
+"""Writes ``parley/dialects/bodies.json``: JSON schemas of the bodies of all APIs, learned from their readers.
+
+``make openapi`` takes some minutes. ``dialects/openapi_document.py`` makes the served documents of it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from body_schemas import SchemaLearner
+from random_bodies import draw_value
+from refine_schemas import CannotRefine, refine_schema
+from survey import CLASSIFIER_CONTEXT, CONTEXT, PATH, SurveyedRecords, call_reader, encode_body
+
+from parley.dialects.dialect import Answer, ApiOptions, Reply, RequestContext, Route
+from parley.dialects.mindie import service_dialect
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mounts import API_MOUNTS
+from parley.dialects.openapi_document import LEARNED_CONTEXT, LEARNED_VOCABULARY, body_key, output_room
+from parley.dialects.records import NoRecords
+from parley.errors import BadRequest, Invalid, ParleyError
+from parley.text.grammar.answer_compiler import AnswerCompiler, may_be_any_text
+from parley.text.parsing.markup import Markup
+from parley.types import Request, Tokens
+
+
+class PlainVocabulary:
+    """A vocabulary without marks, for grammars."""
+
+    marks: Mapping[str, int] = {}
+    vocab_size = LEARNED_VOCABULARY
+    decodes_by_token = True
+
+    def find_token(self, token: int | str) -> int | None:
+        """Return the id of a token that is given by its id."""
+        return token if isinstance(token, int) and token < LEARNED_VOCABULARY else None
+
+
+ANSWER_COMPILER = AnswerCompiler(PlainVocabulary(), Markup())
+BODIES = Path(__file__).resolve().parents[1] / "parley" / "dialects" / "bodies.json"
+# The models that a route may need, the usual one first: a text model with every ability.
+MODELS: dict[str, RequestContext] = {
+    "": replace(CONTEXT, media_limits={}, api_options=ApiOptions()),
+    "a model that reads media": replace(CONTEXT, api_options=ApiOptions()),
+    "a classifier": replace(CLASSIFIER_CONTEXT, media_limits={}, api_options=ApiOptions()),
+}
+
+
+class EmptyRecords(NoRecords):
+    """Records of a server that keeps them and has none yet."""
+
+    are_kept = True
+
+
+def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> None:
+    """Read a body as for a model of ``MODELS``. ``without``: a header that the request lacks. Raises ParleyError if it
+    is refused."""
+    records = SurveyedRecords() if "{id}" in route.path else EmptyRecords()
+    headers = CONTEXT.headers | ({b"content-type": b"multipart/form-data; boundary=b"} if route.reads_form else {})
+    headers = {name: value for name, value in headers.items() if name != without}
+    context = replace(MODELS[model], records=records, headers=headers, path_parts=PATH, context_length=LEARNED_CONTEXT)
+    answer = call_reader(route, body if isinstance(body, bytes) else encode_body(route, body), context)
+    if isinstance(answer, Answer) and answer.status >= 400:
+        raise BadRequest(answer.body.decode())
+    if isinstance(answer, Reply):
+        check_like_server(answer.request)
+
+
+def check_like_server(request: Request) -> None:
+    """Check what the server checks before it queues a request, for a model with the learned sizes. Raises Invalid."""
+    stop, sampling = request.stop_conditions, request.sampling
+    prompt_ids = [each for prompt in request.prompts if isinstance(prompt, Tokens) for each in prompt.ids]
+    option_ids = [*stop.ids, *sampling.logit_bias, *sampling.allowed, *request.output_options.logprob_ids]
+    if max([*prompt_ids, *option_ids], default=0) >= LEARNED_VOCABULARY:
+        raise Invalid("A token id is not in the vocabulary.")
+    if max(stop.max_tokens or 0, stop.min_tokens) > output_room(LEARNED_CONTEXT):
+        raise Invalid("There is no room for a prompt.")
+    for prompt in request.prompts[:1]:
+        if not may_be_any_text(prompt, request.grammar):
+            ANSWER_COMPILER.compile_answer(prompt, request.grammar)
+
+
+def learn_route(route: Route) -> dict[str, Any] | None:
+    """Return what is known of a route's body: ``schema``, ``left_out``, and the model that it ``needs``, where these
+    are not empty. None: it reads no body, or its schema cannot be learned."""
+    if route.reader is None or route.method in ("GET", "HEAD") or route.kind in ("reset", "probe"):
+        return None
+    try:
+        read_for(route, "", b"\xff")
+    except ParleyError:
+        pass
+    else:
+        return None
+    for model in MODELS:
+        learner = SchemaLearner(partial(read_for, route, model))
+        schema = learner.learn_body()
+        if schema is not None:
+            try:
+                learner.left_out += refine_schema(schema, learner.takes)
+            except CannotRefine as error:
+                print(f"not learned: {route.method} {route.path}: {error}", file=sys.stderr)
+                return None
+            left_out = [path for path in learner.left_out if path not in set(schema_paths(schema))]
+            found = {"schema": schema, "left_out": sorted(left_out), "needs": model}
+            found["headers"] = list(required_headers(route, model, draw_value(schema, random.Random(1))))
+            return {name: value for name, value in found.items() if value or name == "schema"}
+    return {}
+
+
+def required_headers(route: Route, model: str, body: Any) -> Iterator[tuple[str, str]]:
+    """Yield the headers without which a body is refused, besides its content type."""
+    for name, value in CONTEXT.headers.items():
+        try:
+            read_for(route, model, body, without=name)
+        except ParleyError:
+            if name != b"content-type":
+                yield name.decode(), value.decode()
+
+
+def schema_paths(schema: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of all members in a schema."""
+    for variant in schema.get("anyOf", ()):
+        yield from schema_paths(variant, path)
+    for items in (*schema.get("prefixItems", ()), *([schema["items"]] if "items" in schema else [])):
+        yield f"{path}[]"
+        yield from schema_paths(items, f"{path}[]")
+    for name, member in schema.get("properties", {}).items():
+        inner = f"{path}.{name}" if path else name
+        yield inner
+        yield from schema_paths(member, inner)
+
+
+def all_routes() -> Iterator[tuple[str, Route]]:
+    """Yield every route of every API, with the name of its schemas. MindIE's whole service comes first: the root has
+    only some of its routes."""
+    dialects = [service_dialect(MindieRules("extended")), *(mount.dialect for mount in API_MOUNTS)]
+    for number, dialect in enumerate(dialects):
+        if dialect.body_schemas not in [other.body_schemas for other in dialects[:number]]:
+            yield from ((dialect.body_schemas, route) for route in dialect.routes)
+
+
+def learn_all() -> dict[str, Any]:
+    """Return the schemas, each once, and which routes of each API have which."""
+    readers: dict[str, int] = {}  # the first route with each reader, by its number
+    routes = list(all_routes())
+    for number, (_, route) in enumerate(routes):
+        readers.setdefault(reader_key(route), number)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        learned = dict(zip(readers, pool.map(learn_numbered_route, readers.values()), strict=True))
+    schemas: list[Any] = []
+    surfaces: dict[str, dict[str, Any]] = {}
+    for surface, route in routes:
+        found = learned[reader_key(route)]
+        if found is not None:
+            if "schema" in found:
+                if found["schema"] not in schemas:
+                    schemas.append(found["schema"])
+                found = found | {"schema": schemas.index(found["schema"])}
+            surfaces.setdefault(surface, {})[body_key(route)] = found
+    return {"schemas": schemas, "surfaces": surfaces}
+
+
+def reader_key(route: Route) -> str:
+    """Return the same text for routes whose bodies are read in the same way."""
+    return f"{route.reader!r} {route.reads_form} {route.kind} {'{id}' in route.path}"
+
+
+def learn_numbered_route(number: int) -> dict[str, Any] | None:
+    """Learn the body of one of ``all_routes``, and say so."""
+    start = time.process_time()
+    surface, route = list(all_routes())[number]
+    learned = learn_route(route)
+    if learned is not None:
+        print(f"{time.process_time() - start:6.1f} s  {surface} {route.method} {route.path}", file=sys.stderr)
+    return learned
+
+
+if __name__ == "__main__":
+    BODIES.write_text(json.dumps(learn_all(), ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")

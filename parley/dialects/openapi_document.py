@@ -1,0 +1,433 @@
+"""The OpenAPI documents of APIs, from their tables of routes and the schemas of bodies that ``bodies.json`` has.
+
+``docs/openapi.py`` learns these schemas from the readers. They are true for a text model with every ability: what is
+valid under a schema is taken. Members that no schema can express are allowed and listed in descriptions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from parley.dialects.dialect import Answer, Dialect, RequestContext, Route, RouteKind
+from parley.dialects.facts import ServerFacts
+from parley.errors import (
+    EngineError,
+    Forbidden,
+    Invalid,
+    Malformed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    ParleyError,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+)
+
+Json = dict[str, Any]
+PlacedRoutes = Mapping[tuple[str, str], Sequence[tuple[Route, Dialect]]]  # by method and path, the default first
+
+# The sizes of the model for which the schemas were learned. A document has the bounds of the models that are served.
+LEARNED_CONTEXT, LEARNED_VOCABULARY = 33_323, 32_003
+PROMPT_ROOM = 1024  # tokens
+BODIES_FILE = Path(__file__).with_name("bodies.json")
+SCHEMAS = "#/components/schemas/"
+MODEL_REFERENCE = {"$ref": f"{SCHEMAS}ModelName"}
+ENGINE_KINDS: frozenset[RouteKind] = frozenset({"generate", "embed", "tokenize", "detokenize", "render"})
+OPEN_KINDS: frozenset[RouteKind] = frozenset({"health", "live", "ready", "probe"})
+EMPTY_KINDS: frozenset[RouteKind] = frozenset({"health", "live", "ready", "reset"})
+SUMMARIES: dict[RouteKind, str] = {
+    "generate": "Generate",
+    "embed": "Compute vectors, scores or classes",
+    "render": "Show a prompt as the engine would get it",
+    "tokenize": "Turn text into tokens",
+    "detokenize": "Turn tokens into text",
+    "models": "List the models",
+    "model": "Describe a model",
+    "tokenizer": "Describe the tokenizer",
+    "version": "Report the version",
+    "server_info": "Describe the server",
+    "abort": "Abort a request",
+    "abort_list": "Abort requests",
+    "adapter": "Load or unload an adapter",
+    "load": "Report the load",
+    "reset": "Clear the prefix cache",
+    "health": "Report whether the server is ready",
+    "live": "Report whether the server lives",
+    "ready": "Report whether the server is ready",
+    "stored": "Read or change stored records",
+    "info": "Describe the server or its models",
+    "summed_info": "Describe the server or its models",
+    "endpoint": "Read or change endpoints",
+    "probe": "Report the state of the server",
+    "self_test": "Generate a token, to see whether the engine works",
+    "pause": "Pause or resume admission",
+    "pull": "Get a model",
+    "stop": "Stop the server",
+    "metrics": "Report metrics",
+    "results": "Stream the results of requests that were handed over",
+    "results_flow": "Pause or resume results",
+    "role": "Take a role",
+    "instance_status": "Report role and resources",
+}
+DESCRIPTION = (
+    "Made from the readers of this server's requests: a body that is valid here is taken by a model of text that has"
+    " the abilities that its members ask for. Other members are allowed; those that are read under conditions that a"
+    " schema cannot say are listed with their operations. Limits that depend on the model hold besides: the length of"
+    " its context, its vocabulary, and what it reads besides text. The bounds of numbers of tokens leave room for a"
+    f" prompt of {PROMPT_ROOM} tokens, or of half the context."
+)
+FORMATS = (
+    "Strings with the format `regex` are regular expressions, and those with the format `json` JSON texts."
+    " Tools of one request have different names. A conversation that has to begin with a user's message has to end with"
+    " one, too, if the model thinks before it answers."
+)
+
+
+def output_room(context_length: int) -> int:
+    """Return the largest number of tokens that may follow any prompt of ``PROMPT_ROOM`` tokens, or of half the context
+    where that is less."""
+    return max(context_length // 2, context_length - PROMPT_ROOM)
+
+
+@cache
+def body_table() -> Json:
+    """Return the learned schemas: ``schemas``, and ``surfaces`` with the routes of each that read a body."""
+    table: Json = msgspec.json.decode(BODIES_FILE.read_bytes())
+    return table
+
+
+def body_key(route: Route) -> str:
+    """Return the name of a route's body among those of its API."""
+    return " ".join([route.method, route.path, *route.claiming_members])
+
+
+def find_body(route: Route, dialect: Dialect) -> Json | None:
+    """Return what is known of a route's body (``schema``, ``left_out``, ``needs``), None if it reads none."""
+    table = body_table()
+    known: Json | None = table["surfaces"].get(dialect.body_schemas, {}).get(body_key(route))
+    if known is not None and "schema" in known:
+        return known | {"schema": table["schemas"][known["schema"]]}
+    return known
+
+
+class ServedModels(NamedTuple):
+    """What documents say about the models of a server. ``context_length`` and ``vocabulary`` are the least of all, None
+    until a model is loaded."""
+
+    names: tuple[str, ...]
+    context_length: int | None = None
+    vocabulary: int | None = None
+
+    @property
+    def bounds(self) -> Mapping[int, int]:
+        """The bounds that stand for the learned ones."""
+        learned, context = LEARNED_CONTEXT, self.context_length or LEARNED_CONTEXT
+        return {
+            output_room(learned): output_room(context),
+            learned - 1: context - 1,
+            learned: context,
+            LEARNED_VOCABULARY - 1: (self.vocabulary or LEARNED_VOCABULARY) - 1,
+        }
+
+
+def describe_models(facts: ServerFacts) -> ServedModels:
+    """Return what documents say about the models."""
+    lengths = [card.max_model_len for card in facts.cards if card.max_model_len is not None]
+    vocabularies = [card.info.vocab_size for card in facts.cards if card.info is not None]
+    names = tuple(dict.fromkeys(card.name for card in facts.cards))
+    return ServedModels(names, min(lengths, default=None), min(vocabularies, default=None))
+
+
+class OpenApiDocument:
+    """The reader that answers with the OpenAPI document of some routes, built when it is asked for.
+
+    ``base_url``: what the paths of the routes are relative to. ``version``: of the API, if it is not the server's.
+    """
+
+    def __init__(self, title: str, base_url: str, places: PlacedRoutes, version: str = ""):
+        self.title, self.base_url, self.places, self.version = title, base_url, places, version
+        self._built: tuple[object, Answer] | None = None  # the last document, with what it depends on
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpenApiDocument) and self._described == other._described
+
+    def __hash__(self) -> int:
+        return hash((self.title, self.base_url, self.version))
+
+    @property
+    def _described(self) -> tuple[object, ...]:
+        return self.title, self.base_url, self.version, self.places
+
+    def __call__(self, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+        """Answer a request for the document."""
+        served = describe_models(facts)
+        version = self.version or facts.version
+        if self._built is None or self._built[0] != (version, served):
+            document = build_document(self.title, self.base_url, self.places, version, served)
+            self._built = (version, served), Answer(200, document)
+        return self._built[1]
+
+
+def build_document(title: str, base_url: str, places: PlacedRoutes, version: str, served: ServedModels) -> bytes:
+    """Return the OpenAPI 3.1 document of routes, as JSON."""
+    writer = _DocumentWriter(served)
+    paths: dict[str, Json] = {}
+    for (method, path), answering in places.items():
+        template = re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+        paths.setdefault(template, {})[method.lower()] = writer.write_operation(method, template, answering)
+    dialects = {dialect.title: dialect for answering in places.values() for _, dialect in answering}
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version, "description": f"{DESCRIPTION} {FORMATS}"},
+        "servers": [{"url": base_url}],
+        "security": [{}, {"bearer": []}, {"api-key": []}, {"x-api-key": []}],
+        "tags": [{"name": name} for name in dialects],
+        "paths": paths,
+        "components": {
+            "schemas": writer.schemas,
+            "responses": writer.responses,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "Where the server has API keys."},
+                **{name: {"type": "apiKey", "in": "header", "name": name} for name in ("api-key", "x-api-key")},
+            },
+        },
+    }
+    return msgspec.json.encode(document)
+
+
+class _DocumentWriter:
+    """Writes the operations of one document, and collects the components that they refer to."""
+
+    def __init__(self, served: ServedModels):
+        self._bounds = served.bounds
+        names = list(served.names)
+        self.schemas: dict[str, Json] = {
+            "ModelName": {"type": "string"}
+            | ({"enum": names, "description": "A model that is served."} if names else {})
+        }
+        self.responses: dict[str, Json] = {}
+        self._body_names: dict[int, str] = {}  # by the identity of the learned schema, which the table keeps alive
+
+    def write_operation(self, method: str, path: str, answering: Sequence[tuple[Route, Dialect]]) -> Json:
+        """Return the operation of a method and path: the body decides which of these routes answers."""
+        answering = [each for each in answering if not each[0].for_encoders] or answering
+        route = answering[0][0]
+        titles = list(dict.fromkeys(dialect.title for _, dialect in answering))
+        operation: Json = {
+            "operationId": _operation_id(method, path),
+            "summary": SUMMARIES[route.kind],
+            "tags": titles,
+        }
+        if parameters := self._parameters(path, answering):
+            operation["parameters"] = parameters
+        notes = ["The members of the body decide which API answers."] if len(answering) > 1 else []
+        bodies = [(known, route) for route, dialect in answering if (known := find_body(route, dialect)) is not None]
+        if bodies:
+            operation["requestBody"] = self._request_body(path, method, bodies)
+            for known, _ in bodies:
+                notes += _body_notes(known)
+        if not bodies and route.kind in ENGINE_KINDS:  # no schema was learned
+            operation["requestBody"] = {"content": {"application/json": {}}, "required": True}
+        if notes:
+            operation["description"] = " ".join(notes)
+        streams = any("stream" in repr(known.get("schema", "")) for known, _ in bodies) and route.kind == "generate"
+        operation["responses"] = self._answers(path, answering, bool(bodies), streams)
+        return operation
+
+    def _parameters(self, path: str, answering: Sequence[tuple[Route, Dialect]]) -> list[Json]:
+        parameters: list[Json] = [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": MODEL_REFERENCE if name == "model" else {"type": "string", "minLength": 1},
+            }
+            for name in re.findall(r"\{(\w+)\}", path)
+        ]
+        for route, _ in answering:
+            parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in route.query.items()]
+            if route.claiming_header:
+                parameters.append(
+                    {"name": route.claiming_header.decode(), "in": "header", "schema": {"type": "string"}}
+                )
+        headers = {
+            header
+            for route, dialect in answering
+            for header in map(tuple, (find_body(route, dialect) or {}).get("headers", ()))
+        }
+        parameters += [
+            {"name": name, "in": "header", "required": True, "schema": {"type": "string", "enum": [value]}}
+            for name, value in sorted(headers)
+        ]
+        return parameters
+
+    def _request_body(self, path: str, method: str, bodies: Sequence[tuple[Json, Route]]) -> Json:
+        content: dict[str, Json] = {}
+        for known, route in bodies:
+            media_type = "multipart/form-data" if route.reads_form else "application/json"
+            schema = self._body_reference(path, method, known["schema"]) if "schema" in known else {}
+            if media_type in content and content[media_type]["schema"] != schema:
+                others = content[media_type]["schema"]
+                schema = {"anyOf": [*others.get("anyOf", [others]), schema]}
+            content[media_type] = {"schema": schema}
+        required = all("schema" in known for known, _ in bodies)
+        return {"content": content} | ({"required": True} if required else {})
+
+    def _body_reference(self, path: str, method: str, schema: Json) -> Json:
+        """Return a reference to the component of a body's schema."""
+        name = self._body_names.get(id(schema))
+        if name is None:
+            words = re.findall(r"[a-zA-Z0-9.]+", path)
+            stem = "".join(word[:1].upper() + word[1:] for word in words) or "Root"
+            stem = stem if method == "POST" else method.capitalize() + stem
+            name = next(
+                each for number in range(1, 99) if (each := f"{stem}{number if number > 1 else ''}") not in self.schemas
+            )
+            self._body_names[id(schema)] = name
+            self.schemas[name] = _with_dependencies(_with_model_names(_with_bounds(schema, self._bounds)))
+        return {"$ref": SCHEMAS + name}
+
+    def _answers(
+        self, path: str, answering: Sequence[tuple[Route, Dialect]], reads_body: bool, streams: bool
+    ) -> dict[str, Json]:
+        route = answering[0][0]
+        success: Json = {"description": "The answer."}
+        if route.kind == "metrics":
+            success["content"] = {"text/plain": {"schema": {"type": "string"}}}
+        elif route.kind not in EMPTY_KINDS and route.method != "HEAD":
+            success["content"] = {"application/json": {}} | ({"text/event-stream": {}} if streams else {})
+        answers = {"200": success}
+        for _, dialect in answering:
+            for status, name in self._error_names(dialect, _expected_errors(route, path, reads_body)).items():
+                answers.setdefault(status, {"$ref": f"#/components/responses/{name}"})
+        return answers
+
+    def _error_names(self, dialect: Dialect, errors: Sequence[ParleyError]) -> dict[str, str]:
+        """Return the names of the components for these errors in an API's form, by status."""
+        names: dict[str, str] = {}
+        for error in errors:
+            answer = dialect.render_error(error)
+            status = str(answer.status)
+            name = f"{dialect.name}-{status}"
+            names.setdefault(status, name)
+            if name not in self.responses:
+                described: Json = {"description": f"{_status_phrase(answer.status)}."}
+                content_type = answer.content_type.decode().partition(";")[0]
+                if content_type and answer.body:
+                    described["content"] = {content_type: {"schema": _schema_of_example(content_type, answer.body)}}
+                self.responses[name] = described
+        return names
+
+
+def _status_phrase(status: int) -> str:
+    """Return the name of a status, also of one that only an API has."""
+    return next((known.phrase for known in HTTPStatus if known == status), "The server is overloaded")
+
+
+def _operation_id(method: str, path: str) -> str:
+    words = re.findall(r"[a-zA-Z0-9]+", path)
+    return "_".join([method.lower(), *words, *(["slash"] if len(path) > 1 and path.endswith("/") else [])])
+
+
+def _body_notes(known: Json) -> list[str]:
+    """Return sentences about what the schema of a body does not say."""
+    notes = []
+    if "schema" not in known:
+        notes.append("Every request is refused: the server does not have this.")
+    if needs := known.get("needs"):
+        notes.append(f"The body is as for {needs}; other models refuse it.")
+    if left_out := known.get("left_out"):
+        names = ", ".join(f"`{path}`" for path in left_out)
+        notes.append(f"Also read, if the model or other members allow it: {names}.")
+    return notes
+
+
+def _with_bounds(value: Any, bounds: Mapping[int, int]) -> Any:
+    """Return a schema with other bounds of numbers: the learned ones are the keys of ``bounds``."""
+    if isinstance(value, list):
+        return [_with_bounds(each, bounds) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: bounds.get(each, each)
+        if name in ("minimum", "maximum") and isinstance(each, int)
+        else _with_bounds(each, bounds)
+        for name, each in value.items()
+    }
+
+
+def _with_dependencies(schema: Json) -> Json:
+    """Return the schema of a body with ``dependentSchemas`` in place of conditions that hold if a member is given.
+
+    Generators of bodies try every combination of an ``if`` with every other, which takes them forever.
+    """
+    variants = schema.get("anyOf", [schema])
+    for variant in variants:
+        rest = []
+        for condition in variant.pop("allOf", ()):
+            name = condition["if"]["required"][0]
+            if condition["if"] == {"properties": {name: {"not": {"type": "null"}}}, "required": [name]}:
+                variant.setdefault("dependentSchemas", {})[name] = condition["then"]
+            else:
+                rest.append(condition)
+        if rest:
+            variant["allOf"] = rest
+    return schema
+
+
+def _with_model_names(schema: Json) -> Json:
+    """Name the served models as the values of the member ``model`` of a body. Return the schema."""
+    for variant in schema.get("anyOf", [schema]):
+        model = variant.get("properties", {}).get("model", {})
+        if model.get("type") == "string" and "enum" not in model:
+            variant["properties"]["model"] = MODEL_REFERENCE
+        elif model.get("type") == ["string", "null"] and "enum" not in model:
+            variant["properties"]["model"] = {"anyOf": [MODEL_REFERENCE, {"type": "null"}]}
+    return schema
+
+
+def _expected_errors(route: Route, path: str, reads_body: bool) -> list[ParleyError]:
+    """Return errors of the kinds that a route may answer with."""
+    errors: list[ParleyError] = []
+    if reads_body:
+        errors += [Malformed("m"), Invalid("m", field="f"), Unsupported("m", field="f"), TooLarge("m")]
+    if "{" in path:
+        errors.append(NotFound("m"))
+    if route.kind not in OPEN_KINDS:
+        errors += [Unauthorized("m"), Forbidden("m")]
+    if route.kind in ENGINE_KINDS:
+        errors += [Overloaded("m"), EngineError("m")]
+    if route.kind in ENGINE_KINDS or route.kind in OPEN_KINDS:
+        errors.append(NotReady("m"))
+    return errors
+
+
+def _schema_of_example(content_type: str, body: bytes) -> Json:
+    if content_type != "application/json":
+        return {"type": "string"}
+    return _schema_of_value(msgspec.json.decode(body))
+
+
+def _schema_of_value(value: Any) -> Json:
+    """Return a schema of values that have the types and members of this one."""
+    match value:
+        case dict():
+            properties = {name: _schema_of_value(member) for name, member in value.items()}
+            return {"type": "object", "properties": properties, "required": list(value)}
+        case list():
+            return {"type": "array", "items": _schema_of_value(value[0]) if value else {}}
+        case bool():
+            return {"type": "boolean"}
+        case int() | float():
+            return {"type": "number"}
+        case str():
+            return {"type": "string"}
+    return {}
