@@ -105,7 +105,7 @@ async def test_ollama_port_is_recognized_by_its_clients(serve):
 async def test_ollama_pull_downloads_where_the_operator_allows_it(serve, monkeypatch, tmp_path):
     pulled_names = []
 
-    def download(name, report):
+    def download(name, report, **options):
         pulled_names.append(name)
         if name != "owner/model":
             raise hub.ModelMissing(f"{name} cannot be served: the hub knows no such model.")
@@ -114,7 +114,7 @@ async def test_ollama_pull_downloads_where_the_operator_allows_it(serve, monkeyp
             (tmp_path / file).write_bytes(b"{}")
         return tmp_path
 
-    monkeypatch.setattr(hub, "_download_model", download)
+    monkeypatch.setattr(hub.model_folder, "download_model", download)
     allowed, forbidden = await serve(pull=True), await serve()
     for name in ("owner/model", "hf.co/owner/model:latest"):
         assert read_lines(await allowed.post("/api/pull", {"model": name}))[-1] == {"status": "success"}

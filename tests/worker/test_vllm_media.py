@@ -1,6 +1,6 @@
 """Pictures for vLLM: what a media process tells of an item, what the host reads of it, and where it stands in a prompt.
 
-vLLM's own part of an item is bytes here. ``tests/system/test_vllm_media.py`` has it with vLLM.
+vLLM's own part of an item is bytes here. ``tests/system/test_vllm_reads_media.py`` has it with vLLM.
 """
 
 from __future__ import annotations

@@ -85,8 +85,11 @@ class RopeConfig:
 
 
 def rope_parameters(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return what the config says about the rotary embedding. Raises Unfusable."""
-    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    """Return what the config says about the rotary embedding. Raises Unfusable.
+
+    Of both names, Transformers follows ``rope_scaling``, the older one.
+    """
+    parameters = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(parameters, dict):
         raise Unfusable(f"its config gives rope_parameters as {parameters!r}")
     return parameters
