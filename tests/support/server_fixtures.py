@@ -56,7 +56,8 @@ def share_media_workers() -> Iterator[Callable[[str, int], MediaWorkers]]:
     """Return the media workers of a model folder, the same for all tests; those of the last three folders are kept."""
     shared_workers: dict[tuple[str, int], SharedMediaWorkers] = {}
 
-    def find_workers(model_folder: str, count: int = 1) -> MediaWorkers:
+    def find_workers(model_folder: str, count: int = 1, command: list[str] | None = None) -> MediaWorkers:
+        assert command is None, "an engine with media processes of its own"
         key = (model_folder, count)
         shared_workers[key] = shared_workers.pop(key, None) or SharedMediaWorkers(model_folder, count)
         if len(shared_workers) > 3:
