@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parley.cli.vllm import check_engine_options, is_server_address
-from parley.hub import served_name
 from parley.settings.config import SERVE_OPTIONS, attached_settings, engine_settings, vllm_settings
 from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys, read_keys
 from parley.settings.kinds import NamedModel
@@ -76,6 +75,7 @@ def planned_server_options(plan: MindIEPlan | None, config: ResolvedOptions) -> 
 
 def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
     """Return the models to serve, the main one first. Raises ConfigError."""
+    from parley.hub import served_name  # here, because it needs packages that take time to import
     from parley.serving.options import OfferedModel
 
     check_engine_options(config)
@@ -198,7 +198,11 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         api_keys=(*config["api-key"], *(line.key for line in key_lines)),
         admin_keys=tuple(line.key for line in admin_lines),
         priority_keys=tuple(line.key for line in key_lines if line.has_priority),
-        key_owners={line.key: line.owner for line in (*key_lines, *admin_lines) if line.owner != KeyOwner()},
+        key_owners={
+            line.key: KeyOwner(line.name, line.groups)
+            for line in (*key_lines, *admin_lines)
+            if line.name or line.groups
+        },
         share_prefixes=config["share-prefixes"],
         max_queue=config["max-queue"],
         drain=config["drain"],

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parley.settings.options import ConfigError
-from parley.types import KeyOwner
 
 RESERVED_GROUPS = frozenset(("users", "admins"))  # all keys, and those that may change the server
 
@@ -34,7 +33,8 @@ class ApiKeyLine(NamedTuple):
 
     key: str
     has_priority: bool = False
-    owner: KeyOwner = KeyOwner()
+    name: str = ""
+    groups: tuple[str, ...] = ()
 
 
 def read_api_keys(file: Path, option: str) -> list[ApiKeyLine]:
@@ -50,7 +50,7 @@ def read_api_keys(file: Path, option: str) -> list[ApiKeyLine]:
                 f"{option}: {file}: only 'priority', 'name=NAME' and 'groups=NAME,NAME' may follow a key, each once, "
                 f"and no group is called 'users' or 'admins'; key {number} is wrong."
             )
-        lines.append(ApiKeyLine(key, "priority" in words, KeyOwner(values.get("name", ""), groups)))
+        lines.append(ApiKeyLine(key, "priority" in words, values.get("name", ""), groups))
     return lines
 
 
