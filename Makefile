@@ -6,6 +6,7 @@
 # make test-torch    every test, without the compiled kernels
 # make test-nightly  every test, in full where make test runs a sample (hours; PARLEY_KILLS=2 for a smaller kill matrix)
 # make test-clients  official clients of every API, each in an environment of its own (needs a package index and npm)
+# make test-browser  the web page in Chromium, by Playwright and axe (needs npm, and Chromium: CHROMIUM=/path/to/it)
 # make test-engines  vLLM as the engine, in .engines after make engines (10 minutes)
 # make coverage the branch coverage of core/ and dialects/ over every test (make test measures it over some folders)
 # make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 1,000
@@ -13,6 +14,7 @@
 # make lint    formatter, linter and type checker
 # make sanitize  the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs g++)
 # make format, make docs  rewrite the files that make lint and the tests would reject
+# make site    the documentation as a site with search, in site/ (needs a package index the first time)
 # make openapi learns the JSON schemas of all bodies from their readers (minutes), after members have changed
 # make engines installs vLLM's build for CPUs in .engines, for tests and comparisons (5 minutes, 4 GB)
 # make bench   compares parley with other servers and writes docs/performance.md (an hour)      ARGS="--turns 3"
@@ -28,12 +30,12 @@ TESTING := $(VENV)/tests-$(call checksum,requirements.lock requirements-dev.lock
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-engines fuzz lint format docs openapi engines bench bench-peers load sanitize clean
+.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-browser test-engines fuzz lint format docs site openapi engines bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 # pip compiles modules one after the other, which takes longer than installing them; compileall uses every processor.
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
-COMPILE := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages hold files of a later Python
+COMPILE := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib parley || true  # some packages hold files of a later Python
 
 setup: $(TESTING)
 
@@ -62,15 +64,18 @@ serve: $(SERVING)
 # take over tests of the others.
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
 PARALLEL := --numprocesses $(shell echo $$(($(PROCESSORS) < 4 ? $(PROCESSORS) + 1 : 5))) --dist worksteal
-# The folders whose tests alone reach nearly every branch of core/ and dialects/. Tracing makes them half as fast.
-COVERED := tests/core tests/dialects tests/apis
+# The tests that alone reach nearly every branch of core/ and dialects/. Tracing makes them half as fast, so tests of apis/
+# that reach few more are left to the others.
+COVERED := tests/core tests/dialects $(filter-out %_fuzz.py %_transcriptions.py %_documented_media.py \
+	%_media_requests.py %_media_refusals.py %_media_sources.py,$(wildcard tests/apis/test_*.py))
 
 test: setup
 ifneq ($(strip $(ARGS)),)
 	@$(VENV)/bin/python -m pytest $(ARGS)
 else
 	@$(MAKE) --no-print-directory kernels  # once, before every process needs them
-	@status=0; \
+	@# Hundreds of processes import parley and its tests. If none could keep the bytecode, each would compile them again.
+	@export PYTHONDONTWRITEBYTECODE=; status=0; \
 	$(VENV)/bin/python -m pytest $(PARALLEL) --cov --cov-report=term $(COVERED) || status=$$?; \
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(COVERED)) || status=$$?; \
 	exit $$status
@@ -91,6 +96,9 @@ test-nightly: setup
 test-clients: setup
 	@$(VENV)/bin/python tests/clients/run.py $(ARGS)
 
+test-browser: setup
+	@$(VENV)/bin/python tests/clients/run.py browser/pages.mjs browser_media/pictures.mjs $(ARGS)
+
 test-engines: setup
 	@PARLEY_VLLM_PYTHON=.engines/vllm/bin/python $(VENV)/bin/python -m pytest tests/system/test_vllm_engine.py tests/system/test_vllm_reads_media.py tests/engine/test_conformance.py -k vllm $(ARGS)
 
@@ -110,8 +118,19 @@ docs: setup
 	@$(VENV)/bin/python docs/reference.py
 	@$(VENV)/bin/python docs/compatibility.py
 	@$(VENV)/bin/python docs/families.py
+	@$(VENV)/bin/python docs/models.py
 	@$(VENV)/bin/python docs/composition.py
 	@$(VENV)/bin/python docs/engines.py
+	@$(VENV)/bin/python docs/coming_from.py
+
+# Pages link to files outside of docs/, so the site is made from copies of both in one folder.
+SITE_TOOLS := .site-tools
+site:
+	@test -x $(SITE_TOOLS)/bin/mkdocs || { $(PYTHON) -m venv $(SITE_TOOLS) && $(SITE_TOOLS)/bin/python -m pip install --quiet 'mkdocs>=1.6,<2'; }
+	@rm -rf .site-source && mkdir -p .site-source/parley/demo && cp README.md .site-source/index.md
+	@cp README.md CONTRIBUTING.md CHANGELOG.md LICENSE .site-source/ && cp parley/demo/README.md .site-source/parley/demo/
+	@find docs examples deploy -type f ! -name '*.py' -exec cp --parents {} .site-source \;
+	@$(SITE_TOOLS)/bin/mkdocs build --quiet --clean && echo "site/index.html is the documentation"
 
 openapi: setup
 	@$(VENV)/bin/python docs/openapi.py

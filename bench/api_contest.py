@@ -30,7 +30,7 @@ from model import SHAPES, write_model
 from peers import Peer, parley_peer, vllm_peer
 
 from parley.cli.apis import BENCHED_APIS
-from parley.cli.load import LoadGenerator
+from parley.cli.load.generator import LoadGenerator
 from parley.dialects.bench import BenchApi, EventSummary, LoadShape, TimedBytes
 
 MODEL = "tiny"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from parley.cli.client import ServerAddress
-from parley.cli.load import LoadConnection, LoadGenerator, RequestSample
+from parley.cli.load.generator import LoadConnection, LoadGenerator, RequestSample
 from parley.dialects.bench import LoadShape
 from parley.worker.simulated import SimulatedCosts
 

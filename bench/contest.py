@@ -24,7 +24,8 @@ from machine import process_tree, tree_memory
 from peers import Peer
 
 from parley.cli.client import ServerAddress
-from parley.cli.load import RequestSample, summarize_load
+from parley.cli.load.generator import RequestSample
+from parley.cli.load.summary import summarize_load
 from parley.dialects.bench import LoadShape
 
 STARTING = 900.0  # seconds; compilation takes long on a busy machine

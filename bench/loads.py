@@ -18,7 +18,8 @@ import uvloop
 
 from parley.cli.apis import BENCHED_APIS
 from parley.cli.client import ServerAddress
-from parley.cli.load import LoadGenerator, RequestSample, percentile, summarize_load
+from parley.cli.load.generator import LoadGenerator, RequestSample
+from parley.cli.load.summary import percentile, summarize_load
 from parley.dialects.bench import BenchApi, LoadShape
 
 Prompts = list[list[int]]

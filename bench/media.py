@@ -35,9 +35,10 @@ from vision_model import write_language_model, write_vision_model
 
 import parley.model.load  # noqa: F401  # makes torchvision importable
 from parley.cli.apis import BENCHED_APIS
-from parley.cli.bench_images import random_png
 from parley.cli.client import ServerAddress
-from parley.cli.load import LoadGenerator, RequestSample, percentile
+from parley.cli.load.generator import LoadGenerator, RequestSample
+from parley.cli.load.images import random_png
+from parley.cli.load.summary import percentile
 from parley.dialects.bench import LoadShape
 from parley.serving.media.data_urls import media_part
 

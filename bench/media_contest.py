@@ -15,7 +15,7 @@ from machine import CpuClock
 from peers import parley_peer, vllm_peer
 
 from parley.cli.apis import BENCHED_APIS
-from parley.cli.load import LoadGenerator
+from parley.cli.load.generator import LoadGenerator
 from parley.dialects.bench import LoadShape
 
 CLIENTS = 8

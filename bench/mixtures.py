@@ -1,10 +1,10 @@
 """Part of ``make bench``: layers with mixtures of experts, by parley, by Transformers and as the machine allows.
 
-One layer has the true shape of Qwen3-30B-A3B's or GPT-OSS-20B's and random weights; there is hardly any vocabulary, so
-that the layer alone counts. Each step decodes other tokens than the one before, which choose other experts: their
-weights come from memory. Transformers computes in bf16, GPT-OSS with dequantised weights. Both take turns of two steps
-in one process. The second counts, because the first pays for what the other has left behind; and its CPU time of one
-thread, because other programs hardly change it. The table goes to ``.peers/mixtures.md`` for ``report.py``.
+One layer has the true shape of Qwen3-30B-A3B's, GPT-OSS-20B's or DeepSeek-V2-Lite's and random weights; there is hardly
+any vocabulary, so that the layer alone counts. Each step decodes other tokens than the one before, which choose other
+experts: their weights come from memory. Transformers computes in bf16, GPT-OSS with dequantised weights. Both take
+turns of two steps in one process. The second counts, because the first pays for what the other has left behind; and its
+CPU time of one thread, because other programs hardly change it. The table goes to ``.peers/mixtures.md``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's layers. ``kinds``: how parley holds the experts, with the bytes of a weight and the setting for it."""
+    """A model's layers. ``kinds``: how parley holds the experts, with the bytes of a weight and the setting for it.
+
+    ``shared``: the experts beside these that compute each row.
+    """
 
     name: str
     fields: dict[str, Any]
@@ -46,11 +49,40 @@ class Shape:
     chosen: int
     kinds: dict[str, tuple[float, str]]
     is_mxfp4: bool = False
+    shared: int = 0
+
+    def attention_sizes(self) -> tuple[int, int]:
+        """Return the weights of a layer's attention, and the numbers of its KV cache for each token."""
+        fields = self.fields
+        hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+        if "kv_lora_rank" not in fields:
+            kv_heads, dim = fields["num_key_value_heads"], fields["head_dim"]
+            return hidden * dim * 2 * (heads + kv_heads), 2 * kv_heads * dim
+        names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+        rank, rotary, plain, value = (fields[name] for name in names)
+        down = hidden * (heads * (plain + rotary + value) + rank + rotary)
+        return down + rank * heads * (plain + value), rank + rotary
 
 
 COMMON = {"num_hidden_layers": LAYERS, "vocab_size": VOCAB, "max_position_embeddings": 4096, "head_dim": 128}
 QWEN3 = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts_per_tok": 8}
 GPT_OSS = {"hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "num_experts_per_tok": 4}
+DEEPSEEK = {
+    "hidden_size": 2048,
+    "num_experts_per_tok": 6,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1408,
+}
+DEEPSEEK_ATTENTION = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
 SHAPES = {
     "qwen3_moe": Shape(
         "Qwen3-30B-A3B",
@@ -68,6 +100,15 @@ SHAPES = {
         4,
         {"MXFP4": (0.53125, "none")},
         is_mxfp4=True,
+    ),
+    "deepseek_v2": Shape(
+        "DeepSeek-V2-Lite",
+        COMMON | DEEPSEEK | DEEPSEEK_ATTENTION,
+        1408,
+        64,
+        6,
+        {"bf16": (2, "none"), "4 bits": (0.53, "int4")},
+        shared=2,
     ),
 }
 
@@ -104,14 +145,17 @@ class TransformersLayers:
     def __init__(self, folder: Path):
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
         config = self.model.config
-        self.kv_shape = config.num_key_value_heads, CONTEXT - 1, config.head_dim
+        rank = getattr(config, "kv_lora_rank", None)
+        heads = config.num_key_value_heads if rank is None else 1
+        dims = (config.head_dim,) * 2 if rank is None else (rank, config.qk_rope_head_dim)
+        self.kv_shapes = [(heads, CONTEXT - 1, dim) for dim in dims]
 
     def decode(self, tokens: torch.Tensor) -> float:
         """Compute one token of each sequence, at the end of its context, and return the seconds."""
         cache = DynamicCache(config=self.model.config)
         for layer in range(LAYERS):
-            keys = torch.randn(len(tokens), *self.kv_shape).bfloat16()
-            cache.update(keys, keys, layer)
+            keys, values = (torch.randn(len(tokens), *shape).bfloat16() for shape in self.kv_shapes)
+            cache.update(keys, values, layer)
         began = time.thread_time()
         self.model.model(tokens[:, None], past_key_values=cache, use_cache=True)
         return time.thread_time() - began
@@ -136,16 +180,12 @@ def least_seconds(shape: Shape, rows: int, bytes_of_weight: float, limits: Limit
 
     Rows choose experts independently and alike; the bytes of attention and of the KV cache count as well.
     """
-    fields = shape.fields
-    hidden, heads, kv_heads, dim = (
-        fields[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    )
-    expert, attention = 3 * hidden * shape.width, hidden * dim * 2 * (heads + kv_heads)
-    touched = shape.experts * (1 - (1 - shape.chosen / shape.experts) ** rows)
-    kv_bytes = (rows * CONTEXT if rows != PROMPT else PROMPT) * kv_heads * dim * 2 * 2
+    expert, (attention, kv_numbers) = 3 * shape.fields["hidden_size"] * shape.width, shape.attention_sizes()
+    touched = shape.shared + shape.experts * (1 - (1 - shape.chosen / shape.experts) ** rows)
+    kv_bytes = (rows * CONTEXT if rows != PROMPT else PROMPT) * kv_numbers * 2
     attention_bytes = attention * (bytes_of_weight if bytes_of_weight < 1 and not shape.is_mxfp4 else 2)
     read = touched * expert * bytes_of_weight + attention_bytes + kv_bytes
-    operations = 2 * rows * (shape.chosen * expert + attention)
+    operations = 2 * rows * ((shape.chosen + shape.shared) * expert + attention)
     return LAYERS * max(read / limits.bandwidth, operations / limits.bf16)
 
 

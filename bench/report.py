@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from chart import Bar, Panel, draw_chart, format_number
 from install import LLAMA, MODELS, OPENVINO, ROOT
@@ -24,6 +25,7 @@ from targets import METER, RATE, TOKENS, TPOT, TTFT, allowed_gap_ms, best_possib
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 CHART = PAGE.with_suffix(".svg")
 NOTHING = "-"
+Row = TypeVar("Row")
 CHARTS = {
     "c1": (TOKENS, "tokens/s"),
     "c8": (RATE, "requests/s"),
@@ -51,6 +53,13 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def require_rows(rows: list[Row]) -> list[Row]:
+    """Return the rows. Raises LookupError if there are none, because an empty table must not replace a full one."""
+    if not rows:
+        raise LookupError("it was not measured")
+    return rows
+
+
 def format_value(value: float | None, scale: float = 1) -> str:
     """Return a value as text, or ``-`` if it was not measured."""
     return NOTHING if value is None else format_number(value * scale)
@@ -58,7 +67,7 @@ def format_value(value: float | None, scale: float = 1) -> str:
 
 def machine_part(results: Results) -> str:
     """Describe the machine and the versions of all software."""
-    machine = [r for r in results.records if r["kind"] == "machine"][-1]
+    machine = require_rows([r for r in results.records if r["kind"] == "machine"])[-1]
     around = [limits for run in results.loads for limits in (run["before"], run["after"])]
 
     def spread(key: str, scale: float) -> str:
@@ -86,6 +95,7 @@ def machine_part(results: Results) -> str:
 
 def targets_table(results: Results) -> str:
     """Return the table of targets."""
+    require_rows(results.loads)
     rows = []
     for target in list_targets({"0.5b": ModelSize.from_config(MODELS / "0.5b")}):
         value = target.value(results)
@@ -105,6 +115,7 @@ def targets_table(results: Results) -> str:
 
 def loads_table(results: Results, model: str) -> str:
     """Return all numbers of one model, load by load, the best first."""
+    require_rows(results.loads)
     size = ModelSize.from_config(MODELS / model)
     rows = []
     for load, mix in LOADS.items():
@@ -142,7 +153,7 @@ def loads_table(results: Results, model: str) -> str:
                 ]
             )
     head = ["Load", "Server", "Turns", "TTFT p50 / p99 ms", "TPOT p50 / p99 ms", "ITL p50 / p99 ms", "Output tokens/s"]
-    return markdown_table([*head, "req/s (range)", "Limit", "GB/s around", "Others' cores, worst"], rows)
+    return markdown_table([*head, "req/s (range)", "Limit", "GB/s around", "Others' cores, worst"], require_rows(rows))
 
 
 def stalls_table(results: Results) -> str:
@@ -158,7 +169,7 @@ def stalls_table(results: Results) -> str:
             rows.append([who.title, " / ".join(gaps), format_value(least), format_value(ttft)])
     return markdown_table(
         ["Server", "ITL p50 / p99 / most, ms", "Allowed: --step-ms + a decode step", "TTFT of the long prompt, ms"],
-        rows,
+        require_rows(rows),
     )
 
 
@@ -183,7 +194,7 @@ def servers_table(results: Results) -> str:
             ]
         )
     head = ["Server", "Ready after, s", "MB when ready", "MB at the end", "MB of weights on disk"]
-    return markdown_table([*head, "MB beyond weights and KV"], rows)
+    return markdown_table([*head, "MB beyond weights and KV"], require_rows(rows))
 
 
 def weight_files(weights: Path) -> list[Path]:
@@ -194,8 +205,6 @@ def weight_files(weights: Path) -> list[Path]:
 def quality_table(results: Results) -> str:
     """Return the quality loss of quantization, from the last measurement of each variant."""
     last = {(r["model"], r["variant"]): r for r in results.records if r["kind"] == "quality"}
-    if not last:
-        raise LookupError("quality was not measured")
     rows = [
         [
             r["model"],
@@ -209,7 +218,9 @@ def quality_table(results: Results) -> str:
         for r in last.values()
     ]
     head = ["Model", "Numbers", "Evaluation: exact answers", "Greedy tokens that agree"]
-    return markdown_table([*head, "before the first that differs", "Mean of logprob differences", "largest"], rows)
+    return markdown_table(
+        [*head, "before the first that differs", "Mean of logprob differences", "largest"], require_rows(rows)
+    )
 
 
 def chart_panels(results: Results) -> list[Panel]:
@@ -253,7 +264,8 @@ def main() -> None:
         except ValueError as error:
             print(f"{file} is skipped: {error}", file=sys.stderr)
     PAGE.write_text(page, "utf-8")
-    CHART.write_text(draw_chart(chart_panels(results)), "utf-8")
+    if results.loads:
+        CHART.write_text(draw_chart(chart_panels(results)), "utf-8")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import inf, nextafter
 from typing import Any
 
-from random_bodies import ANY_VALUES, FORMAT_TEXTS, PATTERN_TEXTS, draw_value, is_valid
+from random_bodies import ANY_VALUES, FORMAT_TEXTS, OPEN_PATTERN_TEXTS, PATTERN_TEXTS, draw_value, is_valid
 from survey import COMPLETE_BODIES, SHAPES, VALUES, Member, Members, record_reads
 
 from parley.errors import ParleyError
@@ -167,6 +167,10 @@ class SchemaLearner:
                     lambda size: takes("x" * size), 40, LONGEST_TEXT, [asked.cap or 0]
                 )
             return [schema]
+        for pattern, texts in OPEN_PATTERN_TEXTS.items():
+            if all(map(takes, texts)):
+                longest = find_last_taken(lambda size: takes("x" * size), 40, LONGEST_TEXT, [asked.cap or 0])
+                return [{"type": "string", "pattern": pattern, "maxLength": longest}]
         for format_name, texts in FORMAT_TEXTS.items():
             if all(map(takes, texts)):
                 return [{"type": "string", "format": format_name}]
@@ -174,8 +178,11 @@ class SchemaLearner:
             if all(map(takes, texts)):
                 return [{"type": "string", "pattern": pattern}]
         words = [*asked.allowed, *(each for each in examples if isinstance(each, str)), *WORDS, *sorted(self.words)]
-        allowed = [word for word in dict.fromkeys(words) if takes(word)]
-        return [{"type": "string", "enum": allowed}] if allowed else []
+        allowed: dict[str, str] = {}  # one for all that differ only in case: generators make one constant of them
+        for word in dict.fromkeys(words):
+            if word.lower() not in allowed and takes(word):
+                allowed[word.lower()] = word
+        return [{"type": "string", "enum": list(allowed.values())}] if allowed else []
 
     def _learn_arrays(self, put: Put, path: str, asked: Member, examples: list[Any], depth: int) -> list[Schema]:
         def put_alone(element: Any) -> Any:
@@ -206,7 +213,38 @@ class SchemaLearner:
                 items = self.learn_value(put_alone, f"{path}[]", [element], depth + 1)
                 if items is not None:
                     variants.append(self._measure_array(put, asked, items, element))
-        return self._mix_arrays(put, variants)
+        mixed = self._mix_arrays(put, variants)
+        if objects and variants[0].get("maxItems") == 1:
+            mixed += self._learn_turns(put, path, kinds, objects[0], depth)
+        return mixed
+
+    def _learn_turns(self, put: Put, path: str, first_kind: Schema, first: Any, depth: int) -> list[Schema]:
+        """Return schemas of conversations that begin and end with an object like ``first``, where turns alternate, with
+        and without an object that only opens them."""
+        role = self.recorded.get(f"{path}[].role", Member(path))
+        others = [first | {"role": word} for word in role.allowed]
+
+        def put_between(turn: Any) -> Any:
+            return put([first, turn, first])
+
+        def put_before(turn: Any) -> Any:
+            return put([turn, first])
+
+        between = [turn for turn in others if self.takes(put_between(turn))]
+        openings = [turn for turn in others if self.takes(put_before(turn)) and not self.takes(put([turn]))]
+        if not between:
+            return []
+        reply_kind = combine(self._learn_objects(put_between, f"{path}[]", between, depth + 1))
+        opening_kinds = self._learn_objects(put_before, f"{path}[]", openings, depth + 1)
+        starts: list[list[Schema]] = [[], *([kind] for kind in opening_kinds)]
+        conversations = [
+            [*start, first_kind, *[reply_kind, first_kind] * count] for start in starts for count in range(3)
+        ]
+        longer = {"description": "Longer conversations are read, too, if turns alternate."}
+        return [
+            {"type": "array", "prefixItems": kinds, "minItems": len(kinds), "maxItems": len(kinds)} | longer
+            for kinds in conversations[1:]
+        ]
 
     def _measure_array(self, put: Put, asked: Member, items: Schema, element: Any) -> Schema:
         """Return the schema of arrays with these items: how many there may be, and whether they may be equal."""

@@ -8,19 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.text.parsing.call_families import CALLS, TemplateSigns
 from parley.text.parsing.calls import write_calls
 from parley.text.parsing.markup import family_names
 from parley.text.parsing.reasoning_families import THOUGHTS
-
-LAYERS = """\
-## Layers
-
-A model runs on parley's own kernels, the fused decoder, if its `model_type` is one of these and its config asks for
-nothing that they do not compute. All other decoders run Transformers' own code, over parley's KV pages; the log and
-`parley doctor` say why. Language models of multimodal models count as well.
-"""
 
 CALL = ("id", "f", {"a": 1})  # the page shows this call in each form
 
@@ -30,8 +21,8 @@ NAMES = Path(__file__).parents[1] / "parley" / "settings" / "families.json"
 INTRODUCTION = """\
 # Model families
 
-<!-- Made by docs/families.py from parley/text/parsing/call_families.py and reasoning_families.py, and for the last
-section from parley/model/networks/families/table.py; change it there. -->
+<!-- Made by docs/families.py from parley/text/parsing/call_families.py and reasoning_families.py; change
+it there. -->
 
 Each model family writes reasoning and tool calls in its own form. parley reads these forms while the tokens arrive and
 returns them in the form of the client's API: reasoning separate from content, and calls with names and JSON arguments,
@@ -87,7 +78,6 @@ def families_page() -> str:
         marks = " … ".join(map(code_cell, (*family.marks, *(family.answer_wrapper or ()))))
         signs = describe_signs(family.signs) or "(chosen by name only; an answer starts with reasoning)"
         rows.append(f"| {names} | {marks} | {signs} |")
-    rows += ["", LAYERS, ", ".join(f"`{name}`" for name in sorted(FUSABLE_TYPES))]
     return "\n".join(rows) + "\n"
 
 

@@ -14,21 +14,29 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from body_schemas import SchemaLearner
-from random_bodies import draw_value
+from random_bodies import ANY_VALUES, draw_value
 from refine_schemas import CannotRefine, refine_schema
 from survey import CLASSIFIER_CONTEXT, CONTEXT, PATH, SurveyedRecords, call_reader, encode_body
 
-from parley.dialects.dialect import Answer, ApiOptions, Reply, RequestContext, Route
+from parley.dialects.admin_requests import DetokenizeRequest
+from parley.dialects.dialect import Answer, ApiOptions, Dialect, Reply, RequestContext, Route
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import API_MOUNTS
-from parley.dialects.openapi_document import LEARNED_CONTEXT, LEARNED_VOCABULARY, body_key, output_room
+from parley.dialects.openapi_document import (
+    LEARNED_CONTEXT,
+    LEARNED_VOCABULARY,
+    SAMPLE_ERRORS,
+    body_key,
+    output_room,
+)
 from parley.dialects.records import NoRecords
 from parley.errors import BadRequest, Invalid, ParleyError
 from parley.text.grammar.answer_compiler import AnswerCompiler, may_be_any_text
@@ -49,6 +57,7 @@ class PlainVocabulary:
 
 
 ANSWER_COMPILER = AnswerCompiler(PlainVocabulary(), Markup())
+ANSWER_DRAWS = 60  # bodies whose answers are looked at
 BODIES = Path(__file__).resolve().parents[1] / "parley" / "dialects" / "bodies.json"
 # The models that a route may need, the usual one first: a text model with every ability.
 MODELS: dict[str, RequestContext] = {
@@ -64,9 +73,9 @@ class EmptyRecords(NoRecords):
     are_kept = True
 
 
-def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> None:
-    """Read a body as for a model of ``MODELS``. ``without``: a header that the request lacks. Raises ParleyError if it
-    is refused."""
+def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> Any:
+    """Return what the reader makes of a body for a model of ``MODELS``. ``without``: a header that the request lacks.
+    Raises ParleyError if it is refused."""
     records = SurveyedRecords() if "{id}" in route.path else EmptyRecords()
     headers = CONTEXT.headers | ({b"content-type": b"multipart/form-data; boundary=b"} if route.reads_form else {})
     headers = {name: value for name, value in headers.items() if name != without}
@@ -76,6 +85,9 @@ def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> None:
         raise BadRequest(answer.body.decode())
     if isinstance(answer, Reply):
         check_like_server(answer.request)
+    if isinstance(answer, DetokenizeRequest) and not answer.ignore_unknown:
+        check_token_ids([*answer.token_ids, *chain(*answer.further_ids)])
+    return answer
 
 
 def check_like_server(request: Request) -> None:
@@ -83,8 +95,7 @@ def check_like_server(request: Request) -> None:
     stop, sampling = request.stop_conditions, request.sampling
     prompt_ids = [each for prompt in request.prompts if isinstance(prompt, Tokens) for each in prompt.ids]
     option_ids = [*stop.ids, *sampling.logit_bias, *sampling.allowed, *request.output_options.logprob_ids]
-    if max([*prompt_ids, *option_ids], default=0) >= LEARNED_VOCABULARY:
-        raise Invalid("A token id is not in the vocabulary.")
+    check_token_ids([*prompt_ids, *option_ids])
     if max(stop.max_tokens or 0, stop.min_tokens) > output_room(LEARNED_CONTEXT):
         raise Invalid("There is no room for a prompt.")
     for prompt in request.prompts[:1]:
@@ -92,10 +103,16 @@ def check_like_server(request: Request) -> None:
             ANSWER_COMPILER.compile_answer(prompt, request.grammar)
 
 
+def check_token_ids(token_ids: list[int]) -> None:
+    """Raise Invalid if an id is not in the vocabulary."""
+    if max(token_ids, default=0) >= LEARNED_VOCABULARY:
+        raise Invalid("A token id is not in the vocabulary.")
+
+
 def learn_route(route: Route) -> dict[str, Any] | None:
     """Return what is known of a route's body: ``schema``, ``left_out``, and the model that it ``needs``, where these
     are not empty. None: it reads no body, or its schema cannot be learned."""
-    if route.reader is None or route.method in ("GET", "HEAD") or route.kind in ("reset", "probe"):
+    if route.reader is None or route.body_paths or route.method in ("GET", "HEAD") or route.kind in ("reset", "probe"):
         return None
     try:
         read_for(route, "", b"\xff")
@@ -117,6 +134,36 @@ def learn_route(route: Route) -> dict[str, Any] | None:
             found["headers"] = list(required_headers(route, model, draw_value(schema, random.Random(1))))
             return {name: value for name, value in found.items() if value or name == "schema"}
     return {}
+
+
+def learn_answers(dialect: Dialect, route: Route, known: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return status and content type of the answers to bodies that are valid under a schema, to others, and to errors
+    that a reply answers in a way of its own."""
+    source, answers = random.Random(13), set()
+    for number in range(ANSWER_DRAWS if "schema" in known else len(ANY_VALUES)):
+        body = draw_value(known["schema"], source) if "schema" in known else ANY_VALUES[number]
+        if number % 2:
+            body = spoil_member(body, source)
+        try:
+            reply = read_for(route, known.get("needs", ""), body)
+        except ParleyError as error:
+            reply = dialect.render_error(error)
+        if isinstance(reply, Reply):
+            answers.add(Answer(200, b"", reply.media_type.encode() if reply.request.stream else reply.content_type))
+            answers |= {answer for error in SAMPLE_ERRORS if (answer := reply.render_refusal(error)) is not None}
+        elif isinstance(reply, Answer):
+            answers.add(reply)
+    return sorted({(answer.status, answer.content_type.decode().partition(";")[0]) for answer in answers})
+
+
+def spoil_member(value: Any, source: random.Random) -> Any:
+    """Return a body with another value at one place."""
+    if isinstance(value, dict) and value:
+        name = source.choice(list(value))
+        return value | {name: spoil_member(value[name], source)}
+    if isinstance(value, list) and value:
+        return [spoil_member(value[0], source), *value[1:]]
+    return source.choice(ANY_VALUES)
 
 
 def required_headers(route: Route, model: str, body: Any) -> Iterator[tuple[str, str]]:
@@ -142,13 +189,13 @@ def schema_paths(schema: Any, path: str = "") -> Iterator[str]:
         yield from schema_paths(member, inner)
 
 
-def all_routes() -> Iterator[tuple[str, Route]]:
-    """Yield every route of every API, with the name of its schemas. MindIE's whole service comes first: the root has
+def all_routes() -> Iterator[tuple[Dialect, Route]]:
+    """Yield every route of every API. MindIE's whole service comes first: the root has
     only some of its routes."""
     dialects = [service_dialect(MindieRules("extended")), *(mount.dialect for mount in API_MOUNTS)]
     for number, dialect in enumerate(dialects):
         if dialect.body_schemas not in [other.body_schemas for other in dialects[:number]]:
-            yield from ((dialect.body_schemas, route) for route in dialect.routes)
+            yield from ((dialect, route) for route in dialect.routes)
 
 
 def learn_all() -> dict[str, Any]:
@@ -161,14 +208,16 @@ def learn_all() -> dict[str, Any]:
         learned = dict(zip(readers, pool.map(learn_numbered_route, readers.values()), strict=True))
     schemas: list[Any] = []
     surfaces: dict[str, dict[str, Any]] = {}
-    for surface, route in routes:
+    for dialect, route in routes:
         found = learned[reader_key(route)]
         if found is not None:
+            answers = learn_answers(dialect, route, found)
             if "schema" in found:
                 if found["schema"] not in schemas:
                     schemas.append(found["schema"])
                 found = found | {"schema": schemas.index(found["schema"])}
-            surfaces.setdefault(surface, {})[body_key(route)] = found
+            found = found | ({"answers": answers} if answers else {})
+            surfaces.setdefault(dialect.body_schemas, {})[body_key(route)] = found
     return {"schemas": schemas, "surfaces": surfaces}
 
 
@@ -180,10 +229,12 @@ def reader_key(route: Route) -> str:
 def learn_numbered_route(number: int) -> dict[str, Any] | None:
     """Learn the body of one of ``all_routes``, and say so."""
     start = time.process_time()
-    surface, route = list(all_routes())[number]
+    dialect, route = list(all_routes())[number]
     learned = learn_route(route)
     if learned is not None:
-        print(f"{time.process_time() - start:6.1f} s  {surface} {route.method} {route.path}", file=sys.stderr)
+        print(
+            f"{time.process_time() - start:6.1f} s  {dialect.body_schemas} {route.method} {route.path}", file=sys.stderr
+        )
     return learned
 
 

@@ -31,7 +31,13 @@ FORMAT_TEXTS: dict[str, list[str]] = {
     "json": ["{}", '{"a": 1}', '{"type": "object"}'],
     "byte": ["", "aGk=", "QUJD", "AAAAAAAA"],
 }
-PATTERN_TEXTS = {
+# Patterns of nearly any text, whose texts are no regular expressions.
+OPEN_PATTERN_TEXTS = {
+    r"^[^@/\\\u0000]+$": ["a", "(", "*", "é", "line\nbreak"],
+    r"^[^\u0000-\u001f\u007f-\u009f]+$": ["a", "(", "*", "é", "@/"],
+    r"^[ -~]+$": ["a", "(", "*", "@/", "x y"],
+}
+PATTERN_TEXTS = OPEN_PATTERN_TEXTS | {
     r"^[a-zA-Z0-9_-]{1,64}$": ["a", "get_weather", "A-1", "x" * 64],
     r"^-?[0-9]{1,9}$": ["0", "17", "-3", "123456789"],
     r"^[0-9]{1,9}$": ["0", "17", "123456789"],
@@ -161,7 +167,9 @@ def _draw_array(schema: dict[str, Any], source: random.Random, depth: int) -> li
     least, most = schema.get("minItems", 0), schema.get("maxItems", 1 << 20)
     length = min(max(least, source.choice([0, 1, 1, 2, 3])), most)
     kinds = [*schema.get("prefixItems", ()), *[schema.get("items", {})] * length][:length]
-    if "prefixItems" in schema and kinds:  # a conversation that begins with a user's message also ends with one
+    if (
+        "prefixItems" in schema and "items" in schema and kinds
+    ):  # a conversation that begins with a user's message also ends with one
         kinds[-1] = kinds[0]
     items = [draw_value(kind, source, depth + 1) for kind in kinds]
     if schema.get("uniqueItems"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -21,6 +21,7 @@ from unittest import mock
 from parley.dialects.dialect import Answer, ApiOptions, Dialect, Reply, RequestContext, Route
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields
+from parley.dialects.openapi_document import LEARNED_MODEL, LEARNED_OWNER
 from parley.dialects.records import NoRecords, RecordChange
 from parley.errors import ParleyError, Unsupported
 from parley.serving.engine_features import BOUNDED_VALUES, FEATURE_FIELDS
@@ -28,7 +29,7 @@ from parley.types import EngineBound, KeyOwner, Request
 
 PATH = {
     "digest": "sha256:00",
-    "model": "m",
+    "model": LEARNED_MODEL,
     "version": "1",
     "repo": "r",
     "region": "x",
@@ -72,8 +73,14 @@ FORM_CONTEXT = replace(
     CONTEXT,
     headers={b"content-type": b"multipart/form-data; boundary=" + BOUNDARY.encode()},
 )
-FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True, key_owners=[KeyOwner("a", ("a",))], keeps_tables=True)
-ENDPOINTS = {"e": Endpoint("e", [EndpointShare("m", "m", 100)])}
+FACTS = ServerFacts(
+    "1",
+    [ModelCard(LEARNED_MODEL, 1, 4096)],
+    True,
+    key_owners=[KeyOwner(LEARNED_OWNER, (LEARNED_OWNER,))],
+    keeps_tables=True,
+)
+ENDPOINTS = {"e": Endpoint("e", [EndpointShare("m", "m", 100)], {"id": PATH["id"]})}
 COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of them
     {"messages": [{"role": "user", "content": "a"}]},
     {"model": "m", "max_tokens": 2048, "messages": [{"role": "user", "content": "a"}]},
@@ -108,6 +115,7 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     },
     {"name": "n", "config": {"served_entities": [{"entity_name": "m"}]}},
     {"served_entities": [{"entity_name": "m"}]},
+    {"access_control_list": [{"user_name": LEARNED_OWNER, "permission_level": "CAN_QUERY"}]},
     {},
 ]
 TABLE = {"enabled": True, "catalog_name": "a", "schema_name": "b", "table_name_prefix": "c"}
@@ -269,7 +277,8 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "tags": [[{"key": "k", "value": "v"}]],
     "add_tags": [[{"key": "k", "value": "v"}]],
     "access_control_list": [
-        [{name: "a", "permission_level": "CAN_QUERY"}] for name in ("user_name", "group_name", "service_principal_name")
+        [{name: LEARNED_OWNER, "permission_level": "CAN_QUERY"}]
+        for name in ("user_name", "group_name", "service_principal_name")
     ],
     "rate_limits": [[{"calls": 1, "key": "user", "renewal_period": "minute"}], [{"tokens": 1}]],
     "ai_gateway": [{"rate_limits": [{"calls": 1}]}, {"inference_table_config": TABLE}],
@@ -375,25 +384,34 @@ def record_reads(recorded: Members) -> Iterator[None]:
 
         @functools.wraps(original)
         def ask(self: Fields, name: str, *args: Any, **kwargs: Any) -> Any:
-            path = INDEX.sub("[]", self.member_path(name))
-            member = recorded.setdefault(path, Member(path))
+            path = self.member_path(name)
+            if "[" in path:
+                path = INDEX.sub("[]", path)
+            member = recorded.get(path)
+            if member is None:
+                member = recorded[path] = Member(path)
             member.asked_as_text |= isinstance(self._data.get(name), str)
             if member.method in ("raw_value", "array") and method not in ("has_value", "is_null", "raw_value"):
                 member.method = method
                 low, high = (*args[1:3], None, None)[:2] if method in ("integer", "number") else (None, None)
                 member.low, member.high = kwargs.get("low", low), kwargs.get("high", high)
-                member.allowed = tuple(kwargs.get("allowed", ()))
+                member.allowed = tuple(_in_order(kwargs.get("allowed", ())))
                 member.cap = kwargs.get("cap")
             return original(self, name, *args, **kwargs)
 
         return ask
 
     def present_names(self: Fields, names: Collection[str]) -> list[str]:
-        return [name for name in names if self.has_value(name)]
+        return [name for name in _in_order(names) if self.has_value(name)]
 
     methods = {method: record_calls(method) for method in (*VALUES, "has_value", "is_null")}
     with mock.patch.multiple(Fields, present_names=present_names, **methods):
         yield
+
+
+def _in_order(names: Collection[str]) -> Collection[str]:
+    """Return names in the same order in every run: a set has another order in each."""
+    return sorted(names) if isinstance(names, Set) else names
 
 
 def read_outcome(route: Route, body: dict[str, Any]) -> str:
@@ -465,12 +483,22 @@ def _encode_form(body: dict[str, Any]) -> bytes:
     return "".join([*lines, f"--{BOUNDARY}--\r\n"]).encode()
 
 
+_surveyed_readers: dict[tuple[Any, ...], Members] = {}
+
+
 def survey_route(route: Route) -> Members:
     """Return the members that a route reads, in the order in which it asks for them."""
-    recorded: Members = {}
     has_no_body = route.reader is None or route.method not in ("POST", "PUT", "PATCH") or route.kind == "reset"
     if has_no_body or route.path.endswith("}/infer"):
-        return recorded  # an inference has tensors, one for each of the members that generate has
+        return {}  # an inference has tensors, one for each of the members that generate has
+    reading = repr(route.reader), route.kind, route.reads_form, route.path in CLASSIFIER_PATHS  # many routes share it
+    if reading not in _surveyed_readers:
+        _surveyed_readers[reading] = _survey_reader(route)
+    return _surveyed_readers[reading]
+
+
+def _survey_reader(route: Route) -> Members:
+    recorded: Members = {}
     base = next((body for body in COMPLETE_BODIES if read_outcome(route, body) == "taken"), {})
     with record_reads(recorded):
         _, base_needs = _read_and_note(route, base, recorded)

@@ -27,6 +27,7 @@ ParleyError                      500
 ├── TooLarge                     413  the body is too large
 ├── HeadersTooLarge              431
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
+├── RateLimited                  429  the API key has reached one of its limits; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
 │   └── Stopping                 503  it will not become ready again
 ├── OrderRefused                  a coordinator or controller asked for something that this instance does not do
@@ -313,6 +314,19 @@ class Overloaded(ParleyError):
     def __init__(self, message: str, *, retry_after: float = 1.0):
         super().__init__(message)
         self.retry_after: float = retry_after
+
+
+class RateLimited(ParleyError):
+    """The API key has reached one of its limits. ``kind``: "requests" or "tokens". ``retry_after``: in seconds; None if
+    the request alone exceeds the limit."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, kind: str = "requests", retry_after: float | None = None):
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
 
 
 class NotReady(ParleyError):

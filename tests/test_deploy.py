@@ -1,6 +1,7 @@
 """The files in deploy/ fit together, and the commands and flags they use exist."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -103,6 +104,63 @@ def test_manifests_match_kubernetes_schemas():
     validate = pytest.importorskip("kubernetes_validate", reason="its schemas take 100 MB")
     for document in manifests():
         validate.validate(document, "1.37", strict=True)
+
+
+CHARTS = {
+    "single": [],
+    "cluster": ["mode=cluster", "keysSecret=keys", "prefill.replicas=1"],
+    "everything": [
+        "gpu.enabled=true", "models.persistence.enabled=true", "autoscaling.enabled=true", "ingress.enabled=true",
+        "ingress.host=parley.example", "model=owner/model", "keysSecret=keys", "arguments={--max-batch,8}",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("values", CHARTS.values(), ids=CHARTS)
+@pytest.mark.skipif(shutil.which("helm") is None, reason="helm renders the chart")
+def test_chart_renders_servers_with_existing_flags(values):
+    settings = [word for value in values for word in ("--set", value)]
+    for command in (["lint"], ["template", "release"]):
+        helm = ["helm", *command, str(DEPLOY / "helm/parley"), *settings]
+        done = subprocess.run(helm, capture_output=True, text=True, check=True)
+    documents = [each for each in yaml.safe_load_all(done.stdout) if each]
+    pods = [each for each in documents if each["kind"] in ("Deployment", "StatefulSet")]
+    for pod in pods:
+        assert pod["spec"]["selector"]["matchLabels"].items() <= pod["spec"]["template"]["metadata"]["labels"].items()
+        command, *flags = only_container(pod)["args"]
+        if command == "serve":
+            read_flags(SERVE_OPTIONS, flags)
+        volumes = {volume["name"] for volume in pod["spec"]["template"]["spec"]["volumes"]}
+        assert {mount["name"] for mount in only_container(pod)["volumeMounts"]} <= volumes
+    validate = pytest.importorskip("kubernetes_validate", reason="its schemas take 100 MB")
+    for document in documents:
+        validate.validate(document, "1.37", strict=True)
+
+
+def test_service_of_systemd_waits_for_the_server_and_stops_after_its_drain():
+    lines = (DEPLOY / "systemd/parley.service").read_text("utf-8").splitlines()
+    service = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    program, command, *flags = service["ExecStart"].split()
+    assert (program, command) == ("/opt/parley/bin/parley", "serve")
+    assert set(read_flags(SERVE_OPTIONS, flags)) == {"config"}
+    (drain,) = [option.default for option in SERVE_OPTIONS if option.name == "drain"]
+    assert service["Type"] == "notify" and int(service["TimeoutStopSec"]) > drain
+
+
+def test_compose_file_mounts_existing_files_and_serves_with_existing_flags():
+    services = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text("utf-8"))["services"]
+    command, *flags = services["parley"]["command"]
+    assert command == "serve" and read_flags(SERVE_OPTIONS, flags)
+    sources = [mount.split(":")[0] for each in services.values() for mount in each["volumes"]]
+    files = [source for source in sources if source.startswith("./")]
+    assert files and all((DEPLOY / "compose" / source).is_file() for source in files)
+
+
+def test_image_listens_for_other_machines_and_is_not_root():
+    dockerfile = (DEPLOY / "Dockerfile").read_text("utf-8")
+    assert "PARLEY_HOST=0.0.0.0" in dockerfile and "USER 10001" in dockerfile and "HEALTHCHECK" in dockerfile
+    kept = [line[1:] for line in (DEPLOY.parent / ".dockerignore").read_text("utf-8").splitlines() if line[0] == "!"]
+    assert {"parley", "pyproject.toml", "setup.py", "requirements.lock", "README.md", "LICENSE"} <= set(kept)
 
 
 class SecretsApi(BaseHTTPRequestHandler):

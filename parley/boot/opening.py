@@ -17,10 +17,12 @@ def opening_lines(
     root_url: str,
     surfaces: Iterable[tuple[Dialect, str]],
     grpc: Iterable[str] = (),
+    planes: Iterable[tuple[str, str]] = (),
 ) -> str:
     """Return the start-up lines, which are known before anything is loaded.
 
-    ``surfaces``: each API with its URL; ``grpc``: addresses of the gRPC ports.
+    ``surfaces``: each API with its URL; ``grpc``: addresses of the gRPC ports; ``planes``: titles and URLs of ports
+    that have some routes of the server alone.
     """
     lines = [
         f"parley {__version__}",
@@ -32,7 +34,9 @@ def opening_lines(
     if is_member := options.role not in ("mixed", "none"):  # clients reach its APIs through a coordinator
         lines.append(f"  role     {options.role}, for coordinators at {root_url}")
     endpoints = [] if is_member else [(dialect.title, url + dialect.base_path) for dialect, url in surfaces]
-    endpoints += [*(("gRPC", place) for place in grpc), ("health", f"{root_url}/health/ready")]
+    if options.ui and not is_member and options.port is not None:
+        endpoints.append(("web page", f"{root_url}/"))
+    endpoints += [*(("gRPC", place) for place in grpc), *planes, ("health", f"{root_url}/health/ready")]
     title_width = max(8, *(len(title) for title, _ in endpoints))
     lines += [f"  {title:<{title_width}} {place}" for title, place in endpoints]
     ports = [] if options.port is None else [ListenAddress("", options.host, options.port)]
@@ -42,6 +46,6 @@ def opening_lines(
         if not is_loopback(address.host)
         and not ((tls := address.tls or options.tls) is not None and tls.client_authorities)
     ]
-    if public and not (options.api_keys or options.cluster_secret or options.cluster_networks):
+    if public and not (options.has_keys or options.cluster_secret or options.cluster_networks):
         lines.append(open_port_warning(public, "may use this server; --api-key restricts this to clients with a key"))
     return "\n".join(lines)

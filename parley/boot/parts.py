@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from starlette.types import ASGIApp
 
+from parley.dialects.dialect import Route
 from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.disagg.kv.peer import KVPeer
 from parley.instance import handlers as instance_handlers
@@ -19,6 +21,7 @@ from parley.serving.app import App
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
+from parley.tracing.otlp import open_span_exporter
 from parley.web.port import with_cors
 
 
@@ -35,9 +38,10 @@ class ServerParts:
         peer: KVPeer,
         stop_server: Callable[[], None] = lambda: None,
     ):
+        self._span_exporter = open_span_exporter(options.otlp_traces_endpoint, options.role)
         self.links = PeerLinks(peer)
         self.node = InstanceState(options, self.links)
-        self.registry = ModelRegistry(options, models, (self.node, self.links), stop_server)
+        self.registry = ModelRegistry(options, models, (self.node, self.links), stop_server, self._span_exporter)
         self.member = ClusterMember(self.node, peer)
         self.intake = RequestIntake(self.member)
         self.handlers = {
@@ -45,14 +49,23 @@ class ServerParts:
             **instance_handlers.build_instance_handlers(self.node, self.intake),
         }
 
-    def make_port_app(self, surfaces: Sequence[ApiMount], host: str, *, certified: bool = False) -> App:
-        """Return the application of one port, without CORS. ``certified``: it requires a client's certificate."""
-        return App(self.registry, surfaces, host, self.handlers, self.node, certified)
+    def make_port_app(
+        self,
+        surfaces: Sequence[ApiMount],
+        host: str,
+        *,
+        certified: bool = False,
+        keeps: Callable[[Route], bool] = lambda route: True,
+    ) -> App:
+        """Return the application of one port, without CORS. ``certified``: it requires a client's certificate.
+        ``keeps``: whether it has a route of its APIs."""
+        return App(self.registry, surfaces, host, self.handlers, self.node, certified, keeps)
 
     def build_app(self, surfaces: Sequence[ApiMount] = (), host: str = "") -> ASGIApp:
         """Return the application of one port, with CORS if any origin is allowed. Default: the server's main port."""
         options = self.registry.options
-        app = self.make_port_app(surfaces or universal_mounts(options.strict, options.tgi_compat), host or options.host)
+        surfaces = surfaces or universal_mounts(options.strict, options.tgi_compat, pages=options.ui)
+        app = self.make_port_app(surfaces, host or options.host)
         return with_cors(app, options.cors)
 
     async def listen_for_handovers(self, host: str, port: int, apps: Sequence[App]) -> None:
@@ -60,7 +73,9 @@ class ServerParts:
         await self.links.accept_handovers(host, port, partial(self.intake.take_handover, apps))
 
     async def close_parts(self) -> None:
-        """Close the engines, the results that wait for coordinators, and all links."""
+        """Close the engines, the results that wait for coordinators, and all links, and send the last spans."""
         await self.registry.close_models()
         await self.node.close_state()
         await self.member.close_member()
+        if self._span_exporter is not None:
+            await asyncio.to_thread(self._span_exporter.close)

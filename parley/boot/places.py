@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from parley.dialects.mounts import ADMIN_PLANES, DEDICATED_APIS, ApiMount, dedicated_mounts, universal_mounts
+from parley.dialects.dialect import Route
+from parley.dialects.mounts import (
+    ADMIN_PLANES,
+    DEDICATED_APIS,
+    SERVER_ROUTES,
+    ApiMount,
+    dedicated_mounts,
+    route_scope,
+    universal_mounts,
+)
 from parley.serving.options import ListenAddress, ServerOptions
+from parley.settings.kinds import UNIX_PREFIX
 from parley.web.auth import PortReach, is_loopback, port_reach
 from parley.web.options import TlsFiles
 
@@ -17,6 +28,11 @@ OPEN_PLANE = (
 ANYONE, ANYONE_HERE = "anyone can reach", "anyone on this machine can reach without an API key"
 
 
+def is_unix_socket(host: str) -> bool:
+    """Whether a host is the path of a Unix socket."""
+    return host.startswith(UNIX_PREFIX)
+
+
 class ListeningPlace(NamedTuple):
     """An address to listen on, the APIs mounted there, and the TLS settings."""
 
@@ -25,6 +41,8 @@ class ListeningPlace(NamedTuple):
     surfaces: Sequence[ApiMount]
     tls: TlsFiles | None = None
     is_admin: bool = False  # only management planes are mounted here
+    title: str = ""  # of a port that has some routes of the server, and no API of its own
+    keeps: Callable[[Route], bool] = lambda route: True  # whether it has a route of these APIs
 
     @property
     def is_certified(self) -> bool:
@@ -38,16 +56,23 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
     APIs that were given the same port share a place.
     """
     found_places = []
+    keeps_client_routes = partial(_is_client_route, options)
+    shared = universal_mounts(options.strict, options.tgi_compat, pages=options.ui)
     if options.port is not None:
         found_places.append(
             ListeningPlace(
-                options.host, options.port, universal_mounts(options.strict, options.tgi_compat), options.tls
+                options.host,
+                options.port,
+                shared,
+                options.tls,
+                keeps=keeps_client_routes,
             )
         )
     dialects = {**DEDICATED_APIS, **options.apis}
     by_address: dict[tuple[str, int], list[ListenAddress]] = {}
     for number, address in enumerate(options.listen):
-        by_address.setdefault((address.host, address.port or -number), []).append(address)
+        unix = is_unix_socket(address.host)
+        by_address.setdefault((address.host, address.port or (0 if unix else -number)), []).append(address)
     found_places += [
         ListeningPlace(
             first.host,
@@ -55,10 +80,43 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
             dedicated_mounts(first.api, *(address.api for address in others), apis=dialects),
             first.tls or options.tls,
             all(address.api in ADMIN_PLANES for address in (first, *others)),
+            keeps=_any_route
+            if all(address.api in ADMIN_PLANES for address in (first, *others))
+            else keeps_client_routes,
         )
         for first, *others in by_address.values()
     ]
+    if options.metrics_port is not None:
+        host = "127.0.0.1" if is_unix_socket(options.host) else options.host
+        found_places.append(
+            ListeningPlace(host, options.metrics_port, shared, options.tls, True, "metrics", _is_metrics_route)
+        )
+    if options.admin_port is not None:
+        found_places.append(
+            ListeningPlace(options.admin_host, options.admin_port, shared, options.tls, True, "admin", _is_admin_route)
+        )
     return found_places
+
+
+def _any_route(route: Route) -> bool:
+    return True
+
+
+def _is_metrics_route(route: Route) -> bool:
+    """Whether the metrics port has a route: the server's own metrics, and its probes."""
+    return route in SERVER_ROUTES and (route.kind == "metrics" or route_scope(route) == "open")
+
+
+def _is_admin_route(route: Route) -> bool:
+    """Whether the admin port has a route: those that change the server, and its probes."""
+    return route_scope(route) == "admin" or (route in SERVER_ROUTES and route_scope(route) == "open")
+
+
+def _is_client_route(options: ServerOptions, route: Route) -> bool:
+    """Whether the ports for clients have a route: not those that have a port of their own."""
+    if options.metrics_port is not None and route.kind == "metrics":
+        return False
+    return options.admin_port is None or route_scope(route) != "admin"
 
 
 def find_open_plane(options: ServerOptions, places: Sequence[ListeningPlace]) -> str:
@@ -79,7 +137,7 @@ def find_open_plane(options: ServerOptions, places: Sequence[ListeningPlace]) ->
 
 def _is_open(options: ServerOptions, reach: PortReach) -> bool:
     """Whether strangers reach a port of an instance whose cluster has neither a secret nor networks."""
-    return reach == "public" or (reach == "local" and bool(options.api_keys))
+    return reach == "public" or (reach == "local" and options.has_keys)
 
 
 def _describe_open_plane(options: ServerOptions, what: str, host: str, port: int | None) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from ssl import SSLContext
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from parley.boot.engines import make_engine
 from parley.boot.opening import opening_lines
 from parley.boot.parts import ServerParts
 from parley.boot.places import find_open_plane, listening_places
+from parley.boot.service_manager import ServiceManager
 from parley.dialects.mounts import is_api
 from parley.disagg.kv.listener import MAX_UNAUTHENTICATED
 from parley.disagg.kv.peer import KVPeer
@@ -35,9 +37,11 @@ from parley.disagg.wire.networks import TrustedNetworks
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import EngineFailed
 from parley.serving.endpoints.traffic_split import BadEndpointFile
+from parley.serving.keys.usage_store import BadUsageFile
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.serving.records.record_store import BadRecordFile
 from parley.serving.served_model import ServedModel, divide_memory
+from parley.settings.file_changes import file_changes
 from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.text import BadTokenizer
@@ -51,6 +55,8 @@ from parley.web.port import (
     keep_standard_streams,
     listen_error_reason,
     open_listener,
+    port_number,
+    remove_unix_socket,
     uvicorn_config,
     with_cors,
 )
@@ -64,12 +70,14 @@ log = logging.getLogger("parley.server")
 
 GRPC_STOP_SECONDS = 0.5  # seconds for the last gRPC messages while closing
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# The settings that SIGHUP changes while the server runs: keys, limits and times.
+# The settings that SIGHUP and a changed key file change while the server runs.
+KEY_OPTIONS = frozenset({"api_keys", "admin_keys", "priority_keys", "key_owners", "hashed_keys"})
+# All settings that SIGHUP changes: keys, limits and times.
 RELOADED_OPTIONS = frozenset(
     {
-        "api_keys", "admin_keys", "priority_keys", "key_owners", "header_limit", "header_count", "header_timeout",
-        "body_limit", "media_body_limit", "body_rate", "body_timeout", "write_timeout", "keep_alive", "ping_interval",
-        "max_queue", "max_prompt", "max_output", "timeout", "token_timeout", "drain", "access_log", "log_bodies",
+        "header_limit", "header_count", "header_timeout", "body_limit", "media_body_limit", "body_rate", "body_timeout",
+        "write_timeout", "keep_alive", "ping_interval", "max_queue", "max_prompt", "max_output", "timeout",
+        "token_timeout", "drain", "access_log", "log_bodies", *KEY_OPTIONS,
     }
 )  # fmt: skip
 LOAD_FAILURES = (EngineFailed, BadTokenizer)
@@ -92,7 +100,7 @@ def run_server(
         return 1
     with contextlib.ExitStack() as stack:
         sockets, tls_contexts = [], []
-        for host, port, _, tls, _ in listening_places(options):
+        for host, port, _, tls, *_ in listening_places(options):
             try:
                 tls_contexts.append(server_tls_context(tls) if tls is not None else None)
                 sockets.append(stack.enter_context(open_listener(host, port)))
@@ -105,7 +113,7 @@ def run_server(
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
             server = ServerInstance(offers, options, sockets, tls_contexts, read_options)
-        except (BadEndpointFile, BadRecordFile) as error:
+        except (BadEndpointFile, BadRecordFile, BadUsageFile) as error:
             banner.print_failure(str(error))
             return 1
         except TlsFileError as error:
@@ -164,6 +172,7 @@ class ServerInstance:
         self._sockets = sockets
         self._received_signals: list[int] = []
         self._stop_event = asyncio.Event()
+        self._service_manager = ServiceManager()
         tls = options.peer_tls
         peer_tls = () if tls is None else (server_tls_context(tls), client_tls_context(tls))
         self._parts = ServerParts(options, models, make_peer(options, *peer_tls), self.request_stop)
@@ -177,7 +186,7 @@ class ServerInstance:
             if context is not None and place.tls is not None
         ]
         self._apps = [
-            self._parts.make_port_app(place.surfaces, place.host, certified=place.is_certified)
+            self._parts.make_port_app(place.surfaces, place.host, certified=place.is_certified, keeps=place.keeps)
             for place in self._places
         ]
         cors_apps = [with_cors(app, options.cors) for app in self._apps]
@@ -202,24 +211,33 @@ class ServerInstance:
             loop.add_signal_handler(signal_number, self._on_signal, signal_number)
         loop.add_signal_handler(signal.SIGHUP, hang_up_handler(self.reload_options, self.request_stop))
         roots = [
-            banner.local_url(place.host, sock.getsockname()[1], place.tls is not None)
+            banner.local_url(place.host, port_number(sock), place.tls is not None)
             for place, sock in zip(self._places, self._sockets, strict=True)
         ]
         surfaces = [
             (surface.dialect, root + surface.prefix)
             for place, root in zip(self._places, roots, strict=True)
             for surface in place.surfaces
-            if is_api(surface)
+            if is_api(surface) and not place.title
         ]
-        banner.print_line(opening_lines(self.options, self.offers, roots[0], surfaces, grpc_addresses))
+        planes = [(place.title, root) for place, root in zip(self._places, roots, strict=True) if place.title]
+        banner.print_line(opening_lines(self.options, self.offers, roots[0], surfaces, grpc_addresses, planes))
         serving = asyncio.create_task(self._serve_http())
         tls_files = list_tls_files((self.options.tls, *(tls.files for tls in self._loaded_tls)))
-        watching = asyncio.create_task(watch_certificates(tls_files, self.reload_certificates))
+        sampling = asyncio.create_task(self.registry.activity_history.take_samples(self.registry.models))
+        watching = asyncio.gather(
+            watch_certificates(tls_files, self.reload_certificates), self._watch_keys(self.options.key_files)
+        )
+        alive = asyncio.create_task(self._service_manager.send_signs_of_life())
         try:
             failure = await self._load_and_serve(serving, start_time)
         finally:
+            self._service_manager.notify("STOPPING=1")
             watching.cancel()
+            sampling.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             await self._shut_down(serving)
+            alive.cancel()
             for signal_number in (*STOP_SIGNALS, signal.SIGHUP):
                 loop.remove_signal_handler(signal_number)
         if failure:
@@ -240,6 +258,26 @@ class ServerInstance:
         if open_plane := find_open_plane(options, self._places):
             raise ConfigError(open_plane)
         self.reload_certificates()
+        self._use_options(options)
+        return names
+
+    async def _watch_keys(self, files: tuple[Path, ...]) -> None:
+        """Accept the keys of changed files, until this task is cancelled. Keys that cannot be read change nothing."""
+        async for _ in file_changes(files):
+            try:
+                new_options = await asyncio.to_thread(self._read_options)
+                options, names = take_over_fields(self.options, new_options, KEY_OPTIONS)
+                if open_plane := find_open_plane(options, self._places):
+                    raise ConfigError(open_plane)
+            except ConfigError as error:
+                log.error("Changed API keys were not loaded, and the old ones stay: %s", error)
+                continue
+            self._use_options(options)
+            if names.changed:
+                log.info("Changed API keys were loaded.")
+
+    def _use_options(self, options: ServerOptions) -> None:
+        """Take options over that may change while the server runs."""
         self.options = options
         self.registry.use_options(options)
         for app in self._apps:
@@ -248,7 +286,6 @@ class ServerInstance:
             server.use_options(options)
         if self._grpc_port is not None:
             self._grpc_port.use_options(options)
-        return names
 
     def reload_certificates(self) -> None:
         """Read all certificates again, for connections from now on. Raises TlsFileError before anything has changed."""
@@ -312,6 +349,7 @@ class ServerInstance:
                     return failure
                 freeze_objects()
                 banner.print_line(banner.ready_line(time.monotonic() - started))
+                self._service_manager.notify("READY=1")
                 await asyncio.wait({stop, watching, serving}, return_when=asyncio.FIRST_COMPLETED)
             return watching.result() if watching.done() else ""
         finally:
@@ -378,6 +416,8 @@ class ServerInstance:
         await self._parts.close_parts()
         if self._grpc_port is not None:
             await self._grpc_port.stop_server(GRPC_STOP_SECONDS)
+        for place in self._places:
+            remove_unix_socket(place.host)
         for server in self._servers:
             server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)

@@ -7,16 +7,19 @@ stops only the current answer. It uses the OpenAI API, so any such server will d
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
-import os
 import sys
+import time
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from parley.cli.chat_media import read_media_file, split_pasted_files
 from parley.cli.client import ClientError, OpenAIClient, client_from_options
 from parley.cli.spawn import spawn_server
+from parley.cli.terminal.messages import edited_lines, read_message
 from parley.settings.config import CLIENT_OPTIONS
 from parley.settings.kinds import choice_kind, integer_kind, number_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions, did_you_mean, format_help
@@ -52,17 +55,35 @@ OPTIONS = [
     *CLIENT_OPTIONS,
 ]
 
-CHAT_HELP = """\
+CHAT_HELP = '''\
 /system TEXT      set the system prompt (without TEXT: remove it)
 /set NAME VALUE   change a sampling setting (without VALUE: the server's default)
 /show             show model, system prompt and settings
+/model NAME       go on with another model of the server (without NAME: list them)
+/regenerate       answer the last question anew
+/undo             forget the last question and its answer
+/read FILE        send a text file with the next question
 /image FILE       send a picture or sound with the next question; a path in the question does the same
 /save FILE        write the conversation as JSON
 /clear            forget the conversation, keep system prompt and settings
 /help             show this text
 /bye              end the conversation, as does Ctrl-D
 
-Ctrl-C stops an answer."""
+Pasted text is one message. A line that ends with \\ continues, and """ begins and ends a message of several lines.
+Ctrl-C stops an answer; the Tab key completes commands.'''
+
+
+@dataclass(frozen=True)
+class AnswerUsage:
+    """How many tokens an answer has, and the seconds from its first to its last."""
+
+    tokens: int
+    seconds: float
+
+    def describe(self) -> str:
+        """Return both, and the tokens per second if there is more than one."""
+        rate = f", {(self.tokens - 1) / self.seconds:.1f} tokens/s" if self.tokens > 1 and self.seconds > 0 else ""
+        return f"({self.tokens} token{'s' * (self.tokens != 1)}{rate})"
 
 
 class Conversation:
@@ -76,12 +97,15 @@ class Conversation:
         self.system = system
         self.settings = dict(settings or {})
         self.turns: list[dict[str, Any]] = []
+        self.usage: AnswerUsage | None = None  # of the last answer, if the server tells it
         self._media_parts: list[dict[str, Any]] = []  # pictures and sound for the next question
+        self._texts: list[str] = []  # of files, for the next question
 
     def request_body(self) -> dict[str, Any]:
         """Return the request body: the whole conversation and the changed settings."""
         start = [{"role": "system", "content": self.system}] if self.system else []
         body: dict[str, Any] = {"model": self.model, "messages": start + self.turns, "stream": True}
+        body["stream_options"] = {"include_usage": True}
         for name, value in self.settings.items():
             if name == "thinking":
                 body["chat_template_kwargs"] = {"enable_thinking": value == "on"}
@@ -96,10 +120,20 @@ class Conversation:
         an answer is dropped. Raises ClientError, and ConfigError for a file in the question that cannot be sent.
         """
         self.turns.append({"role": "user", "content": self._question_content(question)})
+        yield from self._stream_answer()
+
+    def _stream_answer(self) -> Generator[tuple[str, str], None, None]:
+        """Stream the answer to the last turn, which is the user's."""
         answer: list[str] = []
+        self.usage = None
+        started = 0.0
         try:
             with contextlib.closing(self.client.stream_events("/v1/chat/completions", self.request_body())) as events:
                 for part, piece in _answer_pieces(events):
+                    started = started or time.monotonic()
+                    if part == "usage":
+                        self.usage = AnswerUsage(int(piece), time.monotonic() - started)
+                        continue
                     if part == "content":
                         answer.append(piece)
                     yield part, piece
@@ -109,8 +143,24 @@ class Conversation:
             else:
                 self.turns.pop()
 
+    def ask_again(self) -> Generator[tuple[str, str], None, None]:
+        """Stream another answer to the last question, as ``ask_question`` does. Raises ConfigError without one."""
+        question = self.forget_last_turn()
+        self.turns.append(question)
+        yield from self._stream_answer()
+
+    def forget_last_turn(self) -> dict[str, Any]:
+        """Remove the last question and its answer. Return the question. Raises ConfigError without one."""
+        while self.turns:
+            turn = self.turns.pop()
+            if turn["role"] == "user":
+                return turn
+        raise ConfigError("There is no question yet.")
+
     def _question_content(self, question: str) -> str | list[dict[str, Any]]:
         """Return a question as a message's content, with the pictures and sound that belong to it."""
+        question = "\n\n".join([*self._texts, question])
+        self._texts = []
         text, files = split_pasted_files(question)
         parts = [*self._media_parts, *map(read_media_file, files)]
         self._media_parts = []
@@ -138,6 +188,13 @@ class Conversation:
             return "Conversation cleared."
         if name == "/image":
             return self._add_media_file(rest)
+        if name == "/read":
+            return self._add_text_file(rest)
+        if name == "/model":
+            return self._change_model(rest)
+        if name == "/undo":
+            self.forget_last_turn()
+            return "The last question is forgotten."
         if name == "/save":
             return self._save_conversation(rest)
         raise ConfigError(f"Unknown command {name}.{did_you_mean(name, ['/' + word for word in SLASH_COMMANDS])}")
@@ -167,11 +224,35 @@ class Conversation:
         self._media_parts.append(read_media_file(file.strip("'\"")))
         return f"{file} will be sent with the next question."
 
+    def _add_text_file(self, file: str) -> str:
+        if not file:
+            raise ConfigError("/read needs the name of a file.")
+        try:
+            text = Path(file.strip("'\"")).expanduser().read_text("utf-8")
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{file} is no text in UTF-8.") from None
+        self._texts.append(f"{Path(file).name}:\n{text}")
+        return f"{file} ({len(text):,} characters) will be sent with the next question."
+
+    def _change_model(self, name: str) -> str:
+        try:
+            names = self.client.list_models()
+        except ClientError as error:
+            raise ConfigError(str(error)) from None
+        if not name:
+            return "\n".join(f"{'*' if each == self.model else ' '} {each}" for each in names)
+        if name not in names:
+            raise ConfigError(f"The server has no model {name}.{did_you_mean(name, names)}")
+        self.model = name
+        return f"{name} answers from now on."
+
     def _save_conversation(self, file: str) -> str:
         if not file:
             raise ConfigError("/save needs the name of a file.")
         body = self.request_body()
-        del body["stream"]
+        del body["stream"], body["stream_options"]
         try:
             Path(file).expanduser().write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", "utf-8")
         except OSError as error:
@@ -179,11 +260,15 @@ class Conversation:
         return f"Saved to {file}."
 
 
-SLASH_COMMANDS = ("help", "system", "set", "show", "image", "save", "clear", "bye")
+SLASH_COMMANDS = (
+    "help", "system", "set", "show", "model", "regenerate", "undo", "read", "image", "save", "clear", "bye",
+)  # fmt: skip
 
 
 def _answer_pieces(events: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for event in events:
+        if tokens := (event.get("usage") or {}).get("completion_tokens"):
+            yield "usage", str(tokens)
         for part in event.get("choices") or []:
             delta = part.get("delta") or {}
             if thought := delta.get("reasoning") or delta.get("reasoning_content"):
@@ -231,12 +316,16 @@ def _is_serving(client: OpenAIClient) -> bool:
         return error.status in (401, 403)  # it runs, but the key is wrong
 
 
-def print_answer(chat: Conversation, question: str) -> bool:
-    """Print the answer as it arrives. Return False if it failed. Reasoning is shown, dimmed, only in a terminal."""
+def print_answer(chat: Conversation, question: str | None) -> bool:
+    """Print the answer as it arrives; None: another answer to the last question. Return False if it failed.
+
+    Reasoning and tokens per second are shown, dimmed, only in a terminal.
+    """
     colour = sys.stdout.isatty()
     thinking = False
     try:
-        with contextlib.closing(chat.ask_question(question)) as pieces:
+        stream = chat.ask_again() if question is None else chat.ask_question(question)
+        with contextlib.closing(stream) as pieces:
             for part, piece in pieces:
                 if colour and thinking != (part == "reasoning"):
                     thinking = not thinking
@@ -244,6 +333,8 @@ def print_answer(chat: Conversation, question: str) -> bool:
                 if part == "content" or colour:
                     sys.stdout.write(piece)
                     sys.stdout.flush()
+        if colour and chat.usage is not None:
+            sys.stdout.write(f"\n\x1b[2m{chat.usage.describe()}\x1b[0m")
         return True
     except (ClientError, ConfigError) as error:
         sys.stdout.flush()
@@ -269,10 +360,10 @@ def answer_lines(chat: Conversation) -> int:
 def read_terminal(chat: Conversation) -> int:
     """Read lines from the terminal until /bye or Ctrl-D. Return the exit code."""
     print(f"{chat.model} at {chat.client.address}. /help lists commands, /bye exits.")
-    with _line_history():
+    with edited_lines("history", chat_words):
         while True:
             try:
-                line = input(">>> ").strip()
+                line = read_message()
             except EOFError:
                 print()
                 return 0
@@ -296,6 +387,8 @@ def _is_command(line: str) -> bool:
 
 def _execute_line(chat: Conversation, line: str) -> bool | None:
     """Return whether a command worked, or None if it ends the conversation."""
+    if line == "/regenerate":
+        return print_answer(chat, None)
     try:
         output = chat.run_slash_command(line)
     except ConfigError as error:
@@ -307,23 +400,13 @@ def _execute_line(chat: Conversation, line: str) -> bool | None:
     return True
 
 
-@contextlib.contextmanager
-def _line_history() -> Iterator[None]:
-    """Enable line editing, with the history of earlier conversations."""
-    try:
-        import readline
-    except ImportError:  # Python was built without it
-        yield
-        return
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    file = state / "parley" / "history"
-    with contextlib.suppress(OSError):
-        readline.read_history_file(file)
-    readline.set_history_length(1000)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch(mode=0o600)
-            readline.write_history_file(file)
+def chat_words(line: str) -> list[str]:
+    """Return the words that may complete the last word of a line: commands, names of settings, files."""
+    command, space, rest = line.partition(" ")
+    if not space:
+        return ["/" + word for word in SLASH_COMMANDS] if line.startswith("/") else []
+    if command == "/set":
+        return [option.name for option in ANSWER_OPTIONS]
+    if command in ("/read", "/image", "/save"):
+        return [*glob.glob(glob.escape(rest) + "*")]
+    return []

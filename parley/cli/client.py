@@ -97,8 +97,12 @@ class OpenAIClient:
 
     def list_models(self) -> list[str]:
         """Return the names of the server's models. Raises ClientError."""
+        return [str(card["id"]) for card in self.list_model_cards()]
+
+    def list_model_cards(self) -> list[dict[str, Any]]:
+        """Return the descriptions of the server's models, each with its name as ``id``. Raises ClientError."""
         try:
-            return [str(model["id"]) for model in self.call_json("GET", "/v1/models", timeout=10)["data"]]
+            return [card | {"id": str(card["id"])} for card in self.call_json("GET", "/v1/models", timeout=10)["data"]]
         except (KeyError, TypeError):
             raise ClientError(f"The server at {self.address} does not speak the OpenAI API.") from None
 

@@ -44,8 +44,11 @@ OPTIONS = [
 def run(config: ResolvedOptions) -> int:
     """Run the coordinator with these options. Return the exit code."""
     from parley.coordinator import coordinator
+    from parley.tracing.otlp import MISSING_PACKAGES, packages_are_missing
 
     options = coordinator_options(config)
+    if options.otlp_traces_endpoint and packages_are_missing():
+        raise ConfigError(MISSING_PACKAGES)
     if options.grpc_port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
         raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley-llm[grpc]'.")
     return coordinator.run_coordinator(

@@ -275,11 +275,11 @@ def check_network(config: ResolvedOptions) -> Iterator[Finding]:
         return
     yield from _check_server_options(options)
     yield from _check_ports(options)
-    keys = len(options.api_keys)
-    if not keys and not is_loopback(options.host):
+    keys = len(options.api_keys) + len(options.hashed_keys or ())
+    if not options.has_keys and not is_loopback(options.host):
         yield Finding("warn", "keys", f"none, and {options.host} can be reached from outside", "Set PARLEY_API_KEY.")
     else:
-        yield Finding("ok", "keys", f"{keys} set" if keys else "none needed: only this machine can connect")
+        yield Finding("ok", "keys", f"{keys} set" if options.has_keys else "none needed: only this machine can connect")
 
 
 def _check_server_options(options: ServerOptions) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """The ``parley`` command: picks a command, reads its options, runs it, and turns the result into an exit code.
 
-0 is success, 1 a failure that the command explained, 2 a usage error. Every command is a module of this package with a
-table ``OPTIONS``, a text ``USAGE`` and a function ``run``. A command is imported only when it is called, so that
-``parley --help`` answers at once. This module knows nothing of HTTP, engines or models.
+0 is success, 1 a failure that the command explained, 2 a usage error. Every command is a module of this package, or of
+``machine``, with a table ``OPTIONS``, a text ``USAGE`` and a function ``run``. A command is imported only when it is
+called, so that ``parley --help`` answers at once. This module knows nothing of HTTP, engines or models.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from parley.child_process import protect_children
 from parley.settings.config import KNOWN_VARIABLES
-from parley.settings.options import ConfigError, did_you_mean, format_help, resolve_options
+from parley.settings.options import ConfigError, Option, UnknownFlag, did_you_mean, format_help, resolve_options
 from parley.version import __version__
 
 COMMANDS = {
@@ -23,13 +24,28 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "cluster": "run a coordinator and instances on the machines of a Ray cluster",
     "bench": "measure a server's latency and throughput",
+    "key": "make, list and remove API keys with limits",
     "doctor": "check this machine, the installation and a model",
     "routes": "list the routes and the API each belongs to",
+    "migrate": "translate the command line of another server into one of parley",
     "watermark": "detect whether a text was generated with a watermark",
-    "version": "print the version",
+    "pull": "download a model from the Hugging Face hub",
+    "list": "list the models in the Hugging Face cache",
+    "show": "describe a model on this machine",
+    "rm": "remove a model from the cache",
+    "ps": "list the models that a running server serves",
+    "completion": "print a script that completes commands and options in a shell",
+    "version": "print the version; --all: of everything that matters",
 }
+MACHINE_COMMANDS = ("pull", "list", "show", "rm", "ps", "completion", "version")  # modules of the folder machine
 
-COMMAND_WIDTH = max(map(len, COMMANDS))
+# Commands that share a line of the help, so that it fits a screen.
+TOGETHER = {
+    "pull": (("pull", "list", "show", "rm"), "models in the Hugging Face cache: download, list, describe, remove"),
+    "completion": (("completion", "version"), "a script for your shell; the versions of everything (--all)"),
+}
+GROUPED = {name for names, _ in TOGETHER.values() for name in names}
+COMMAND_WIDTH = max(len("  ".join(TOGETHER.get(name, ((name,), ""))[0])) for name in COMMANDS)
 
 HELP_TEMPLATE = """\
 parley: one LLM inference server that every client already speaks to.
@@ -39,10 +55,7 @@ usage: parley COMMAND [options]
 commands:
 {commands}
 
-first steps:
-  parley serve                        the built-in model on http://127.0.0.1:8000
-  parley serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
-  parley chat                         talk to it; starts a server if none is running
+`parley serve` serves the built-in model on http://127.0.0.1:8000; `parley chat` talks to it.
 
 Every option of serve can also be set by a variable (PARLEY_PORT=9000) or a key of a TOML file (--config FILE).
 Flags override variables, and variables override the file. `parley COMMAND --help` lists a command's options.
@@ -51,8 +64,13 @@ Flags override variables, and variables override the file. `parley COMMAND --hel
 
 def help_text() -> str:
     """Return the text of ``parley --help``."""
+    rows = [
+        TOGETHER.get(name, ((name,), line))
+        for name, line in COMMANDS.items()
+        if name in TOGETHER or name not in GROUPED
+    ]
     return HELP_TEMPLATE.format(
-        commands="\n".join(f"  {name:<{COMMAND_WIDTH}} {line}" for name, line in COMMANDS.items())
+        commands="\n".join(f"  {'  '.join(names):<{COMMAND_WIDTH}} {line}" for names, line in rows)
     )
 
 
@@ -79,12 +97,12 @@ def dispatch_command(words: list[str]) -> int:
         if not words:
             return print_text(help_text())
         name, words = words[0], ["--help"]
-    if name in ("version", "--version", "-V"):
+    if name in ("--version", "-V") or (name == "version" and not words):
         return print_text(f"parley {__version__}\n")
     if name not in COMMANDS:
         kind = "flag" if name.startswith("-") else "command"
         return print_usage_error(f"Unknown {kind} {name}.{did_you_mean(name, list(COMMANDS))}", "parley --help")
-    command = importlib.import_module(f"parley.cli.{name}")
+    command = import_command(name)
     if any(word in ("--help", "-h") for word in words):
         return print_text(f"{command.USAGE}\n{format_help(command.OPTIONS)}\n")
     try:
@@ -92,8 +110,24 @@ def dispatch_command(words: list[str]) -> int:
         for warning in config.warnings:
             print(f"parley: {warning}", file=sys.stderr)
         return int(command.run(config))
+    except UnknownFlag as error:
+        explain = getattr(command, "explain_flag", None)  # a command may know the flags of other programs
+        hint = explain(error.flag) if explain else ""
+        return print_usage_error(f"Unknown flag {error.flag}. {hint}" if hint else str(error), f"parley {name} --help")
     except ConfigError as error:
         return print_usage_error(str(error), f"parley {name} --help")
+
+
+def import_command(name: str) -> ModuleType:
+    """Return the module of a command."""
+    folder = "machine." if name in MACHINE_COMMANDS else ""
+    return importlib.import_module(f"parley.cli.{folder}{name}")
+
+
+def command_options(name: str) -> list[Option]:
+    """Return the table of a command's options."""
+    options: list[Option] = import_command(name).OPTIONS
+    return options
 
 
 def print_text(text: str) -> int:

@@ -35,6 +35,7 @@ from parley.serving.options import ListenAddress, ServerOptions
 from parley.settings.kinds import NamedModel
 from parley.settings.media_hosts import MediaHost, parse_media_host
 from parley.settings.options import ConfigError
+from parley.types import EngineSettings
 from parley.web.options import TlsFiles
 
 MAX_TOKEN_TIMEOUT, MAX_TIMEOUT = 3600, 65_535  # seconds
@@ -83,7 +84,7 @@ class MindIEPlan:
         if lacking and self.weights is not None and mine:
             raise ConfigError(f"{self.file}: {member}: {show_value(self.weights)} cannot be served: {lacking}.")
 
-    def context_length(self, models: Sequence[NamedModel]) -> int:
+    def context_length(self, models: Sequence[EngineSettings]) -> int:
         """Return ``maxSeqLen``, or the shortest context of these models if that is less."""
         return min([self.max_length, *filter(None, map(_model_context_length, models))])
 
@@ -232,10 +233,10 @@ def _first_model(deploy: ConfigSection) -> ConfigSection:
     )
 
 
-def _model_context_length(model: NamedModel) -> int | None:
-    """Return the context length in the model's own configuration, or None."""
+def _model_context_length(model: EngineSettings) -> int | None:
+    """Return the context length in the model's own configuration, with what overrides it, or None."""
     try:
-        folder = hub.find_model(model.model)
+        folder = hub.find_model(model.model, overrides=model.overrides)
         if folder is None:
             return None
         model_config = msgspec.json.decode((folder / "config.json").read_bytes())

@@ -18,7 +18,7 @@ need no API key, those of scope "admin" need an admin key, and those of scope "c
 
 OPTIONS = [
     Option("json", switch_kind(), "Print JSON, one line per route.", False),
-    *(option for option in SERVE_OPTIONS if option.name in ("listen", "strict", "tgi-compat")),
+    *(option for option in SERVE_OPTIONS if option.name in ("listen", "strict", "tgi-compat", "ui")),
 ]
 
 
@@ -27,7 +27,7 @@ def route_table(config: ResolvedOptions) -> list[dict[str, str]]:
     decides, and all have the same scope."""
     from parley.dialects import mounts
 
-    ports = [("all", mounts.universal_mounts(config["strict"], config["tgi-compat"]))]
+    ports = [("all", mounts.universal_mounts(config["strict"], config["tgi-compat"], pages=config["ui"]))]
     ports += [
         (endpoint_kind().format_value(each[:3]), mounts.dedicated_mounts(each.api)) for each in api_listeners(config)
     ]

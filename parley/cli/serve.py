@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap, Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parley.cli.vllm import check_engine_options, is_server_address
 from parley.settings.config import SERVE_OPTIONS, attached_settings, engine_settings, vllm_settings
+from parley.settings.key_file import HashedKey, read_key_table
 from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys, read_keys
-from parley.settings.kinds import NamedModel
+from parley.settings.kinds import UNIX_PREFIX, NamedModel
 from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean, format_options
 
 if TYPE_CHECKING:
@@ -47,12 +48,19 @@ def run(config: ResolvedOptions) -> int:
     return server.run_server(models, server_options, read_options_again)
 
 
+def explain_flag(flag: str) -> str:
+    """Return whose flag this is, if another server has it, and what to write here instead; else ""."""
+    from parley.cli.peers.foreign import explain_foreign_flag  # reads the tables of other servers
+
+    return explain_foreign_flag(flag)
+
+
 def plan_models(config: ResolvedOptions) -> tuple[MindIEPlan | None, ResolvedOptions]:
     """Return what ``read_mindie_plan`` returns, with the context length of the models. Raises ConfigError."""
     plan, config = read_mindie_plan(config)
     if plan is not None:
         plan.check_model(config["model"])
-        length = plan.context_length(config["model"])
+        length = plan.context_length([offer.settings for offer in offered_models(config)] if config["model"] else [])
         config = config.with_unset_from({"max-model-len": length}, config["mindie-config"])
     return plan, config
 
@@ -181,11 +189,22 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
 
     if config["body-memory"] < config["body-limit"]:
         raise ConfigError("body-memory must be at least body-limit: otherwise the largest bodies are never accepted.")
-    key_lines = read_key_file(config["api-key-file"], "api-key-file")
+    hashed_keys = hashed_keys_of(config["api-key-file"])
+    if config["uds"] is not None and config["role"] != "mixed":
+        raise ConfigError(f"--uds: an instance of role {config['role']} needs a port that others reach.")
+    if config["uds"] is not None and config["grpc-port"] is not None:
+        raise ConfigError("--uds: --grpc-port needs an address; write --listen grpc=HOST:PORT.")
+    key_lines = [] if hashed_keys is not None else read_key_file(config["api-key-file"], "api-key-file")
     admin_lines = read_key_file(config["admin-key-file"], "admin-key-file")
     return ServerOptions(
-        host=config["host"],
-        port=config["port"],
+        host=config["host"] if config["uds"] is None else UNIX_PREFIX + config["uds"],
+        port=config["port"] if config["uds"] is None else 0,
+        root_path=config["root-path"] or "",
+        trusted_proxies=tuple(each for each in config["trusted-proxy"] if each != "unix"),
+        trusts_socket_proxies="unix" in config["trusted-proxy"],
+        metrics_port=config["metrics-port"],
+        admin_port=config["admin-port"],
+        admin_host=config["admin-host"],
         listen=api_listeners(config),
         grpc=grpc_listeners(config),
         strict=config["strict"],
@@ -203,6 +222,10 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
             for line in (*key_lines, *admin_lines)
             if line.name or line.groups
         },
+        hashed_keys=hashed_keys,
+        usage_db=config["usage-db"],
+        audit_log=appendable_file(config["audit-log"], "audit-log"),
+        key_files=tuple(Path(config[name]) for name in ("api-key-file", "admin-key-file") if config[name]),
         share_prefixes=config["share-prefixes"],
         max_queue=config["max-queue"],
         drain=config["drain"],
@@ -220,6 +243,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         lora_root=config["lora-root"],
         pull=config["pull"],
         tokenizer_info=config["tokenizer-info"],
+        ui=config["ui"],
         api_options=ApiOptions(
             max_logprobs=config["max-logprobs"],
             force_include_usage=config["enable-force-include-usage"],
@@ -239,6 +263,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         peer_tls=peer_tls_files(config),
         tls=port_tls_files(config),
         access_log=not config["quiet"],
+        otlp_traces_endpoint=traces_endpoint(config),
         log_format=config["log-format"],
         log_level=config["log-level"],
         log_bodies=config["log-bodies"],
@@ -269,6 +294,16 @@ def grpc_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
     if ports and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
         raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley-llm[grpc]'.")
     return tuple(ports)
+
+
+def traces_endpoint(config: ResolvedOptions) -> str:
+    """Return where spans are sent, "" if the option is not set. Raises ConfigError."""
+    from parley.tracing.otlp import MISSING_PACKAGES, packages_are_missing
+
+    endpoint: str = config["otlp-traces-endpoint"] or ""
+    if endpoint and packages_are_missing():
+        raise ConfigError(MISSING_PACKAGES)
+    return endpoint
 
 
 def read_cluster_secret(config: ResolvedOptions) -> str:
@@ -318,6 +353,40 @@ def writable_folder(folder: str | None, option: str) -> str | None:
     return str(Path(folder).absolute())
 
 
+def appendable_file(file: str | None, option: str) -> str | None:
+    """Make the file of an option, if it is set. Raises ConfigError if nothing can be appended to it."""
+    if file is None:
+        return None
+    from parley.serving.keys.audit_log import append_line
+
+    try:
+        append_line(file)
+    except OSError as error:
+        raise ConfigError(f"--{option}: {file} cannot be written: {error.strerror}.") from None
+    return str(Path(file).absolute())
+
+
 def read_key_file(file: str | None, option: str) -> list[ApiKeyLine]:
     """Return the keys in the file of an option, if it is set. Raises ConfigError."""
     return [] if file is None else read_api_keys(Path(file), f"--{option}")
+
+
+def hashed_keys_of(file: str | None) -> tuple[HashedKey, ...] | None:
+    """Return the keys of a key file in TOML; None for a file in the plain form, and without a file. Raises ConfigError,
+    also for an unknown API."""
+    if file is None or Path(file).suffix != ".toml":
+        return None
+    keys = read_key_table(Path(file), "--api-key-file")
+    for key in keys:
+        check_api_names(key.apis, f"--api-key-file: {file}: key {key.name}: apis")
+    return keys
+
+
+def check_api_names(names: Iterable[str], where: str) -> None:
+    """Raise ConfigError if there is no API of one of these names."""
+    from parley.dialects.mounts import API_NAMES
+
+    for name in names:
+        if name not in API_NAMES:
+            known = ", ".join(API_NAMES)
+            raise ConfigError(f"{where}: no API is called {name}.{did_you_mean(name, API_NAMES)} Known: {known}.")

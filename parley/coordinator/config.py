@@ -21,6 +21,7 @@ from parley.settings.kinds import (
     integer_kind,
     network_kind,
     number_kind,
+    otlp_endpoint_kind,
     pattern_kind,
     size_kind,
     switch_kind,
@@ -110,6 +111,12 @@ class CoordinatorOptions:
     )
     strict: bool = config_key(
         switch_kind(), False, "Refuse in MindIE's words on the paths of every API, not only of MindIE."
+    )
+    otlp_traces_endpoint: str = config_key(
+        otlp_endpoint_kind(),
+        "",
+        "Where traces of requests are sent over OTLP, as `parley serve --otlp-traces-endpoint` says; "
+        "default: where OTEL_EXPORTER_OTLP_ENDPOINT says, if anywhere.",
     )
     # limits
     max_requests: int = config_key(integer_kind(1, 90_000), 10_000, "Open requests, and client connections.")

@@ -35,6 +35,7 @@ from parley.log_lines import LogFormat, LogLevel
 from parley.serving.options import ServerOptions
 from parley.serving.records.record_store import BadRecordFile
 from parley.settings.reload import ReloadedNames, take_over_fields
+from parley.tracing.otlp import open_span_exporter
 from parley.version import __version__
 from parley.web import banner, logs, tls
 from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admin_limit, divide_descriptors
@@ -94,6 +95,7 @@ class Coordinator:
         self.options = options
         self._read_options = read_options or (lambda: options)
         self._instance_context = instance_tls_context(options.tls)
+        self._span_exporter = open_span_exporter(options.otlp_traces_endpoint, "coordinator")
         self.table = InstanceTable(options)
         self.scheduler = InstanceScheduler(self.table)
         self.connections = InstanceConnections(
@@ -132,6 +134,7 @@ class Coordinator:
             front_options,
             options.memory_limit,
             options.strict,
+            self._span_exporter,
         )
         apps: dict[str, ASGIApp] = {
             "predict": wrap_cors(self.front, front_options),
@@ -185,6 +188,8 @@ class Coordinator:
             await self.health.stop_checks()
             await self.connections.close_connections()
             await self.front.close()
+            if self._span_exporter is not None:
+                await asyncio.to_thread(self._span_exporter.close)
             for signal_number in (*STOP_SIGNALS, signal.SIGHUP) if signals else ():
                 loop.remove_signal_handler(signal_number)
         return 128 + self._received_signals[1] if len(self._received_signals) > 1 else 0

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from time import perf_counter
 
-from parley.core.sequence import Sequence, Step
-from parley.types import EngineRequest, MediaKind, TokenCost
+from parley.core.sequence import Sequence, Step, StepRow
+from parley.types import EngineRequest, MediaKind, PrefillChunk, TokenCost
 
 
 class StepCounters:
@@ -42,6 +42,11 @@ class StepCounters:
         self.step_seconds = self._step_ended_at - started_at
         self.step_tokens, self.step_rows = step.total_tokens, len(step.rows)
         self.step_prompt_tokens = sum(row.count for row in step.rows if row.count > 1)
+
+    def prefill_chunk(self, row: StepRow) -> PrefillChunk:
+        """Describe the last step as a part of the prefill of a row's sequence."""
+        start_seconds = self._step_ended_at - self.step_seconds - row.sequence.queued_at
+        return PrefillChunk(row.count, start_seconds, self.step_seconds)
 
     def token_costs(self, sequence: Sequence, count: int) -> list[TokenCost]:
         """Return the cost of each of the sequence's ``count`` newest tokens, an equal share of their step; restart the

@@ -453,6 +453,8 @@ class EngineLoop:
         if request.lease:
             self.pinned_pages.extend_lease(sequence, row.start + row.count)
         if row.start + row.count < len(sequence.tokens):
+            if not sequence.output_length:
+                sequence.prefill_chunks.append(self._counters.prefill_chunk(row))
             return
         if request.lease:
             self.pinned_pages.mark_started(sequence)
@@ -465,6 +467,8 @@ class EngineLoop:
         if len(sequence.tokens) == sequence.prompt_len:  # its first output
             output.queue_seconds = sequence.queue_seconds
             output.prompt_scores = sequence.prompt_scores or None
+            if sequence.prefill_chunks:
+                output.prefill_chunks = [*sequence.prefill_chunks, self._counters.prefill_chunk(row)]
         finish: EngineFinishReason | None = "length"
         if row.make_vector:
             output.vector, finish = result.vector, "stop"

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from parley.core.rope_positions import RopePositions, hashed_items
-from parley.types import EngineRequest, MediaItem, PoolingTask, TokenScore
+from parley.types import EngineRequest, MediaItem, PoolingTask, PrefillChunk, TokenScore
 
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
 
@@ -93,6 +93,7 @@ class Sequence:
     last_token_at: float = 0.0  # time of its last token, at first when it was queued
     compute_seconds: float = 0.0  # seconds of steps with a row of it since then; only if its request wants costs
     prompt_scores: list[TokenScore | None] = field(default_factory=list)
+    prefill_chunks: list[PrefillChunk] = field(default_factory=list)  # steps with a part of it, before the first output
     output_limit: int = 0  # output limit in tokens; 0 computes only the prompt
     stop_token_ids: frozenset[int] = frozenset()  # tokens that end it
     hash_root: bytes = b""

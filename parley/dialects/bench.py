@@ -53,16 +53,21 @@ class BenchApi:
     """How to call one API and read its stream. ``path`` is the dialect's own and may contain ``{model}``.
 
     ``split_events`` finds the events in the bytes of an answer. ``read_event`` reads the data of one event; it raises
-    ValueError, TypeError or AttributeError if the data is not an event. ``is_chat``: the prompt is sent as the only
-    turn of a conversation.
+    ValueError, TypeError or AttributeError if the data is not an event. ``messages_member``: the member
+    of the body that has the turns of a conversation, each with ``role`` and ``content``, or "" if there is none.
     """
 
     path: str
     build_body: Callable[[LoadShape, Any], dict[str, Any]]
     read_event: Callable[[bytes], EventSummary]
     takes_token_ids: bool = True
-    is_chat: bool = False
+    messages_member: str = ""
     split_events: Callable[[Sequence[TimedBytes]], Iterator[TimedBytes]] = sse_events
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a prompt is sent as the only turn of a conversation."""
+        return bool(self.messages_member)
 
 
 def error_message(body: Any) -> str:

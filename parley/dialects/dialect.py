@@ -24,6 +24,7 @@ from parley.types import (
     ALL_MODEL_ABILITIES,
     NO_TENANT,
     Event,
+    KeyLimitStates,
     MediaKind,
     ModelAbility,
     PoolingTask,
@@ -265,6 +266,9 @@ RouteKind = Literal[
     "pull",  # download a model: reader(body, RequestContext, ServerFacts) -> PullRequest | Answer
     "stop",  # shut the server down: reader(RequestContext) -> bool (at once?); writer(first call?) -> Answer
     "metrics",
+    "page",  # a file of the web page, by the path
+    "activity",  # what the status page shows
+    "usage",  # what each API key has used
     # of an instance of a cluster
     "results",  # the results of requests that a coordinator handed over to the instance
     "results_flow",  # pause some of these results
@@ -297,14 +301,16 @@ class Route:
     routes whose bodies name their model; other routes use the main model. ``resolve_model_first``: the model is
     resolved before the rest of the body is read. ``names_endpoint``: the name in the body, or ``{endpoint}`` in the
     path, is an endpoint's, and ``{served}`` one of its models. ``claiming_members``: where several APIs share a path, a
-    body with one of these members belongs to this route; ``claiming_header``: so does a request with this header.
+    body with one of these members belongs to this route; ``claiming_header``: so does a request with this header;
+    ``claiming_media_type``: so does one whose Accept header names this media type.
     ``yields_unclaimed``: a body without any claiming member belongs to another route if there is one.
     ``for_encoders``: where several APIs share a path, it gets requests before the others if the main model is an
     encoder, and none otherwise.
     ``refuse_headers``: returns the answer to a tokenizing request whose headers are refused, else None; the readers of
     generating routes see the headers themselves. ``reads_form``: the body is multipart/form-data rather than JSON.
     ``inliner``: where bodies refer to records, returns the request with these records for a coordinator, which keeps
-    them. ``query``: the JSON schemas of the query's parameters, by name.
+    them. ``query``: the JSON schemas of the query's parameters, by name. ``body_paths``: the paths of other routes of
+    its API, if it reads all that they read. ``content_types``: those of its answers, besides a ``Reply``'s.
     """
 
     method: str
@@ -317,21 +323,33 @@ class Route:
     names_endpoint: bool = False
     claiming_members: tuple[str, ...] = ()
     claiming_header: bytes = b""
+    claiming_media_type: bytes = b""
     yields_unclaimed: bool = False
     for_encoders: bool = False
     refuse_headers: Callable[[Mapping[bytes, bytes]], Answer | None] | None = None
     reads_form: bool = False
     inliner: Callable[[bytes, RequestContext], InlinedRequest] | None = None
     query: QuerySchemas = field(default_factory=dict, hash=False)
+    body_paths: tuple[str, ...] = ()
+    content_types: tuple[str, ...] = ("application/json",)
 
     @property
     def claims(self) -> bool:
         """Whether it claims some requests for a path that several APIs share."""
-        return bool(self.claiming_members or self.claiming_header)
+        return bool(self.claiming_members or self.claiming_header or self.claiming_media_type)
 
     def claims_request(self, member_names: Set[str], headers: Mapping[bytes, bytes]) -> bool:
         """Whether it claims a request with these members in its body and these headers."""
-        return self.claiming_header in headers or not member_names.isdisjoint(self.claiming_members)
+        return (
+            self.claiming_header in headers
+            or not member_names.isdisjoint(self.claiming_members)
+            or self.claims_accept(headers)
+        )
+
+    def claims_accept(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether it claims a request because of the media types that its client names in the header Accept."""
+        named = (part.partition(b";")[0].strip().lower() for part in headers.get(b"accept", b"").split(b","))
+        return bool(self.claiming_media_type) and self.claiming_media_type in named
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +378,8 @@ class Dialect:
 
     ``prompt_members``: where a coordinator finds the prompts of this API, which it needs for routing.
     ``render_error`` returns the answer to an error, whose field the server has already translated. ``common_headers``
-    returns the API's own response headers, given the seconds that the request has taken so far;
+    returns the API's own response headers, given the seconds that the request has taken so far; ``limit_headers``
+    those that report the limits of the client's key, given the time in seconds since the epoch;
     ``whole_answer_headers``: those of answers that are no streams. ``body_limit``: the maximum body size of this API in
     bytes, where it is below the server's. ``retry_hints``: errors may say when to
     retry. ``chunk_per_event``: each event of a stream is one HTTP chunk, for clients that rely on it. ``other_bases``:
@@ -383,6 +402,7 @@ class Dialect:
     render_error: Callable[[ParleyError], Answer]
     prompt_members: PromptMembers = field(kw_only=True)
     common_headers: Callable[[float], HeaderList] = field(default=lambda seconds: ())
+    limit_headers: Callable[[KeyLimitStates, float], HeaderList] = field(default=lambda states, now: ())
     whole_answer_headers: HeaderList = ()
     body_limit: int | None = None
     retry_hints: bool = True

@@ -63,7 +63,8 @@ class ServerFacts:
     """Everything that the server reports about itself. ``cards``: every name it serves, the main one first. ``ready``:
     all its models accept requests.
     ``cache_events``: where the main model's engine publishes the events of its prefix cache. ``key_owners``: of its API
-    keys; None if it has no keys. ``keeps_tables``: whether the operator lets endpoints record their requests."""
+    keys; None if it has no keys. ``keeps_tables``: whether the operator lets endpoints record their requests.
+    ``root_path``: the path below which a proxy shows the server."""
 
     version: str
     cards: Sequence[ModelCard]
@@ -72,6 +73,7 @@ class ServerFacts:
     cache_events: CacheEventSettings | None = None
     key_owners: Sequence[KeyOwner] | None = None
     keeps_tables: bool = False
+    root_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

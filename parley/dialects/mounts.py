@@ -24,6 +24,16 @@ SERVER_ROUTES = (
     Route("GET", "/health/live", "live"),
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
+    Route("GET", "/v1/usage", "usage"),
+)
+# The web page of a server: where a path belongs to an API as well, for clients that name HTML in their header Accept.
+PAGE_ROUTES = (
+    Route("GET", "/", "page", claiming_media_type=b"text/html"),
+    Route("GET", "/docs", "page", claiming_media_type=b"text/html"),
+    Route("GET", "/ui", "page"),
+    Route("GET", "/ui/status", "page"),
+    Route("GET", "/ui/activity", "activity"),
+    Route("GET", "/ui/{file:path}", "page"),
 )
 # Who may call a route. "open": everyone, if every route of the path is open. "client": every client with an API key.
 # "cluster": the same, and the handler checks the cluster secret. "admin": only clients that may change the server or
@@ -58,6 +68,9 @@ ROUTE_SCOPES: dict[RouteKind, RouteScope] = {
     "pull": "client",
     "stop": "admin",
     "metrics": "client",
+    "page": "open",
+    "activity": "client",
+    "usage": "admin",
     "results": "cluster",
     "results_flow": "cluster",
     "role": "admin",
@@ -102,6 +115,7 @@ API_MOUNTS = (
     ApiMount("/anthropic", anthropic.STRICT),
 )
 
+API_NAMES = tuple(dict.fromkeys(mount.dialect.name for mount in API_MOUNTS))  # as API keys may be limited to them
 INSTANCE_PLANE = mindie.INSTANCE_PLANE  # the routes between instances and coordinators
 COORDINATOR_TEXTS = mindie.COORDINATOR_TEXTS  # the texts of a coordinator's own errors
 BODY_FAULT = mindie.BODY_FAULT  # finds the error for which a strict coordinator refuses a body
@@ -117,6 +131,7 @@ SERVER_MOUNT = ApiMount(
         no_memory_body=b"",
     ),
 )
+PAGE_MOUNT = ApiMount("", replace(SERVER_MOUNT.dialect, routes=PAGE_ROUTES))
 DOCUMENT_PATH = "/openapi.json"  # below each prefix, the OpenAPI document of the APIs there
 INNER_MOUNTS = (SERVER_MOUNT, ApiMount("", GRPC_CALLS))  # in addition to the APIs
 
@@ -147,10 +162,11 @@ def known_spelling(name: str, known_names: Collection[str]) -> str | None:
     return next((spelling for spelling in model_spellings(name) if spelling in known_names), None) if name else None
 
 
-def universal_mounts(strict: bool = False, tgi_compat: str = "3") -> tuple[ApiMount, ...]:
+def universal_mounts(strict: bool = False, tgi_compat: str = "3", pages: bool = False) -> tuple[ApiMount, ...]:
     """Return the mounts of a server's main port: every API.
 
-    ``strict``: the root has the strict form of each API. ``tgi_compat``: the version of TGI at the root.
+    ``strict``: the root has the strict form of each API. ``tgi_compat``: the version of TGI at the root. ``pages``: the
+    web page as well.
     """
     manner = dict(DEDICATED_APIS) if strict else {}
     if tgi_compat != "3":
@@ -160,7 +176,8 @@ def universal_mounts(strict: bool = False, tgi_compat: str = "3") -> tuple[ApiMo
         for surface in API_MOUNTS
     )
     own, calls = INNER_MOUNTS
-    return with_documents((own, *surfaces, calls))
+    mounts = with_documents((own, *surfaces, calls))
+    return (*mounts, PAGE_MOUNT) if pages else mounts
 
 
 def dedicated_mounts(*names: str, apis: Mapping[str, Dialect] = DEDICATED_APIS) -> tuple[ApiMount, ...]:

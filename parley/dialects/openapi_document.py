@@ -19,16 +19,21 @@ from parley.dialects.dialect import Answer, Dialect, RequestContext, Route, Rout
 from parley.dialects.facts import ServerFacts
 from parley.errors import (
     EngineError,
+    Expired,
     Forbidden,
     Invalid,
     Malformed,
+    Missing,
     NotFound,
     NotReady,
     Overloaded,
     ParleyError,
     TooLarge,
     Unauthorized,
+    UnknownModel,
+    UnknownRecord,
     Unsupported,
+    WrongType,
 )
 
 Json = dict[str, Any]
@@ -37,10 +42,32 @@ PlacedRoutes = Mapping[tuple[str, str], Sequence[tuple[Route, Dialect]]]  # by m
 # The sizes of the model for which the schemas were learned. A document has the bounds of the models that are served.
 LEARNED_CONTEXT, LEARNED_VOCABULARY = 33_323, 32_003
 PROMPT_ROOM = 1024  # tokens
+# The model's name and that of a key's owner when the schemas were learned.
+LEARNED_MODEL, LEARNED_OWNER = "m", "key-owner"
 BODIES_FILE = Path(__file__).with_name("bodies.json")
 SCHEMAS = "#/components/schemas/"
 MODEL_REFERENCE = {"$ref": f"{SCHEMAS}ModelName"}
+# An error of each kind that a request may end with.
+BODY_ERRORS: tuple[ParleyError, ...] = (
+    Malformed("m"),
+    Missing("m", field="f"),
+    WrongType("m", field="f"),
+    Invalid("m", field="f"),
+    Unsupported("m", field="f"),
+    TooLarge("m"),
+)
+QUERY_ERRORS: tuple[ParleyError, ...] = (Invalid("m", field="f"),)
+MISSING_ERRORS: tuple[ParleyError, ...] = (NotFound("m"), UnknownModel("m"), UnknownRecord("m"))
+KEY_ERRORS: tuple[ParleyError, ...] = (Unauthorized("m"), Forbidden("m"))
+ENGINE_ERRORS: tuple[ParleyError, ...] = (Overloaded("m"), EngineError("m"), Expired("m", limit="client"))
+SAMPLE_ERRORS = (*BODY_ERRORS, *MISSING_ERRORS, *KEY_ERRORS, *ENGINE_ERRORS, NotReady("m"))
+NAME_SCHEMAS: Mapping[str, Json] = {
+    LEARNED_MODEL: MODEL_REFERENCE,
+    LEARNED_OWNER: {"type": "string", "description": "Someone who has an API key of the server."},
+}
+NO_BODY: Json = {"not": {}}
 ENGINE_KINDS: frozenset[RouteKind] = frozenset({"generate", "embed", "tokenize", "detokenize", "render"})
+LOOKUP_KINDS: frozenset[RouteKind] = frozenset({"info", "summed_info", "stored", "endpoint", "tokenizer", "model"})
 OPEN_KINDS: frozenset[RouteKind] = frozenset({"health", "live", "ready", "probe"})
 EMPTY_KINDS: frozenset[RouteKind] = frozenset({"health", "live", "ready", "reset"})
 SUMMARIES: dict[RouteKind, str] = {
@@ -72,6 +99,9 @@ SUMMARIES: dict[RouteKind, str] = {
     "pull": "Get a model",
     "stop": "Stop the server",
     "metrics": "Report metrics",
+    "page": "Show the web page",
+    "activity": "Report what the status page shows",
+    "usage": "Report what each API key has used",
     "results": "Stream the results of requests that were handed over",
     "results_flow": "Pause or resume results",
     "role": "Take a role",
@@ -109,13 +139,14 @@ def body_key(route: Route) -> str:
     return " ".join([route.method, route.path, *route.claiming_members])
 
 
-def find_body(route: Route, dialect: Dialect) -> Json | None:
-    """Return what is known of a route's body (``schema``, ``left_out``, ``needs``), None if it reads none."""
+def find_bodies(route: Route, dialect: Dialect) -> list[Json]:
+    """Return what is known of a route's bodies (``schema``, ``left_out``, ``needs`` and ``answers`` each): none if it
+    reads none, and several if other routes of its API read one each."""
     table = body_table()
-    known: Json | None = table["surfaces"].get(dialect.body_schemas, {}).get(body_key(route))
-    if known is not None and "schema" in known:
-        return known | {"schema": table["schemas"][known["schema"]]}
-    return known
+    by_key = table["surfaces"].get(dialect.body_schemas, {})
+    keys = [body_key(each) for each in dialect.routes if each.path in route.body_paths] or [body_key(route)]
+    found = [by_key[key] for key in keys if key in by_key]
+    return [known | {"schema": table["schemas"][known["schema"]]} if "schema" in known else known for known in found]
 
 
 class ServedModels(NamedTuple):
@@ -171,7 +202,8 @@ class OpenApiDocument:
         served = describe_models(facts)
         version = self.version or facts.version
         if self._built is None or self._built[0] != (version, served):
-            document = build_document(self.title, self.base_url, self.places, version, served)
+            base_url = (facts.root_path + self.base_url).rstrip("/") or "/"
+            document = build_document(self.title, base_url, self.places, version, served)
             self._built = (version, served), Answer(200, document)
         return self._built[1]
 
@@ -214,6 +246,7 @@ class _DocumentWriter:
             | ({"enum": names, "description": "A model that is served."} if names else {})
         }
         self.responses: dict[str, Json] = {}
+        self._dialects: dict[str, Dialect] = {}  # those whose errors are described, by their names
         self._body_names: dict[int, str] = {}  # by the identity of the learned schema, which the table keeps alive
 
     def write_operation(self, method: str, path: str, answering: Sequence[tuple[Route, Dialect]]) -> Json:
@@ -229,7 +262,7 @@ class _DocumentWriter:
         if parameters := self._parameters(path, answering):
             operation["parameters"] = parameters
         notes = ["The members of the body decide which API answers."] if len(answering) > 1 else []
-        bodies = [(known, route) for route, dialect in answering if (known := find_body(route, dialect)) is not None]
+        bodies = [(known, route) for route, dialect in answering for known in find_bodies(route, dialect)]
         if bodies:
             operation["requestBody"] = self._request_body(path, method, bodies)
             for known, _ in bodies:
@@ -238,8 +271,7 @@ class _DocumentWriter:
             operation["requestBody"] = {"content": {"application/json": {}}, "required": True}
         if notes:
             operation["description"] = " ".join(notes)
-        streams = any("stream" in repr(known.get("schema", "")) for known, _ in bodies) and route.kind == "generate"
-        operation["responses"] = self._answers(path, answering, bool(bodies), streams)
+        operation["responses"] = self._answers(path, answering, [known for known, _ in bodies])
         return operation
 
     def _parameters(self, path: str, answering: Sequence[tuple[Route, Dialect]]) -> list[Json]:
@@ -261,7 +293,8 @@ class _DocumentWriter:
         headers = {
             header
             for route, dialect in answering
-            for header in map(tuple, (find_body(route, dialect) or {}).get("headers", ()))
+            for known in find_bodies(route, dialect)
+            for header in map(tuple, known.get("headers", ()))
         }
         parameters += [
             {"name": name, "in": "header", "required": True, "schema": {"type": "string", "enum": [value]}}
@@ -273,7 +306,7 @@ class _DocumentWriter:
         content: dict[str, Json] = {}
         for known, route in bodies:
             media_type = "multipart/form-data" if route.reads_form else "application/json"
-            schema = self._body_reference(path, method, known["schema"]) if "schema" in known else {}
+            schema = self._body_reference(path, method, known["schema"]) if "schema" in known else NO_BODY
             if media_type in content and content[media_type]["schema"] != schema:
                 others = content[media_type]["schema"]
                 schema = {"anyOf": [*others.get("anyOf", [others]), schema]}
@@ -282,49 +315,87 @@ class _DocumentWriter:
         return {"content": content} | ({"required": True} if required else {})
 
     def _body_reference(self, path: str, method: str, schema: Json) -> Json:
-        """Return a reference to the component of a body's schema."""
+        """Return a reference to the component of a body's schema. Variants of a body have components of their own,
+        because generators of clients name the types inside a component after it."""
         name = self._body_names.get(id(schema))
         if name is None:
             words = re.findall(r"[a-zA-Z0-9.]+", path)
             stem = "".join(word[:1].upper() + word[1:] for word in words) or "Root"
-            stem = stem if method == "POST" else method.capitalize() + stem
-            name = next(
-                each for number in range(1, 99) if (each := f"{stem}{number if number > 1 else ''}") not in self.schemas
+            name = self._body_names[id(schema)] = self._add_component(
+                stem if method == "POST" else method.capitalize() + stem
             )
-            self._body_names[id(schema)] = name
-            self.schemas[name] = _with_dependencies(_with_model_names(_with_bounds(schema, self._bounds)))
+            variants = [
+                _with_dependencies(_with_model_name(_with_served_values(each, self._bounds)))
+                for each in schema.get("anyOf", [schema])
+            ]
+            self.schemas[name] |= (
+                {"anyOf": self._variant_references(name, variants)} if len(variants) > 1 else variants[0]
+            )
         return {"$ref": SCHEMAS + name}
 
-    def _answers(
-        self, path: str, answering: Sequence[tuple[Route, Dialect]], reads_body: bool, streams: bool
-    ) -> dict[str, Json]:
-        route = answering[0][0]
-        success: Json = {"description": "The answer."}
-        if route.kind == "metrics":
-            success["content"] = {"text/plain": {"schema": {"type": "string"}}}
-        elif route.kind not in EMPTY_KINDS and route.method != "HEAD":
-            success["content"] = {"application/json": {}} | ({"text/event-stream": {}} if streams else {})
-        answers = {"200": success}
-        for _, dialect in answering:
-            for status, name in self._error_names(dialect, _expected_errors(route, path, reads_body)).items():
-                answers.setdefault(status, {"$ref": f"#/components/responses/{name}"})
-        return answers
+    def _variant_references(self, name: str, variants: list[Json]) -> list[Json]:
+        references = []
+        for variant in variants:
+            others = {each for other in variants if other is not variant for each in other.get("required", ())}
+            own = next((each for each in variant.get("required", ()) if each not in others), "variant")
+            variant_name = self._add_component(name + "".join(map(str.capitalize, own.split("_"))))
+            self.schemas[variant_name] |= variant
+            references.append({"$ref": SCHEMAS + variant_name})
+        return references
 
-    def _error_names(self, dialect: Dialect, errors: Sequence[ParleyError]) -> dict[str, str]:
-        """Return the names of the components for these errors in an API's form, by status."""
-        names: dict[str, str] = {}
-        for error in errors:
-            answer = dialect.render_error(error)
-            status = str(answer.status)
-            name = f"{dialect.name}-{status}"
-            names.setdefault(status, name)
-            if name not in self.responses:
-                described: Json = {"description": f"{_status_phrase(answer.status)}."}
+    def _add_component(self, stem: str) -> str:
+        """Add an empty schema, and return its name."""
+        names = (f"{stem}{number if number > 1 else ''}" for number in range(1, 99))
+        name = next(each for each in names if each not in self.schemas)
+        self.schemas[name] = {}
+        return name
+
+    def _answers(
+        self, path: str, answering: Sequence[tuple[Route, Dialect]], bodies: Sequence[Json]
+    ) -> dict[str, Json]:
+        """Return the answers of an operation by their statuses."""
+        route = answering[0][0]
+        contents: dict[str, Json] = {"200": {}}
+        if route.kind == "metrics":
+            contents["200"] = {"text/plain": {"schema": {"type": "string"}}}
+        elif route.kind not in EMPTY_KINDS and route.method != "HEAD":
+            contents["200"] = {content_type: {} for content_type in route.content_types}
+        for status, content_type in (answer for known in bodies for answer in known.get("answers", ())):
+            contents.setdefault(str(status), {}).update({content_type: {}} if content_type else {})
+        references: dict[str, list[str]] = {}
+        for _, dialect in answering:
+            for status in _error_statuses(dialect, _expected_errors(route, path, bool(bodies))):
+                references.setdefault(status, []).append(dialect.name)
+                self._dialects[dialect.name] = dialect
+        answers: dict[str, Json] = {}
+        for status in (*contents, *references.keys() - contents.keys()):
+            if status in contents:
+                content = {**self._error_content(references.get(status, ()), status), **contents[status]}
+                answers[status] = {"description": "The answer."} | ({"content": content} if content else {})
+            else:
+                answers[status] = self._error_reference(references[status], status)
+        return dict(sorted(answers.items()))
+
+    def _error_reference(self, api_names: Sequence[str], status: str) -> Json:
+        """Return a reference to the component of the errors that these APIs answer with a status."""
+        name = "-".join([*dict.fromkeys(api_names), status])
+        if name not in self.responses:
+            content = self._error_content(api_names, status)
+            described: Json = {"description": f"{_status_phrase(int(status))}."}
+            self.responses[name] = described | ({"content": content} if content else {})
+        return {"$ref": f"#/components/responses/{name}"}
+
+    def _error_content(self, api_names: Sequence[str], status: str) -> dict[str, Json]:
+        """Return the content of errors with a status in the forms of these APIs, by content type."""
+        schemas: dict[str, Json] = {}
+        for name in dict.fromkeys(api_names):
+            for error in SAMPLE_ERRORS:
+                answer = self._dialects[name].render_error(error)
                 content_type = answer.content_type.decode().partition(";")[0]
-                if content_type and answer.body:
-                    described["content"] = {content_type: {"schema": _schema_of_example(content_type, answer.body)}}
-                self.responses[name] = described
-        return names
+                if str(answer.status) == status and content_type and answer.body:
+                    schema = _schema_of_example(content_type, answer.body)
+                    schemas[content_type] = _merge_schemas(schemas.get(content_type, schema), schema)
+        return {content_type: {"schema": schema} for content_type, schema in schemas.items()}
 
 
 def _status_phrase(status: int) -> str:
@@ -350,64 +421,71 @@ def _body_notes(known: Json) -> list[str]:
     return notes
 
 
-def _with_bounds(value: Any, bounds: Mapping[int, int]) -> Any:
-    """Return a schema with other bounds of numbers: the learned ones are the keys of ``bounds``."""
+def _with_served_values(value: Any, bounds: Mapping[int, int]) -> Any:
+    """Return a schema with other bounds of numbers and other names: the learned bounds are the keys of ``bounds``."""
     if isinstance(value, list):
-        return [_with_bounds(each, bounds) for each in value]
+        return [_with_served_values(each, bounds) for each in value]
     if not isinstance(value, dict):
         return value
+    match value:
+        case {"type": "string", "enum": [str(name)]} if name in NAME_SCHEMAS:
+            return NAME_SCHEMAS[name]
+        case {"type": ["string", "null"], "enum": [str(name), None]} if name in NAME_SCHEMAS:
+            return {"anyOf": [NAME_SCHEMAS[name], {"type": "null"}]}
     return {
         name: bounds.get(each, each)
         if name in ("minimum", "maximum") and isinstance(each, int)
-        else _with_bounds(each, bounds)
+        else _with_served_values(each, bounds)
         for name, each in value.items()
     }
 
 
-def _with_dependencies(schema: Json) -> Json:
+def _with_dependencies(variant: Json) -> Json:
     """Return the schema of a body with ``dependentSchemas`` in place of conditions that hold if a member is given.
 
     Generators of bodies try every combination of an ``if`` with every other, which takes them forever.
     """
-    variants = schema.get("anyOf", [schema])
-    for variant in variants:
-        rest = []
-        for condition in variant.pop("allOf", ()):
-            name = condition["if"]["required"][0]
-            if condition["if"] == {"properties": {name: {"not": {"type": "null"}}}, "required": [name]}:
-                variant.setdefault("dependentSchemas", {})[name] = condition["then"]
-            else:
-                rest.append(condition)
-        if rest:
-            variant["allOf"] = rest
-    return schema
+    rest = []
+    for condition in variant.pop("allOf", ()):
+        name = condition["if"]["required"][0]
+        if condition["if"] == {"properties": {name: {"not": {"type": "null"}}}, "required": [name]}:
+            variant.setdefault("dependentSchemas", {})[name] = condition["then"]
+        else:
+            rest.append(condition)
+    return variant | ({"allOf": rest} if rest else {})
 
 
-def _with_model_names(schema: Json) -> Json:
+def _with_model_name(variant: Json) -> Json:
     """Name the served models as the values of the member ``model`` of a body. Return the schema."""
-    for variant in schema.get("anyOf", [schema]):
-        model = variant.get("properties", {}).get("model", {})
-        if model.get("type") == "string" and "enum" not in model:
-            variant["properties"]["model"] = MODEL_REFERENCE
-        elif model.get("type") == ["string", "null"] and "enum" not in model:
-            variant["properties"]["model"] = {"anyOf": [MODEL_REFERENCE, {"type": "null"}]}
-    return schema
+    model = variant.get("properties", {}).get("model", {})
+    if model.get("type") == "string" and "enum" not in model:
+        variant["properties"]["model"] = MODEL_REFERENCE
+    elif model.get("type") == ["string", "null"] and "enum" not in model:
+        variant["properties"]["model"] = {"anyOf": [MODEL_REFERENCE, {"type": "null"}]}
+    return variant
 
 
 def _expected_errors(route: Route, path: str, reads_body: bool) -> list[ParleyError]:
     """Return errors of the kinds that a route may answer with."""
     errors: list[ParleyError] = []
     if reads_body:
-        errors += [Malformed("m"), Invalid("m", field="f"), Unsupported("m", field="f"), TooLarge("m")]
-    if "{" in path:
-        errors.append(NotFound("m"))
+        errors += BODY_ERRORS
+    if route.query:
+        errors += QUERY_ERRORS
+    if "{" in path or route.model_reader is not None or route.kind in LOOKUP_KINDS:
+        errors += MISSING_ERRORS
     if route.kind not in OPEN_KINDS:
-        errors += [Unauthorized("m"), Forbidden("m")]
+        errors += KEY_ERRORS
     if route.kind in ENGINE_KINDS:
-        errors += [Overloaded("m"), EngineError("m")]
+        errors += ENGINE_ERRORS
     if route.kind in ENGINE_KINDS or route.kind in OPEN_KINDS:
         errors.append(NotReady("m"))
     return errors
+
+
+def _error_statuses(dialect: Dialect, errors: Sequence[ParleyError]) -> list[str]:
+    """Return the statuses with which an API answers these errors."""
+    return list(dict.fromkeys(str(dialect.render_error(error).status) for error in errors))
 
 
 def _schema_of_example(content_type: str, body: bytes) -> Json:
@@ -431,3 +509,21 @@ def _schema_of_value(value: Any) -> Json:
         case str():
             return {"type": "string"}
     return {}
+
+
+def _merge_schemas(one: Json, other: Json) -> Json:
+    """Return a schema of the values of two schemas of examples."""
+    if one == other:
+        return one
+    if not (one.get("type") == other.get("type") == "object"):
+        return {}
+    members, more = one["properties"], other["properties"]
+    merged = {
+        name: _merge_schemas(members.get(name, more.get(name)), more.get(name, members.get(name)))
+        for name in members | more
+    }
+    return {
+        "type": "object",
+        "properties": merged,
+        "required": [name for name in one["required"] if name in other["required"]],
+    }

@@ -10,10 +10,10 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from parley.gguf.header import GgufError, GgufModel
+from parley.gguf.header import GgufError, GgufModel, GgufTensor
 
 # Every file's names, and what they are called in config.json
 CONFIG_FIELDS = {
@@ -28,6 +28,10 @@ CONFIG_FIELDS = {
     "context_length": "max_position_embeddings",
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
@@ -50,6 +54,14 @@ LAYER_TENSOR_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_exps",
+    "ffn_up_exps": "mlp.experts.up_exps",
+    "ffn_down_exps": "mlp.experts.down_exps",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+)\.(weight|bias)")
 # Tensors of factors of the rotary embedding; the config has them instead
@@ -66,7 +78,8 @@ class Architecture:
     """``model_type`` and ``class_name``: as in config.json. ``layer_names``: tensors that differ from the usual.
 
     ``interleaved``: the rows of queries and keys are in llama.cpp's order. ``norm_offset``: what its converter adds to
-    the weights of norms. ``fields``: what the config always says.
+    the weights of norms. ``fields``: what the config always says. ``mixture``: the row for files with experts, if they
+    are read.
     """
 
     model_type: str
@@ -75,6 +88,7 @@ class Architecture:
     interleaved: bool = False
     norm_offset: float = 0.0
     fields: dict[str, Any] = field(default_factory=dict)
+    mixture: Architecture | None = None
 
 
 GEMMA_LAYER_NAMES = {
@@ -82,10 +96,17 @@ GEMMA_LAYER_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", interleaved=True, fields={"sliding_window": None})
+QWEN2_MOE = Architecture("qwen2_moe", "Qwen2MoeForCausalLM", fields={"norm_topk_prob": False})
+QWEN3_MOE = Architecture("qwen3_moe", "Qwen3MoeForCausalLM", fields={"norm_topk_prob": True})
 ARCHITECTURES = {
-    "llama": Architecture("llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}),
+    "llama": Architecture(
+        "llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}, mixture=MIXTRAL
+    ),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
+    "qwen2moe": replace(QWEN2_MOE, mixture=QWEN2_MOE),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": replace(QWEN3_MOE, mixture=QWEN3_MOE),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}),
     "gemma": Architecture("gemma", "GemmaForCausalLM", norm_offset=1.0),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", GEMMA_LAYER_NAMES, norm_offset=1.0),
@@ -99,9 +120,12 @@ def find_architecture(model: GgufModel) -> Architecture:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise GgufError(f"{file} has the architecture {str(name)[:100]}, which is not read from GGUF; {known} are")
-    if model.metadata.get(name + ".expert_count"):
-        raise GgufError(f"{file} is a mixture of experts, which is not read from GGUF yet")
-    return ARCHITECTURES[name]
+    architecture = ARCHITECTURES[name]
+    if not model.metadata.get(name + ".expert_count"):
+        return architecture
+    if architecture.mixture is None:
+        raise GgufError(f"{file} is a mixture of experts of the architecture {name}, which is not read from GGUF")
+    return architecture.mixture
 
 
 def tensor_name(architecture: Architecture, name: str) -> str:
@@ -114,6 +138,12 @@ def tensor_name(architecture: Architecture, name: str) -> str:
     if match is None or match[2] not in names:
         return name
     return f"model.layers.{int(match[1])}.{names[match[2]]}.{match[3]}"
+
+
+def tensor_shape(tensor: GgufTensor) -> tuple[int, ...]:
+    """Return the shape of a tensor in Hugging Face format: that of a router with one output has two dimensions."""
+    is_router = tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1
+    return (1, *tensor.shape) if is_router else tensor.shape
 
 
 def interleaved_rows(model: GgufModel) -> dict[str, int]:

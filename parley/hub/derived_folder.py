@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from parley.hub.byte_level import convert_byte_level
 from parley.hub.sentence_piece import BadTokenizerModel, convert_sentence_piece
 from parley.hub.tekken import convert_tekken
 from parley.types import ModelOverrides
@@ -120,9 +121,23 @@ def _read_object(links: dict[str, Path], name: str) -> dict[str, Any]:
     return value
 
 
+def _read_more_tokens(links: dict[str, Path]) -> dict[str, int]:
+    """Return the ids of the tokens in added_tokens.json."""
+    return {token: number for token, number in _read_object(links, "added_tokens.json").items() if type(number) is int}
+
+
 def _convert_model_file(links: dict[str, Path]) -> dict[str, Any]:
-    more = {token: number for token, number in _read_object(links, "added_tokens.json").items() if type(number) is int}
-    return convert_sentence_piece(links["tokenizer.model"], _read_object(links, "tokenizer_config.json"), more)
+    config = _read_object(links, "tokenizer_config.json")
+    return convert_sentence_piece(links["tokenizer.model"], config, _read_more_tokens(links))
+
+
+def _convert_vocabulary(links: dict[str, Path]) -> dict[str, Any]:
+    if "vocab.json" not in links:
+        raise BadTokenizerModel("its folder has merges.txt, but neither tokenizer.json nor vocab.json")
+    # The newer file may list special tokens that only the older one names
+    config = _read_object(links, "special_tokens_map.json") | _read_object(links, "tokenizer_config.json")
+    model_type = str(_read_object(links, "config.json").get("model_type"))
+    return convert_byte_level(links["vocab.json"], links["merges.txt"], config, _read_more_tokens(links), model_type)
 
 
 def _convert_tekken_file(links: dict[str, Path]) -> dict[str, Any]:
@@ -135,6 +150,7 @@ def _convert_tekken_file(links: dict[str, Path]) -> dict[str, Any]:
 TOKENIZER_SOURCES: dict[str, Callable[[dict[str, Path]], dict[str, Any]]] = {
     "tekken.json": _convert_tekken_file,
     "tokenizer.model": _convert_model_file,
+    "merges.txt": _convert_vocabulary,
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parley.gguf.folder import GGUF_SUFFIX, choose_gguf
+from parley.hub.transfer import TransferMeter
 
 WEIGHT_PATTERN = "*.safetensors"
 DOWNLOAD_PATTERNS = [WEIGHT_PATTERN, "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -78,7 +79,10 @@ def download_model(model: str, report: ReportProgress, *, needs_weights: bool = 
         chosen = _choose_on_hub(model, name, arguments)
         if chosen:
             arguments["allow_patterns"] = [glob.escape(each) for each in chosen]
-        return Path(snapshot_download(name, tqdm_class=_progress_bar_class(report), **arguments), *chosen[:1])
+        meter = TransferMeter(_bytes_to_download(name, arguments), report)
+        folder = snapshot_download(name, tqdm_class=_progress_bar_class(meter), **arguments)
+        meter.set_done(meter.total)  # of equal files one is downloaded
+        return Path(folder, *chosen[:1])
     except ModelMissing:
         raise
     except GatedRepoError:
@@ -116,8 +120,20 @@ def _choose_on_hub(model: str, name: str, arguments: dict[str, Any]) -> list[str
     return chosen
 
 
-def _progress_bar_class(report: ReportProgress) -> type:
-    """Return a class with tqdm's interface that reports the downloaded share of bytes instead of drawing a bar."""
+def _bytes_to_download(name: str, arguments: dict[str, Any]) -> int:
+    """Return the size of all files that are missing in the cache; 0 if the hub does not say, as the download will."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import DryRunError
+
+    try:
+        files = snapshot_download(name, dry_run=True, tqdm_class=_progress_bar_class(None), **arguments)
+    except DryRunError:
+        return 0
+    return sum(file.file_size or 0 for file in files if file.will_download)
+
+
+def _progress_bar_class(meter: TransferMeter | None) -> type:
+    """Return a class with tqdm's interface that tells ``meter`` the bytes it counts instead of drawing a bar."""
     from huggingface_hub.utils.tqdm import tqdm
 
     lock = threading.Lock()
@@ -131,8 +147,8 @@ def _progress_bar_class(report: ReportProgress) -> type:
         def update(self, n: float | None = 1) -> None:
             with lock:
                 self.downloaded += n or 0
-                if self.counts_bytes and self.total:
-                    report("downloading", min(1.0, self.downloaded / self.total))
+                if self.counts_bytes and meter is not None:
+                    meter.set_done(self.downloaded)
 
         def refresh(self, *args: Any, **kwargs: Any) -> None:
             pass

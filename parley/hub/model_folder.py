@@ -193,7 +193,18 @@ def folder_problem(folder: Path, *, needs_weights: bool = True, needs_tokenizer:
     for name in ("config.json", "tokenizer.json", *TOKENIZER_SOURCES):
         if problem := foreign_files.pointer_problem(folder / name):
             return problem
-    return _weights_problem(folder) if needs_weights else ""
+    return (_weights_problem(folder) if needs_weights else "") or _config_problem(folder)
+
+
+def _config_problem(folder: Path) -> str:
+    """Return the reason why a folder's config.json cannot be used, as a clause; empty if it is an object."""
+    try:
+        content = json.loads((folder / "config.json").read_bytes())
+    except OSError as error:
+        return f"its config.json cannot be read: {error.strerror}"
+    except (ValueError, RecursionError):
+        return "its config.json is not valid JSON"
+    return "" if isinstance(content, dict) else "its config.json does not hold a JSON object"
 
 
 def _weights_problem(folder: Path) -> str:

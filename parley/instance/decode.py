@@ -9,6 +9,7 @@ Knows the stage interface of a generation, and a link's receiver.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -27,6 +28,7 @@ from parley.instance.remote_writer import RemoteResponseWriter
 from parley.serving.app import App
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
 from parley.serving.stage import RequestStage, RunningRequest
+from parley.tracing.request_trace import Attributes, RequestTrace
 from parley.types import EngineOutput, EngineRequest, KVPrefix, OutputBatch, ProcessedMedia, Request
 from parley.web.connection import CYCLE_KEY
 
@@ -57,6 +59,7 @@ class DecodeStage(RequestStage):
         self._is_accepted = self._reservations_freed = self._is_recalled = False
         self.response_writer = RemoteResponseWriter(self._take_unrecorded, bool(message.client))
         self.response_writer.is_silent = True  # until the request is accepted
+        self.trace: RequestTrace | None = None  # where its spans go, if it is traced
 
     async def before_submit(
         self, running: RunningRequest, request: Request, engine_requests: list[EngineRequest]
@@ -75,7 +78,9 @@ class DecodeStage(RequestStage):
             running.model.text_pipeline.placeholder_ids,
         )
         self._first_request = engine_requests[0]
+        started_at = time.perf_counter()
         wanted_pages = await self._reserve_pages(engine_requests, earlier_outputs)
+        reserved_at = time.perf_counter()
         try:
             await self._receiver.accept_handover(wanted_pages, self._on_pages_received)
             self._is_accepted, self.response_writer.is_silent = True, False
@@ -90,6 +95,14 @@ class DecodeStage(RequestStage):
         if self._is_recalled:
             self.recall_request()
         await self._wait_for_pages()
+        if self.trace is not None:
+            self.trace.add_span("reserve pages", started_at, reserved_at)
+            attributes: Attributes = {
+                "parley.kv.pages": sum(len(pages) for _, pages in wanted_pages),
+                "parley.kv.cached_pages": sum(skipped for skipped, _ in wanted_pages),
+                "parley.kv.missing_pages": sum(self._missing_pages.values()),
+            }
+            self.trace.add_span("receive pages", reserved_at, time.perf_counter(), attributes)
         if self._missing_pages:
             self._member.spawn_task(self._free_missing_pages())
         for engine_request, tokens in zip(
@@ -279,9 +292,11 @@ async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: 
         return {"type": "http.request", "body": message.body, "more_body": False}
 
     exchange = app.make_exchange(scope, receive, stage.response_writer.send_message)
+    stage.trace = exchange.trace
     exchange.set_request_uuid(message.unique)
     exchange.created_at, exchange.tenant, exchange.stage = message.created, message.tenant, stage
     exchange.arrived_at -= message.spent
+    exchange.log_entry.key = app.keys.name_key(message.tenant)
     member.note_prompt(message.body, app.registry.options.prefix_owner(message.tenant))
     try:
         await app.answer_request(exchange, admitted=True)

@@ -26,6 +26,8 @@ from parley.instance.member import ClusterMember
 from parley.instance.remote_writer import PrefillResponseWriter
 from parley.serving.media.memory_files import read_features
 from parley.serving.stage import RequestStage, RunningRequest
+from parley.tracing.request_trace import Attributes
+from parley.tracing.trace_context import TraceContext
 from parley.types import EngineOutput, EngineRequest, KVPrefix, OutputBatch, Request
 from parley.web.connection import CYCLE_KEY
 from parley.web.exchange import Exchange
@@ -71,6 +73,8 @@ class PrefillStage(RequestStage):
         self._engine_requests: list[EngineRequest] = []
         self._page_engine: PageTransferEngine | None = None  # set if another instance continues
         self._handover_task: asyncio.Task[KVSender] | None = None
+        self._handover_context: TraceContext | None = None  # of the span of the handover, if it is traced
+        self._handover_started = 0.0  # time.perf_counter
         self._sender: KVSender | None = None
         self._early_pages: list[tuple[int, list[int]]] = []  # pages computed before the sender existed
         self.response_writer = PrefillResponseWriter(
@@ -133,6 +137,7 @@ class PrefillStage(RequestStage):
             if len(engine_requests) > 1:  # released together, so that none waits for another's pages
                 for engine_request in engine_requests:
                     engine_request.lease, engine_request.release_group = True, self._first_request.id
+            self._handover_started = time.perf_counter()
             self._handover_task = asyncio.create_task(self._open_handover(len(engine_requests)))
             self._handover_task.add_done_callback(self._on_handover_opened)
 
@@ -213,6 +218,7 @@ class PrefillStage(RequestStage):
             self._handover_task.cancel()
         if self._sender is not None:
             self._sender.close_handover()
+        self._trace_handover(0, error="the request was not handed over")
         self._release_pages()
 
     def coordinator_answer(self, error: ParleyError) -> Answer | None:
@@ -248,6 +254,10 @@ class PrefillStage(RequestStage):
         """Ask it to take the request. Raises HandoverRefused, LinkError."""
         model, command, exchange = self._running_request.model, self._command, self._exchange
         digest = await self._adapter_digest()
+        headers = exchange.headers
+        if exchange.trace is not None:  # the other instance's spans are below that of the handover
+            self._handover_context = exchange.trace.new_context()
+            headers = {**headers, **dict(self._handover_context.headers())}
         sender = self._sender = await self._member.peer.open_handover(str(command.target), model.name)
         for pages in self._early_pages:
             sender.add_computed_pages(*pages)
@@ -264,7 +274,7 @@ class PrefillStage(RequestStage):
             method=exchange.scope["method"],
             path=exchange.scope["path"],
             query=exchange.scope.get("query_string", b""),
-            headers=[header for header in exchange.headers.items() if header[0] not in handover.CONNECTION_HEADERS],
+            headers=[header for header in headers.items() if header[0] not in handover.CONNECTION_HEADERS],
             body=self._body,
             tenant=exchange.tenant,
             past=list(self.prior_outputs) if self.prior_outputs is not None else None,
@@ -321,7 +331,18 @@ class PrefillStage(RequestStage):
         finally:
             sender.close_handover()
             self._member.count_transfers(count=1, bytes=sender.sent_bytes, seconds=time.perf_counter() - start_time)
+            self._trace_handover(sender.sent_bytes)
             self._release_pages()
+
+    def _trace_handover(self, sent_bytes: int, error: str = "") -> None:
+        """Add the span of the handover, which has ended."""
+        if self._exchange.trace is not None and self._handover_context is not None:
+            attributes: Attributes = {"parley.kv.bytes": sent_bytes, "server.address": str(self._command.target)}
+            started, now = self._handover_started, time.perf_counter()
+            context, self._handover_context = self._handover_context, None
+            self._exchange.trace.add_span(
+                "kv handover", started, now, attributes, kind="client", context=context, error=error
+            )
 
     def _release_pages(self) -> None:
         if self._page_engine is not None:

@@ -84,7 +84,7 @@ def parley_members(registry: ModelRegistry, instance_state: InstanceState, addre
         "prefill_rate": round(instance_state.rates.prefill.tokens_per_second, 1),
         "decode_rate": round(instance_state.rates.decode.tokens_per_second, 1),
         "transfers": instance_state.transfers,
-        "api_keys": bool(registry.options.api_keys),
+        "api_keys": registry.options.has_keys,
         "private_prefixes": registry.options.has_private_prefixes,
         "prefix_hash": instance_state.recent_prefixes.newest_hashes(),
     }

@@ -1,7 +1,8 @@
 """Counts and durations of requests, by path, status, API and key.
 
 ``http_requests_total`` and the two histograms have the names of prometheus-fastapi-instrumentator, which vLLM exports.
-A path is a route's template, and a key is named by its number, so that clients cannot make the number of series grow.
+A path is a route's template, so that clients cannot make the number of series grow. Of keys, which an operator may
+replace for years, the first ones have series of their own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from parley.metrics.key_names import KeyNames
 from parley.metrics.series import BucketHistogram, format_labels, metric_header, scalar_lines
 
 UNKNOWN_PATH = "none"
@@ -26,6 +28,7 @@ class HttpRequestMetrics:
     def __init__(self) -> None:
         self._by_path: Counter[tuple[str, str, int]] = Counter()  # by path, method and status
         self._by_client: Counter[tuple[str, str, int]] = Counter()  # by API, key and status
+        self._key_names = KeyNames()
         self._seconds: dict[tuple[str, str], BucketHistogram] = {}  # by path and method
         self._all_seconds = BucketHistogram(**{SCALE: FINE_BOUNDS})
 
@@ -38,7 +41,7 @@ class HttpRequestMetrics:
         path, status = path or UNKNOWN_PATH, status or CLIENT_LEFT
         method = method if method in METHODS else OTHER_METHOD
         self._by_path[path, method, status] += 1
-        self._by_client[api, key, status] += 1
+        self._by_client[api, self._key_names.series_name(key), status] += 1
         histogram = self._seconds.get((path, method))
         if histogram is None:
             histogram = self._seconds[path, method] = BucketHistogram(**{SCALE: COARSE_BOUNDS})

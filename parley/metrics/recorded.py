@@ -4,8 +4,11 @@ under the names of the server it is compatible with, so that existing dashboards
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from parley.metrics.key_names import KeyNames
 from parley.metrics.series import BucketHistogram, LabelledCounter, RateMeter, RecentValues
 from parley.metrics.totals import RequestTotals
 from parley.types import EngineStats, ModelInfo
@@ -33,6 +36,8 @@ class ModelMetrics:
         self.recomputed_tokens = LabelledCounter(
             ""
         )  # prompt tokens counted by other instances that were recomputed here
+        self._key_names = KeyNames()
+        self.key_tokens: Counter[tuple[str, str]] = Counter()  # tokens of ended requests, by API key and kind
         # per request, in seconds
         self.time_to_first_token = BucketHistogram()  # TTFT: from its arrival
         self.inter_token_seconds = BucketHistogram()  # of a choice
@@ -44,6 +49,7 @@ class ModelMetrics:
         self.request_prefill_seconds = BucketHistogram()  # from its first step to its first token
         self.request_decode_seconds = BucketHistogram()  # from its first token to its last
         self.inference_seconds = BucketHistogram()  # from its first step to its last token
+        self.load_ratio = BucketHistogram()  # from its arrival to its end, divided by the part after its first step
         self.recent_ttft = RecentValues(maxlen=RECENT_COUNT)  # like first_token
         self.recent_gaps = RecentValues(maxlen=RECENT_COUNT)  # like between_tokens
         # per request, counts
@@ -63,6 +69,12 @@ class ModelMetrics:
         # tokens of all steps
         self.prompt_rate, self.output_rate = RateMeter(RATE_SECONDS), RateMeter(RATE_SECONDS)
         self._prompt_tokens = self._generated_tokens = 0  # of all steps so far
+
+    def record_key_tokens(self, key: str, counts: Mapping[str, int]) -> None:
+        """Count the tokens of a request by kind, for its API key."""
+        name = self._key_names.series_name(key)
+        for kind, count in counts.items():
+            self.key_tokens[name, kind] += count
 
     def record_step(self, stats: EngineStats) -> None:
         """Record the engine's counters after a step. Does nothing if the step had no tokens."""

@@ -20,7 +20,7 @@ from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
 from parley.native.experts import Experts, Mixture, stack_experts
 from parley.native.layer import DecoderLayer
-from parley.native.layer_shape import LayerShape, Norm, Routing
+from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
@@ -30,6 +30,7 @@ from parley.native.torch_forms import (
     torch_experts,
     torch_int8,
     torch_kernels,
+    torch_latent,
     torch_lora,
     torch_vocabulary,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "EmbeddingRows",
     "Experts",
     "GroupedWeight",
+    "LatentShape",
     "LayerShape",
     "LoraRows",
     "LowRank",
@@ -59,6 +61,7 @@ __all__ = [
     "QuantizedRows",
     "Routing",
     "Stack",
+    "absorb_queries",
     "activate",
     "add_norm",
     "apply_mask",
@@ -70,11 +73,13 @@ __all__ = [
     "embed_tokens",
     "group_lora_rows",
     "linear",
+    "linear_heads",
     "lm_head_logits",
     "masked_argmax",
     "mix_experts",
     "norm_rows",
     "pack_grouped",
+    "pack_heads",
     "pack_int8",
     "pack_lora",
     "pack_weight",
@@ -90,6 +95,7 @@ __all__ = [
     "top_k",
     "write_indices",
     "write_kv",
+    "write_latents",
 ]
 
 
@@ -254,7 +260,7 @@ def _tiled_kernels(pool: PagePool) -> compiled.CompiledKernels | None:
 
 def write_indices(slots: torch.Tensor, page_format: PageFormat) -> torch.Tensor:
     """Convert slots (page * BLOCK_SIZE + offset, int64 [T]) into the indices that ``write_kv`` takes."""
-    return slots if page_format.tiled else torch_attention.write_indices(slots, page_format.layer.heads)
+    return slots if page_format.tiled else torch_attention.write_indices(slots, page_format.shape)
 
 
 def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:
@@ -280,6 +286,42 @@ def rope_write(
     return result
 
 
+def pack_heads(weight: torch.Tensor) -> PackedWeight:
+    """Pack a weight of each head [heads, out, in] for ``linear_heads``."""
+    return stack_experts((pack_weight(each) for each in weight), len(weight))
+
+
+def linear_heads(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+    """Return each head's rows times its own weight: x [T, heads, in] -> [T, heads, out]."""
+    form: Any = compiled_kernels() if isinstance(packed, COMPILED_WEIGHTS) else torch_latent
+    result: torch.Tensor = form.linear_heads(x, packed)
+    return result
+
+
+def absorb_queries(
+    queries: torch.Tensor, key_up: PackedWeight, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool
+) -> torch.Tensor:
+    """Return queries for latents [T, heads, rank + rotary], of queries [T, heads, plain + rotary]."""
+    form: Any = compiled_kernels() if isinstance(key_up, COMPILED_WEIGHTS) else torch_latent
+    result: torch.Tensor = form.absorb_queries(queries, key_up, cos, sin, is_interleaved=is_interleaved)
+    return result
+
+
+def write_latents(
+    rows: torch.Tensor,
+    norm: Norm,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    pool: PagePool,
+    indices: torch.Tensor,
+    *,
+    is_interleaved: bool,
+) -> None:
+    """Norm the latents in rows [T, rank + rotary], rotate the rest, and store both in the pages as one key."""
+    form: Any = _tiled_kernels(pool) or torch_latent
+    form.write_latents(rows, norm, cos, sin, pool, indices, is_interleaved=is_interleaved)
+
+
 def plan_attention(
     spans: list[Span],
     *,
@@ -297,12 +339,10 @@ def plan_attention(
     """
     if page_format.tiled:
         return compiled.plan_spans(spans, window, ends)
-    layer = page_format.layer
     return torch_attention.plan_tiles(
         spans,
         heads=heads,
-        kv_heads=layer.heads,
-        dim=page_format.shape[-1],
+        page_shape=page_format.shape,
         window=window,
         ends=ends,
         zero_page=zero_page,
@@ -335,9 +375,12 @@ def build_stack(
     kv: LayerKV,
     *,
     is_interleaved: bool,
+    plain_dim: int,
     embedding_scale: float,
 ) -> Stack | None:
     """Return one kernel for the embedding and all layers, or None if these layers must run kernel by kernel.
+
+    ``plain_dim``: as in ``LatentShape``; 0 for other attention.
 
     ``embedding`` [vocab, hidden] times its scale is applied before the layers, ``norm`` after the last. ``angles``
     float32 [ropes, positions, 2, rotary / 2] holds the cosines and sines of each rotary embedding.
@@ -360,6 +403,7 @@ def build_stack(
         kv_heads=kv.heads,
         dim=kv.dim,
         is_interleaved=is_interleaved,
+        plain_dim=plain_dim,
         embedding_scale=embedding_scale,
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parley.native import compiled_experts, compiled_grouped, compiled_int8, compiled_lora, memory
+from parley.native import compiled_experts, compiled_grouped, compiled_int8, compiled_latent, compiled_lora, memory
 from parley.native.compiled_grouped import GroupedPacked
 from parley.native.compiled_int8 import CompiledRows, Int8Packed, allocate_output
 from parley.native.experts import Experts
@@ -36,18 +36,19 @@ SIGNATURES = {
     "activate": [P, N, N, P, P, P, P, N, N, N],
     "rope_write": [P, P, P, P, P, P, N, N, N, N, N, N, N, N, N],
     "scale_logits": [P, N, N, R, R, N],
-    "write": [P, P, P, P, N, N, N, N, N, N],
+    "write": [P, P, P, P, N, N, N, N, N, N, N],
     "argmax": [P, P, P, N, N, N],
     "top_k": [P, P, P, N, N, N, N],
     "softmax_totals": [P, P, P, N, N, N],
     "masked_argmax": [P, P, N],
     "apply_mask": [P, P, N],
     "attend_dim": [],
-    "page_bytes": [N, N, N, N],
-    "attend": [P, N, P, P, P, N, P, P, P, N, N, N, N, N, N, R, R, N],
+    "page_bytes": [N, N, N, N, N],
+    "attend": [P, N, P, P, P, N, P, P, P, N, N, N, N, N, N, N, R, R, N],
     **compiled_experts.EXPERTS_SIGNATURES,
     **compiled_grouped.GROUPED_SIGNATURES,
     **compiled_int8.INT8_SIGNATURES,
+    **compiled_latent.LATENT_SIGNATURES,
     **compiled_lora.LORA_SIGNATURES,
 }
 # Functions that return an int64.
@@ -172,6 +173,32 @@ class CompiledKernels:
         )
         return y
 
+    def linear_heads(self, x: torch.Tensor, packed: Bf16Packed) -> torch.Tensor:
+        """Return each head's rows times its own weight: x [T, heads, in] -> [T, heads, out]."""
+        return compiled_latent.linear_heads(self._library, x, packed).transpose(0, 1)
+
+    def absorb_queries(
+        self, queries: torch.Tensor, key_up: Bf16Packed, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool
+    ) -> torch.Tensor:
+        """Return queries for latents [T, heads, rank + rotary], of queries [T, heads, plain + rotary]."""
+        options = {"is_interleaved": is_interleaved}
+        return compiled_latent.absorb_queries(self._library, queries, key_up, cos, sin, **options)
+
+    def write_latents(
+        self,
+        rows: torch.Tensor,
+        norm: Norm,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        pool: PagePool,
+        slots: torch.Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> None:
+        """Norm the latents in rows [T, rank + rotary], rotate the rest, and store both at ``slots`` as one key."""
+        arguments = rows, _norm_pointer(norm), cos, sin, pool, slots
+        compiled_latent.write_latents(self._library, *arguments, is_interleaved=is_interleaved)
+
     def norm_rows(self, x: torch.Tensor, norm: Norm | None, *, int8: bool = False) -> torch.Tensor | CompiledRows:
         """Return the norm of x [T, hidden], or x itself without one; ``int8`` quantizes it."""
         return self._run_norm(0, x.contiguous(), 0, None, 1.0, norm, int8)
@@ -253,7 +280,7 @@ class CompiledKernels:
         """Return the format of pages of bfloat16 or int8, or None if the head dimension is not compiled."""
         if max(layer.dim, layer.value_dim) > self._attend_dim:
             return None
-        size = self._library.page_bytes(layer.heads, layer.dim, layer.value_dim, dtype == torch.int8)
+        size = self._library.page_bytes(layer.heads, layer.dim, layer.value_dim, dtype == torch.int8, layer.has_latents)
         return PageFormat(layer, (size // dtype.itemsize,), dtype, True)
 
     def write_kv(self, keys: torch.Tensor, values: torch.Tensor, pool: PagePool, slots: torch.Tensor) -> None:
@@ -270,6 +297,7 @@ class CompiledKernels:
             layer.dim,
             layer.value_dim,
             pool.page_format.dtype == torch.int8,
+            layer.has_latents,
             torch.get_num_threads(),
         )
 
@@ -341,6 +369,7 @@ class CompiledKernels:
             dim,
             layer.value_dim,
             pool.page_format.dtype == torch.int8,
+            layer.has_latents,
             plan.window or 0,
             scale,
             softcap or 0.0,

@@ -29,7 +29,11 @@ LAYER_SIGNATURES: dict[str, list[Any]] = {  # both return an int64
 }
 
 
-LAYER_NORMS = ("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm", "head_norm")
+LAYER_NORMS = (
+    "attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm", "head_norm", "query_latent_norm",
+    "latent_norm",
+)  # fmt: skip
+LATENT_LINEARS = ("query_up", "key_up", "value_up")
 
 
 class _LayerStruct(ctypes.Structure):
@@ -38,7 +42,7 @@ class _LayerStruct(ctypes.Structure):
         ("sinks", P),
         *((name, N) for name in ("window", "rope", "activation", "is_gated", "is_parallel", "has_whole_qk_norm")),
         *((name, R) for name in ("score_scale", "softcap", "residual_scale")),
-        *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down", *LATENT_LINEARS)),
         ("mixture", ctypes.POINTER(MixtureStruct)),
     ]
 
@@ -52,7 +56,7 @@ class _StackStruct(ctypes.Structure):
         ("angles", P),
         *(
             (name, N)
-            for name in ("vocab", "ropes", "positions", "heads", "kv_heads", "dim", "rotary", "is_interleaved")
+            for name in ("vocab", "ropes", "positions", "heads", "kv_heads", "dim", "rotary", "is_interleaved", "plain")
         ),
         ("embedding_scale", R),
     ]
@@ -74,6 +78,7 @@ class Stack:
         kv_heads: int,
         dim: int,
         is_interleaved: bool,
+        plain_dim: int,
         embedding_scale: float,
     ):
         ropes, positions, _, half = angles.shape
@@ -93,6 +98,7 @@ class Stack:
             dim,
             2 * half,
             is_interleaved,
+            plain_dim,
             embedding_scale,
         )
         self._hidden = embedding.shape[1]
@@ -186,6 +192,7 @@ def _layer_struct(layer: DecoderLayer, shape: LayerShape) -> _LayerStruct:
         shape.residual_scale,
         *(linear_struct(each) for each in (layer.qkv, layer.output)),
         *(LinearStruct() if each is None else linear_struct(each) for each in (layer.gate_up, layer.down)),
+        *(LinearStruct() if each is None else linear_struct(each) for each in _latent_linears(layer)),
         _mixture_pointer(layer, shape),
     )
 
@@ -197,9 +204,13 @@ def _mixture_pointer(layer: DecoderLayer, shape: LayerShape) -> Any:
     return ctypes.pointer(mixture_struct(layer.mixture, shape.routing, shape.activation))
 
 
+def _latent_linears(layer: DecoderLayer) -> list[PackedWeight | None]:
+    return [getattr(layer, name) for name in LATENT_LINEARS]
+
+
 def _layer_linears(layer: DecoderLayer) -> list[PackedWeight]:
     """Return all linear layers of a layer."""
-    linears = [layer.qkv, layer.output, layer.gate_up, layer.down]
+    linears = [layer.qkv, layer.output, layer.gate_up, layer.down, *_latent_linears(layer)]
     if layer.mixture is not None:
         linears += [layer.mixture.router, layer.mixture.experts.gate_up, layer.mixture.experts.down]
     return [each for each in linears if each is not None]

@@ -18,6 +18,11 @@ class DecoderLayer:
     ``head_norm``: the RMS norm of queries and keys, [heads + kv_heads, dim]. ``sinks`` float32 [heads]: of attention.
     ``gate_up``: outputs of gate and then of up, or of up alone. In a layer with a ``mixture`` of experts, ``gate_up``
     and ``down`` are the shared expert's, or None.
+
+    In multi-head latent attention, ``qkv`` gives the latent of queries, or queries, and then the latent of keys and
+    values with the shared numbers of keys. ``query_up`` gives queries from their latent; None: ``qkv`` does.
+    ``key_up`` [rank, plain_dim] turns a query into one that is multiplied by latents, and ``value_up``
+    [value_dim, rank] a sum of latents into a value. Both hold a weight of each head, one after another.
     """
 
     qkv: PackedWeight
@@ -30,4 +35,9 @@ class DecoderLayer:
     mlp_after_norm: Norm | None = None
     head_norm: Norm | None = None
     sinks: torch.Tensor | None = None
+    query_latent_norm: Norm | None = None
+    latent_norm: Norm | None = None
+    query_up: PackedWeight | None = None
+    key_up: PackedWeight | None = None
+    value_up: PackedWeight | None = None
     mixture: Mixture | None = None

@@ -36,6 +36,33 @@ class Routing:
 
 
 @dataclass(frozen=True)
+class LatentShape:
+    """The sizes of multi-head latent attention (MLA, arXiv 2405.04434, section 2.1).
+
+    Keys and values of all heads come from one latent of a token, a normed vector of ``rank`` numbers. A head's query
+    and key have ``plain_dim`` numbers that do not turn, and then ``rotary_dim`` that do; of keys, all heads share the
+    latter. Values have ``value_dim``. Queries come from a normed latent of ``query_rank`` numbers; 0: from the layer's
+    input.
+    """
+
+    rank: int
+    rotary_dim: int
+    plain_dim: int
+    value_dim: int
+    query_rank: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head's query."""
+        return self.plain_dim + self.rotary_dim
+
+    @property
+    def stored_dim(self) -> int:
+        """The numbers that the KV cache holds of a token: the latent, and the key's numbers that turn."""
+        return self.rank + self.rotary_dim
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """What one decoder layer computes, apart from its sizes and weights. The defaults are those of Llama.
 

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LayerKV:
-    """The KV cache of one layer per token: ``heads`` keys of ``dim`` numbers and values of ``value_dim``."""
+    """The KV cache of one layer per token: ``heads`` keys of ``dim`` numbers and values of ``value_dim``.
+
+    ``has_latents``: a value is the first ``value_dim`` numbers of its key, and is not stored again.
+    """
 
     heads: int
     dim: int
     value_dim: int
+    has_latents: bool = False
 
 
 @dataclass

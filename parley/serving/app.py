@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect, HeaderList, Route, RouteKind
 from parley.dialects.mounts import (
+    API_NAMES,
     INSTANCE_PLANE,
     ApiMount,
     error_dialect,
@@ -31,7 +32,10 @@ from parley.dialects.mounts import (
 )
 from parley.disagg.wire.headers import read_preface_size
 from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
+from parley.serving.forwarded import TrustedProxies, strip_root_path
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
+from parley.serving.keys.audit_log import AuditLog
+from parley.serving.keys.scopes import check_key_api
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.web.auth import ApiKeys, BrowserGuard, PortReach, port_reach
@@ -94,13 +98,17 @@ class RouteEndpoint:
         self.admin_keys = app.keys if route_scope(route) == "admin" else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with its kind's handler. Raises Unauthorized, Forbidden without a required admin key."""
+        """Answer a request with its kind's handler. Raises Unauthorized, Forbidden if its key does not allow that."""
         exchange: Exchange = scope[EXCHANGE_KEY]
         exchange.scope, exchange.dialect, exchange.route_path = scope, self.dialect, self.path
+        exchange.is_admin_call = self.admin_keys is not None
         if self.admin_keys is not None and not self.app.cluster.is_coordinator(exchange.headers):
             self.admin_keys.check_admin_key(exchange.headers)
-            if not self.app.registry.options.admin_keys and self.route.kind != "role":  # whose handler checks by itself
+            if not self.admin_keys.has_admin_keys and self.route.kind != "role":  # whose handler checks by itself
                 self.app.cluster.check_change(exchange)
+        exchange.log_entry.api = self.dialect.name
+        if self.dialect.name in API_NAMES:  # the server's own routes belong to none
+            check_key_api(exchange.tenant, self.dialect.name)
         exchange.log_entry.is_probe = self.route.kind in PROBE_KINDS
         await self.app.handlers[self.route.kind](self.app.registry, self.route, exchange)
 
@@ -143,12 +151,16 @@ def _first_unyielding(endpoints: Sequence[RouteEndpoint]) -> RouteEndpoint:
 
 
 def build_route_table(
-    app: App, surfaces: Sequence[ApiMount]
+    app: App, surfaces: Sequence[ApiMount], keeps: Callable[[Route], bool] = lambda route: True
 ) -> dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint]:
-    """Return the route table of these mounts: an endpoint for each method and path."""
+    """Return the route table of these mounts: an endpoint for each method and path with a route that it ``keeps``."""
     route_table: dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint] = {}
     for method_and_path, routes in mount_table(surfaces).items():
-        route_endpoints = [RouteEndpoint(app, route, surface.dialect, method_and_path[1]) for route, surface in routes]
+        route_endpoints = [
+            RouteEndpoint(app, route, surface.dialect, method_and_path[1]) for route, surface in routes if keeps(route)
+        ]
+        if not route_endpoints:
+            continue
         route_table[method_and_path] = (
             route_endpoints[0] if len(route_endpoints) == 1 else SharedPathEndpoint(route_endpoints)
         )
@@ -161,6 +173,7 @@ class App:
     ``surfaces``: the APIs mounted here. ``route_table``: the route table that the router was built from. ``apis``: the
     names and prefixes of the APIs; ports with equal ``apis`` answer the same requests. ``handlers``: the function that
     answers each kind of route. ``certified``: the port requires a client's certificate.
+    ``keeps``: whether the port has a route of its APIs.
     """
 
     def __init__(
@@ -171,6 +184,7 @@ class App:
         handlers: Mapping[RouteKind, RouteHandler] = SERVER_HANDLERS,
         cluster: ClusterView = NO_CLUSTER_VIEW,
         certified: bool = False,
+        keeps: Callable[[Route], bool] = lambda route: True,
     ):
         options = registry.options
         self.registry = registry
@@ -179,16 +193,24 @@ class App:
         self.reach = port_reach(host, certified=certified)
         self.surfaces = [surface for surface in surfaces if is_api(surface)]
         self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
-        self.keys = ApiKeys(
-            options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
-        )
-        self.route_table = build_route_table(self, surfaces)
+        self.keys = ApiKeys(*options.key_sources)
+        self._audit_log = AuditLog(options.audit_log or "")
+        self.route_table = build_route_table(self, surfaces, keeps)
+        self._root_path = options.root_path
+        self._proxies = TrustedProxies(options.trusted_proxies, trusts_sockets=options.trusts_socket_proxies)
         self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
         self._path_dialects = {path: endpoint.dialect for (_, path), endpoint in reversed(self.route_table.items())}
         guarded_paths = {
             path for (_, path), endpoint in self.route_table.items() if route_scope(endpoint.route) != "open"
         }
         self._keyless_paths = {path for _, path in self.route_table} - guarded_paths
+        self._pages = {
+            path: RouteEndpoint(self, route, surface.dialect, path)
+            for (_, path), routes in mount_table(surfaces).items()
+            for route, surface in routes
+            if route.kind == "page"
+        }
+        self._page_folders = {path.partition("{")[0]: page for path, page in self._pages.items() if "{" in path}
         self._path_router = Router(
             [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.route_table.items()],
             redirect_slashes=False,
@@ -203,21 +225,26 @@ class App:
 
     def use_options(self, options: ServerOptions) -> None:
         """Accept the keys of other options from now on."""
-        self.keys.replace_keys(
-            options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
-        )
+        self.keys.replace_keys(*options.key_sources)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request. Other ASGI scopes are ignored."""
         if scope["type"] != "http":
             return
-        await self.answer_request(self.make_exchange(scope, receive, send))
+        if self._root_path:
+            strip_root_path(scope, self._root_path)
+        exchange = self.make_exchange(scope, receive, send)
+        if self._proxies:
+            self._proxies.apply_headers(scope, exchange.headers)
+        await self.answer_request(exchange)
 
     def make_exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         """Wrap an ASGI request to this port in an Exchange."""
         exchange = Exchange(scope, receive, send, self.registry.options, self._error_dialect(scope["path"]))
         exchange.preface_size = read_preface_size(exchange.headers)
         exchange.body_limit = self.registry.body_limit
+        if self.registry.span_exporter is not None:
+            exchange.begin_trace(self.registry.span_exporter)
         return exchange
 
     async def answer_request(self, exchange: Exchange, *, admitted: bool = False) -> None:
@@ -226,6 +253,11 @@ class App:
         scope[EXCHANGE_KEY] = exchange
         scope["app"] = self  # makes the router raise, instead of answering, if the method does not fit
         try:
+            page = self._find_page(scope, exchange.headers)
+            if page is not None:
+                raise_head_error(scope, is_probe=False)
+                await page(scope, exchange.receive, exchange.raw_send)
+                return
             if not admitted:
                 self._authorize_request(scope, exchange)
             endpoint = self._direct_endpoints.get((scope["method"], scope["path"]), self._path_router)
@@ -248,9 +280,12 @@ class App:
         finally:
             exchange.release_body()
             exchange.finish_recording()
+            exchange.finish_trace()
             del scope[EXCHANGE_KEY]  # the two refer to each other; without the cycle, memory is freed at once
             if not admitted:
                 self._record_request(exchange)
+                if exchange.is_admin_call or (exchange.status == 401 and self._matches_admin_route(scope)):
+                    self._audit_log.record_call(exchange)
             if self.registry.options.access_log:
                 log_access(exchange)
 
@@ -265,6 +300,11 @@ class App:
                 exchange.dialect.name,
                 exchange.log_entry.key,
             )
+
+    def _matches_admin_route(self, scope: Scope) -> bool:
+        """Whether a request that was refused before it was routed is for a route that changes the server."""
+        endpoint = next((route for route in self._path_router.routes if route.matches(scope)[0] is Match.FULL), None)
+        return getattr(getattr(endpoint, "app", None), "admin_keys", None) is not None
 
     def _allow_header(self, scope: Scope) -> bytes:
         """Return the methods that the path allows, as the value of an Allow header."""
@@ -292,6 +332,22 @@ class App:
             exchange.log_entry.key = self.keys.name_key(exchange.tenant)
         else:
             self.cluster.check_client(headers, exchange.client_host, self.reach)
+
+    def _find_page(self, scope: Scope, headers: Mapping[bytes, bytes]) -> RouteEndpoint | None:
+        """Return the page that a request is for, None if it is for something else. Pages need no key, also at paths
+        whose other routes do."""
+        path = scope["path"]
+        if not self._pages or scope["method"] not in ("GET", "HEAD"):
+            return None
+        page = self._pages.get(path)
+        if page is not None:
+            return page if not page.route.claims or page.route.claims_accept(headers) else None
+        if path in self._path_dialects:
+            return None
+        folder = path[: path.find("/", 1) + 1]
+        if (page := self._page_folders.get(folder)) is not None:
+            scope["path_params"] = {"file": path.removeprefix(folder)}
+        return page
 
     def _error_dialect(self, path: str) -> Dialect:
         """Return the dialect that words errors raised before the route of a request is known."""

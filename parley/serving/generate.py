@@ -19,12 +19,13 @@ from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
 from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
 from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
 from parley.serving.generation import Generation
+from parley.serving.keys.accounts import RequestAccount
 from parley.serving.records.background import KeptEvents, generate_events
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.serving.stage import RequestStage
-from parley.types import Event
+from parley.types import NO_LIMITS, Event
 from parley.web.content_coding import compress_body
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
@@ -34,8 +35,10 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
     """Answer a request of a generating route. Raises ClientGone, and ParleyError if nothing has been sent yet."""
     registry.require_any_ready()
     model = registry.main_model  # until the path or the body names another one
+    account: RequestAccount | None = _open_account(registry, exchange)
     try:
         if path_model := exchange.path_params.get("model"):
+            exchange.log_entry.note_model(path_model)
             model = registry.find_model(path_model)
             model.require_ready()
         body = await exchange.read_body()
@@ -53,11 +56,13 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
         model.require_ready()
         if (client_timeout := exchange.client_timeout()) is not None:
             reply.request.timeout = min(client_timeout, reply.request.timeout or client_timeout)
-        request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at)
-        report_tokens = _admit_to_endpoint(registry, exchange, reply)
+        request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at, exchange.trace)
+        assert account is not None
+        account.report_tokens = _admit_to_endpoint(registry, exchange, reply)
         generation = Generation(
-            model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange), report_tokens
+            model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange), account
         )
+        account = None
         if reply.background_name:
             await _run_in_background(registry, exchange, reply, generation)
             return
@@ -68,6 +73,9 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
     except BadRequest:
         model.metrics.invalid_requests.add_count()
         raise
+    finally:
+        if account is not None:  # no generation has taken it over
+            account.cancel()
 
 
 def read_generation_body(
@@ -80,6 +88,7 @@ def read_generation_body(
     model_name = exchange.path_params.get("model") or (
         route.model_reader(body) if route.model_reader is not None else ""
     )
+    exchange.log_entry.note_model(model_name or registry.main_model.name)
     if route.resolve_model_first:
         registry.find_model(model_name).require_ready()
     model = registry.get_model(model_name)
@@ -133,6 +142,19 @@ def _begin_table_row(
     requester = exchange.tenant.owner.name or exchange.log_entry.key
     request_id = str(UUID(exchange.request_uuid))
     exchange.recorder = tables.begin_row(endpoint.table, request_id, served_name, requester, body)
+
+
+def _open_account(registry: ModelRegistry, exchange: Exchange) -> RequestAccount:
+    """Count a request for the client's key, and return its account. Raises RateLimited.
+
+    The limits of a separated request are counted once: by the coordinator, or where it began.
+    """
+    stage, tenant = _request_stage(exchange), exchange.tenant
+    account = registry.open_account(tenant, exchange.log_entry.key)
+    if tenant.limits != NO_LIMITS and not exchange.limits_counted and (stage is None or stage.prior_outputs is None):
+        exchange.limit_states = partial(registry.key_limiter.states_of, tenant)
+        account.lease = registry.key_limiter.admit_request(tenant)
+    return account
 
 
 def _admit_to_endpoint(registry: ModelRegistry, exchange: Exchange, reply: Reply) -> Callable[[int], None] | None:

@@ -16,12 +16,14 @@ from parley.dialects.dialect import RequestTimings
 from parley.engine.stream import StepArrivals, StreamGroup, split_steps
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
 from parley.serving.deadline import RequestDeadline
+from parley.serving.keys.accounts import RequestAccount
+from parley.serving.keys.scopes import check_key_models
 from parley.serving.media.loader import MediaLease
 from parley.serving.media.request_media import drop_media, request_media
-from parley.serving.prepare import check_adapter, check_request, prepare_engine_requests
+from parley.serving.prepare import check_adapter, check_request, prepare_engine_requests, reserved_counts
 from parley.serving.prompt_stream import PromptStream
 from parley.serving.request_metrics import RequestMetrics
-from parley.serving.served_model import ServedModel
+from parley.serving.served_model import RequestProgress, ServedModel
 from parley.serving.stage import RequestStage
 from parley.text import StopAutomaton
 from parley.text.media_prompt import count_media_tokens
@@ -45,8 +47,7 @@ UNANSWERED_MESSAGE = "The engine ended this request without an answer."
 
 class Generation:
     """One request from admission to its last event. ``tenant``: the client, by its API key. ``stage``: the stage of a
-    separated request that runs here, None for a whole request. ``report_tokens`` is called once at the end, with the
-    number of the prompts' tokens and those delivered.
+    separated request that runs here, None for a whole request. ``account``: pays for its tokens; None: nobody counts.
 
     It ends in one of these ways: it finishes by itself; its client cancels it by an id (``cancel_by_id``) or by
     disconnecting (``close``); it is finished early with the output so far (``finish_early``); an error ends it
@@ -60,7 +61,7 @@ class Generation:
         request_metrics: RequestMetrics,
         tenant: Tenant = NO_TENANT,
         stage: RequestStage | None = None,
-        report_tokens: Callable[[int], None] | None = None,
+        account: RequestAccount | None = None,
     ):
         request.model = request_metrics.log_entry.model = model.answer_name(request.model)
         if request.adapter is None and request.model in model.adapters:
@@ -69,6 +70,7 @@ class Generation:
             raise InUse(f"Another request is running under the id {excerpt(request.exclusive_id)}.")
         for name in (*model.names, request.adapter or ""):
             model.check_query(name, tenant)
+        check_key_models(tenant, model.names if request.adapter is None else (request.adapter,))
         model.take_slots(request.sequences, tenant.id)
         model.open_requests[self] = None
         self.usage = Usage()
@@ -76,7 +78,7 @@ class Generation:
         self._request = request
         self._request_metrics = request_metrics
         self.tenant = tenant
-        self._report_tokens = report_tokens
+        self._account = account
         self._prompt_streams: list[PromptStream] = []
         self._stream_group = StreamGroup()  # reads the outputs of all prompts
         self._undelivered: list[Event] = []  # not yet delivered to a reader
@@ -110,12 +112,30 @@ class Generation:
         name = self._request.adapter
         return None if name is None else (name, self._request_metrics.awaits_first_token)
 
+    @property
+    def progress(self) -> RequestProgress:
+        """How far it is."""
+        log_entry = self._request_metrics.log_entry
+        return RequestProgress(
+            self._request.id,
+            log_entry.api,
+            log_entry.key,
+            log_entry.model,
+            round(self._request_metrics.seconds_since_arrival, 3),
+            self._request.sequences,
+            self.usage.prompt_tokens,
+            sum(choice.usage.completion_tokens for stream in self._prompt_streams for choice in stream.choices),
+            not self._request_metrics.awaits_first_token,
+        )
+
     async def submit_request(self) -> None:
         """Build the engine requests and submit them. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
         check_request(model, request)
         media = await self._load_media()
         prepared_prompts = await prepare_engine_requests(model, request, self.tenant, media)
+        if self._account is not None:
+            self._account.reserve_tokens(*reserved_counts(request, [each for _, each in prepared_prompts]))
         if self._stage is not None:
             await self._stage.before_submit(self, request, [engine_request for _, engine_request in prepared_prompts])
         if media:
@@ -301,9 +321,15 @@ class Generation:
             for prompt_stream in self._prompt_streams
             for choice in prompt_stream.delivered_choices
         ]
-        if self._report_tokens is not None:
-            self._report_tokens(self.usage.prompt_tokens + sum(delivered))
         handed_over = self._stage is not None and self._stage.handed_over
+        if self._account is not None:
+            self._account.settle(
+                self._request.model,
+                self.usage,
+                sum(delivered),
+                was_submitted=bool(self._prompt_streams),
+                handed_over=handed_over,
+            )
         self._request_metrics.record_end(
             delivered, self._unfinished, failed=self._failure is not None, handed_over=handed_over
         )

@@ -26,7 +26,10 @@ from parley.errors import Invalid, NotFound, ParleyError
 from parley.metrics.recorded import ModelSnapshot
 from parley.serving import adapters, control, metrics_page, pull
 from parley.serving.generate import follow_events, handle_generate, read_generation_body, request_context
+from parley.serving.keys.usage_page import handle_usage
 from parley.serving.media.request_media import prompt_media
+from parley.serving.pages.activity import handle_activity
+from parley.serving.pages.page_files import handle_page
 from parley.serving.prepare import check_request, prepare_engine_requests
 from parley.serving.records.background import BackgroundRuns
 from parley.serving.registry import ModelRegistry
@@ -43,7 +46,7 @@ HUGE_TEXT = 1 << 20  # characters; longer texts are tokenized one at a time, so 
 MAX_TOKENS_COUNTED = 1 << 20  # most tokens of a text to tokenize, or twice the model's context if that is more
 
 PROBE_KINDS: frozenset[RouteKind] = frozenset(
-    {"live", "ready", "probe", "self_test", "health", "metrics", "load", "instance_status"}
+    {"live", "ready", "probe", "self_test", "health", "metrics", "load", "instance_status", "page", "activity"}
 )
 
 
@@ -431,4 +434,7 @@ SERVER_HANDLERS: dict[RouteKind, RouteHandler] = {  # all kinds but those that o
     "live": handle_live,
     "ready": handle_ready,
     "metrics": handle_metrics,
+    "page": handle_page,
+    "activity": handle_activity,
+    "usage": handle_usage,
 }

@@ -78,17 +78,34 @@ def _counts_by_status(count: LabelledCounter) -> Iterable[tuple[str, float]]:
 
 def _parley_metrics(views: Sequence[ModelSnapshot]) -> str:
     labelled_views = [(format_labels({"model_name": view.model}), view) for view in views]
-    return "".join(
-        scalar_lines(
-            kind, f"parley:{name}", description, [(common, [("", read_value(view))]) for common, view in labelled_views]
+    return (
+        "".join(
+            scalar_lines(
+                kind,
+                f"parley:{name}",
+                description,
+                [(common, [("", read_value(view))]) for common, view in labelled_views],
+            )
+            for kind, name, description, read_value in PARLEY_SERIES
         )
-        for kind, name, description, read_value in PARLEY_SERIES
-    ) + scalar_lines(
-        "counter",
-        "parley:media_items_total",
-        "Media items in prompts, by kind.",
-        [(common, _counts_by_kind(view)) for common, view in labelled_views],
+        + scalar_lines(
+            "counter",
+            "parley:media_items_total",
+            "Media items in prompts, by kind.",
+            [(common, _counts_by_kind(view)) for common, view in labelled_views],
+        )
+        + scalar_lines(
+            "counter",
+            "parley:tokens_total",
+            "Tokens of requests that ended here, by API key and kind.",
+            [(common, _tokens_by_key(view)) for common, view in labelled_views],
+        )
     )
+
+
+def _tokens_by_key(view: ModelSnapshot) -> Iterable[tuple[str, float]]:
+    counts = view.metrics.key_tokens.items()
+    return [(format_labels({"key": key, "kind": kind}), count) for (key, kind), count in counts]
 
 
 def _counts_by_kind(view: ModelSnapshot) -> Iterable[tuple[str, float]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, Dialect
 from parley.log_lines import LogFormat, LogLevel
+from parley.settings.key_file import HashedKey
 from parley.settings.media_hosts import MediaHost
 from parley.types import EngineSettings, KeyOwner, MediaKind, Tenant
 from parley.web.options import HttpOptions, TlsFiles
@@ -81,6 +83,12 @@ class ServerOptions(HttpOptions):
     """
 
     tls: TlsFiles | None = None  # of all ports, gRPC's as well, but those of ``listen`` that have their own
+    root_path: str = ""  # below which a proxy shows the server
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()  # whose headers say who the client is
+    trusts_socket_proxies: bool = False  # those that connect over a Unix socket are trusted as well
+    metrics_port: int | None = None  # for the metrics alone, which other ports then do not have
+    admin_port: int | None = None  # for the routes that change the server, which other ports then do not have
+    admin_host: str = "127.0.0.1"
     port: int | None = 8000  # for all APIs. 0: any free port, printed at the start; None: only the ports of ``listen``
     listen: tuple[ListenAddress, ...] = ()  # further ports; entries with the same host and port share it
     apis: Mapping[str, Dialect] = field(default_factory=dict)  # replaces the default dialects of ``listen``, by name
@@ -96,6 +104,10 @@ class ServerOptions(HttpOptions):
     admin_keys: tuple[str, ...] = ()  # required for changes to the server, unless there are no keys at all
     priority_keys: tuple[str, ...] = ()  # API keys whose priorities count among the requests of all keys
     key_owners: Mapping[str, KeyOwner] = field(default_factory=dict)  # who has a key, by key
+    hashed_keys: tuple[HashedKey, ...] | None = None  # of a key file in TOML; None: there is no such file
+    key_files: tuple[Path, ...] = ()  # read again when they change
+    audit_log: str | None = None  # the file of calls that may change the server; None: none is kept
+    usage_db: str | None = None  # the database of what each key has used; None: it is not counted
     share_prefixes: bool = False  # requests with different API keys share cached prefixes
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may continue after SIGTERM
@@ -109,6 +121,7 @@ class ServerOptions(HttpOptions):
     lora_root: str | None = None  # clients may load adapters from inside this folder; None: they may not load any
     pull: bool = False  # clients may have models downloaded from the hub
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
+    ui: bool = True  # the shared port has the web page
     api_options: ApiOptions = DEFAULT_API_OPTIONS  # for OpenAI's and vLLM's APIs
 
     media: MediaOptions = MediaOptions()
@@ -125,7 +138,7 @@ class ServerOptions(HttpOptions):
     cluster_networks: tuple[IPv4Network | IPv6Network, ...] = ()  # hosts that are trusted without the secret
     peer_tls: TlsFiles | None = None  # encrypts handovers, with certificates on both sides
 
-    access_log: bool = True
+    otlp_traces_endpoint: str = ""  # where spans of requests are sent; "": where the environment says, if anywhere
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
 
@@ -140,7 +153,27 @@ class ServerOptions(HttpOptions):
     @property
     def has_private_prefixes(self) -> bool:
         """Whether requests of different tenants share no cached prefixes."""
-        return bool(self.api_keys) and not self.share_prefixes
+        return self.has_keys and not self.share_prefixes
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients need an API key."""
+        return bool(self.api_keys) or self.hashed_keys is not None
+
+    @property
+    def key_sources(
+        self,
+    ) -> tuple[
+        tuple[str, ...],
+        tuple[str, ...],
+        tuple[str, ...],
+        str,
+        Mapping[str, KeyOwner],
+        tuple[HashedKey, ...] | None,
+    ]:
+        """The arguments of ``ApiKeys``."""
+        secret, owners = self.cluster_secret, self.key_owners
+        return self.api_keys, self.admin_keys, self.priority_keys, secret, owners, self.hashed_keys
 
     def prefix_owner(self, tenant: Tenant) -> str:
         """Return the id of the tenant that the cached prefixes of a request belong to; "" for all tenants."""

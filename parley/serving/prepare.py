@@ -74,6 +74,15 @@ async def prepare_engine_requests(
     ]
 
 
+def reserved_counts(request: Request, engine_requests: Sequence[EngineRequest]) -> tuple[int, int | None]:
+    """Return the tokens of the prompts, and the largest number that all choices may have; None if the request names no
+    limit."""
+    prompt_tokens = sum(len(each.token_ids) for each in engine_requests)
+    if request.stop_conditions.max_tokens is None and request.pooling is None:
+        return prompt_tokens, None
+    return prompt_tokens, sum(each.max_tokens * each.n for each in engine_requests if each.pooling is None)
+
+
 def check_adapter(model: ServedModel, request: Request) -> None:
     """Raise UnknownModel if the request names an adapter that the model does not have."""
     name, adapters = request.adapter, model.adapters
@@ -120,7 +129,7 @@ def _build_engine_request(
         pooling=request.pooling,
         grammar=pipeline.wrap_with_reasoning(grammar, prepared, output_options.unparsed),
         reasoning_limit=None if budget is None else pipeline.reasoning_limit(prepared, budget),
-        priority=request.priority if tenant.has_global_priority else 0,
+        priority=request.priority if tenant.has_global_priority else tenant.priority,
         tenant=tenant.id,
         tenant_priority=0 if tenant.has_global_priority else request.priority,
         beam=request.beam,

@@ -92,7 +92,8 @@ class PromptStream:
     def count_prefix_hit(self, outputs: list[EngineOutput]) -> None:
         """Record how much of the prompt was a prefix hit, which the first outputs say."""
         if outputs[0].finish_reason != "error":
-            self._request_metrics.record_prefix_hit(outputs[0].cached_tokens, self.uncounted_tokens)
+            first = outputs[0]
+            self._request_metrics.record_prefill(first.cached_tokens, self.uncounted_tokens, first.prefill_chunks)
             self.uncounted_tokens = 0
 
     def render_outputs(self, outputs: list[EngineOutput]) -> list[Event]:

@@ -21,12 +21,18 @@ from parley.metrics.series import LabelledCounter
 from parley.serving.endpoints.inference_tables import InferenceTables
 from parley.serving.endpoints.rate_limits import EndpointUsage
 from parley.serving.endpoints.traffic_split import EndpointStore
+from parley.serving.keys.accounts import RequestAccount
+from parley.serving.keys.rate_limits import KeyLimiter
+from parley.serving.keys.usage_store import UsageStore, tokens_of_day
 from parley.serving.options import ServerOptions
+from parley.serving.pages.activity_history import ActivityHistory
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.opening import open_record_store
 from parley.serving.served_model import OpenRequest, ServedModel
+from parley.tracing.request_trace import SpanExporter
 from parley.types import KeyOwner, Tenant
 from parley.version import __version__
+from parley.web.auth import owner_of
 
 ANY_MODEL_NAME = re.compile("|".join(filter(None, (mount.dialect.any_model for mount in API_MOUNTS))), re.DOTALL)
 CLOSE_GRACE_SECONDS = 0.5  # seconds for the last events of requests after their engine was closed
@@ -46,7 +52,8 @@ class ModelObserver(Protocol):
 class ModelRegistry:
     """The served models and their shared state. ``drain_models`` and ``close_models`` end them all.
 
-    ``observers`` hear of every model, including the first ones. ``stop_server`` ends the server.
+    ``observers`` hear of every model, including the first ones. ``stop_server`` ends the server. ``span_exporter``
+    sends the spans of requests elsewhere; None: requests are not traced.
     """
 
     def __init__(
@@ -55,8 +62,10 @@ class ModelRegistry:
         models: Iterable[ServedModel],
         observers: Sequence[ModelObserver] = (),
         stop_server: Callable[[], None] = lambda: None,
+        span_exporter: SpanExporter | None = None,
     ):
         self.options = options
+        self.span_exporter = span_exporter
         self.models: list[ServedModel] = []
         self.http_requests = HttpRequestMetrics()
         self.http_responses = LabelledCounter()  # responses over HTTP, by status
@@ -65,9 +74,12 @@ class ModelRegistry:
         self.endpoint_usage = EndpointUsage()
         tables = options.inference_tables
         self.inference_tables = None if tables is None else InferenceTables(Path(tables))
+        self.usage_store = None if options.usage_db is None else UsageStore(options.usage_db)
+        self.key_limiter = KeyLimiter(used_today=tokens_of_day(self.usage_store))
         self.adapter_lock = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.pull_lock = asyncio.Lock()  # held while a model is downloaded at a client's request
         self.huge_text_lock = asyncio.Lock()  # held while a huge text is tokenized at a client's request
+        self.activity_history = ActivityHistory()
         self.shutting_down = False
         self.record_store = open_record_store(
             options.response_store, options.response_lifetime, options.response_store_file
@@ -142,6 +154,10 @@ class ModelRegistry:
         """Return the records of a tenant."""
         return tenant_records(self.record_store, self.background_runs, tenant.id)
 
+    def open_account(self, tenant: Tenant, key_name: str) -> RequestAccount:
+        """Return the account of a request, without limits."""
+        return RequestAccount(tenant, tenant.owner.name or key_name or tenant.id[:12], usage_store=self.usage_store)
+
     def use_options(self, options: ServerOptions) -> None:
         """Take other options from now on, for all models."""
         self.options = options
@@ -187,8 +203,10 @@ class ModelRegistry:
         cards = [card for model in self.models for card in model.model_cards()]
         main = self.main_model
         ready = self.first_unready_model() is None
-        keys = (*self.options.api_keys, *self.options.admin_keys) if self.options.api_keys else None
+        keys = (*self.options.api_keys, *self.options.admin_keys) if self.options.has_keys else None
         owners = None if keys is None else [self.options.key_owners.get(key, KeyOwner()) for key in keys]
+        if owners is not None:
+            owners += map(owner_of, self.options.hashed_keys or ())
         return ServerFacts(
             __version__,
             cards,
@@ -197,6 +215,7 @@ class ModelRegistry:
             main.settings.cache_events,
             owners,
             self.inference_tables is not None,
+            self.options.root_path,
         )
 
     def set_pause(self, pause_state: str) -> None:
@@ -261,3 +280,5 @@ class ModelRegistry:
         self.record_store.close()
         if self.inference_tables is not None:
             await asyncio.to_thread(self.inference_tables.close)
+        if self.usage_store is not None:
+            await asyncio.to_thread(self.usage_store.close)

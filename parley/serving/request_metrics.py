@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 from parley.dialects.dialect import RequestTimings
 from parley.metrics.recorded import ModelMetrics
-from parley.types import FinishReason, Request, Usage
+from parley.tracing.generation_spans import GenerationTimes, add_generation_spans
+from parley.tracing.request_trace import RequestTrace
+from parley.types import FinishReason, PrefillChunk, Request, Usage
 from parley.web.logs import AccessLogEntry
 
 METRIC_FINISH_REASONS: dict[FinishReason, str] = {
@@ -22,10 +24,19 @@ METRIC_FINISH_REASONS: dict[FinishReason, str] = {
 
 
 class RequestMetrics:
-    """Records one request: ``record_submit`` first, then the other events as they happen, then ``record_end``."""
+    """Records one request: ``record_submit`` first, then the other events as they happen, then ``record_end``.
 
-    def __init__(self, metrics: ModelMetrics, log_entry: AccessLogEntry, arrived: float):
+    ``trace``: where its spans are added at the end, if it is traced.
+    """
+
+    def __init__(
+        self, metrics: ModelMetrics, log_entry: AccessLogEntry, arrived: float, trace: RequestTrace | None = None
+    ):
         self.log_entry = log_entry
+        self._trace = trace
+        self._request: Request | None = None
+        self._prefill_chunks: list[PrefillChunk] = []
+        self._finish_reasons: list[FinishReason] = []
         self._model_metrics = metrics
         self._arrival_time = arrived
         self._submit_time = 0.0
@@ -43,6 +54,11 @@ class RequestMetrics:
         """Whether no token has arrived yet."""
         return not self._first_token_time
 
+    @property
+    def seconds_since_arrival(self) -> float:
+        """The age of the request."""
+        return time.perf_counter() - self._arrival_time
+
     @contextmanager
     def replaying_outputs(self) -> Iterator[None]:
         """Within this context, outputs are replayed that another instance has counted."""
@@ -55,7 +71,7 @@ class RequestMetrics:
     def record_submit(self, request: Request, usage: Usage, *, resumed: bool = False) -> None:
         """Record that the engine has the request. ``usage`` grows later. ``resumed``: another instance counted it."""
         self._submit_time = time.perf_counter()
-        self._usage, self._resumed = usage, resumed
+        self._request, self._usage, self._resumed = request, usage, resumed
         if resumed:
             return
         metrics = self._model_metrics
@@ -65,8 +81,11 @@ class RequestMetrics:
         if request.stop_conditions.max_tokens is not None:
             metrics.max_tokens.observe(request.stop_conditions.max_tokens)
 
-    def record_prefix_hit(self, cached_tokens: int, prompt_tokens: int) -> None:
-        """Record that ``cached_tokens`` of a prompt's ``prompt_tokens`` tokens were in the prefix cache."""
+    def record_prefill(self, cached_tokens: int, prompt_tokens: int, chunks: list[PrefillChunk] | None = None) -> None:
+        """Record that ``cached_tokens`` of a prompt's ``prompt_tokens`` tokens were in the prefix cache.
+        ``chunks``: the steps that computed the others, if there were several."""
+        if chunks and not self._prefill_chunks:
+            self._prefill_chunks = chunks
         if self._resumed:
             self._model_metrics.external_tokens.add_count(cached_tokens)
             self._model_metrics.recomputed_tokens.add_count(prompt_tokens - cached_tokens)
@@ -103,6 +122,7 @@ class RequestMetrics:
     def record_finish(self, reason: FinishReason) -> None:
         """Record that a choice has finished."""
         self.log_entry.finish_reason = reason
+        self._finish_reasons.append(reason)
         if not self._replaying:
             self._model_metrics.finished_choices.add_count(value=METRIC_FINISH_REASONS[reason])
 
@@ -130,6 +150,8 @@ class RequestMetrics:
             return
         now, metrics, usage, delivered = time.perf_counter(), self._model_metrics, self._usage, sum(lengths)
         self.log_entry.prompt_tokens, self.log_entry.completion_tokens = usage.prompt_tokens, delivered
+        if self._trace is not None and self._trace.context.sampled:
+            self._add_spans(self._trace, now, delivered, unfinished, failed, handed_over)
         if handed_over:
             self.log_entry.finish_reason = "onward"
             return
@@ -137,6 +159,8 @@ class RequestMetrics:
             self.log_entry.finish_reason = "error" if failed else "abort"
             metrics.finished_choices.add_count(unfinished, self.log_entry.finish_reason)
         self._add_to_totals(now, unfinished > 0, failed)
+        counts = {"prompt": usage.prompt_tokens, "cached": usage.cached_tokens, "output": delivered}
+        metrics.record_key_tokens(self.log_entry.key, counts)
         metrics.request_seconds.observe(now - self._arrival_time)
         metrics.output_length.observe(delivered)
         metrics.bundled_tokens.observe(self._grouped_tokens)
@@ -145,9 +169,37 @@ class RequestMetrics:
         metrics.computed_length.observe(usage.prompt_tokens - usage.cached_tokens)
         if self._first_token_time:
             metrics.inference_seconds.observe(now - self._first_step_time)
+            metrics.load_ratio.observe((now - self._arrival_time) / max(1e-6, now - self._first_step_time))
             metrics.request_decode_seconds.observe(now - self._first_token_time)
             if delivered > 1:
                 metrics.time_per_output_token.observe((now - self._first_token_time) / (delivered - 1))
+
+    def _add_spans(
+        self, trace: RequestTrace, now: float, delivered: int, unfinished: int, failed: bool, handed_over: bool
+    ) -> None:
+        """Add the spans of the generation and its phases."""
+        assert self._request is not None
+        times = GenerationTimes(
+            self._arrival_time,
+            self._submit_time,
+            now,
+            self._first_step_time,
+            self._first_token_time,
+            max(self._last_token_times.values(), default=0.0),
+            self._prefill_chunks,
+        )
+        incomplete = "" if handed_over or not unfinished else "error" if failed else "abort"
+        add_generation_spans(
+            trace,
+            self._request,
+            self._usage,
+            times,
+            output_tokens=delivered,
+            finish_reasons=[*self._finish_reasons, *([incomplete] * unfinished if incomplete else ())],
+            preemptions=sum(self._preemptions.values()),
+            resumed=self._resumed,
+            error=incomplete,
+        )
 
     def _add_to_totals(self, now: float, incomplete: bool, failed: bool) -> None:
         """Add the request to the totals. ``incomplete``: some of its choices never finished."""

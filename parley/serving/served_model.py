@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from parley import hub
 from parley.dialects.dialect import RequestContext
@@ -42,6 +42,21 @@ from parley.version import __version__
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
 
 
+class RequestProgress(NamedTuple):
+    """How far an open request is. ``key`` is the name of its API key, ``seconds`` its age; ``output_tokens`` are those
+    of all choices; ``started``: its first token has been generated."""
+
+    id: str
+    api: str
+    key: str
+    model: str
+    seconds: float
+    choices: int
+    prompt_tokens: int
+    output_tokens: int
+    started: bool
+
+
 class OpenRequest(Protocol):
     """A request between admission and its last event.
 
@@ -59,6 +74,10 @@ class OpenRequest(Protocol):
     @property
     def adapter_state(self) -> tuple[str, bool] | None:
         """Its adapter, if any, and whether it still waits for its first token."""
+
+    @property
+    def progress(self) -> RequestProgress:
+        """How far it is."""
 
     def cancel_by_id(self, cancel_id: str) -> None:
         """Cancel it at the request of a client or an operator, by one of its cancel ids."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from parley.settings.kinds import (
+    OptionKind,
     adapter_kind,
     choice_kind,
     duration_kind,
@@ -24,7 +25,11 @@ from parley.settings.kinds import (
     named_model_kind,
     network_kind,
     number_kind,
+    otlp_endpoint_kind,
+    parse_socket_path,
     pattern_kind,
+    proxy_kind,
+    root_path_kind,
     size_kind,
     switch_kind,
     text_kind,
@@ -435,6 +440,52 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "uds",
+        OptionKind("PATH", parse_socket_path),
+        "Listen on a Unix socket instead of --host and --port. For one API: `--listen NAME=unix:PATH`.",
+        section="server",
+        configurable=True,
+    ),
+    Option(
+        "root-path",
+        root_path_kind(),
+        "Path below which a proxy shows this server, whether or not the proxy removes it from requests.",
+        section="server",
+        configurable=True,
+    ),
+    Option(
+        "trusted-proxy",
+        proxy_kind(),
+        "Proxies whose headers Forwarded, X-Forwarded-For and X-Forwarded-Proto say who the client is: a network, or "
+        "`unix` for those at a Unix socket. Such headers of others are ignored.",
+        section="server",
+        repeatable=True,
+        configurable=True,
+    ),
+    Option(
+        "metrics-port",
+        integer_kind(0, 65_535, "PORT"),
+        "Port for /metrics alone, on the same address; other ports then have no /metrics. 0 takes a free one.",
+        section="server",
+        configurable=True,
+    ),
+    Option(
+        "admin-port",
+        integer_kind(0, 65_535, "PORT"),
+        "Port for the routes that change the server, on 127.0.0.1 unless --admin-host says otherwise; other ports then "
+        "do not have them. 0 takes a free one.",
+        section="server",
+        configurable=True,
+    ),
+    Option(
+        "admin-host",
+        text_kind("ADDRESS"),
+        "Address of --admin-port.",
+        "127.0.0.1",
+        section="server",
+        configurable=True,
+    ),
+    Option(
         "grpc-port",
         integer_kind(0, 65_535, "PORT"),
         "Port for Triton's API over gRPC, on the same address; needs `pip install 'parley-llm[grpc]'`. For another "
@@ -512,8 +563,10 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "api-key-file",
         text_kind("FILE"),
-        "File with one key per line. A key with the word `priority` after it, and every admin key, may overtake the "
-        "requests of other keys by `priority`; those of any other key reorder only its own requests. "
+        "File with one key per line, or, if its name ends in .toml, with hashes of keys that `parley key` makes and "
+        "their limits; it is read again when it changes. In the plain form, a key with the word `priority` after it, "
+        "and every admin key, may overtake the requests of other keys by `priority`; those of any other key reorder "
+        "only its own requests. "
         "`name=NAME` and `groups=NAME,NAME` say who has the key: endpoints have permissions for them.",
         section="server",
         configurable=True,
@@ -521,10 +574,26 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "admin-key-file",
         text_kind("FILE"),
-        "File with keys, one per line. Only these may change the server: adapters, endpoints, caches, pauses, roles, "
-        "shutdown.",
+        "File with keys, one per line. Only these, and keys with `admin` in a TOML file, may change the server: "
+        "adapters, endpoints, caches, pauses, roles, shutdown.",
         section="server",
         unset_text="no client; without API keys, the clients on this machine",
+        configurable=True,
+    ),
+    Option(
+        "audit-log",
+        text_kind("FILE"),
+        "File that a JSON line is appended to for each call that may change the server.",
+        section="server",
+        unset_text="such calls are only in the access log",
+        configurable=True,
+    ),
+    Option(
+        "usage-db",
+        text_kind("FILE"),
+        "Database of the requests and tokens of each key, day and model, which admins read at /v1/usage.",
+        section="server",
+        unset_text="usage is not kept",
         configurable=True,
     ),
     Option(
@@ -773,6 +842,14 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "ui",
+        switch_kind(),
+        "Serve the web page (`/` in a browser, `/ui`, `/ui/status`, `/docs`) on the port of all APIs.",
+        True,
+        section="server",
+        configurable=True,
+    ),
+    Option(
         "max-logprobs",
         integer_kind(-1, 2**31 - 1),
         "OpenAI's and vLLM's APIs: alternatives that a request may ask for per token; -1: the whole vocabulary.",
@@ -929,6 +1006,15 @@ SERVE_OPTIONS: list[Option] = [
         switch_kind(),
         "Log the first 2,000 characters of the bodies of requests and answers. They contain what users write.",
         False,
+        section="output",
+        configurable=True,
+    ),
+    Option(
+        "otlp-traces-endpoint",
+        otlp_endpoint_kind(),
+        "Where traces of requests are sent over OTLP: grpc(s)://HOST:PORT, or http(s)://HOST:PORT, which means gRPC "
+        "with port 4317.",
+        unset_text="OTEL_EXPORTER_OTLP_ENDPOINT, or nowhere",
         section="output",
         configurable=True,
     ),

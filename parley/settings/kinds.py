@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
@@ -123,6 +124,15 @@ def pattern_kind(expression: str, metavar: str, description: str) -> OptionKind:
     return OptionKind(metavar, parse_pattern)
 
 
+def otlp_endpoint_kind() -> OptionKind:
+    """The URL of an endpoint of OpenTelemetry's protocol."""
+    return pattern_kind(
+        r"(grpcs?|https?)://(\[[0-9A-Fa-f:.%]+\]|[^\s:/?#\[\]@]+)(:[0-9]{1,5})?(/[!-~]*)?",
+        "URL",
+        "grpc://, grpcs://, http:// or https:// and HOST:PORT",
+    )
+
+
 def integer_kind(low: int, high: int | None = None, metavar: str = "N") -> OptionKind:
     """A whole number from ``low`` to ``high``; a ``high`` of None means no upper limit."""
     description = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
@@ -195,18 +205,53 @@ def media_limit_kind(limit: OptionKind) -> OptionKind:
     return OptionKind(f"KIND={limit.metavar}", parse_limit, lambda value: f"{value[0]}={limit.format_value(value[1])}")
 
 
+UNIX_PREFIX = "unix:"  # before the path of a Unix socket that stands where a host may
+MAX_SOCKET_PATH = 107  # bytes; Linux has room for no more
+
+
+def parse_socket_path(raw: Any) -> str:
+    """Return the absolute path of a Unix socket. Raises ValueError."""
+    if not isinstance(raw, str) or not raw or "\0" in raw or len(os.fsencode(os.path.abspath(raw))) > MAX_SOCKET_PATH:
+        raise ValueError(f"the path of a Unix socket, of at most {MAX_SOCKET_PATH} bytes")
+    return os.path.abspath(raw)
+
+
+def root_path_kind() -> OptionKind:
+    """The path below which a proxy shows a server: it begins with a slash and does not end with one."""
+
+    def parse_root_path(raw: Any) -> str:
+        if not isinstance(raw, str) or not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+/?", raw):
+            raise ValueError("a path such as /llm")
+        return raw.rstrip("/")
+
+    return OptionKind("PATH", parse_root_path)
+
+
+def proxy_kind() -> OptionKind:
+    """A network of proxies, or ``unix`` for those that connect over a Unix socket."""
+    network = network_kind()
+    return OptionKind(
+        "NETWORK|unix", lambda raw: raw if raw == "unix" else network.parse_raw(raw), lambda value: str(value)
+    )
+
+
 def endpoint_kind() -> OptionKind:
-    """A named address: NAME=HOST:PORT as a triple, IPv6 addresses in brackets."""
+    """A named address: NAME=HOST:PORT as a triple, IPv6 addresses in brackets; or NAME=unix:PATH with port 0."""
     endpoint_pattern = re.compile(r"([a-z0-9._-]+)=(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
     def parse_endpoint(raw: Any) -> tuple[str, str, int]:
+        name, equals, place = raw.partition("=") if isinstance(raw, str) else ("", "", "")
+        if equals and place.startswith(UNIX_PREFIX):
+            return name, UNIX_PREFIX + parse_socket_path(place[len(UNIX_PREFIX) :]), 0
         match = endpoint_pattern.fullmatch(raw) if isinstance(raw, str) else None
         if match is None or int(match[3]) > 65_535:
-            raise ValueError("of the form NAME=HOST:PORT, with the name of an API")
+            raise ValueError("of the form NAME=HOST:PORT or NAME=unix:PATH, with the name of an API")
         return match[1], match[2].strip("[]"), int(match[3])
 
     def format_endpoint(value: tuple[str, str, int]) -> str:
         name, host, port = value
+        if host.startswith(UNIX_PREFIX):
+            return f"{name}={host}"
         return f"{name}=[{host}]:{port}" if ":" in host else f"{name}={host}:{port}"
 
     return OptionKind("NAME=HOST:PORT", parse_endpoint, format_endpoint)

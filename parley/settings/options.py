@@ -32,6 +32,14 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
+class UnknownFlag(ConfigError):
+    """A flag that the command does not have. ``flag`` is the flag without its value."""
+
+    def __init__(self, flag: str, hint: str):
+        super().__init__(f"Unknown flag {flag}.{hint}")
+        self.flag = flag
+
+
 @dataclass(frozen=True)
 class Option:
     """One row of a table. The value of an option with ``repeatable`` is a list: flags add up, TOML has an array, and a
@@ -177,7 +185,7 @@ def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, t
                     raise ConfigError(f"{flag} needs a value ({option.kind.metavar}).")
                 raw = remaining.pop(0)
         else:
-            raise ConfigError(f"Unknown flag {flag}.{did_you_mean(flag, [*flags, *negative_flags])}")
+            raise UnknownFlag(flag, did_you_mean(flag, [*flags, *negative_flags]))
         if option.repeatable:
             raw_values[option.name] = ([*raw_values.get(option.name, ([],))[0], raw], flag)
         else:

@@ -31,6 +31,7 @@ from parley.types.engine import (
     ModelInfo,
     ModelOverrides,
     OutputBatch,
+    PrefillChunk,
     ReasoningLimit,
     Settings,
     TokenCost,
@@ -100,13 +101,14 @@ from parley.types.request import (
     ToolCall,
     TruncationSide,
 )
-from parley.types.tenant import NO_TENANT, KeyOwner, Tenant
+from parley.types.tenant import NO_LIMITS, NO_TENANT, KeyLimits, KeyLimitStates, KeyOwner, LimitState, Tenant
 
 __all__ = [
     "ALL_ENGINE_FEATURES",
     "ALL_MODEL_ABILITIES",
     "CUSTOM_GRAMMAR",
     "MEDIA_KINDS",
+    "NO_LIMITS",
     "NO_TENANT",
     "PING_NUMBER",
     "Arena",
@@ -133,8 +135,11 @@ __all__ = [
     "Grammar",
     "ImageDetail",
     "KVPrefix",
+    "KeyLimitStates",
+    "KeyLimits",
     "KeyOwner",
     "LayerRegion",
+    "LimitState",
     "Media",
     "MediaAddress",
     "MediaEmbeddings",
@@ -151,6 +156,7 @@ __all__ = [
     "PlacedMedia",
     "PoolingOptions",
     "PoolingTask",
+    "PrefillChunk",
     "ProcessedMedia",
     "Prompt",
     "PromptAccepted",

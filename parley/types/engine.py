@@ -126,6 +126,14 @@ class TokenScore(msgspec.Struct, array_like=True, gc=False):
     top_logprobs: list[float] = []
 
 
+class PrefillChunk(msgspec.Struct, array_like=True, gc=False):
+    """A step that computed a part of a prompt. ``start_seconds``: from queueing to its start; ``seconds``: it took."""
+
+    tokens: int
+    start_seconds: float
+    seconds: float
+
+
 EngineFinishReason = Literal["stop", "length", "cancel", "error"]
 
 
@@ -137,6 +145,7 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     nothing precedes the first token. ``queue_seconds``: time in the engine's queue, set on a choice's first output.
     ``preemptions``: number of preemptions so far. ``vector``: the embedding, the embeddings of all tokens, or the
     scores of all classes as float32, little endian, in the only output of a request with ``pooling``.
+    ``prefill_chunks``: the steps that computed the prompt, with a choice's first output, if there were several.
     """
 
     id: str
@@ -152,6 +161,7 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     preemptions: int = 0
     token_costs: list[TokenCost] | None = None
     vector: bytes | None = None
+    prefill_chunks: list[PrefillChunk] | None = None
 
 
 OutputBatch = list[tuple[int, EngineOutput]]  # outputs that are rendered together, each with its prompt's number

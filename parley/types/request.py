@@ -60,6 +60,7 @@ class Chat(msgspec.Struct, frozen=True):
     ``tool_choice``: whether the answer may ("auto"), must not ("none") or must ("required") call a tool. With
     "required" the answer consists of calls only, all to ``forced_tool`` if that is set.
     ``allowed_tools``: names of the tools that may be called; empty: all. ``parallel_calls``: several calls are allowed.
+    ``schema_fields``: the body's members with the tools' schemas, by the names of the tools, for errors about them.
     ``thinking`` switches reasoning on or off, and ``reasoning_effort`` sets its amount ("none" to "max"); None is the
     model's default. ``options``: extra variables for the template; they override all of the above.
     ``continue_final``: leave the last turn open so that the model continues it. ``special``: add the special tokens
@@ -73,6 +74,7 @@ class Chat(msgspec.Struct, frozen=True):
     forced_tool: str | None = None
     allowed_tools: list[str] = []
     parallel_calls: bool = True
+    schema_fields: dict[str, str] = {}
     thinking: bool | None = None
     reasoning_effort: str | None = None
     options: dict[str, Any] = {}

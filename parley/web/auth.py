@@ -1,7 +1,8 @@
 """Authentication: API keys, and the Host and Origin checks that protect a local server from foreign web pages.
 
 Keys are stored and compared as SHA-256 digests. Every digest is compared each time, so that the time of a refusal
-reveals nothing about a key. This module reads headers and does not depend on routes.
+reveals nothing about a key. Keys of which only a salted hash is known have an id, by which one is found. This module
+reads headers and does not depend on routes.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import functools
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
 from parley.errors import Forbidden, Unauthorized
-from parley.types import NO_TENANT, KeyOwner, Tenant
+from parley.settings.key_file import NO_KEY, HashedKey, split_key
+from parley.settings.kinds import UNIX_PREFIX
+from parley.types import NO_TENANT, KeyLimits, KeyOwner, Tenant
 
 KEY_HEADERS = (b"api-key", b"x-api-key")
 TENANT_ID_LENGTH = 32  # hexadecimal digits
 NO_ADMIN_KEYS = (
-    "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it."
+    "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it, and "
+    "those with `admin = true` in a key file in TOML."
 )
 NO_OWNERS: Mapping[str, KeyOwner] = {}
 
@@ -29,6 +34,8 @@ NO_OWNERS: Mapping[str, KeyOwner] = {}
 @functools.lru_cache(64)
 def is_loopback(host: str) -> bool:
     """Whether a server that listens on this host is reachable from this machine only."""
+    if host.startswith(UNIX_PREFIX):
+        return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -49,7 +56,8 @@ class ApiKeys:
     ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, no client
     may change a server that has API keys, and every client one that has none. ``priority_keys``: keys whose requests
     compete by priority with those of all tenants, besides the admin keys. ``cluster_secret``: see ``tenant_id``.
-    ``owners``: who has a key, by key.
+    ``owners``: who has a key, by key. ``hashed_keys``: further keys, of which only hashes are known; None: there is no
+    file for them. With a file that has no key, no client is accepted. ``clock`` returns seconds since the epoch.
     """
 
     def __init__(
@@ -59,8 +67,11 @@ class ApiKeys:
         priority_keys: Iterable[str] = (),
         cluster_secret: str = "",
         owners: Mapping[str, KeyOwner] = NO_OWNERS,
+        hashed_keys: Iterable[HashedKey] | None = None,
+        clock: Callable[[], float] = time.time,
     ):
-        self.replace_keys(keys, admin_keys, priority_keys, cluster_secret, owners)
+        self._clock = clock
+        self.replace_keys(keys, admin_keys, priority_keys, cluster_secret, owners, hashed_keys)
 
     def replace_keys(
         self,
@@ -69,12 +80,14 @@ class ApiKeys:
         priority_keys: Iterable[str],
         cluster_secret: str,
         owners: Mapping[str, KeyOwner],
+        hashed_keys: Iterable[HashedKey] | None = None,
     ) -> None:
         """Accept these keys from now on, and no others."""
         admin_keys = list(admin_keys)
         accepted_keys = list(keys)
-        if accepted_keys:
+        if accepted_keys or hashed_keys is not None:
             accepted_keys += admin_keys
+        self._cluster_secret = cluster_secret
         self._key_digests = [_key_digest(key.encode()) for key in accepted_keys]
         self._admin_digests = [_key_digest(key.encode()) for key in admin_keys]
         privileged = {*priority_keys, *admin_keys}
@@ -91,9 +104,18 @@ class ApiKeys:
             tenant.id: f"{'admin' if key in admin_keys else 'key'}-{number}"
             for number, (key, tenant) in enumerate(zip(accepted_keys, self._tenants, strict=True), 1)
         }
+        self._hashed_keys = {key.id: key for key in hashed_keys or ()}
+        self._hashed_tenants: dict[str, Tenant] = {}  # of the hashed keys that were sent, by id
+        self._has_keys = bool(accepted_keys) or hashed_keys is not None
+        self._has_admin_keys = bool(admin_keys) or any(key.admin for key in self._hashed_keys.values())
 
     def __bool__(self) -> bool:
-        return bool(self._key_digests)
+        return self._has_keys
+
+    @property
+    def has_admin_keys(self) -> bool:
+        """Whether any key may change the server."""
+        return self._has_admin_keys
 
     def check_key(self, headers: dict[bytes, bytes]) -> Tenant:
         """Return the tenant whose key the headers carry, NO_TENANT if no keys are configured.
@@ -101,43 +123,95 @@ class ApiKeys:
         One of several keys is enough: clients that have a key for another server as well send both. Raises Unauthorized
         if the headers carry no accepted key.
         """
-        if not self._key_digests:
+        if not self._has_keys:
             return NO_TENANT
         keys = presented_keys(headers)
         if not keys:
             raise Unauthorized(
                 "You did not provide an API key. Send it in the header 'Authorization: Bearer KEY'.", code=""
             )
-        number = 0
-        for digest in map(_key_digest, keys):
-            for candidate_number, candidate in enumerate(self._key_digests, 1):
-                number = max(number, candidate_number * hmac.compare_digest(digest, candidate))
-        if not number:
-            raise Unauthorized(f"Incorrect API key provided: {mask_key(keys[0])}.")
-        return self._tenants[number - 1]
+        expired: HashedKey | None = None
+        for key in keys:
+            if (tenant := self._find_plain_key(key)) is not None:
+                return tenant
+            if (hashed_key := self._find_hashed_key(key)) is not None:
+                if hashed_key.expires is None or self._clock() < hashed_key.expires.timestamp():
+                    return self._hashed_tenant(hashed_key, key)
+                expired = hashed_key
+        if expired is not None:
+            raise Unauthorized(f"The API key {expired.name} has expired on {expired.expires:%Y-%m-%d}.")
+        raise Unauthorized(f"Incorrect API key provided: {mask_key(keys[0])}.")
+
+    def _find_plain_key(self, key: bytes) -> Tenant | None:
+        """Return the tenant of a key that is known as it is. All are compared, whether or not one is equal."""
+        digest, number = _key_digest(key), 0
+        for candidate_number, candidate in enumerate(self._key_digests, 1):
+            number = max(number, candidate_number * hmac.compare_digest(digest, candidate))
+        return self._tenants[number - 1] if number else None
+
+    def _find_hashed_key(self, key: bytes) -> HashedKey | None:
+        """Return a key that is known by its hash. One hash is computed, also if no key has the id."""
+        if not self._hashed_keys:
+            return None
+        key_id, secret = split_key(key.decode("utf-8", "surrogateescape"))
+        hashed_key = self._hashed_keys.get(key_id, NO_KEY)
+        return hashed_key if hashed_key.matches(secret) and hashed_key is not NO_KEY else None
+
+    def _hashed_tenant(self, hashed_key: HashedKey, key: bytes) -> Tenant:
+        """Return the tenant of a key that is known by its hash, given the key itself."""
+        tenant = self._hashed_tenants.get(hashed_key.id)
+        if tenant is None:
+            tenant = Tenant(
+                tenant_id(key, self._cluster_secret),
+                hashed_key.admin or hashed_key.chooses_priority,
+                owner_of(hashed_key),
+                is_admin=hashed_key.admin,
+                models=hashed_key.models,
+                apis=hashed_key.apis,
+                limits=KeyLimits(
+                    hashed_key.requests_per_minute,
+                    hashed_key.tokens_per_minute,
+                    hashed_key.tokens_per_day,
+                    hashed_key.concurrent_requests,
+                ),
+                priority=hashed_key.priority,
+            )
+            self._hashed_tenants[hashed_key.id] = tenant
+            self._key_names[tenant.id] = hashed_key.name
+        return tenant
 
     def name_key(self, tenant: Tenant) -> str:
-        """Return a name for a tenant's key in logs: its kind and its number among all accepted keys, such as key-2."""
+        """Return a name for a tenant's key in logs: the name in the file with hashes, otherwise its kind and its number
+        among all accepted keys, such as key-2."""
         return self._key_names.get(tenant.id, "")
 
     def check_admin_key(self, headers: dict[bytes, bytes]) -> None:
         """Check that one of the keys in the headers is an admin key.
 
-        Raises Unauthorized without a key, Forbidden with other keys.
+        Raises Unauthorized without a key or with an expired one, Forbidden with other keys.
         """
-        if not self._admin_digests:
-            if self._key_digests:
+        if not self._has_admin_keys:
+            if self._has_keys:
                 raise Forbidden(NO_ADMIN_KEYS)
             return
         keys = presented_keys(headers)
         if not keys:
             raise Unauthorized("This needs an admin key. Send it in the header 'Authorization: Bearer KEY'.", code="")
         matched = False
-        for digest in map(_key_digest, keys):
+        for key in keys:
+            digest = _key_digest(key)
             for candidate in self._admin_digests:
                 matched |= hmac.compare_digest(digest, candidate)
+            hashed_key = self._find_hashed_key(key)
+            if hashed_key is not None and hashed_key.admin:
+                matched |= hashed_key.expires is None or self._clock() < hashed_key.expires.timestamp()
         if not matched:
             raise Forbidden("This API key may not change the server; it needs one of --admin-key-file.")
+
+
+def owner_of(hashed_key: HashedKey) -> KeyOwner:
+    """Return who has a key that is known by its hash."""
+    return KeyOwner(hashed_key.name, hashed_key.groups)
 
 
 def presented_key(headers: dict[bytes, bytes]) -> bytes:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 from parley.dialects.media import name_readable_kinds
 from parley.engine.messages import LoadProgress
 from parley.log_lines import logs_json
+from parley.settings.kinds import UNIX_PREFIX
 from parley.types import ModelInfo
 
 log = logging.getLogger("parley.server")
 
+LINE_SECONDS = 10.0  # between two lines about the progress where no bar can be drawn
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -43,7 +45,9 @@ def print_failure(reason: str) -> None:
 
 
 def local_url(host: str, port: int, encrypted: bool = False) -> str:
-    """Return the root URL of a listener, usable on this machine."""
+    """Return the root URL of a listener, usable on this machine; of a Unix socket its path."""
+    if host.startswith(UNIX_PREFIX):
+        return f"{'https' if encrypted else 'http'}+{host}:"
     return f"{'https' if encrypted else 'http'}://{local_address(host, port)}"
 
 
@@ -80,12 +84,15 @@ def loaded_line(name: str, info: ModelInfo) -> str:
 
 
 async def show_progress(get_progress: Callable[[], LoadProgress]) -> None:
-    """Draw a progress bar on standard error until cancelled. Does nothing if that is not a terminal.
+    """Draw a progress bar on standard error until cancelled; without a terminal, print a line now and then.
 
     The cursor is left at the start of the line, so that lines of others (the log, the engine) overwrite the bar.
     """
     if not _shows_progress():
-        return
+        while True:
+            await asyncio.sleep(LINE_SECONDS)
+            current = get_progress()
+            print_line(f"  loading  {current.stage}, {current.fraction:.0%}")
     try:
         while True:
             current = get_progress()

@@ -8,18 +8,22 @@ the HTTP status. This module does not depend on engines, and on an API only for 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Answer, Dialect, HeaderList, Reply
-from parley.errors import BadRequest, Invalid, ParleyError, TooLarge, UnknownCoding, excerpt
-from parley.types import NO_TENANT, Tenant
+from parley.errors import BadRequest, Invalid, ParleyError, RateLimited, TooLarge, UnknownCoding, excerpt
+from parley.tracing.http_span import finish_http_span
+from parley.tracing.request_trace import RequestTrace, SpanExporter
+from parley.types import NO_TENANT, KeyLimitStates, Tenant
 from parley.web.connection import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
 from parley.web.content_coding import decompress_body
 from parley.web.logs import LOGGED_BODY_BYTES, AccessLogEntry
@@ -34,6 +38,7 @@ REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
 TIMEOUT_HEADER = b"x-request-timeout"
 SECONDS_PATTERN = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 JSON_MEDIA_TYPE = b"application/json"
+MAX_AUDITED_BODY = 1024  # bytes
 
 
 class AnswerRecorder(Protocol):
@@ -64,7 +69,9 @@ class Exchange:
     does (``adopt_reply``). ``extra_headers``: further headers of a stream. ``tenant``: the client, by its API
     key. ``stage``: set if this server runs only one stage of the request. ``created_at``: creation time that the
     response shows, in seconds since the epoch; None: now. ``preface_size``: number of bytes before the client's body;
-    they are stored in ``preface_bytes``. ``body_limit``: in bytes; None: as in the options.
+    they are stored in ``preface_bytes``. ``body_limit``: in bytes; None: as in the options. ``limit_states``: returns
+    the limits of the client's key that the answer reports; None: there are none. ``limits_counted``: a coordinator has
+    counted the request for them.
     """
 
     scope: Scope
@@ -82,6 +89,11 @@ class Exchange:
     preface_bytes: bytes = b""
     body_limit: int | None = None
     recorder: AnswerRecorder | None = None
+    trace: RequestTrace | None = None  # where its spans go, if it is traced
+    limit_states: Callable[[], KeyLimitStates] | None = None
+    limits_counted: bool = False
+    is_admin_call: bool = False  # it may change the server
+    audited_body: bytes = b""  # the beginning of the body of such a call
     status: int = 0  # 0: nothing was sent yet
     route_path: str = ""  # the template of the route's path, once it is known
     response_sent: bool = False
@@ -190,6 +202,8 @@ class Exchange:
             held_body.grow(len(body) - compressed_size)
         if options.log_bodies:
             self.log_entry.request_body = body[:LOGGED_BODY_BYTES]
+        if self.is_admin_call:
+            self.audited_body = body[:MAX_AUDITED_BODY]
         return body
 
     async def run_work(self, size: int, work: Callable[[], T]) -> T:
@@ -229,9 +243,10 @@ class Exchange:
     ) -> None:
         """Send a response in one piece; an empty ``content_type`` is left out."""
         type_header = [(b"content-type", content_type)] if content_type else []
+        length_header = [(b"content-length", b"%d" % len(body))] if status != HTTPStatus.NOT_MODIFIED else []
         headers = [
             *type_header,
-            (b"content-length", b"%d" % len(body)),
+            *length_header,
             *self.dialect.whole_answer_headers,
             *extra_headers,
         ]
@@ -279,9 +294,9 @@ class Exchange:
         answer = stage_answer or reply_answer or self.dialect.render_error(error)
         headers = [*extra_headers, *self.coordinator_headers(error)]
         retry_after = getattr(error, "retry_after", None)
-        if retry_after is not None and self.dialect.retry_hints:
+        if retry_after is not None and (self.dialect.retry_hints or isinstance(error, RateLimited)):
             headers += [
-                (b"retry-after", b"%d" % max(1, round(retry_after))),
+                (b"retry-after", b"%d" % max(1, math.ceil(retry_after))),
                 (b"retry-after-ms", b"%d" % (retry_after * 1000)),
             ]
         if isinstance(error, UnknownCoding):
@@ -305,6 +320,26 @@ class Exchange:
         if self.recorder is not None:
             self.recorder.finish(self.status, time.perf_counter() - self.arrived_at)
 
+    def begin_trace(self, exporter: SpanExporter) -> None:
+        """Trace the request, as a part of the trace that its headers name, if any."""
+        self.trace = RequestTrace(exporter, self.headers)
+
+    def finish_trace(self) -> None:
+        """Add the span of the whole request, unless it is not traced or was a probe."""
+        if self.trace is not None and not self.log_entry.is_probe:
+            finish_http_span(
+                self.trace,
+                self.scope["method"],
+                self.route_path,
+                self.scope["path"],
+                self.status,
+                client=self.client_host,
+                api=self.dialect.name,
+                request_id=self.request_id,
+                key=self.log_entry.key,
+                error=self.log_entry.error,
+            )
+
     def abort_connection(self) -> None:
         """Close the connection at once and drop unsent data."""
         self._writer.abort_connection()
@@ -320,6 +355,8 @@ class Exchange:
         self.enable_event_chunks()
         headers += self.id_headers()
         headers += self.dialect.common_headers(time.perf_counter() - self.arrived_at)
+        if self.limit_states is not None:
+            headers += self.dialect.limit_headers(self.limit_states(), time.time())
         await self._send_or_disconnect({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write_body(self, data: bytes, *, last: bool) -> None:

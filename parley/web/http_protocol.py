@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parley.errors import BadRequest, HeadersTooLarge, Overloaded, ParleyError
 from parley.web.connection import HttpCycle
+from parley.web.logs import log_refused_connection
 from parley.web.options import HttpOptions
 
 LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a body that was refused
@@ -391,6 +392,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if current_cycle is not None and current_cycle.response_started and not current_cycle.response_complete:
             self.transport.abort()  # a second status line inside a response would be worse than none
         elif not self.transport.is_closing():
+            if self.options.access_log:
+                log_refused_connection(str((self.client or ("",))[0]), status, message)
             body = message.encode()
             self.transport.write(
                 b"HTTP/1.1 %d \r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"

@@ -23,10 +23,13 @@ from starlette.types import Scope
 from parley.dialects.dialect import Dialect
 from parley.errors import ParleyError, hide_data
 from parley.log_lines import LogFormat, LogLevel, announce_to_children, make_formatter, set_level
+from parley.web.refusal_limit import RefusalLimit
 
 log = logging.getLogger("parley.access")
+_refusal_limit = RefusalLimit()  # for all ports of the process
 
 MAX_LOGGED_PATH = 200  # characters of a path that are logged
+MAX_LOGGED_MODEL = 200  # characters of a model's name that are logged
 LOGGED_BODY = 2000  # characters of a body that are logged
 LOGGED_BODY_BYTES = 4 * LOGGED_BODY
 MAX_LOGGED_ERROR = 500  # characters of an error that are logged
@@ -63,10 +66,12 @@ class QueueingHandler(logging.Handler):
         self._records: deque[logging.LogRecord] = deque()
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread for the first record of a batch
         self._all_written = True
+        self._dropped_lines = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record; drop it if the queue is full."""
+        """Queue a record; drop and count it if the queue is full."""
         if len(self._records) >= MAX_QUEUED_LINES:
+            self._dropped_lines += 1
             return
         self._records.append(record)
         if len(self._records) == 1:
@@ -81,6 +86,11 @@ class QueueingHandler(logging.Handler):
             lines = b""
             while self._records:
                 lines += f"{self._format_record(self._records.popleft())}\n".encode("utf-8", "backslashreplace")
+            if self._dropped_lines:
+                dropped, self._dropped_lines = self._dropped_lines, 0
+                text = "%d log lines were dropped: they came faster than they could be written."
+                record = logging.LogRecord("parley.log", logging.WARNING, "", 0, text, (dropped,), None)
+                lines += f"{self._format_record(record)}\n".encode("utf-8", "backslashreplace")
             with contextlib.suppress(OSError):  # a closed pipe, a full disk
                 while lines:
                     lines = lines[os.write(2, lines) :]
@@ -119,6 +129,10 @@ class AccessLogEntry:
     request_body: bytes = b""  # the beginning, if bodies are logged
     answer_body: bytes = b""
     is_probe: bool = False  # a health probe or scrape, sent every few seconds: not logged
+
+    def note_model(self, name: str) -> None:
+        """Note the model that the client named, which may not exist."""
+        self.model = name[:MAX_LOGGED_MODEL]
 
     def record_error(self, error: ParleyError) -> None:
         """Record the error that ends the request."""
@@ -204,5 +218,16 @@ class AccessLogMessage:
 def log_request(
     request_id: str, method: str, path: str, status: int | str, arrived_at: float, log_entry: AccessLogEntry
 ) -> None:
-    """Log a request that has been answered. ``arrived_at``: by `time.perf_counter`."""
+    """Log a request that has been answered. ``arrived_at``: by `time.perf_counter`.
+
+    ``status``: a number, or the name of a gRPC status. Lines of refused requests are limited.
+    """
+    refused = status >= 400 if isinstance(status, int) else status != "OK"
+    if refused and not _refusal_limit.allows_line(log_entry.client, str(status)):
+        return
     log.info(AccessLogMessage(request_id, method, path, status, time.perf_counter() - arrived_at, log_entry))
+
+
+def log_refused_connection(client: str, status: int, message: str) -> None:
+    """Log that a connection was refused, whose request could not be read. ``client``: its IP address."""
+    log_request("-", "-", "-", status, time.perf_counter(), AccessLogEntry(client=client, error=message))

@@ -44,6 +44,7 @@ class HttpOptions:
     keep_alive: float = 75.0  # how long an idle connection is kept
     ping_interval: float | None = None  # between comments in a silent event stream; proxies cut idle connections
 
+    access_log: bool = True
     log_bodies: bool = False  # of requests and answers, in the access log
 
     cors: tuple[str, ...] = ()  # origins that browsers may call from; "*" for all

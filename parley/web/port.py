@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import socket
@@ -19,11 +20,13 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from parley.settings.kinds import UNIX_PREFIX
 from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.options import HttpOptions
 from parley.web.tls_listener import TlsListener
 
 LISTEN_BACKLOG = 2048
+SOCKET_MODE = 0o660  # of Unix sockets
 
 
 def freeze_objects() -> None:
@@ -50,13 +53,43 @@ def keep_standard_streams() -> None:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a listening socket; ``::`` accepts IPv4 as well. Raises OSError."""
+    """Return a listening socket; ``::`` accepts IPv4 as well. ``host``: or ``unix:`` and a path. Raises OSError."""
+    if host.startswith(UNIX_PREFIX):
+        return _open_unix_listener(host[len(UNIX_PREFIX) :])
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dual_stack = host == "::" and socket.has_dualstack_ipv6()
     listener = socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=dual_stack)
     # Connections inherit it. asyncio's own loop does not set it for them, and a token would wait 40 ms for an ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def _open_unix_listener(path: str) -> socket.socket:
+    """Return a listening Unix socket for owner and group; one that nobody listens on is replaced. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(path) == errno.ECONNREFUSED:
+            os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(path)
+        os.chmod(path, SOCKET_MODE)
+        listener.listen(LISTEN_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def port_number(listener: socket.socket) -> int:
+    """Return the port of a listening socket; 0 for a Unix socket."""
+    return 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
+
+
+def remove_unix_socket(host: str) -> None:
+    """Remove the file of a Unix socket that was listened on; nothing for other hosts."""
+    if host.startswith(UNIX_PREFIX):
+        with contextlib.suppress(OSError):
+            os.unlink(host[len(UNIX_PREFIX) :])
 
 
 def listen_error_reason(error: OSError) -> str:
@@ -99,7 +132,8 @@ class HttpServer(uvicorn.Server):
             if self.config.ssl is not None:
                 self.servers.append(TlsListener(sock, self.config.ssl, self._create_protocol))
             else:
-                self.servers.append(await loop.create_server(self._create_protocol, sock=sock, backlog=LISTEN_BACKLOG))
+                create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+                self.servers.append(await create(self._create_protocol, sock=sock, backlog=LISTEN_BACKLOG))
         self.started = True
 
     def _create_protocol(self) -> LimitedHttpProtocol:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from parley.settings.file_changes import POLL_SECONDS, file_changes
 from parley.web.options import TlsFiles
 from parley.web.tls import TlsFileError
 
 log = logging.getLogger("parley.server")
-
-POLL_SECONDS = 1.0
 
 
 def list_tls_files(used: Iterable[TlsFiles | None]) -> tuple[Path, ...]:
@@ -35,28 +33,10 @@ async def watch_certificates(
     ``reload`` raises TlsFileError and leaves the old certificates, as when a certificate is there and its key is not
     yet; it is called again after the next change.
     """
-    loaded = _file_states(files)
-    while files:
-        await asyncio.sleep(poll_seconds)
-        if (states := _file_states(files)) == loaded:
-            continue
-        loaded = states
+    async for _ in file_changes(files, poll_seconds):
         try:
             reload()
         except TlsFileError as error:
             log.error("Changed certificates were not loaded, and the old ones stay: %s", error)
         else:
             log.info("Changed certificates were loaded, for connections from now on.")
-
-
-def _file_states(files: tuple[Path, ...]) -> list[tuple[int, int, int] | None]:
-    """Return what changes with each file; None for one that cannot be read. Links are followed."""
-    states: list[tuple[int, int, int] | None] = []
-    for path in files:
-        try:
-            found = path.stat()
-        except OSError:
-            states.append(None)
-        else:
-            states.append((found.st_ino, found.st_mtime_ns, found.st_size))
-    return states

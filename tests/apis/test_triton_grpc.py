@@ -24,6 +24,7 @@ from parley.engine.fake import FakeEngine
 from parley.serving.grpc.grpc_port import TritonGrpcPort
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.settings.key_file import make_key
 from parley.types import Settings
 from parley.web.auth import PortReach
 
@@ -337,6 +338,21 @@ async def test_grpc_port_of_an_instance_answers_members_only(serve_grpc):
         code, sentence = await grpc_error(calls.infer())
         assert code == "UNAUTHENTICATED" and "its cluster only" in sentence
         assert (await calls.call("ServerLive")).live
+
+
+async def test_grpc_has_the_limits_and_scopes_of_keys(serve_grpc):
+    (key, hashed), (other, hashed_other) = make_key("alice", requests_per_minute=1), make_key("bob", apis=("openai",))
+    calls = await serve_grpc(hashed_keys=(hashed, hashed_other))
+    metadata = (("authorization", f"Bearer {key}"),)
+    assert await calls.infer(max_tokens=5, metadata=metadata)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await calls.infer(max_tokens=5, metadata=metadata)
+    assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "requests per minute: limit 1" in refusal.value.details()
+    assert 0 < int(dict(refusal.value.trailing_metadata())["retry-after"]) <= 60
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await calls.infer(max_tokens=5, metadata=(("authorization", f"Bearer {other}"),))
+    assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_grpc_requires_a_key_except_for_probes(serve_grpc):

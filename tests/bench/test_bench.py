@@ -178,6 +178,19 @@ def test_report_page_has_every_part():
         fill_part(page, part, "")
 
 
+def test_report_leaves_parts_without_results_as_they_are():
+    for make in PARTS.values():
+        with pytest.raises(LookupError):
+            make(Results([]))
+
+
+def test_report_page_shows_the_measured_tables():
+    page = PAGE.read_text("utf-8")
+    for part in PARTS:
+        text = page.split(f"<!-- bench:{part} -->")[1].split(f"<!-- /bench:{part} -->")[0]
+        assert any(character.isdigit() for line in text.splitlines()[3:] for character in line), part
+
+
 def test_bench_chart_is_valid_svg_with_bars_to_scale():
     bars = [Bar("a < b & c", 10, 8, 12, True), Bar("d", 5, 5, 5, False)]
     picture = ElementTree.fromstring(draw_chart([Panel("<title>", bars), Panel("empty", [])]))

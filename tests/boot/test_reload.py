@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import socket
@@ -21,6 +22,8 @@ from support.certificates import make_authority, make_certificate
 from support.free_ports import free_port
 from support.server_process import ServerProcess
 from support.terminal import Terminal
+
+from parley.settings.key_file import add_key, make_key, remove_key
 
 RELOADED, KEPT = r"were reloaded; changed: (.*)\.$", r"was not reloaded, and the old one stays: (.*)"
 
@@ -66,6 +69,22 @@ def test_hang_up_reloads_keys_and_limits_of_a_server(start_server, tmp_path: Pat
     assert changed == "body_limit, api_keys, max_queue; these need a restart: host"
     assert [completion_status(server, key) for key in ("first-key", "second-key")] == [401, 200]
     assert [completion_status(server, "second-key", padding) for padding in (1000, 5000)] == [200, 413]
+
+
+@pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="it waits for three polls; nightly")
+def test_a_changed_key_file_is_read_without_a_signal_and_a_broken_one_is_not(start_server, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    keys = {}
+    for name in ("first", "second"):
+        keys[name], hashed = make_key(name)
+        add_key(file, hashed)
+    server = start_server("--api-key-file", file)
+    remove_key(file, "first")
+    server.see("Changed API keys were loaded")
+    assert [completion_status(server, key) for key in keys.values()] == [401, 200]
+    file.write_text(file.read_text() + "[[keys")
+    server.see("Changed API keys were not loaded, and the old ones stay: .*not valid TOML")
+    assert [completion_status(server, key) for key in keys.values()] == [401, 200]
 
 
 def test_an_instance_that_loses_its_keys_answers_members_only(start_server, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The server as a process: its first lines, signals, exit codes and imports."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -46,7 +47,11 @@ def start_server(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
         process.close()
 
 
-def test_server_prints_its_url_and_exits_on_sigterm(start_server):
+def test_server_prints_its_url_exits_on_sigterm_and_tells_systemd(start_server, tmp_path, monkeypatch):
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "2000000")  # few enough signs to fit into the queue
     server = start_server().ready()
     text = "\n".join(server.lines)
     assert server.lines[0].startswith("parley ")
@@ -55,6 +60,14 @@ def test_server_prints_its_url_and_exits_on_sigterm(start_server):
     assert server.get("/health/ready") == 200
     server.process.send_signal(signal.SIGTERM)
     assert server.end() == 0
+    systemd.setblocking(False)
+    messages = []
+    with systemd, contextlib.suppress(BlockingIOError):
+        while True:
+            messages.append(systemd.recv(100))
+    states = [message for message in messages if message != b"WATCHDOG=1"]
+    assert states == [b"READY=1", b"STOPPING=1"]
+    assert messages[0] == b"WATCHDOG=1"
 
 
 def screen_lines(output: str) -> list[str]:
@@ -286,10 +299,11 @@ def test_printed_urls_are_reachable_from_this_machine():
     assert local_url("llm.local", 80) == "http://llm.local:80"
 
 
-def test_warns_about_a_server_open_to_the_network():
+def test_opening_names_the_web_page_and_warns_about_a_server_open_to_the_network():
     def opening_text(**options):
         return opening_lines(ServerOptions(**options), [OfferedModel(("m",), Settings(model="m"))], "http://x", ())
 
+    assert "web page http://x/\n" in opening_text() and "web page" not in opening_text(ui=False)
     assert "--api-key" in opening_text(host="0.0.0.0")
     assert "--api-key" not in opening_text(host="0.0.0.0", api_keys=("k",))
     assert "--api-key" not in opening_text(host="127.0.0.1")

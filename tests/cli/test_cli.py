@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from parley import __version__
+from parley.cli.machine import version
 from parley.cli.main import COMMANDS, main
 
 HEAVY = {"torch", "transformers", "starlette", "uvicorn", "tokenizers", "huggingface_hub", "msgspec", "numpy", "jinja2"}
@@ -41,7 +42,7 @@ def test_help_fits_a_screen_and_names_every_command(words):
     assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "version"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name):
     done = run_parley(name, "--help")
     assert done.returncode == 0 and not done.stderr
@@ -52,6 +53,12 @@ def test_every_command_has_help(name):
 def test_version_prints_the_package_version():
     for word in ("version", "--version", "-V"):
         assert run_parley(word).stdout == f"parley {__version__}\n"
+
+
+def test_versions_of_everything_name_packages_processor_and_compiler():
+    rows = dict(version.all_versions())
+    assert rows["torch"].startswith("2.") and rows["python"].startswith("3.")
+    assert {"kernels in use", "processor", "compiler", "system"} <= rows.keys() or rows["kernels"]
 
 
 @pytest.mark.parametrize(

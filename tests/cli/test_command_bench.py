@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from itertools import pairwise
 from random import Random
 from socket import SHUT_RDWR
 
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from support.cli_process import send_answer, send_events
 
 from parley.cli.apis import BENCHED_APIS
-from parley.cli.bench_images import random_png
-from parley.cli.load import RequestSample, percentile, summarize_load
+from parley.cli.load.generator import RequestSample, poisson_starts
+from parley.cli.load.images import random_png
+from parley.cli.load.summary import count_within, percentile, summarize_load
 from parley.dialects.bench import LoadShape, sse_events
 
 EVENT = b'{"choices":[{"text":"a"}]}'
@@ -36,6 +38,33 @@ def test_bench_sends_exact_lengths_and_counts_every_request(parley, url):
             assert 0 <= result[key]["p50"] <= result[key]["p99"]
         assert result["ttft_ms"]["p50"] <= result["latency_ms"]["p50"]
         assert math.isclose(result["output_tokens_per_second"], 35 / result["seconds"], rel_tol=0.02)
+
+
+def test_bench_sends_requests_at_a_rate_and_counts_those_within_limits(parley, url):
+    shape = ("--prompt-len", "20", "--output-len", "5", "--requests", "8", "--request-rate", "200", "--json")
+    done = parley("bench", "--url", url, *shape, "--slo", "ttft=1000s,latency=1000s")
+    assert (done.returncode, done.stderr) == (0, "")
+    (result,) = map(json.loads, done.stdout.splitlines())
+    assert (result["request_rate"], result["concurrency"], result["requests"]) == (200, None, 8)
+    assert result["within_slo"] == 8 and math.isclose(result["goodput"], result["requests_per_second"], rel_tol=0.02)
+
+
+def test_arrivals_have_the_rate_and_limits_count_per_request():
+    starts = poisson_starts(5000, 20.0, "seed")
+    assert starts == sorted(starts) and math.isclose(starts[-1], 5000 / 20.0, rel_tol=0.1)
+    gaps = [after - before for before, after in pairwise(starts)]
+    assert math.isclose(sum(gap > 0.05 for gap in gaps) / len(gaps), math.exp(-1), abs_tol=0.03)
+    fast = RequestSample(0.0, end=1.0, arrivals=[0.2, 0.6], tokens=5)
+    slow = RequestSample(0.0, end=2.0, arrivals=[0.9, 1.9], tokens=5)
+    failed = RequestSample(0.0, end=0.1, error="refused")
+    samples = [fast, slow, failed]
+    assert [count_within(samples, limits) for limits in ({}, {"ttft": 0.5}, {"tpot": 0.1}, {"tpot": 0.25})] == [
+        2,
+        1,
+        1,
+        2,
+    ]
+    assert count_within(samples, {"latency": 1.5, "ttft": 0.1}) == 0
 
 
 @pytest.mark.parametrize("api", sorted(BENCHED_APIS))

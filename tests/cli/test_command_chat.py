@@ -21,6 +21,7 @@ from support.terminal import Terminal
 from parley.cli import spawn
 from parley.cli.chat import Conversation
 from parley.cli.client import ClientError, OpenAIClient, ServerAddress
+from parley.cli.terminal.messages import read_message
 from parley.settings.options import ConfigError
 
 
@@ -72,6 +73,55 @@ def test_chat_reports_unknown_model_and_missing_key(parley, url, serve):
     done = parley("chat", "--url", guarded, "-q", "x")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "key" in done.stderr.lower()
     assert parley("chat", "--url", guarded, "-q", "x", "--max-tokens", "2", PARLEY_API_KEY="sesame").returncode == 0
+
+
+def test_chat_regenerates_undoes_reads_files_and_changes_models(parley, url, tmp_path):
+    (tmp_path / "notes.txt").write_text("The secret is swordfish.")
+    saved = tmp_path / "saved.json"
+    lines = ["one", "/regenerate", "two", "/undo", f"/read {tmp_path / 'notes.txt'}", "What is it?", "/model"]
+    lines += ["/model tiny", f"/save {saved}", "/undo", "/undo", "/undo", "/model other", "/read /no/such"]
+    done = parley("chat", "--url", url, stdin="\n".join(lines) + "\n")
+    turns = json.loads(saved.read_text())["messages"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
+    assert [turns[0]["content"], turns[2]["content"]] == ["one", "notes.txt:\nThe secret is swordfish.\n\nWhat is it?"]
+    assert "* tiny" in done.stdout and "tiny answers from now on." in done.stdout
+    assert done.returncode == 1
+    for sentence in ("There is no question yet.", "no model other", "/no/such cannot be read"):
+        assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["one"], "one"),
+        (["one \\", "two\\", "three"], "one \ntwo\nthree"),
+        (['"""one', "", 'two"""'], "one\n\ntwo"),
+        (['"""one"""'], "one"),
+        (["pasted\nas it is\n"], "pasted\nas it is"),
+    ],
+)
+def test_messages_have_several_lines(typed, message):
+    assert read_message(read_line=lambda prompt: typed.pop(0)) == message
+    assert not typed
+
+
+def test_pasted_lines_are_one_message_and_tab_completes_commands(url, open_terminal):
+    terminal = open_terminal("chat", "--url", url)
+    terminal.read_until(">>> ")
+    terminal.type_text("\x1b[200~first line\nsecond line\x1b[201~\n")
+    terminal.read_until("tokens")
+    terminal.read_until(">>> ")
+    terminal.type_text("/sh\t\n")
+    assert "turns              2" in terminal.read_until(">>> ").replace("\r", "")
+    terminal.type_text("/bye\n")
+    assert terminal.exit_code() == 0
+
+
+def test_ps_lists_the_models_of_a_server(parley, url):
+    done = parley("ps", "--url", url)
+    assert done.returncode == 0
+    head, model, state = done.stdout.splitlines()
+    assert head.split()[0] == "NAME" and model.split()[0] == "tiny" and state == f"{url} is ready."
 
 
 def test_chat_prints_partial_text_of_a_failed_stream(parley, faulty):

@@ -61,6 +61,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
         api_keys=("first", "second", "third"),
         admin_keys=("chief",),
         priority_keys=("third",),
+        key_files=(keys, tmp_path / "chiefs"),
         share_prefixes=True,
         max_queue=2,
         drain=60.0,

@@ -14,8 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from parley import foreign_files, hub
+from parley.hub.transfer import TransferMeter
 
 COMMIT = "a" * 40
 FILES = {
@@ -118,6 +121,13 @@ def resolve_in_process(
     model: str, home: Path, port: int = 9, *overrides: str, **variables: str
 ) -> tuple[str, list[list]]:
     """Resolves in a process of its own, because huggingface_hub reads its environment when it is imported."""
+    location, seen, heavy = json.loads(run_in_process(SCRIPT, home, port, model, *overrides, **variables))
+    assert not heavy
+    return location, seen
+
+
+def run_in_process(script: str, home: Path, port: int, *arguments: str, **variables: str) -> str:
+    """Returns what a script prints, run with the fake hub."""
     environment = os.environ | {
         "HF_HOME": str(home),
         "HF_ENDPOINT": f"http://127.0.0.1:{port}",
@@ -128,16 +138,15 @@ def resolve_in_process(
         **variables,
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, model, *overrides],
+        [sys.executable, "-c", script, *arguments],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         env=environment,
         timeout=60,
         check=True,
     )
-    location, seen, heavy = json.loads(done.stdout)
-    assert not heavy
-    return location, seen
+    return done.stdout
 
 
 def test_downloads_a_model_once_and_then_finds_it_offline(tmp_path, running_server):
@@ -145,7 +154,7 @@ def test_downloads_a_model_once_and_then_finds_it_offline(tmp_path, running_serv
     folder = Path(location)
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == DOWNLOADED_FILES
     assert all((folder / name).read_bytes() == FILES[name] for name in DOWNLOADED_FILES)
-    assert seen[0] == ["downloading", 0.0] and seen[-1] == ["downloading", 1.0]
+    assert seen[0] == ["downloading", 0.0] and seen[-1][1] == 1.0
     request_count = len(FakeHub.requested_paths)
     assert resolve_in_process("owner/model", tmp_path, running_server.server_port) == (location, [])
     assert resolve_in_process("owner/model", tmp_path) == (location, [])
@@ -178,6 +187,69 @@ def test_lists_the_gguf_files_of_a_repository_that_lacks_the_one_asked_for(tmp_p
     assert answer.startswith(
         "missing: owner/ggufs:Q2_K cannot be served: owner/ggufs has no such GGUF file; it has m-Q8_0"
     )
+
+
+COMMANDS = """
+import contextlib, io, json, sys
+from parley.cli.main import main
+results = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main(words)
+    results.append([code, out.getvalue(), errors.getvalue()])
+print(json.dumps(results))
+"""
+
+
+def test_commands_pull_list_show_and_remove_a_model(tmp_path, running_server):
+    commands = [
+        ["list"],
+        ["pull", "owner/model"],
+        ["list", "--json"],
+        ["show", "owner/model", "--json"],
+        ["rm", "owner/modle", "--yes"],
+        ["rm", "owner/model"],
+        ["rm", "owner/model", "--yes"],
+        ["list", "--names"],
+        ["show", "owner/model"],
+        ["pull", "owner/none"],
+    ]
+    results = run_in_process(COMMANDS, tmp_path, running_server.server_port, json.dumps(commands), HF_HUB_OFFLINE="0")
+    empty, pulled, listed, shown, unknown, unasked, removed, names, absent, refused = json.loads(results)
+    assert empty == [0, "NAME  SIZE  LAST USED  REVISION\n", ""]
+    assert pulled[0] == 0 and pulled[1].startswith("owner/model is in ") and pulled[2].endswith(", 100%\n")
+    row = json.loads(listed[1])
+    assert row["name"] == "owner/model" and row["commits"] == [COMMIT]
+    assert row["size"] == sum(map(len, {FILES[name] for name in DOWNLOADED_FILES}))  # equal files are one
+    assert shown[0] == 0 and json.loads(shown[1])["chat template"] == "yes"
+    assert unknown[0] == 1 and "The cache has no model owner/modle. Did you mean owner/model?" in unknown[2]
+    assert unasked[0] == 2 and "--yes" in unasked[2]
+    assert removed[0] == 0 and removed[1].startswith("Removed owner/model: ")
+    assert names == [0, "", ""]
+    assert absent[0] == 1 and "is not on this machine; `parley pull owner/model` downloads it" in absent[2]
+    assert refused[0] == 1 and "owner/none cannot be pulled: the hub knows no such model" in refused[2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 300)), max_size=20))
+def test_progress_of_a_download_never_falls_whichever_counter_is_ahead(steps):
+    now, reports, counters = 0.0, [], [0, 0]
+    meter = TransferMeter(1000, lambda stage, fraction: reports.append((stage, fraction)), lambda: now)
+    for counter, count in steps:
+        now += 1.0
+        counters[counter] += count
+        meter.set_done(counters[counter])
+    fractions = [fraction for _, fraction in reports]
+    assert fractions == sorted(fractions)
+    assert meter.fraction == min(1.0, max(counters) / 1000)
+    assert all(stage.startswith("downloading ") and stage.endswith(("left", "of 1 kB")) for stage, _ in reports[:-1])
+
+
+def test_progress_of_a_download_says_bytes_speed_and_time():
+    now, reports = 0.0, []
+    meter = TransferMeter(4_300_000_000, lambda stage, fraction: reports.append(stage), lambda: now)
+    for now in (1.0, 2.0):
+        meter.set_done(35_000_000 * now)
+    assert reports[-1] == "downloading 70 MB of 4.3 GB, 35 MB/s, 2:01 left"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from parley.settings.config import SERVE_OPTIONS
 from parley.settings.kinds import NamedModel
 from parley.settings.media_hosts import MediaHost
 from parley.settings.options import ConfigError, resolve_options
+from parley.types import Settings
 from parley.web.options import TlsFiles
 
 MODEL = "BackendConfig.ModelDeployConfig.ModelConfig[0]."
@@ -280,14 +281,18 @@ def test_mindie_config_caps_the_context_at_the_models_length(tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").write_text('{"max_position_embeddings": 100}')
     weights = NamedModel((), str(tmp_path / "weights"), {})
-    assert read_config(tmp_path, FULL_CONFIG).context_length([weights]) == 100
+    assert read_config(tmp_path, FULL_CONFIG).context_length([Settings(model=weights.model)]) == 100
     with pytest.raises(ConfigError, match=r'modelWeightPath: "weights" cannot be served: its folder has no tokenizer'):
         read_config(tmp_path, FULL_CONFIG).check_model([weights])
 
 
 @pytest.mark.parametrize(
     ("flags", "length", "source"),
-    [([], 300, "config.json"), (["--max-model-len", "99"], 99, "--max-model-len")],
+    [
+        ([], 300, "config.json"),
+        (["--max-model-len", "99"], 99, "--max-model-len"),
+        (["--hf-overrides", '{"max_position_embeddings": 150}'], 150, "config.json"),
+    ],
 )
 def test_mindie_context_length_holds_for_a_model_on_the_command_line(tmp_path, capsys, flags, length, source):
     content = changed_config("BackendConfig.ModelDeployConfig.maxSeqLen", 300)

@@ -55,6 +55,8 @@ def test_wheel_contains_every_module_and_the_built_in_model(wheel):
     names = set(wheel.namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "parley").rglob("*") if path.suffix in (".py", ".proto")}
     assert modules <= names
+    page_files = {str(path.relative_to(ROOT)) for path in (ROOT / "parley/ui/static").rglob("*") if path.is_file()}
+    assert len(page_files) > 30 and page_files <= names
     assert "parley/py.typed" in names
     model = {str(path.relative_to(ROOT)) for path in demo.model_folder().rglob("*") if path.is_file()}
     assert {name for name in model if not name.endswith(".md")} <= names

@@ -7,8 +7,8 @@ that did not run was not tested.
 
 The scripts in ``media`` send pictures, video and sound to a second server. Its models are small ones that
 ``media/write_cases.py`` writes, with the answers of Transformers, which the scripts find through ``MEDIA_CASES``. Those
-in ``encoder`` and ``classifier`` have a server each, too, whose main model is one. The other scripts talk to the
-built-in model.
+in ``encoder`` and ``classifier`` have a server each, too, whose main model is one. Those in ``browser`` and
+``browser_media`` open the web page in Chromium. The other scripts talk to the built-in model.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ ENVIRONMENTS = {
     "agents": ("openai-agents==0.24.0",),
     "litellm-responses": ("litellm==1.106.2", "mcp==2.3.0"),
     "node-responses": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai@2.0.131", "@openai/codex@0.169.0"),
+    "node-browser": ("playwright-core@1.65.1", "axe-core@4.14.1"),  # they need Chromium: CHROMIUM, or /usr/bin/chromium
     "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
 }
 RESOLVED_BY_UV = ("databricks",)  # resolved by uv, because pip would take minutes
@@ -112,6 +113,8 @@ SCRIPTS = {
     "media/openai_sdk.mjs": "node",
     "media/ai_sdk.mjs": "node",
     "media/huggingface_inference.mjs": "node",
+    "browser/pages.mjs": "node-browser",
+    "browser_media/pictures.mjs": "node-browser",
 }
 MINUTES = 3  # time limit of a script
 
@@ -231,8 +234,11 @@ MODELS: dict[str, Callable[[], ModelSet]] = {  # by the folder of the scripts; "
     "media": media_models,
     "encoder": lambda: written_encoders("encoder", "reranker"),
     "classifier": lambda: written_encoders("classifier"),
+    "browser": demo_model,
+    "browser_media": media_models,
 }
-SINGLE_FOLDERS = ("encoder", "classifier")  # whose models never run on a P and a D
+# Whose models never run on a P and a D, or whose pages a coordinator does not have.
+SINGLE_FOLDERS = ("encoder", "classifier", "browser", "browser_media")
 
 
 def start_server(models: ModelSet) -> tuple[list[subprocess.Popen[bytes]], Place]:

@@ -371,13 +371,16 @@ async def test_status_page_is_self_contained_and_its_data_complete():
     async with serve_app(StatusPort(table, scheduler, management).app) as say:
         status, page, _ = await say("GET", "/")
         assert status == 200
-        for outside in (b"http:", b"https:", b"src=", b"@import", b"url("):
-            assert outside not in page
+        for name in re.findall(rb'(?:src|href)="(ui/[^"]+)"', page):
+            assert (await say("GET", f"/{name.decode()}"))[0] == 200, name
+        assert (await say("GET", "/ui/nothing.js"))[0] == 404
+        script = (await say("GET", "/ui/cluster.js"))[1]
         data = json.loads((await say("GET", "/data"))[1])
     assert data["open"] == 1 and [each["role"] for each in data["instances"]] == ["prefill", "decode", "flex"]
     assert [each["paused"] for each in data["instances"]] == [False, True, False]
-    assert set(re.findall(r"\b[dx]\.([a-z_]+)", page.decode())) <= set(data)
-    assert set(re.findall(r"\bi\.([a-z_]+)", page.decode())) <= set(data["instances"][0])
+    assert set(re.findall(r"\bdata\.([a-z_]+)", script.decode())) <= set(data)
+    members = re.findall(r"\binstance\.([a-z_]+)", script.decode())
+    assert len(members) > 10 and set(members) <= set(data["instances"][0])
 
 
 async def test_polls_listed_instances_without_dynamic_info():

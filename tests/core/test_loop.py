@@ -614,6 +614,19 @@ def test_queue_time_is_reported_once_with_first_output():
     assert first[1:] == second[1:] == [0.0] * 3
 
 
+def test_chunks_of_a_prompt_are_reported_with_its_first_output() -> None:
+    bench = LoopHarness(budgets=(32,))
+    for name, length in (("long", 100), ("short", 20)):
+        bench.loop.add_request(EngineRequest(name, COMMON[:length], 3))
+        bench.drain()
+    (first, *others), short = bench.outputs["long", 0], bench.outputs["short", 0]
+    assert first.prefill_chunks is not None
+    assert [chunk.tokens for chunk in first.prefill_chunks] == [32, 32, 32, 4]
+    starts = [chunk.start_seconds for chunk in first.prefill_chunks]
+    assert starts == sorted(starts) and starts[0] >= 0
+    assert not any(output.prefill_chunks for output in [*others, *short])
+
+
 def test_unprepared_work_does_not_block_others() -> None:
     ready = {}
     bench = LoopHarness(prepare_request=lambda work, done: done() if work.id == "b" else ready.update({work.id: done}))

@@ -225,6 +225,7 @@ def test_anthropic_reads_tools_and_the_choice_among_them():
     prompt = chat(tools=[TOOL | {"strict": True, "eager_input_streaming": True, "input_examples": [{}]}])
     assert prompt.tools == [{"type": "function", "function": {
         "name": "f", "description": "d", "parameters": TOOL["input_schema"], "strict": True}}]  # fmt: skip
+    assert prompt.schema_fields == {"f": "tools[0].input_schema"}
     choices = {
         "auto": {"type": "auto"}, "none": {"type": "none"}, "any": {"type": "any", "disable_parallel_tool_use": True},
         "tool": {"type": "tool", "name": "f"},

@@ -11,7 +11,7 @@ from parley.dialects.dialect import RequestContext, Route
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
 from parley.dialects.mounts import API_MOUNTS
-from parley.dialects.openapi_document import find_body
+from parley.dialects.openapi_document import find_bodies
 from parley.dialects.tgi import STRICT
 from parley.errors import Unsupported
 
@@ -95,8 +95,8 @@ def test_schemas_of_bodies_name_every_member():
         for prefix, dialect in columns:
             for (method, path), members in generator["survey_api"](api)[prefix].items():
                 routes = [route for route in dialect.routes if (route.method, route.path) == (method, path)]
-                found = [find_body(route, dialect) for route in routes]
-                described = [known for known in found if known is not None and "schema" in known]
+                found = [known for route in routes for known in find_bodies(route, dialect)]
+                described = [known for known in found if "schema" in known]
                 names = {name for known in described for name in top_members(known)}
                 for name, member in members.items():
                     is_top = "." not in name and "[" not in name and name not in MEDIA_OPTIONS

@@ -15,7 +15,7 @@ from parley.cli.apis import BENCHED_APIS as ALL_BENCHED
 from parley.cli.apis import bench_apis
 from parley.cli.bench import BENCH_APIS
 from parley.cli.client import ServerAddress
-from parley.cli.load import LoadGenerator
+from parley.cli.load.generator import LoadGenerator
 from parley.coordinator.proxy.paths import PathTable
 from parley.dialects import mounts
 from parley.dialects.bench import LoadShape
@@ -77,7 +77,7 @@ VLLM_HOSTS = "worker/vllm/", "worker/attached/"  # the engine vLLM is no API
 KNOWING = {  # files that know an API by its name, and why
     "cli/client.py": "the commands are clients of OpenAI's API",
     "cli/bench.py": "the API that is asked unless another is named",
-    "cli/load.py": "the same",
+    "cli/load/generator.py": "the same",
     "llm.py": "scripts write requests in OpenAI's form",
     "cli/mindie.py": "reads MindIE's configuration file",
     "cli/serve.py": "options",
@@ -97,6 +97,7 @@ KNOWING = {  # files that know an API by its name, and why
     "boot/opening.py": "the same",
     "cli/doctor.py": "the same",
     "cli/vllm.py": "the same",
+    "cli/peers/translate.py": "the same",
     "cli/doctor_engines.py": "the same",
     "serving/endpoints/inference_tables.py": "a column of these tables has this name",
     "text/parsing/call_families.py": "a family of models has this name",

@@ -232,3 +232,10 @@ def test_vllm_refuses_custom_tools_as_its_own_server_does():
     call = {"id": "c1", "type": "custom", "custom": {"name": "raw", "input": "a"}}
     with pytest.raises(BadRequest, match="type"):
         read(body_of(messages=[{"role": "assistant", "tool_calls": [call]}]))
+
+
+def test_openai_chat_names_the_members_with_schemas_of_tools():
+    function, custom = {"type": "function", "function": {"name": "f"}}, {"type": "custom", "custom": {"name": "c"}}
+    fields = {"f": "tools[0].function.parameters", "c": "tools[1].custom.format.grammar.definition"}
+    assert read_chat(tools=[function, custom]).request.prompts[0].schema_fields == fields
+    assert read_chat(functions=[{"name": "f"}]).request.prompts[0].schema_fields == {"f": "functions[0].parameters"}

@@ -260,6 +260,14 @@ def test_responses_custom_tool_with_a_grammar_is_constrained():
     assert refusal(tools=[CUSTOM | {"format": form | {"syntax": "ebnf"}}]).field == "tools[0].format.syntax"
 
 
+def test_responses_names_the_members_with_schemas_of_tools():
+    assert read(tools=[FUNCTION, CUSTOM, NAMESPACE]).request.prompts[0].schema_fields == {
+        "f": "tools[0].parameters",
+        "raw": "tools[1].format.definition",
+        "ns__g": "tools[2].tools[0].parameters",
+    }
+
+
 def test_responses_tool_choice_forms():
     def choice(value: Any) -> tuple[str, str | None, list[str]]:
         prompt = read(tools=[FUNCTION, CUSTOM, NAMESPACE], tool_choice=value).request.prompts[0]

@@ -85,7 +85,7 @@ def test_check_refuses_what_the_engine_refuses(folder_copy, damage, settings):
     check_agrees_with_engine(Settings(model=str(folder_copy), **settings))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3", "mistral"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3", "mistral", "deepseek_v3"])
 def test_check_accepts_a_model_that_the_engine_loads(architecture):
     assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))) == ""
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 from support import tiny_models
+from support.decoder_families import FAMILIES
 from support.run_model import load_test_runner
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -19,54 +19,21 @@ from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 
-HEADS = {"head_dim": 32}
-OLMO3_ROPE = {
-    "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
-}
-# Model type and fields of its config, beside those of BASE_CONFIG.
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma": ("gemma", HEADS),
-    "gemma2": ("gemma2", HEADS | {"sliding_window": 45, "query_pre_attn_scalar": 24}),
-    "gemma3": ("gemma3_text", HEADS | {"sliding_window": 33, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
-    "granite": (
-        "granite",
-        {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8.0},
-    ),
-    "olmo2": ("olmo2", {}),
-    "olmo3": ("olmo3", {"sliding_window": 25, "num_hidden_layers": 4, "rope_parameters": OLMO3_ROPE}),
-    "smollm3": ("smollm3", {"num_hidden_layers": 3, "no_rope_layer_interval": 2}),
-    "cohere": ("cohere", {}),
-    "cohere2": ("cohere2", {"sliding_window": 29, "sliding_window_pattern": 2}),
-    "glm": ("glm", HEADS),
-    "glm4": ("glm4", HEADS),
-    "ernie": ("ernie4_5", HEADS | {"use_bias": True}),
-    "starcoder2": ("starcoder2", {"sliding_window": 37}),
-    "stablelm": ("stablelm", {"use_qkv_bias": True}),
-    "phi": ("phi", {}),
-    "nemotron": ("nemotron", {}),
-    "arcee": ("arcee", {}),
-    "falcon": ("falcon", {}),
-    "falcon with biases and heads of their own": ("falcon", {"multi_query": False, "bias": True}),
-    "falcon of two norms": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon of one norm": (
-        "falcon",
-        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
-    ),
-    "gpt_neox": ("gpt_neox", {}),
-    "gpt_neox one after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
-    "seed_oss": ("seed_oss", HEADS),
-    "ministral": ("ministral", HEADS | {"sliding_window": 21, "layer_types": ["full_attention", "sliding_attention"]}),
-    **{name: tiny_models.ARCHITECTURES[name] for name in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe")},
-    **tiny_models.MIXTURES,
-}
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
-BY_NIGHT = {"olmoe", "granitemoe", "dots1", "ernie_moe"}  # each part of them is in another family, too
+BY_NIGHT = {
+    "olmoe",
+    "granitemoe",
+    "dots1",
+    "ernie_moe",
+    "deepseek_v2",
+    "glm4_moe_lite",
+    "youtu",
+}  # each part of them is in another family, too
 # The schedules of all others run by night; ``test_layers`` draws every variation of a layer.
-KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi", "gpt_oss"]
+KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi", "gpt_oss", "deepseek_v3"]
 TESTED_ELSEWHERE = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
-    "qwen3_vl_moe_text",
+    "qwen3_vl_moe_text", "kimi_k2",
 }  # fmt: skip
 LENGTH = 90
 PIECES = (64, 1, 20, 5)

@@ -14,7 +14,7 @@ from support.run_model import load_test_runner, serve_requests
 from test_pooling import unpack_vectors, write_pooling_config
 
 from parley.model.checkpoint.files import LoadError
-from parley.model.load import modern_bert
+from parley.model.load import deberta, modern_bert, rotary_bert
 from parley.model.load.check import check_model
 from parley.types import EngineRequest, PoolingOptions, Settings
 
@@ -38,6 +38,9 @@ MODERNBERT_SIZES = SIZES | {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+DEBERTA_SIZES = SIZES | {"max_position_embeddings": 128, "relative_attention": True, "position_buckets": 16,
+    "pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False}  # fmt: skip
 ENCODER_CONFIGS = {
     "bert": SIZES,
     "roberta": SIZES,
@@ -46,6 +49,15 @@ ENCODER_CONFIGS = {
     "distilbert": DISTILBERT_SIZES,
     "mpnet": SIZES,
     "modernbert": MODERNBERT_SIZES,
+    "nomic_bert": SIZES | {"max_position_embeddings": 128, "type_vocab_size": 2},
+    "deberta-v2": DEBERTA_SIZES,
+    "gte": SIZES | {"max_position_embeddings": 128, "type_vocab_size": 2},
+}
+MISSING_TENSORS = {
+    "deberta-v2": "rel_embeddings",
+    "modernbert": "final_norm",
+    "nomic_bert": "token_type_embeddings",
+    "gte": "token_type_embeddings",
 }
 LENGTHS = (1, 2, 2, 7, 40, 3, 2, 128, 7, 1, 90)
 
@@ -101,7 +113,7 @@ def test_check_accepts_encoders_but_none_without_a_tensor(tmp_path, kind):
     write_encoder(tmp_path, kind)
     assert check_model(Settings(model=str(tmp_path))) == ""
     tensors = load_file(tmp_path / "model.safetensors")
-    missing = "final_norm" if kind == "modernbert" else "position_embeddings"
+    missing = MISSING_TENSORS.get(kind, "position_embeddings")
     tensors.pop(next(name for name in tensors if name.endswith(f"{missing}.weight")))
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match=missing):
@@ -235,6 +247,108 @@ def test_modernbert_config_of_older_releases_is_read(tmp_path):
 def test_unsupported_modernbert_configs_are_refused(members, sentence):
     with pytest.raises(LoadError, match=sentence):
         modern_bert.read_config(MODERNBERT_SIZES | members)
+
+
+def replace_config(folder, **members):
+    """Write a config of these members alone, with the sizes that the checkpoint has."""
+    (folder / "config.json").write_text(json.dumps({"vocab_size": tiny_models.VOCAB, **members}))
+
+
+def assert_vectors_match(folder, model):
+    actual = unpack_vectors(serve_requests(load_test_runner(folder)[0], embedding_requests())[0])
+    for i, rows in enumerate(hidden_states(model)):
+        torch.testing.assert_close(torch.tensor(actual[str(i)]), normalized(rows.mean(0)), atol=2e-5, rtol=0)
+
+
+def test_nomic_bert_is_read_with_its_first_config_and_with_newer_tensor_names(tmp_path):
+    model = write_encoder(tmp_path, "nomic_bert", num_hidden_layers=2)
+    save_file(model.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    members = {"n_embd": 48, "n_inner": 112, "n_head": 4, "n_layer": 2, "n_positions": 8192, "prenorm": False,
+        "activation_function": "swiglu", "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "type_vocab_size": 2,
+        "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None, "max_trained_positions": 128, "use_rms_norm": False, "qkv_proj_bias": False,
+        "mlp_fc1_bias": False, "mlp_fc2_bias": False,
+        "auto_map": {"AutoModel": "modeling_hf_nomic_bert.NomicBertModel"}}  # fmt: skip
+    replace_config(tmp_path, model_type="nomic_bert", architectures=["NomicBertModel"], **members)
+    assert_vectors_match(tmp_path, model)
+
+
+@pytest.mark.parametrize("types", [0, 1])
+def test_gte_is_read_with_its_first_config_and_scaled_angles(tmp_path, types):
+    model = write_encoder(tmp_path, "gte", num_hidden_layers=2, type_vocab_size=types)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({f"new.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    members = {"hidden_size": 48, "intermediate_size": 112, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "max_position_embeddings": 128, "type_vocab_size": types, "layer_norm_type": "layer_norm", "pack_qkv": True,
+        "position_embedding_type": "rope", "rope_theta": 500, "rope_scaling": {"type": "ntk", "factor": 8.0},
+        "auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}}  # fmt: skip
+    replace_config(tmp_path, model_type="new", architectures=["NewModel"], **members)
+    frequencies = (500 * 8.0) ** -(torch.arange(0, 12, 2) / 12) / 8.0 ** (2 / 12)
+    model.rotary_emb.inv_freq.copy_(frequencies)
+    assert_vectors_match(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "sentence"),
+    [
+        ("gte", {"hidden_act": "relu"}, "activation relu"),
+        ("gte", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "positions scaled by .*yarn"),
+        ("new", {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}, "mixed_b"),
+        ("new", {"rope_scaling": {"type": "ntk", "factor": 0}}, "positions scaled"),
+        ("new", {"position_embedding_type": "absolute"}, "position_embedding_type absolute"),
+        ("new", {"layer_norm_type": "rms_norm"}, "layer_norm_type rms_norm"),
+        ("nomic_bert", {"num_experts": 8}, "num_experts 8"),
+        ("nomic_bert", {"prenorm": True}, "prenorm True"),
+        ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction"),
+        ("nomic_bert", {"head_dim": 8}, "heads of 8 numbers"),
+        ("nomic_bert", {"type_vocab_size": -1}, "type_vocab_size"),
+        ("nomic_bert", {"n_embd": 46}, "hidden_size"),
+        ("nomic_bert", {"vocab_size": None}, "vocab_size"),
+    ],
+)
+def test_unsupported_nomic_bert_and_gte_configs_are_refused(kind, members, sentence):
+    with pytest.raises(LoadError, match=sentence):
+        rotary_bert.read_config(SIZES | {"model_type": kind} | members)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 32, "hidden_act": "gelu_new"},
+        {"conv_kernel_size": 5, "conv_groups": 4, "share_att_key": False, "type_vocab_size": 2},
+        {"share_att_key": False, "pos_att_type": "c2p", "norm_rel_ebd": "none", "position_biased_input": True},
+        {"pos_att_type": "p2c", "position_buckets": -1, "max_relative_positions": 20},
+        {"pos_att_type": None, "max_relative_positions": 64},
+    ],
+)
+def test_deberta_variants_match_transformers(tmp_path, members):
+    assert_vectors_match(tmp_path, write_encoder(tmp_path, "deberta-v2", num_hidden_layers=2, **members))
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"relative_attention": False}, "without relative_attention"),
+        ({"pos_att_type": ["p2p"]}, "p2p"),
+        ({"position_buckets": 300}, "position_buckets"),
+        ({"position_buckets": "16"}, "position_buckets"),
+        ({"embedding_size": 32}, "another size"),
+        ({"attention_head_size": 8}, "attention_head_size"),
+        ({"max_position_embeddings": 2**40}, "max_position_embeddings"),
+        ({"hidden_act": "mish"}, "activation mish"),
+    ],
+)
+def test_unsupported_deberta_configs_are_refused(members, sentence):
+    with pytest.raises(LoadError, match=sentence):
+        deberta.read_config(DEBERTA_SIZES | {"model_type": "deberta-v2"} | members)
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "nomic_bert", "gte"])
+def test_load_rejects_rotary_encoders_with_too_many_positions(tmp_path, kind):
+    write_encoder(tmp_path, kind)
+    edit_json(tmp_path, "config.json", max_position_embeddings=2**40)
+    with pytest.raises(LoadError, match="max_position_embeddings"):
+        load_test_runner(tmp_path)
 
 
 def test_load_rejects_modernbert_with_more_layers_than_its_checkpoint(tmp_path):

@@ -280,8 +280,12 @@ PREEMPTED = [
     ("gemma3", True, "tiny"),
     ("qwen3", False, "tiny int8"),
     ("mistral", True, "tiny int8"),
+    ("deepseek_v3", False, "tiny"),
 ]
 PREEMPTED_BY_NIGHT = [
+    ("deepseek_v2", True, "tiny int8"),
+    ("deepseek_v2_lite", True, "tiny"),
+    ("minicpm3", False, "tiny"),
     ("gpt_oss", False, "tiny"),
     ("gpt_oss", True, "tiny int8"),
     ("gpt_oss", False, "mxfp4"),

@@ -249,7 +249,10 @@ def test_never_raises_anything_else_for_a_file_that_is_cut_anywhere(tmp_path):
     ("changes", "reason"),
     [
         ({"general.architecture": "mamba"}, "has the architecture mamba, which is not read from GGUF; llama, "),
-        ({"llama.expert_count": 8}, "is a mixture of experts"),
+        (
+            {"general.architecture": "phi3", "phi3.expert_count": 8},
+            "is a mixture of experts of the architecture phi3, which is not read from GGUF",
+        ),
         ({"llama.block_count": None}, "gives llama.block_count as None, so the model's shape is unknown"),
         ({"tokenizer.ggml.model": "bert"}, "has a tokenizer of the kind bert, which is not read; gpt2 and llama are"),
         ({"tokenizer.ggml.pre": "klingon"}, "names the pre-tokenizer klingon, which is not known"),

@@ -164,6 +164,7 @@ async def wait_until_free(engine: Engine) -> None:
         ("gemma3", "int8", False, (None, None)),
         ("llama", "auto", True, (None, None)),
         ("gpt2", "auto", False, (None, None)),
+        ("deepseek_v2_lite", "auto", False, (None, None)),
         ("mistral", "auto", False, (1 << 20, None)),
         ("gemma3", "int8", False, (1 << 20, 1 << 20)),
         ("llama", "auto", True, (1 << 20, 1 << 20)),

@@ -266,6 +266,8 @@ class AttentionCase:
             )
             for i, length in enumerate(lengths)
         ]
+        if layer.has_latents:
+            self.data = [(q, k, k[..., : layer.value_dim]) for q, k, _ in self.data]
         self.lengths = lengths
 
     def attend_in_batches(self, chunk_rows, select_active, **options) -> list[torch.Tensor]:
@@ -325,7 +327,9 @@ def rounded_to_int8(data):
         largest = rows.float().abs().amax(-1, keepdim=True)
         return (rows.float() * torch.full_like(largest, 127).div(largest)).round() * (largest / 127)
 
-    return data[0], round_rows(data[1]), round_rows(data[2])
+    keys, values = round_rows(data[1]), round_rows(data[2])
+    is_latent = data[2].data_ptr() == data[1].data_ptr()  # a value is the beginning of its key
+    return data[0], keys, keys[..., : data[2].shape[-1]] if is_latent else values
 
 
 def max_error(data) -> float:
@@ -395,6 +399,63 @@ def test_attention_to_later_tokens_of_a_picture_is_batch_invariant(lengths, dim,
         assert (actual.double() - exact).abs().max() < max_error(data)
     for actual, expected in zip(stage.attend_mixed(**options), outputs_alone, strict=True):
         assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "rank", "rotary", "int8"),
+    [
+        ([70, 1, 33], 20, 512, 64, False),
+        ([33, 17], 20, 512, 64, True),
+        ([1100], 1, 512, 64, False),
+        ([64, 200, 17], 3, 40, 8, False),
+    ],
+)
+def test_attention_over_latents_is_batch_invariant(lengths, heads, rank, rotary, int8):
+    """Values that are the beginnings of their keys, at DeepSeek's sizes and at odd ones."""
+    layer = LayerKV(1, rank + rotary, rank, has_latents=True)
+    stage = AttentionCase(lengths, heads, layer, torch.bfloat16, int8=int8)
+    scale = 0.2 * (rank + rotary) ** -0.5
+    outputs_alone = stage.attend_alone(scale=scale)
+    for actual, data in zip(outputs_alone, stage.data, strict=True):
+        exact = attention_in_float64(*(rounded_to_int8(data) if int8 else data), scale=scale)
+        assert (actual.double() - exact).abs().max() < max_error(data)
+    for actual, expected in zip(stage.attend_mixed(scale=scale), outputs_alone, strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(("rank", "rotary", "interleaved"), [(512, 64, True), (40, 8, False)])
+def test_latents_and_their_queries_are_accurate_and_batch_invariant(rank, rotary, interleaved):
+    heads, plain, count, pages = 3, 24, 257, 20
+    rows, queries = random_tensor(count, rank + rotary), random_tensor(count, heads, plain + rotary, seed=1)
+    weight, key_up = random_tensor(rank, seed=2, dtype=torch.float32), random_tensor(heads, rank, plain, seed=3)
+    angles = torch.rand(count, 1, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
+    cos, sin = torch.stack((angles.cos(), angles.cos())), torch.stack((-angles.sin(), angles.sin()))
+    cos, sin = (each.movedim(0, -1 if interleaved else -2).flatten(-2) for each in (cos, sin))
+    slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
+    packed = native.pack_heads(key_up)
+
+    def kernel(rows, queries, cos, sin, slots):
+        pool = empty_pool(pages, LayerKV(1, rank + rotary, rank, has_latents=True))
+        places = native.write_indices(slots, pool.page_format)
+        native.write_latents(rows, native.Norm(weight, 1e-6), cos, sin, pool, places, is_interleaved=interleaved)
+        assert pool.data.count_nonzero() <= len(rows) * (rank + rotary)
+        absorbed = native.absorb_queries(queries, packed, cos, sin, is_interleaved=interleaved)
+        return torch.cat((absorbed, unpack_pages(pool)[0][slots // BLOCK_SIZE, slots % BLOCK_SIZE]), 1)
+
+    actual = check_batch_invariant(kernel, rows, queries, cos, sin, slots).double()
+
+    def turn(x):
+        turning = x.double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
+        pairs = torch.complex(*turning.unbind(-1 if interleaved else -2))
+        pairs = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())
+        return torch.stack((pairs.real, pairs.imag), -1 if interleaved else -2).flatten(-2)
+
+    latents = rows[:, :rank].double()
+    normed = latents / (latents.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    key = torch.cat((normed[:, None], turn(rows[:, None, rank:])), -1)
+    absorbed = torch.einsum("thi,hoi->tho", queries[..., :plain].double(), key_up.double())
+    exact = torch.cat((torch.cat((absorbed, turn(queries[..., plain:])), -1), key), 1)
+    assert ((actual - exact).abs() <= exact.abs() * 2**-7 + 1e-4).all()
 
 
 def test_text_has_the_same_bits_beside_pictures():
@@ -518,7 +579,13 @@ def test_torch_attention_plan_bounds_group_size():
     table = list(range(64))
     spans = [Span(i, 1, 1000, table) for i in range(500)]
     groups = torch_attention.plan_tiles(
-        spans, heads=4, kv_heads=2, dim=64, window=None, ends=None, zero_page=64, device=torch.device("cpu")
+        spans,
+        heads=4,
+        page_shape=(2, 2, BLOCK_SIZE, 64),
+        window=None,
+        ends=None,
+        zero_page=64,
+        device=torch.device("cpu"),
     )
     assert sum(group.tiles for group in groups) == 500
     assert all(group.tiles * group.keys * 2 * 64 <= 1 << 19 for group in groups)
@@ -527,7 +594,13 @@ def test_torch_attention_plan_bounds_group_size():
 def test_torch_attention_plan_reads_only_window_pages():
     spans = [Span(0, 1, 5000, list(range(400)))]
     (group,) = torch_attention.plan_tiles(
-        spans, heads=1, kv_heads=1, dim=8, window=100, ends=None, zero_page=400, device=torch.device("cpu")
+        spans,
+        heads=1,
+        page_shape=(2, 1, BLOCK_SIZE, 8),
+        window=100,
+        ends=None,
+        zero_page=400,
+        device=torch.device("cpu"),
     )
     assert group.keys <= 1024
     assert int(group.pages[0]) // 2 * BLOCK_SIZE <= 4900
@@ -536,6 +609,12 @@ def test_torch_attention_plan_reads_only_window_pages():
 def test_torch_attention_masks_stay_small_for_long_contexts():
     spans = [Span(0, 2048, 32768, list(range(2048)))]
     groups = torch_attention.plan_tiles(
-        spans, heads=2, kv_heads=1, dim=64, window=None, ends=None, zero_page=2048, device=torch.device("cpu")
+        spans,
+        heads=2,
+        page_shape=(2, 1, BLOCK_SIZE, 64),
+        window=None,
+        ends=None,
+        zero_page=2048,
+        device=torch.device("cpu"),
     )
     assert sum(group.mask.numel() for group in groups) < 1 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ except build.BuildError:
     pytest.skip("no C++ compiler", allow_module_level=True)
 
 VOCAB, CONTEXT = 50, 80
+LATENT_SHAPES = native.LatentShape(32, 16, 8, 24), native.LatentShape(40, 8, 16, 8, 24)
 FORMATS = ("bf16", "int8", "int4", "int4 in another order", "e4m3", "e2m1")
 
 
@@ -105,10 +107,24 @@ class RandomModel:
             router = self.random_linear("bf16", numbers, shape.hidden, "experts" in shape.biases)
             return native.Mixture(router, self.random_bf16(routing.experts).float(), experts)
 
-        heads, attention_width = shape.heads + 2 * shape.kv_heads, shape.heads * shape.head_dim
+        def random_latents(sizes: native.LatentShape | None) -> dict[str, Any]:
+            if sizes is None:
+                return {}
+            names = {"latent_norm": sizes.rank}
+            parts: dict[str, Any] = {}
+            if sizes.query_rank:
+                names["query_latent_norm"] = sizes.query_rank
+                parts["query_up"] = random_site("query_up", shape.heads * sizes.head_dim, sizes.query_rank)
+            norms = {name: native.Norm(self.random_bf16(width).float(), 1e-6) for name, width in names.items()}
+            key_up = native.pack_heads(self.random_bf16(shape.heads, sizes.rank, sizes.plain_dim))
+            value_up = native.pack_heads(self.random_bf16(shape.heads, sizes.value_dim, sizes.rank))
+            return {**norms, **parts, "key_up": key_up, "value_up": value_up}
+
+        heads, (qkv_width, attention_width) = shape.heads + 2 * shape.kv_heads, attention_sizes(shape)
         layers = [
             DecoderLayer(
-                qkv=random_site("qkv", heads * shape.head_dim, shape.hidden),
+                **random_latents(shape.latent),
+                qkv=random_site("qkv", qkv_width, shape.hidden),
                 output=random_site("output", shape.hidden, attention_width),
                 gate_up=random_mlp_site(layer, "gate_up", (1 + layer.is_gated) * shape.intermediate, shape.hidden),
                 down=random_mlp_site(layer, "down", shape.hidden, shape.intermediate),
@@ -156,12 +172,14 @@ class RandomModel:
     def assign_adapters(self, batch: PackedBatch, shape: DecoderConfig, ranks: list[int]) -> None:
         """Assign adapters of these ranks to rows; some rows have none, and adapters skip some of their layers."""
         rows = list(range(len(batch.token_ids)))[:: 2 if len(ranks) == 1 else 1]
-        attention_width, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        (qkv_width, attention_width), latent = attention_sizes(shape), shape.latent
+        kv, queries = shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
         linears = [
-            (shape.hidden, [attention_width, kv, kv]),
+            (shape.hidden, [queries, kv, kv] if latent is None else [qkv_width - latent.stored_dim, latent.stored_dim]),
             (attention_width, [shape.hidden]),
             (shape.hidden, [shape.intermediate] * (1 + shape.layers[0].is_gated)),
             (shape.intermediate, [shape.hidden]),
+            (latent.query_rank, [queries]) if latent is not None and latent.query_rank else (1, []),
         ]
 
         def random_site(number: int, into: int, outs: list[int], rank: int) -> list[native.LowRank]:
@@ -191,6 +209,14 @@ class RandomModel:
             batch.rope_positions = self.random_integers(0, CONTEXT, 3, count)
 
 
+def attention_sizes(shape: DecoderConfig) -> tuple[int, int]:
+    """The outputs of qkv, and the inputs of the output layer."""
+    queries, latent = shape.heads * shape.head_dim, shape.latent
+    if latent is None:
+        return queries + 2 * shape.kv_heads * shape.head_dim, queries
+    return (latent.query_rank or queries) + latent.stored_dim, shape.heads * latent.value_dim
+
+
 def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
     """Configs of every variation that a layer may have."""
     eights = st.integers(1, 12).map(lambda count: 8 * count)
@@ -200,7 +226,10 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
     @st.composite
     def build_config(draw) -> DecoderConfig:
         kv_heads, (dim, rotary), mrope = draw(st.integers(1, 3)), draw(dims), draw(axes)
-        half, are_heads_normed = rotary // 2, draw(st.booleans())
+        latent, heads = draw(st.sampled_from([None, *LATENT_SHAPES])), draw(st.integers(1, 4)) * kv_heads
+        if latent is not None:
+            kv_heads, dim, rotary, mrope = heads, latent.head_dim, latent.rotary_dim, None
+        half, are_heads_normed = rotary // 2, latent is None and draw(st.booleans())
         section = (half - half // 2, half // 4, half // 2 - half // 4) if half and mrope else ()
         rope = RopeConfig(
             10000.0,
@@ -224,14 +253,15 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
         groups = {"groups": 3, "chosen_groups": 2, "sigmoid": True, "normalized": True} if draw(st.booleans()) else {}
         routing = native.Routing(experts=6, chosen=draw(st.integers(1, 3)), shared=shared, **groups)
         routings = st.sampled_from([None, routing])
-        numbers = st.sampled_from([None, *range(len(ropes))])
+        numbers = st.sampled_from([*range(len(ropes)), *[None] * (latent is None)])
         norms = {name: draw(st.sampled_from([None, "norm"])) for name in LAYER_NORMS[:4]}
         return DecoderConfig(
             vocab=VOCAB,
             hidden=draw(eights),
             intermediate=draw(eights),
-            heads=draw(st.integers(1, 4)) * kv_heads,
+            heads=heads,
             kv_heads=kv_heads,
+            latent=latent,
             head_dim=dim,
             max_len=CONTEXT,
             eps=1e-6,
@@ -260,10 +290,7 @@ def run_both_ways(
     past = RandomModel(7)
     stores = [PagedKV(decoder.layers, used, torch.bfloat16, int8=int8) for _ in range(2)]
     for i, layer in enumerate(decoder.layers):
-        keys, values = (
-            past.random_bf16(BLOCK_SIZE * used, layer.heads, layer.dim),
-            past.random_bf16(BLOCK_SIZE * used, layer.heads, layer.dim),
-        )
+        keys, values = (past.random_bf16(BLOCK_SIZE * used, layer.heads, dim) for dim in (layer.dim, layer.value_dim))
         for pages in stores:
             pages.clear_pages(list(range(used)))
             everywhere = torch.arange(BLOCK_SIZE * used)
@@ -325,6 +352,18 @@ MROPE = replace(
     ropes=(RopeConfig(1e6, 64, mrope_section=(8, 12, 12)),),
     layers=(LayerShape(1e-4), LayerShape(1e-4, window=33)),
 )
+# The attention of DeepSeek-V3, with fewer heads. A small scale, because random queries and keys are large.
+DEEPSEEK_LATENT = native.LatentShape(512, 64, 128, 128, 256)
+DEEPSEEK = replace(
+    REAL_WIDTH,
+    heads=4,
+    kv_heads=4,
+    head_dim=DEEPSEEK_LATENT.head_dim,
+    ropes=(RopeConfig(1e4, 64, is_interleaved=True),),
+    layers=(LayerShape(1e-4), LayerShape(1e-3)),
+    latent=DEEPSEEK_LATENT,
+    biases=frozenset(),
+)
 # Every variation of a layer at once.
 ODD_LAYER = LayerShape(
     0.1,
@@ -369,7 +408,8 @@ def test_text_keeps_its_bits_beside_media(level, weight_format):
 
 
 @pytest.mark.parametrize(
-    ("shape", "weight_format"), [*((REAL_WIDTH, each) for each in FORMATS), (ODD, "bf16"), (ODD, "int8")]
+    ("shape", "weight_format"),
+    [*((REAL_WIDTH, each) for each in FORMATS), (ODD, "bf16"), (ODD, "int8"), (DEEPSEEK, "bf16"), (DEEPSEEK, "int8")],
 )
 def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, shape, weight_format):
     source = RandomModel(3)

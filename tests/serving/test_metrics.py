@@ -1,6 +1,7 @@
 """The metrics page: the queries of vLLM's and TGI's dashboards find their names and labels, with correct values."""
 
 import asyncio
+import re
 from types import SimpleNamespace
 
 import msgspec
@@ -10,6 +11,7 @@ from support.metrics_page import metric_value
 
 from parley.errors import EngineError
 from parley.metrics.http_requests import HttpRequestMetrics
+from parley.metrics.key_names import MAX_KEYS
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import BucketHistogram, LabelledCounter, scalar_lines
 from parley.serving import request_metrics
@@ -181,3 +183,43 @@ def test_scalar_metrics_join_common_and_own_labels():
     assert scalar_lines("gauge", "x", "X.", [('m="1"', values), ("", [("", 7)])]) == (
         '# HELP x X.\n# TYPE x gauge\nx{m="1"} 1\nx{m="1",l="2"} 0.5\nx{m="1",l="3"} 2\nx 7\n'
     )
+
+
+# What the published dashboards of these servers ask for: TGI's assets/tgi_grafana.json, Triton's
+# deploy/*/dashboard.json but for its GPU gauges, and what vLLM's dashboards ask of its HTTP server.
+DASHBOARD_TEXT = """
+tgi_batch_concat tgi_batch_concat_duration_bucket tgi_batch_current_max_tokens tgi_batch_current_size
+tgi_batch_decode_duration_bucket tgi_batch_filter_duration_bucket tgi_batch_forward_duration_bucket
+tgi_batch_inference_duration_bucket tgi_queue_size tgi_request_count tgi_request_duration_bucket tgi_request_failure
+tgi_request_generated_tokens_bucket tgi_request_generated_tokens_count tgi_request_generated_tokens_sum
+tgi_request_input_length_bucket tgi_request_mean_time_per_token_duration_bucket tgi_request_queue_duration_bucket
+tgi_request_skipped_tokens_bucket tgi_request_success
+nv_cpu_memory_used_bytes nv_cpu_utilization nv_inference_compute_duration_us nv_inference_compute_infer_duration_us
+nv_inference_count nv_inference_first_response_histogram_ms_bucket nv_inference_load_ratio_bucket
+nv_inference_queue_duration_us nv_inference_request_failure nv_inference_request_success
+http_requests_total http_request_duration_seconds_bucket http_request_duration_highr_seconds_bucket
+process_cpu_seconds_total process_resident_memory_bytes process_open_fds
+"""
+
+
+async def test_metrics_page_has_every_name_that_published_dashboards_ask_for(serve):
+    server = await serve(api_keys=("a", "b"))
+    headers = {"authorization": "Bearer b", "content-type": "application/json"}
+    body = b'{"prompt": [5, 6, 7], "max_tokens": 9}'
+    assert (await server.call("POST", "/v1/completions", body, headers)).status == 200
+    page = (await server.call("GET", "/metrics", b"", headers)).body.decode()
+    names = {re.split(r"[{ ]", line)[0] for line in page.splitlines() if not line.startswith("#")}
+    assert not {*DASHBOARD_TEXT.split()} - names
+    tokens = {kind: metric_value(page, f'parley:tokens_total{{model_name="tiny",key="key-2",kind="{kind}"}}')
+              for kind in ("prompt", "cached", "output")}  # fmt: skip
+    assert tokens == {"prompt": 3, "cached": 0, "output": 9}
+    assert 0 <= metric_value(page, "nv_cpu_utilization") <= 1
+    assert metric_value(page, 'nv_inference_load_ratio_sum{model="tiny",version="1"}') >= 1
+
+
+def test_only_the_first_keys_have_series_of_their_own():
+    metrics = ModelMetrics()
+    for number in range(MAX_KEYS + 50):
+        metrics.record_key_tokens(f"key-{number}", {"prompt": 2, "output": 1})
+    assert len(metrics.key_tokens) == 2 * (MAX_KEYS + 1)
+    assert (metrics.key_tokens["other", "prompt"], metrics.key_tokens["key-0", "output"]) == (100, 1)

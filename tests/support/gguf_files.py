@@ -33,6 +33,21 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_exps": "ffn_gate_exps",
+    "mlp.experts.up_exps": "ffn_up_exps",
+    "mlp.experts.down_exps": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
 }
 GEMMA_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
@@ -88,10 +103,15 @@ def write_folder(folder: Path, model_type: str, **fields: Any) -> Path:
     return folder
 
 
-def write_gguf(path: Path, folder: Path, kind: str = "F32", **metadata: Any) -> Path:
-    """Write a folder's model as one file. ``kind``: the type of its linear weights where their shape allows it."""
+def write_gguf(
+    path: Path, folder: Path, kind: str = "F32", *, packed: dict[str, np.ndarray] | None = None, **metadata: Any
+) -> Path:
+    """Write a folder's model as one file. ``kind``: the type of its linear weights where their shape allows it.
+
+    ``packed``: the blocks of weights by name in the folder, uint8 [out, bytes of a row], where they exist already.
+    """
     config = json.loads((folder / "config.json").read_text())
-    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config["model_type"], config["model_type"])
+    arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, arch)
     add_shape(writer, config)
     add_tokenizer(writer, folder)
@@ -100,14 +120,44 @@ def write_gguf(path: Path, folder: Path, kind: str = "F32", **metadata: Any) -> 
     if (rope := config.get("rope_parameters") or {}).get("rope_type") == "llama3":
         factors = llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"])
         writer.add_tensor("rope_freqs.weight", factors.numpy())
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in split_experts(load_file(folder / "model.safetensors")).items():
+        blocks = (packed or {}).get(name)
+        tensor = tensor if blocks is None else torch.from_numpy(blocks)
         if arch == "llama" and (".q_proj" in name or ".k_proj" in name):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
             tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+        if blocks is not None:
+            type_ = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(gguf_name(name, arch), tensor.contiguous().numpy(), raw_dtype=type_)
+            continue
         tensor = tensor.float() + 1 if arch.startswith("gemma") and name.endswith("norm.weight") else tensor.float()
-        add_tensor(writer, gguf_name(name, arch), tensor.numpy(), kind)
+        if name.endswith("shared_expert_gate.weight"):
+            tensor = tensor.flatten()
+        add_tensor(writer, gguf_name(name, arch), tensor.numpy(), "F32" if name.endswith("mlp.gate.weight") else kind)
     close_writer(writer)
     return path
+
+
+def split_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with the gates and ups of all experts apart, as GGUF files have them."""
+    split: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        stem, _, end = name.rpartition(".")
+        if end == "gate_up_proj":
+            gates, ups = tensor.chunk(2, 1)
+            split |= {f"{stem}.gate_exps.weight": gates.contiguous(), f"{stem}.up_exps.weight": ups.contiguous()}
+        else:
+            split[f"{stem}.down_exps.weight" if end == "down_proj" else name] = tensor
+    return split
+
+
+def join_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Undo ``split_experts``."""
+    joined = {name.replace(".down_exps.weight", ".down_proj"): tensor for name, tensor in tensors.items()}
+    for name in [each for each in joined if each.endswith(".gate_exps.weight")]:
+        parts = joined.pop(name), joined.pop(name.replace("gate_exps", "up_exps"))
+        joined[name.replace(".gate_exps.weight", ".gate_up_proj")] = torch.cat(parts, 1)
+    return joined
 
 
 def llama3_factors(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
@@ -146,6 +196,15 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     for field in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(field):
             writer.add_float32(f"{writer.arch}.{field}", config[field])
+    for field, add in (
+        ("num_experts", writer.add_expert_count),
+        ("num_local_experts", writer.add_expert_count),
+        ("num_experts_per_tok", writer.add_expert_used_count),
+        ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+        ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
+    ):
+        if config.get(field):
+            add(config[field])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
 

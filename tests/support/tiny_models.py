@@ -95,6 +95,45 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Those whose checkpoints merge queries, keys and values of each head. Only tests of decoders and adapters load them.
 MERGED_HEADS: dict[str, tuple[str, dict[str, Any]]] = {"gpt_neox": ("gpt_neox", BASE_CONFIG)}
+LATENTS = BASE_CONFIG | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 8,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 64}
+# Those with multi-head latent attention. Only tests of the fused decoder load them.
+LATENT_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": (
+        "deepseek_v2",
+        LATENTS
+        | {"moe_intermediate_size": 48, "n_routed_experts": 16, "num_experts_per_tok": 3, "routed_scaling_factor": 2.0}
+        | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+        | {"rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek_v2_lite": (
+        "deepseek_v2",
+        LATENTS
+        | {"q_lora_rank": None, "moe_intermediate_size": 48, "n_routed_experts": 6, "num_experts_per_tok": 2}
+        | {"n_group": 2, "topk_group": 1, "num_hidden_layers": 3, "first_k_dense_replace": 1},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        LATENTS
+        | {"moe_intermediate_size": 48, "n_routed_experts": 16, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+        | {"first_k_dense_replace": 1, "num_mtp_layers": 0}
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}},
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        LATENTS | {"moe_intermediate_size": 48, "n_routed_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "minicpm3": ("minicpm3", LATENTS | {"v_head_dim": None, "dim_model_base": 32, "scale_depth": 1.2}),
+    # Transformers zeroes the embedding of its padding token, even after loading.
+    "youtu": ("youtu", LATENTS | {"rope_interleave": False, "pad_token_id": None}),
+}
 # Those that only tests of the fused decoder and its mixtures load.
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
@@ -163,7 +202,7 @@ def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model_type, fields = (ARCHITECTURES | MIXTURES | MERGED_HEADS)[architecture]
+    model_type, fields = (ARCHITECTURES | MIXTURES | MERGED_HEADS | LATENT_DECODERS)[architecture]
     config = AutoConfig.for_model(model_type, **(fields | overrides))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     write_random_model(folder, model, seed=seed, dtype=dtype)
@@ -171,8 +210,8 @@ def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = 
     return folder
 
 
-def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str) -> None:
-    """Draw the weights of a Transformers model anew, and write it into ``folder``."""
+def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str, **save: Any) -> None:
+    """Draw the weights of a Transformers model anew, and write it into ``folder``. ``save``: as for save_pretrained."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -191,7 +230,7 @@ def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str) -> No
             if name.endswith("e_score_correction_bias"):  # of a router's choice
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
     folder.mkdir(parents=True, exist_ok=True)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
 
 
 @functools.cache

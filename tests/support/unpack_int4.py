@@ -18,24 +18,31 @@ def fill_with_nan(pool: PagePool) -> None:
 def unpack_pages(pool: PagePool) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values as float32 [pages, 16, heads, dim or value_dim]."""
     layer, data = pool.page_format.layer, pool.data
-    sizes = (layer.dim, layer.value_dim)
+    sizes = (layer.dim, layer.value_dim)[: 1 if layer.has_latents else 2]
     int8 = data.dtype == torch.int8
     if not pool.page_format.tiled:
         parts = []
         for rows, size in zip(data.unbind(1), sizes, strict=True):
             scale = rows[..., -4:].contiguous().view(torch.float32) if int8 else 1
             parts.append((rows[..., :size].float() * scale).transpose(1, 2))
-        return parts[0], parts[1]
+        return parts[0], parts[-1][..., : layer.value_dim]
     side = 4 if int8 else 2
     pages, key_groups, value_columns = len(data), -(-layer.dim // side), -(-layer.value_dim // BLOCK_SIZE) * BLOCK_SIZE
     heads = data.view(pages, layer.heads, -1)
     keys, values, scales = heads.split(
-        [key_groups * BLOCK_SIZE * side, BLOCK_SIZE * value_columns, 32 * 4 if int8 else 0], -1
+        [
+            key_groups * BLOCK_SIZE * side,
+            0 if layer.has_latents else BLOCK_SIZE * value_columns,
+            len(sizes) * BLOCK_SIZE * 4 if int8 else 0,
+        ],
+        -1,
     )
     keys = keys.reshape(pages, layer.heads, key_groups, BLOCK_SIZE, side).permute(0, 3, 1, 2, 4).flatten(3)
-    values = values.reshape(pages, layer.heads, -1, value_columns, side).permute(0, 2, 4, 1, 3).flatten(1, 2)
-    parts = [keys.float(), values.float()]
+    parts = [keys.float()]
+    if not layer.has_latents:
+        values = values.reshape(pages, layer.heads, -1, value_columns, side).permute(0, 2, 4, 1, 3).flatten(1, 2)
+        parts.append(values.float())
     if int8:
-        factors = scales.contiguous().view(torch.float32).view(pages, layer.heads, 2, BLOCK_SIZE).permute(2, 0, 3, 1)
-        parts = [part * factor[..., None] for part, factor in zip(parts, factors, strict=True)]
-    return parts[0][..., : layer.dim], parts[1][..., : layer.value_dim]
+        factors = scales.contiguous().view(torch.float32).view(pages, layer.heads, len(sizes), BLOCK_SIZE)
+        parts = [part * factor[..., None] for part, factor in zip(parts, factors.permute(2, 0, 3, 1), strict=True)]
+    return parts[0][..., : layer.dim], parts[-1][..., : layer.value_dim]

@@ -19,7 +19,7 @@ from parley.text.grammar.answer_question import decode_question, encode_question
 from parley.text.parsing.call_families import CALLS
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.harmony_parser import make_output_parser
-from parley.types import Chat, ChoiceDelta, ChoiceDone, EngineOutput, Grammar, Message, Request
+from parley.types import CUSTOM_GRAMMAR, Chat, ChoiceDelta, ChoiceDone, EngineOutput, Grammar, Message, Request
 
 LLAMA = next(row for row in CALLS if row.name == "llama3_json")
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "required": ["city"],
@@ -276,11 +276,23 @@ def test_call_arguments_are_an_object_for_any_schema_type(allows, kind):
     assert not any(allows(chat, hermes_call("f", wrong)) for wrong in ('"a"', "null", "3"))
 
 
+@pytest.mark.parametrize("text", [{"pattern": "^(?:(?=x)y)$"}, {"pattern": "^(?:()$"}, {CUSTOM_GRAMMAR: "start: ("}])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_wrong_grammar_of_a_custom_tool_names_its_member(language, text, choice):
+    schema = {"type": "object", "properties": {"input": {"type": "string"} | text}, "required": ["input"]}
+    tools = function_tool("f"), function_tool("raw", schema, strict=True)
+    chat = chat_with_tools(*tools, tool_choice=choice, schema_fields={"f": "tools[0]", "raw": "tools[1].definition"})
+    with pytest.raises(Invalid, match=r"^tools\[1\]\.definition cannot be followed: ") as caught:
+        language.compile_answer_grammar(chat, None)
+    assert caught.value.field == "tools[1].definition"
+
+
 def test_unsupported_schema_is_refused_only_for_strict_tools(allows, language):
     odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
+    tools = function_tool("f"), function_tool("g", odd, strict=True)
     with pytest.raises(Invalid) as caught:
-        language.compile_answer_grammar(chat_with_tools(function_tool("f"), function_tool("g", odd, strict=True)), None)
-    assert caught.value.field == "tools[1].function.parameters"
+        language.compile_answer_grammar(chat_with_tools(*tools, schema_fields={"f": "first", "g": "second"}), None)
+    assert caught.value.field == "second"
     loose = chat_with_tools(function_tool("f"), function_tool("g", odd), tool_choice="required")
     assert allows(loose, hermes_call("g", '{"b": 1}')) and not allows(loose, hermes_call("f", '{"b": 1}'))
     wide = [

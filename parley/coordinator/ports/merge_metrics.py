@@ -2,7 +2,7 @@
 
 Counters, histograms and gauges are summed. Ratios are not: cache ratios are averaged, weighted by cache size, and hit
 rates are recomputed from their counters. Series that only carry labels (``_info``) get the value 1. Series about one
-process are left out. Knows Prometheus' text format, and only the names needed to recognise these kinds.
+process or machine are left out. Knows Prometheus' text format, and only the names needed to recognise these kinds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def merge_pages(pages: Sequence[tuple[str, float]]) -> str:
             order.setdefault(owner, {}).setdefault(series, []).append((value, weight))
     parts = []
     for name, owner_series in order.items():
-        if name.startswith(("process_", "parley_build_info")):
+        if name.startswith(("process_", "nv_cpu_", "parley_build_info")):
             continue
         parts += [f"{line}\n" for line in header_lines.get(name, ())]
         if name.endswith("_info"):

@@ -36,12 +36,13 @@ UNKNOWN_PATH = b"Invalid request\r\n"
 
 @dataclass(frozen=True)
 class AdminReply:
-    """An answer of an admin port. An empty ``content_type`` sends no Content-Type."""
+    """An answer of an admin port. An empty ``content_type`` sends no Content-Type. ``headers``: further headers."""
 
     status: int = 200
     body: bytes = b""
     content_type: bytes = b""
     close: bool = False
+    headers: Sequence[tuple[bytes, bytes]] = ()
 
     @classmethod
     def from_json(cls, value: Any, status: int = 200) -> AdminReply:
@@ -87,7 +88,7 @@ class AdminPort:
         if scope["type"] != "http":
             return
         reply = await self._run_route(scope, receive)
-        headers = [(b"content-length", b"%d" % len(reply.body))]
+        headers = [(b"content-length", b"%d" % len(reply.body)), *reply.headers]
         if reply.content_type:
             headers.append((b"content-type", reply.content_type))
         if reply.close:

@@ -1,9 +1,8 @@
-"""The status port: probes, and a page with the live state of the cluster (``page.html``, which polls ``/data``)."""
+"""The status port: probes, and a page with the live state of the cluster (which polls ``/data``)."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from parley.coordinator.access import reading_access
@@ -12,10 +11,16 @@ from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
 from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceTable
+from parley.ui import PAGE_HEADERS, page_files
 
-PAGE_FILE = Path(__file__).with_name("page.html")
-HTML_TYPE = b"text/html; charset=utf-8"
+PAGE_NAME = "cluster.html"
 UP_REPLY, DOWN_REPLY = AdminReply(), AdminReply(503)
+
+
+def send_page_file(name: str) -> AdminReply:
+    """Return a file of the web page, or 404."""
+    file = page_files().get(name)
+    return AdminReply(404) if file is None else AdminReply(200, file.body, file.content_type, headers=PAGE_HEADERS)
 
 
 class StatusPort:
@@ -26,7 +31,6 @@ class StatusPort:
     ):
         self._table, self._scheduler, self._management = table, scheduler, management
         self._started_at = table.clock()
-        page = AdminReply(200, PAGE_FILE.read_bytes(), HTML_TYPE)
         alive = {
             ("GET", path): lambda _: UP_REPLY for path in ("/v1/startup", "/v1/health", "/v2/health/live", "/health")
         }
@@ -39,7 +43,8 @@ class StatusPort:
                 **alive,
                 **ready,
                 ("GET", "/v2/models/*/ready"): self.model_readiness,
-                ("GET", "/"): lambda _: page,
+                ("GET", "/"): lambda _: send_page_file(PAGE_NAME),
+                ("GET", "/ui/*"): lambda request: send_page_file(request.matched_segment),
                 ("GET", "/data"): lambda _: AdminReply.from_json(self.page_data()),
             },
             host,

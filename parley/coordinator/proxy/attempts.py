@@ -29,6 +29,8 @@ from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER
 from parley.errors import ParleyError
+from parley.tracing.request_trace import Attributes, RequestTrace
+from parley.tracing.trace_context import TRACE_HEADERS
 from parley.web.http_client import CollectedAnswer, ConnectionBroken, InstanceAnswer, InstanceUnreachable
 from parley.web.random_ids import draw_id
 
@@ -59,6 +61,32 @@ class AttemptFailed(Exception):
         super().__init__(text)
         self.status, self.text, self.instance, self.equally_unfit = status, text, instance, equally_unfit
         self.answer, self.final, self.refused = answer, final, refused
+
+
+class AttemptSpan:
+    """The span of one attempt, which begins now. ``error``: why the attempt failed, if it did."""
+
+    def __init__(self, trace: RequestTrace, number: int):
+        self.context = trace.new_context()
+        self.error = ""
+        self._trace, self._number, self._started_at = trace, number, time.perf_counter()
+
+    def finish(self, placement: Placement) -> None:
+        """Add the span."""
+        attributes: Attributes = {
+            "parley.attempt": self._number,
+            "parley.prefill.instance": placement.p.id,
+            "parley.decode.instance": placement.d.id,
+        }
+        self._trace.add_span(
+            "attempt",
+            self._started_at,
+            time.perf_counter(),
+            attributes,
+            kind="client",
+            context=self.context,
+            error=self.error,
+        )
 
 
 class RequestRunner:
@@ -150,7 +178,9 @@ class RequestRunner:
     async def _run_once(self) -> bool:
         """Run one attempt; True if the request is answered. Raises ParleyError when no other attempt may follow."""
         self._placement = None
+        started_at = time.perf_counter()
         placement = self._placement = await self._place_attempt()
+        attempt_span = self._begin_span(started_at)
         try:
             if self.attempts and not self._failed_instances.isdisjoint(
                 (placement.p.id, placement.d.id)
@@ -171,11 +201,26 @@ class RequestRunner:
             return False
         except AttemptFailed as failure:
             self._refused = failure.refused
+            if attempt_span is not None:
+                attempt_span.error = failure.text
             if failure.instance is not None and failure.status >= 500 and not self._refused:
                 placement.report_failure(failure.instance, failure.text)
             return await self._handle_failure(failure)
         finally:
             placement.close_placement(False)
+            if attempt_span is not None:
+                attempt_span.finish(placement)
+
+    def _begin_span(self, started_at: float) -> AttemptSpan | None:
+        """Begin the span of an attempt that has been scheduled since ``started_at``; None if it is not traced."""
+        trace = self.client.trace
+        if trace is None:
+            return None
+        trace.add_span("schedule", started_at, time.perf_counter(), {"parley.attempt": self.attempts + 1})
+        attempt_span = AttemptSpan(trace, self.attempts + 1)
+        kept_headers = [header for header in self._headers if header[0] not in TRACE_HEADERS]
+        self._headers = [*kept_headers, *attempt_span.context.headers()]
+        return attempt_span
 
     async def _handle_failure(self, failure: AttemptFailed) -> bool:
         """Prepare for another attempt (False), or send the client P's answer (True). Raises ParleyError."""

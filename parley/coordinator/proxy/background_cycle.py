@@ -45,7 +45,7 @@ class BackgroundCycle:
             client.dialect,
         )
         detached.set_request_uuid(client.request_uuid)
-        detached.records_inlined = client.records_inlined
+        detached.records_inlined, detached.trace = client.records_inlined, client.trace
         return detached
 
     async def wait_until_begun(self) -> None:

@@ -12,8 +12,10 @@ from parley.disagg.wire.headers import (
     REFUSED_HEADER,
     SHORT_HEADER,
 )
+from parley.tracing.trace_context import TRACE_HEADERS
 from parley.web.connection import CYCLE_KEY, HttpCycle
 from parley.web.exchange import Exchange
+from parley.web.logs import MAX_LOGGED_ERROR
 
 # Headers of one connection rather than of the request, or set anew for the next connection.
 HOP_HEADERS = CONNECTION_HEADERS | {
@@ -67,6 +69,9 @@ class DownstreamClient(Exchange):
         if connection_options := self.headers.get(b"connection"):
             excluded = excluded | {name.strip().lower() for name in connection_options.split(b",")}
         own_headers = [(RECORDS_HEADER, b"inlined")] if self.records_inlined else []
+        if self.trace is not None:
+            excluded = excluded | TRACE_HEADERS
+            own_headers += self.trace.context.headers()
         return own_headers + [
             header
             for header in self.scope["headers"]
@@ -101,8 +106,14 @@ class DownstreamClient(Exchange):
         self.http_cycle.write_part(data, last=True)
         self.response_sent = True
 
+    def note_refusal(self, status: int, body: bytes) -> None:
+        """Note what an instance refused the request with, for the log. ``body``: of its answer, or the beginning."""
+        if status >= 400 and not self.log_entry.error:
+            self.log_entry.error = body[:MAX_LOGGED_ERROR].decode("utf-8", "replace")
+
     def send_complete(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Write an answer in one piece."""
+        self.note_refusal(status, body)
         if self.watcher is not None and status == 200:
             self.watcher.watch_body(body)
         self.begin_answer(status, [*returned_headers(headers), (b"content-length", b"%d" % len(body))])

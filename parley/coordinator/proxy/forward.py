@@ -38,6 +38,7 @@ class AnswerPipe:
 
     def receive_data(self, data: bytes) -> None:
         """Pass a part on; pause the instance's connection while the client does not read."""
+        self._client.note_refusal(self._client.status, data)
         if not self._client.write_part(data) and self._client_task is None:
             self._connection.set_reading_paused(True)
             self._client_task = asyncio.get_running_loop().create_task(self._wait_for_client())

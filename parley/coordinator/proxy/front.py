@@ -33,6 +33,7 @@ from parley.dialects.records import InlinedRequest
 from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
+from parley.tracing.request_trace import SpanExporter
 from parley.version import __version__
 from parley.web.auth import ApiKeys, BrowserGuard, presented_key, tenant_id
 from parley.web.http_protocol import REQUEST_NUMBER_KEY, raise_head_error
@@ -54,7 +55,8 @@ class InferenceFront:
     """The ASGI application of the inference port. Raises BadRecordFile.
 
     ``metrics_page`` renders the metrics; ``options``: those of the port; ``memory_limit``: for the bodies held at a
-    time, in bytes; ``strict``: report errors to all clients in the documented form.
+    time, in bytes; ``strict``: report errors to all clients in the documented form; ``span_exporter`` sends the spans
+    of requests elsewhere, None: they are not traced.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class InferenceFront:
         options: ServerOptions,
         memory_limit: int,
         strict: bool = False,
+        span_exporter: SpanExporter | None = None,
     ):
         self.open_requests = 0
         self.stopping = False  # True: new requests are refused
@@ -74,6 +77,7 @@ class InferenceFront:
         self._client_ids: set[tuple[str, bytes]] = set()  # request ids chosen by clients, of open requests, by tenant
         self._scheduler, self._connections, self._metrics_page = scheduler, connections, metrics_page
         self._options, self._memory_limit, self._strict = options, memory_limit, strict
+        self._span_exporter = span_exporter
         self._record_keeper = RecordKeeper(scheduler.options, scheduler.table)
         self._paths = PathTable(surfaces)
         self._gate = BrowserGuard(options.host, options.hosts, options.cors, ApiKeys(()))
@@ -115,6 +119,9 @@ class InferenceFront:
             return message
 
         client = DownstreamClient(scope, receive_counted, send, self._options, dialect)
+        if self._span_exporter is not None:
+            client.begin_trace(self._span_exporter)
+        client.route_path = "" if path is None else path.route.path
         self.open_requests += 1
         try:
             raise_head_error(scope, is_probe=path is not None and path.kind in PROBE_KINDS - GUARDED_KINDS)
@@ -145,6 +152,7 @@ class InferenceFront:
         finally:
             self.open_requests -= 1
             self.body_bytes -= body_size
+            client.finish_trace()
             if self._options.access_log:
                 log_access(client)
 
@@ -407,7 +415,7 @@ class InferenceFront:
         options, table, tenant = self._scheduler.options, self._scheduler.table, self._tenant_of(client)
         prompt_info = await self._inspect_body(client, body, tenant if table.has_private_prefixes else "")
         model = client.path_params.get("model", "") or ("" if path.shares else prompt_info.model)
-        model = table.served_name(model)
+        model = client.log_entry.model = table.served_name(model)
         turns = prompt_info.conversation_hashes() if options.algorithm_type == "cache_affinity" else None
         return SchedulingRequest(
             prompt_info.token_count, prompt_info.marks, client.client_timeout(), model, turns, tenant=tenant

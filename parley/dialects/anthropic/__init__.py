@@ -50,6 +50,7 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
         prompt_members=PROMPT_MEMBERS,
         body_limit=shared.MAX_BODY if rules.strict else None,
         other_bases=("/v1/messages",),
+        limit_headers=shared.limit_headers,
         bench_apis=bench.BENCH_APIS,
         id_header=b"request-id",
         id_prefix=shared.REQUEST_ID_PREFIX.encode(),

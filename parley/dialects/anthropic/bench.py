@@ -36,5 +36,7 @@ def read_message_event(data: bytes) -> EventSummary:
 
 
 BENCH_APIS = {
-    "messages": BenchApi("/v1/messages", build_message, read_message_event, takes_token_ids=False, is_chat=True)
+    "messages": BenchApi(
+        "/v1/messages", build_message, read_message_event, takes_token_ids=False, messages_member="messages"
+    )
 }

@@ -58,6 +58,7 @@ class MessageBody:
             tool_choice=tools.choice,
             forced_tool=tools.forced,
             parallel_calls=tools.parallel,
+            schema_fields=tools.schema_fields,
             thinking=self.thinking.enabled and not continues,
             reasoning_effort=self.form.effort,
             options={} if rules.strict else read_template_options(body),

@@ -5,9 +5,11 @@ The original checks bodies with pydantic, so a refusal is the dotted path of a m
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from parley.dialects import words
@@ -26,7 +28,7 @@ from parley.errors import (
     WrongType,
     excerpt,
 )
-from parley.types import Usage
+from parley.types import KeyLimitStates, Usage
 
 VERSION_HEADER = b"anthropic-version"
 REQUEST_ID_PREFIX = "req_"
@@ -225,3 +227,16 @@ def output_counts(usage: Usage, *, reasons: bool) -> dict[str, Any]:
     """Return the answer's tokens, and how many of them are thinking if it may think."""
     counts: dict[str, Any] = {"output_tokens": usage.completion_tokens}
     return counts | {"output_tokens_details": {"thinking_tokens": usage.reasoning_tokens}} if reasons else counts
+
+
+def limit_headers(states: KeyLimitStates, now: float) -> list[tuple[bytes, bytes]]:
+    """Return Anthropic's headers about the limits of a key. Times are those of RFC 3339. ``now``: since the epoch."""
+    headers = []
+    for kind, state in (("requests", states.requests), ("tokens", states.tokens)):
+        if state is not None:
+            reset = datetime.fromtimestamp(math.ceil(now + state.reset_seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            values = {"limit": state.limit, "remaining": state.remaining, "reset": reset}
+            headers += [
+                (f"anthropic-ratelimit-{kind}-{name}".encode(), str(value).encode()) for name, value in values.items()
+            ]
+    return headers

@@ -34,6 +34,7 @@ class ToolMembers(msgspec.Struct, frozen=True):
     choice: Choice = "auto"
     forced: str | None = None
     parallel: bool = True
+    schema_fields: dict[str, str] = {}
 
 
 def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> ToolMembers:
@@ -49,7 +50,9 @@ def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> ToolM
         if _name_of(tool) not in changes.removed
         and not (is_deferred and hides_deferred and _name_of(tool) not in blocks.revealed_tools)
     ]
-    return _read_choice(body, shown, names, blocks.rules)
+    fields = [each.member_path("input_schema") for each in definitions]
+    members = _read_choice(body, shown, names, blocks.rules)
+    return msgspec.structs.replace(members, schema_fields=dict(zip(names, fields, strict=True)))
 
 
 def _name_of(tool: ToolObject) -> str:

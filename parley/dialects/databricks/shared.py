@@ -29,6 +29,7 @@ from parley.errors import (
     NotReady,
     Overloaded,
     ParleyError,
+    RateLimited,
     TimedOut,
     Unauthorized,
     UnknownModel,
@@ -163,7 +164,7 @@ def status_and_code(error: ParleyError) -> tuple[int, str]:
             return 403, "PERMISSION_DENIED"
         case Conflict():
             return 409, error.code or "RESOURCE_CONFLICT"
-        case Overloaded():
+        case Overloaded() | RateLimited():
             return 429, "REQUEST_LIMIT_EXCEEDED"
         case NotReady() | EngineDied():
             return 503, "TEMPORARILY_UNAVAILABLE"

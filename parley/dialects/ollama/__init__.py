@@ -21,7 +21,7 @@ REFUSED_CHANGES = {  # subjects of the refusals, and the members that name model
     ("POST", "/api/push"): ("Pushing models", ("model",)),
     ("DELETE", "/api/delete"): ("Deleting models", ("model",)),
 }
-ROOT_ROUTES = (Route("GET", "/", "probe", reader=models.answer_root),)
+ROOT_ROUTES = (Route("GET", "/", "probe", reader=models.answer_root, content_types=("text/plain",)),)
 
 
 def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
@@ -46,7 +46,13 @@ def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
         Route("GET", "/api/ps", "models", writer=models.write_running),
         Route("POST", "/api/show", "info", reader=partial(models.answer_show, rules)),
         Route("GET", "/api/version", "version", writer=models.write_version),
-        Route("POST", "/api/pull", "pull", reader=models.read_pull),
+        Route(
+            "POST",
+            "/api/pull",
+            "pull",
+            reader=models.read_pull,
+            content_types=("application/json", "application/x-ndjson"),
+        ),
         *(
             Route(method, path, "info", reader=models.refuse_change(subject, members))
             for (method, path), (subject, members) in REFUSED_CHANGES.items()

@@ -39,6 +39,11 @@ def read_line(data: bytes) -> EventSummary:
 
 BENCH_APIS = {
     "ollama": BenchApi(
-        "/api/chat", conversation, read_line, takes_token_ids=False, is_chat=True, split_events=split_lines
+        "/api/chat",
+        conversation,
+        read_line,
+        takes_token_ids=False,
+        messages_member="messages",
+        split_events=split_lines,
     )
 }

@@ -44,6 +44,7 @@ DIALECT = Dialect(
     render_error=shared.openai_error,
     prompt_members=PROMPT_MEMBERS,
     common_headers=shared.openai_headers,
+    limit_headers=shared.limit_headers,
     bench_apis=bench.BENCH_APIS,
     no_memory_body=shared.NO_MEMORY_BODY,
     routes=(

@@ -73,6 +73,10 @@ def read_response_event(data: bytes) -> EventSummary:
 
 BENCH_APIS = {
     "openai": BenchApi("/v1/completions", completion, read_openai_event),
-    "chat": BenchApi("/v1/chat/completions", conversation, read_openai_event, takes_token_ids=False, is_chat=True),
-    "responses": BenchApi("/v1/responses", response, read_response_event, takes_token_ids=False, is_chat=True),
+    "chat": BenchApi(
+        "/v1/chat/completions", conversation, read_openai_event, takes_token_ids=False, messages_member="messages"
+    ),
+    "responses": BenchApi(
+        "/v1/responses", response, read_response_event, takes_token_ids=False, messages_member="input"
+    ),
 }

@@ -74,6 +74,7 @@ def read_conversation(
         forced_tool=tool_members.only,
         allowed_tools=tool_members.allowed,
         parallel_calls=tool_members.parallel,
+        schema_fields=tool_members.schema_fields,
         thinking=body.boolean("enable_thinking", None),
         reasoning_effort=body.string("reasoning_effort", None, allowed=EFFORTS),
         options=read_template_options(body),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ from parley.dialects.dialect import DEFAULT_API_OPTIONS, Answer, ApiOptions, Req
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.parameters import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID, ChoiceCounts
-from parley.errors import BadMedia, MediaFault, NotFound, Overloaded, ParleyError, Unsupported
-from parley.types import FinishReason, RepetitionPattern, Sampling, StopConditions, TokenInfo, Usage
+from parley.errors import BadMedia, MediaFault, NotFound, Overloaded, ParleyError, RateLimited, Unsupported
+from parley.types import FinishReason, KeyLimitStates, RepetitionPattern, Sampling, StopConditions, TokenInfo, Usage
 
 MAX_TOTAL_CHOICES = 2048  # n times the number of prompts
 MAX_STOP_IDS = 1024
@@ -248,6 +249,8 @@ def sse_frame(chunk: Any) -> bytes:
 def openai_error_object(error: ParleyError) -> dict[str, Any]:
     """Return the error object of an OpenAI answer."""
     match error:
+        case RateLimited(kind=kind):
+            error_type = kind
         case Overloaded():
             error_type = "requests"
         case ParleyError(status=503):
@@ -275,3 +278,23 @@ def failed_stream_end(error: ParleyError) -> bytes:
 def openai_headers(seconds: float) -> list[tuple[bytes, bytes]]:
     """Return the headers of every answer, given the seconds that the request has taken so far."""
     return [(b"openai-processing-ms", b"%d" % (seconds * 1000)), (b"openai-version", b"2020-10-01")]
+
+
+def limit_headers(states: KeyLimitStates, now: float) -> list[tuple[bytes, bytes]]:
+    """Return OpenAI's headers about the limits of a key. Times are written as ``6m0s`` or ``250ms``."""
+    headers = []
+    for kind, state in (("requests", states.requests), ("tokens", states.tokens)):
+        if state is not None:
+            values = {"limit": state.limit, "remaining": state.remaining, "reset": _duration_text(state.reset_seconds)}
+            headers += [(f"x-ratelimit-{name}-{kind}".encode(), str(value).encode()) for name, value in values.items()]
+    return headers
+
+
+def _duration_text(seconds: float) -> str:
+    """Return a duration as Go writes it, rounded up: 0s, 250ms, 1.5s, 6m0s, 23h59m59s."""
+    milliseconds = math.ceil(seconds * 1000)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if hours or minutes else ''}{rest / 1000:g}s"

@@ -36,6 +36,7 @@ class ToolMembers(msgspec.Struct, frozen=True):
     parallel: bool = True
     legacy: bool = False
     custom: frozenset[str] = frozenset()
+    schema_fields: dict[str, str] = {}
 
 
 class DeclaredTool(msgspec.Struct, frozen=True):
@@ -50,6 +51,13 @@ class DeclaredTool(msgspec.Struct, frozen=True):
         """The tool's name."""
         return str(self.signature["name"])
 
+    @property
+    def schema_field(self) -> str:
+        """The body's member that says what calls must look like."""
+        if self.kind == "custom":
+            return self.fields.member_path("format") + ".grammar.definition"
+        return self.fields.member_path("parameters")
+
 
 def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
     """Read the tool members of a body. Raises BadRequest."""
@@ -61,9 +69,21 @@ def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
     if declared and functions:
         raise body.member_error("functions", "cannot be used together with 'tools', which replaces it.")
     tool_members = (
-        ToolMembers(_signatures(functions), *function_choice, parallel=False, legacy=True)
+        ToolMembers(
+            _signatures(functions),
+            *function_choice,
+            parallel=False,
+            legacy=True,
+            schema_fields=_schema_fields(functions),
+        )
         if functions
-        else ToolMembers(_signatures(declared), *choice, parallel=parallel, custom=_names(declared, "custom"))
+        else ToolMembers(
+            _signatures(declared),
+            *choice,
+            parallel=parallel,
+            custom=_names(declared, "custom"),
+            schema_fields=_schema_fields(declared),
+        )
     )
     if tool_members.choice == "none" and not rules.shows_unused_tools:
         return ToolMembers(legacy=tool_members.legacy)
@@ -146,6 +166,10 @@ def _distinct_tools(tools: list[DeclaredTool]) -> list[DeclaredTool]:
 def _signatures(tools: list[DeclaredTool]) -> list[ToolObject]:
     """Return the tools as the model sees them."""
     return [{"type": "function", "function": tool.signature} for tool in tools]
+
+
+def _schema_fields(tools: list[DeclaredTool]) -> dict[str, str]:
+    return {tool.name: tool.schema_field for tool in tools}
 
 
 def _names(tools: list[DeclaredTool], kind: ToolKind) -> frozenset[str]:

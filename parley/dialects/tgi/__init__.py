@@ -82,8 +82,20 @@ def _with_document(dialect: Dialect, version: str) -> Dialect:
         routes=(
             *dialect.routes,
             Route("GET", "/api-doc/openapi.json", "info", reader=described),
-            Route("GET", "/docs", "info", reader=partial(document.answer_docs_page, described, "")),
-            Route("GET", "/docs/", "info", reader=partial(document.answer_docs_page, described, "../")),
+            Route(
+                "GET",
+                "/docs",
+                "info",
+                reader=partial(document.answer_docs_page, described, ""),
+                content_types=("text/html",),
+            ),
+            Route(
+                "GET",
+                "/docs/",
+                "info",
+                reader=partial(document.answer_docs_page, described, "../"),
+                content_types=("text/html",),
+            ),
         ),
     )
 

@@ -24,7 +24,8 @@ def read_tgi_conversation(body: Fields, context: RequestContext | None = None) -
     """Read a conversation with its tools; without ``context``, only text is accepted. Raises BadRequest."""
     reader = TEXT_ONLY if context is None else TgiMediaReader(context)
     messages = read_messages(body, MessageRules("", loose=True, media=reader))
-    tools, choice, only_tool = _read_tgi_tools(body)
+    schema_fields: dict[str, str] = {}
+    tools, choice, only_tool = _read_tgi_tools(body, schema_fields)
     prompt = body.string("tool_prompt", None)
     guideline = body.string("guideline", None)
     if tools and prompt:
@@ -41,6 +42,7 @@ def read_tgi_conversation(body: Fields, context: RequestContext | None = None) -
         tool_choice=choice,
         forced_tool=only_tool,
         parallel_calls=not tools,
+        schema_fields=schema_fields if tools else {},
         options={} if guideline is None else {"guideline": guideline},
         add_generation_prompt=not continues,
         continue_final=continues,
@@ -59,9 +61,14 @@ def _append_text(message: Message, text: str) -> Message:
     return msgspec.structs.replace(message, content=(message.content or "") + text)
 
 
-def _read_tgi_tools(body: Fields) -> tuple[list[dict[str, Any]], Literal["auto", "required"], str | None]:
-    """Return the tools shown to the model (none for "none"), whether it must call one, and the only one allowed."""
-    tools = [_read_tgi_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
+def _read_tgi_tools(
+    body: Fields, schema_fields: dict[str, str]
+) -> tuple[list[dict[str, Any]], Literal["auto", "required"], str | None]:
+    """Return the tools shown to the model (none for "none"), whether it must call one, and the only one allowed.
+
+    Adds the members with their schemas to ``schema_fields``, by their names.
+    """
+    tools = [_read_tgi_tool(tool, schema_fields) for tool in body.objects("tools", cap=MAX_TOOLS)]
     choice = _read_tgi_tool_choice(body)
     if not tools or choice == "none":
         return [], "auto", None
@@ -72,7 +79,7 @@ def _read_tgi_tools(body: Fields) -> tuple[list[dict[str, Any]], Literal["auto",
     return tools, "required", choice
 
 
-def _read_tgi_tool(tool: Fields) -> dict[str, Any]:
+def _read_tgi_tool(tool: Fields, schema_fields: dict[str, str]) -> dict[str, Any]:
     kind = tool.string("type", None)
     function = tool.object("function")
     if kind is None or function is None:
@@ -83,6 +90,7 @@ def _read_tgi_tool(tool: Fields) -> dict[str, Any]:
     schema = "arguments" if function.has_value("arguments") else "parameters"
     if not function.has_value(schema):
         raise function.missing_member("arguments")
+    schema_fields[name] = function.member_path(schema)
     signature: dict[str, Any] = {"name": name}
     description = function.string("description", None)
     if description is not None:

@@ -47,7 +47,7 @@ def _model_routes(path: str, strict: bool) -> tuple[Route, ...]:
     read_generate = partial(generate.read_triton_generate, strict=strict)
     return (
         Route("GET", path, "info", reader=control.model_metadata_answer),
-        Route("GET", f"{path}/ready", "info", reader=control.model_ready_answer),
+        Route("GET", f"{path}/ready", "info", reader=control.model_ready_answer, content_types=()),
         Route("GET", f"{path}/config", "info", reader=control.model_config_answer),
         Route("GET", f"{path}/stats", "summed_info", reader=control.model_statistics),
         Route("POST", f"{path}/generate", "generate", reader=partial(read_generate, stream=False)),

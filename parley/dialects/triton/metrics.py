@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+from parley.metrics.machine import cpu_utilization, memory_bytes
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import format_labels, metric_header, scalar_lines
 from parley.metrics.totals import RequestTotals
@@ -75,6 +76,12 @@ TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues]
     ),
     (
         "counter",
+        "nv_inference_compute_duration_us",
+        "Microseconds in the engine, summed (old name).",
+        _microseconds_value(lambda t: t.compute_seconds),
+    ),
+    (
+        "counter",
         "nv_inference_compute_output_duration_us",
         "Always 0: outputs are written while the next step is computed.",
         _total_value(lambda t: 0),
@@ -121,6 +128,8 @@ TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues]
 )
 
 
+LOAD_RATIO = "nv_inference_load_ratio"
+LOAD_RATIO_BOUNDS = (1.05, 1.1, 1.25, 1.5, 2, 10, 50)
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 FIRST_RESPONSE_BOUNDS = (0.1, 0.5, 2, 5)  # Triton's own, in seconds
 
@@ -128,6 +137,7 @@ FIRST_RESPONSE_BOUNDS = (0.1, 0.5, 2, 5)  # Triton's own, in seconds
 def add_triton_buckets(metrics: ModelMetrics, context: int) -> None:
     """Add this API's buckets to the histograms of a model."""
     metrics.time_to_first_token.set_scale(SCALE, FIRST_RESPONSE_BOUNDS)
+    metrics.load_ratio.set_scale(SCALE, LOAD_RATIO_BOUNDS)
 
 
 def write_triton_metrics(views: Sequence[ModelSnapshot]) -> str:
@@ -145,4 +155,18 @@ def write_triton_metrics(views: Sequence[ModelSnapshot]) -> str:
     parts.append(metric_header("histogram", FIRST_RESPONSE, "Milliseconds from a request's arrival to a token."))
     for common, view in labelled_views:
         parts += view.metrics.time_to_first_token.histogram_lines(FIRST_RESPONSE, common, SCALE, factor=1000)
-    return "".join(parts)
+    parts.append(metric_header("histogram", LOAD_RATIO, "A request's time, divided by its time in the engine."))
+    for common, view in labelled_views:
+        parts += view.metrics.load_ratio.histogram_lines(LOAD_RATIO, common, SCALE)
+    return "".join(parts) + _machine_lines()
+
+
+def _machine_lines() -> str:
+    """Return the gauges of the machine, which have no labels. Those of GPUs come from the GPU's own exporter."""
+    gauges: list[tuple[str, str, float]] = []
+    if (utilization := cpu_utilization()) is not None:
+        gauges.append(("nv_cpu_utilization", "Share of the processors in use since the last scrape.", utilization))
+    if (memory := memory_bytes()) is not None:
+        gauges.append(("nv_cpu_memory_total_bytes", "Memory of the machine.", memory[0]))
+        gauges.append(("nv_cpu_memory_used_bytes", "Memory in use.", memory[1]))
+    return "".join(scalar_lines("gauge", name, text, [("", [("", value)])]) for name, text, value in gauges)

@@ -171,14 +171,14 @@ class Checkpoint:
         values = entry.order_rows(self._view_data(entry, math.prod(shape)).view(shape))
         return values - entry.offset if entry.offset else values
 
-    def view_blocks(self, name: str, out: int, into: int) -> torch.Tensor:
-        """Return a tensor [out, into] of blocks as the bytes in the file: uint8 [out, bytes of a row].
+    def view_blocks(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a tensor of blocks as the bytes in the file: uint8 [*shape[:-1], bytes of a row].
 
         Raises LoadError.
         """
         entry = self._find_entry(name)
-        self._check_entry(name, entry, (out, into), torch.uint8)
-        return entry.order_rows(self._view_data(entry, entry.end - entry.start).view(out, -1))
+        self._check_entry(name, entry, shape, torch.uint8)
+        return entry.order_rows(self._view_data(entry, entry.end - entry.start).view(*shape[:-1], -1))
 
     def _check_entry(self, name: str, entry: TensorEntry, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
         is_plain = entry.dtype.is_floating_point and entry.dtype not in SCALED_DTYPES
@@ -269,7 +269,7 @@ class Checkpoint:
             self._entries[architectures.tensor_name(architecture, tensor.name)] = TensorEntry(
                 tensor.file,
                 dtype or torch.uint8,
-                tensor.shape,
+                architectures.tensor_shape(tensor),
                 tensor.start,
                 tensor.end,
                 None if dtype else tensor.blocks,

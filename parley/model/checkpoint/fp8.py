@@ -46,16 +46,7 @@ class Fp8Format:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError, also if a number of it is NaN."""
         values, scales = self.view_tensors(checkpoint, linear)
-        bits = values.view(torch.uint8)
-        if ((bits & 0x7F) == 0x7F).any():
-            raise LoadError(f"Tensor {linear.name}.weight has numbers that are NaN; the file is damaged.")
-        outputs, inputs = self.block or (1, linear.into)
-        if self.block is None:
-            scales = scales.float().reshape(-1, 1).expand(linear.out, 1)
-        else:
-            scales = scales.float().repeat_interleave(outputs, 0)[: linear.out]
-        group = min(inputs, linear.into)
-        return GroupedLinearWeight(GroupedWeight(bits, scales, None, group, code="e4m3"))
+        return read_fp8(values, scales, self.block, f"{linear.name}.weight")
 
     def _scale_shape(self, checkpoint: Checkpoint, linear: LinearSpec, name: str) -> tuple[int, ...]:
         """Return the shape that the scales must have; of those that mean the same, the one in the file."""
@@ -85,6 +76,24 @@ class Fp8WhereScaled(Fp8Format):
         """Read the weight. Raises LoadError."""
         views = self.view_tensors(checkpoint, linear)
         return PlainWeight(*views) if len(views) == 1 else super().read_weight(checkpoint, linear)
+
+
+def read_fp8(
+    values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None, name: str
+) -> GroupedLinearWeight:
+    """Return the weight of numbers float8_e4m3fn [out, in] with scales as in ``Fp8Format``. ``name``: of its tensor.
+
+    Raises LoadError if a number is NaN.
+    """
+    bits, (out, into) = values.view(torch.uint8), values.shape
+    if ((bits & 0x7F) == 0x7F).any():
+        raise LoadError(f"Tensor {name} has numbers that are NaN; the file is damaged.")
+    outputs, inputs = block or (1, into)
+    if block is None:
+        scales = scales.float().reshape(-1, 1).expand(out, 1)
+    else:
+        scales = scales.float().repeat_interleave(outputs, 0)[:out]
+    return GroupedLinearWeight(GroupedWeight(bits, scales, None, min(inputs, into), code="e4m3"))
 
 
 def read_fp8_config(config: dict[str, Any]) -> Callable[[str], Fp8WhereScaled]:

@@ -17,7 +17,7 @@ import torch
 from parley.model.checkpoint import compressed_tensors, fp8, gptq_awq
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.gguf_blocks import grouped_bits
-from parley.model.checkpoint.stacked import StackedFormat, StackedMxfp4Format
+from parley.model.checkpoint.stacked import StackedFormat, StackedFp8Format, StackedMxfp4Format
 from parley.model.checkpoint.weights import (
     BlockWeight,
     GroupedLinearWeight,
@@ -75,7 +75,10 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     GGUF_METHOD: lambda section: lambda name: None,
 }
 # The format of tensors that hold the weights of all experts, for each quant_method that quantises them.
-STACKED_FORMATS: dict[str, StackedFormat] = {"mxfp4": StackedMxfp4Format()}
+STACKED_FORMATS: dict[str, Callable[[dict[str, Any]], StackedFormat]] = {
+    "mxfp4": lambda section: StackedMxfp4Format(),
+    "fp8": lambda section: StackedFp8Format(fp8.read_block(section.get("weight_block_size"), "weight_block_size")),
+}
 PLAIN_FORMAT = PlainFormat()
 
 
@@ -83,7 +86,7 @@ PLAIN_FORMAT = PlainFormat()
 class Quantization:
     """The format of each linear layer, and whether plain layers are quantised while loading.
 
-    ``stacked_format``: of tensors that hold the weights of all experts; None for plain ones.
+    ``stacked_format``: of tensors that hold the weights of all experts, unless the file has plain ones; None: it has.
     """
 
     method: str | None  # the checkpoint's
@@ -166,4 +169,6 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
             f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; "
             f"{', '.join(METHOD_READERS)} are."
         )
-    return Quantization(method, setting, METHOD_READERS[method](section), STACKED_FORMATS.get(method))
+    find_format = METHOD_READERS[method](section)
+    stacked_format = STACKED_FORMATS[method](section) if method in STACKED_FORMATS else None
+    return Quantization(method, setting, find_format, stacked_format)

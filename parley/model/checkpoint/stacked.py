@@ -1,8 +1,10 @@
 """Reads the weights of experts from tensors that hold those of all experts of a layer.
 
-Plain ones are [experts, out, in], or [experts, in, out]. MXFP4, as GPT-OSS is published: ``NAME_blocks`` uint8
-[experts, out, in / 32, 16] has two 4-bit numbers (e2m1) in a byte along the inputs, the first in the low bits;
-``NAME_scales`` uint8 [experts, out, in / 32] has the exponent of each block's scale: 2 to the power of byte - 127.
+Plain ones are [experts, out, in], or [experts, in, out]; those of GGUF files have blocks, [experts, out, in]. MXFP4, as
+GPT-OSS is published: ``NAME_blocks`` uint8 [experts, out, in / 32, 16] has two 4-bit numbers (e2m1) in a byte along the
+inputs, the first in the low bits; ``NAME_scales`` uint8 [experts, out, in / 32] has the exponent of each block's scale:
+2 to the power of byte - 127. FP8 (e4m3): NAME [experts, out, in], and ``NAME_scale_inv`` [experts, out blocks, in
+blocks], or [experts, 1, 1], has what it is multiplied by.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp4 import MXFP4_GROUP, read_mxfp4
-from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
+from parley.model.checkpoint.fp8 import read_fp8
+from parley.model.checkpoint.weights import BlockWeight, LinearSpec, LinearWeight, PlainWeight
 
 
 class StackedFormat(Protocol):
@@ -32,8 +35,8 @@ class StackedFormat(Protocol):
 
 @dataclass(frozen=True)
 class StackedPlainFormat:
-    """One tensor of floating-point numbers. ``transposed``: each expert's is [in, out]; None: if its shape is not the
-    other."""
+    """One tensor of floating-point numbers, or of a GGUF file's blocks of them. ``transposed``: each expert's is
+    [in, out]; None: if its shape is not the other."""
 
     transposed: bool | None = False
 
@@ -42,8 +45,13 @@ class StackedPlainFormat:
         return [linear.name]
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
-        """Return the tensor [experts, out, in] as a view of the file. Raises LoadError."""
+        """Return the tensor [experts, out, in], or its blocks [experts, out, bytes of a row], as a view of the file.
+
+        Raises LoadError.
+        """
         shape = experts, linear.out, linear.into
+        if checkpoint.block_type(linear.name) is not None:
+            return [checkpoint.view_blocks(linear.name, *shape)]
         transposed = checkpoint.tensor_shape(linear.name) != shape if self.transposed is None else self.transposed
         if not transposed:
             return [checkpoint.view_tensor(linear.name, *shape)]
@@ -52,7 +60,8 @@ class StackedPlainFormat:
     def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
         """Read the weight of one expert. Raises LoadError."""
         (stacked,) = self.view_tensors(checkpoint, linear, experts)
-        return PlainWeight(stacked[expert])
+        blocks = checkpoint.block_type(linear.name)
+        return PlainWeight(stacked[expert]) if blocks is None else BlockWeight(stacked[expert], blocks)
 
 
 class StackedMxfp4Format:
@@ -77,3 +86,28 @@ class StackedMxfp4Format:
         """Read the weight of one expert. Raises LoadError."""
         blocks, scales = self.view_tensors(checkpoint, linear, experts)
         return read_mxfp4(blocks[expert].flatten(1), scales[expert])
+
+
+@dataclass(frozen=True)
+class StackedFp8Format:
+    """Numbers of 8 bits and their scales. ``block``: as in ``Fp8Format``, or None for one scale for each expert."""
+
+    block: tuple[int, int] | None
+
+    def tensor_names(self, linear: LinearSpec) -> list[str]:
+        """Return the names of the numbers and of their scales."""
+        return [linear.name, linear.name + "_scale_inv"]
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
+        """Return numbers and scales as views of the file. Raises LoadError."""
+        name, scale = self.tensor_names(linear)
+        blocks = (1, 1) if self.block is None else (-(-linear.out // self.block[0]), -(-linear.into // self.block[1]))
+        return [
+            checkpoint.view_tensor(name, experts, linear.out, linear.into, dtype=torch.float8_e4m3fn),
+            checkpoint.view_tensor(scale, experts, *blocks),
+        ]
+
+    def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
+        """Read the weight of one expert. Raises LoadError, also if a number of it is NaN."""
+        values, scales = self.view_tensors(checkpoint, linear, experts)
+        return read_fp8(values[expert], scales[expert], self.block, linear.name)

@@ -52,6 +52,9 @@ class LinearWeight(Protocol):
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply float32 rows [T, into] by the weight, by definition and without a bias: float32 [T, out]."""
 
+    def to_float(self) -> torch.Tensor:
+        """Return the numbers as float32 [out, into]."""
+
     def select_outputs(self, outputs: torch.Tensor) -> Self:
         """Return the weight of these outputs only (int64 indices)."""
 
@@ -83,7 +86,11 @@ class PlainWeight:
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply in float32."""
-        return F.linear(x, self.values.float())
+        return F.linear(x, self.to_float())
+
+    def to_float(self) -> torch.Tensor:
+        """Return the numbers as float32 [out, into]."""
+        return self.values.float()
 
     def select_outputs(self, outputs: torch.Tensor) -> PlainWeight:
         """Return the weight of these outputs only."""
@@ -133,6 +140,10 @@ class BlockWeight:
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the decoded weight."""
         return torch.cat([F.linear(x, rows) for rows in self._decoded_parts()], -1)
+
+    def to_float(self) -> torch.Tensor:
+        """Return the decoded numbers, float32 [out, into]."""
+        return torch.cat(list(self._decoded_parts()))
 
     def select_outputs(self, outputs: torch.Tensor) -> BlockWeight:
         """Return the weight of these outputs only."""
@@ -219,6 +230,10 @@ class Int8Weight:
         exact = F.linear(rows.values.float() * rows.scales[:, None], self.values.float())
         return exact * self.scales
 
+    def to_float(self) -> torch.Tensor:
+        """Return the numbers as float32 [out, into]."""
+        return self.values.float() * self.scales[:, None]
+
     def select_outputs(self, outputs: torch.Tensor) -> Int8Weight:
         """Return the weight of these outputs only."""
         return Int8Weight(self.values[outputs], self.scales[outputs])
@@ -252,7 +267,11 @@ class GroupedLinearWeight:
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the dequantised weight."""
-        return F.linear(x, native.dequantize_grouped(self.weight))
+        return F.linear(x, self.to_float())
+
+    def to_float(self) -> torch.Tensor:
+        """Return the dequantised numbers, float32 [out, into]."""
+        return native.dequantize_grouped(self.weight)
 
     def select_outputs(self, outputs: torch.Tensor) -> GroupedLinearWeight:
         """Return the weight of these outputs only."""

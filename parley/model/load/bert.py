@@ -34,6 +34,7 @@ WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TYPE_EMBEDDINGS = (
 ENCODER_ACTIVATIONS = {"gelu": GELU, "relu": RELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
 MAX_DISTANCE = 128  # relative distances from here on share the last bucket
 
+MAX_POSITIONS = 1 << 20  # a config may claim any number, and no tensor need have that many rows
 PROBE_LENGTHS = (17, 5)  # lengths in tokens of the numeric check's two texts
 ENCODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the hidden states
 
@@ -99,8 +100,9 @@ CONFIG_DEFAULTS: dict[str, Any] = {
 }
 
 
-def read_encoder_config(config: dict[str, Any]) -> EncoderConfig:
-    """Read the encoder's sizes from the content of config.json. Raises LoadError."""
+def read_encoder_config(config: dict[str, Any], names: BertTensorNames | None = None) -> EncoderConfig:
+    """Read the encoder's sizes from the content of config.json; ``names``: the family's, by its type if None. Raises
+    LoadError."""
     kind = config["model_type"]
     if config.get("position_embedding_type") not in (None, "absolute"):
         raise LoadError(f"A {kind} model with positions of kind {config['position_embedding_type']} is not supported.")
@@ -114,7 +116,7 @@ def read_encoder_config(config: dict[str, Any]) -> EncoderConfig:
     invalid = [name for name, value in sizes.items() if type(value) is not int or value < (name != "pad_token_id")]
     if invalid or type(fields.get("vocab_size")) is not int or values["hidden_size"] % values["num_attention_heads"]:
         raise LoadError(f"config.json has no valid {(invalid or ['vocab_size'])[0]} for a {kind} model.")
-    first = ENCODER_FAMILIES[kind].first_position
+    first = (names or ENCODER_FAMILIES[kind]).first_position
     encoder_config = EncoderConfig(
         vocab=fields["vocab_size"],
         hidden=values["hidden_size"],
@@ -277,16 +279,19 @@ def _open_weights(
     checkpoint: Checkpoint, config: dict[str, Any], dtype: torch.dtype, device: torch.device
 ) -> BertWeights:
     """Return the reader of an encoder's weights. Raises LoadError if the last layer is missing."""
-    encoder_config = read_encoder_config(config)
-    weights = BertWeights(checkpoint, encoder_config, ENCODER_FAMILIES[config["model_type"]], dtype, device)
-    last_tensor = (
-        weights.prefix + weights.names.layer.format(encoder_config.layers - 1) + weights.names.query + ".weight"
+    weights = BertWeights(
+        checkpoint, read_encoder_config(config), ENCODER_FAMILIES[config["model_type"]], dtype, device
     )
-    if last_tensor not in checkpoint:  # checked before work is planned per layer: a config may claim a million layers
-        raise LoadError(
-            f"The checkpoint has no tensor {last_tensor}, but the config asks for {encoder_config.layers} layers."
-        )
+    require_last_layer(weights)
     return weights
+
+
+def require_last_layer(weights: BertWeights) -> None:
+    """Raise LoadError if the last layer is missing, before work is planned per layer: a config may claim a million."""
+    layers = weights.config.layers
+    last_tensor = weights.prefix + weights.names.layer.format(layers - 1) + weights.names.query + ".weight"
+    if last_tensor not in weights.checkpoint:
+        raise LoadError(f"The checkpoint has no tensor {last_tensor}, but the config asks for {layers} layers.")
 
 
 @torch.inference_mode()

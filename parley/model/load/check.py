@@ -92,8 +92,7 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
             checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
         )
         weights.check_shapes()
-        layer = LayerKV(decoder_config.kv_heads, decoder_config.head_dim, decoder_config.head_dim)
-        layers, linears = [layer] * decoder_config.layer_count, weights.linear_sites()
+        layers, linears = [decoder_config.layer_kv] * decoder_config.layer_count, weights.linear_sites()
     for adapter_folder in settings.adapters.values():
         read_adapter(Path(adapter_folder), linears, settings.max_rank, decoder_plan.dtype, torch.device("cpu"))
     page_bytes = PagedKV.page_bytes(layers, decoder_plan.dtype, decoder_plan.device, int8=decoder_plan.int8_kv)

@@ -25,23 +25,32 @@ HEAD_SUFFIX = "ForSequenceClassification"
 @dataclass(frozen=True)
 class HeadTensorNames:
     """A family's tensor names. ``hidden`` follows a prefix if that layer belongs to the encoder. ``norm``: the norm
-    after that layer; in families that have one, neither has a bias unless the config says so."""
+    after that layer; in families that have one, neither has a bias unless the config says so. ``activation_member``: of
+    the config, that may name another activation, which is refused."""
 
     hidden: str
     output: str
     activate: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
     norm: str = ""
+    activation_member: str = ""
 
 
+BERT_HEAD = HeadTensorNames("pooler.dense", "classifier")
 ROBERTA_HEAD = HeadTensorNames("classifier.dense", "classifier.out_proj")
 CLASSIFIER_FAMILIES = {
-    "bert": HeadTensorNames("pooler.dense", "classifier"),
+    "bert": BERT_HEAD,
+    "nomic_bert": BERT_HEAD,
+    "gte": BERT_HEAD,
+    "new": BERT_HEAD,  # GTE, as published
     "roberta": ROBERTA_HEAD,
     "xlm-roberta": ROBERTA_HEAD,
     "camembert": ROBERTA_HEAD,
     "mpnet": ROBERTA_HEAD,
     "distilbert": HeadTensorNames("pre_classifier", "classifier", torch.relu),
-    "modernbert": HeadTensorNames("head.dense", "classifier", F.gelu, norm="head.norm"),
+    "modernbert": HeadTensorNames(
+        "head.dense", "classifier", F.gelu, norm="head.norm", activation_member="classifier_activation"
+    ),
+    "deberta-v2": HeadTensorNames("pooler.dense", "classifier", F.gelu, activation_member="pooler_hidden_act"),
 }
 SCORE_FUNCTION_NAMES: dict[str, ScoreFunction] = {
     "Sigmoid": "sigmoid",
@@ -94,7 +103,7 @@ def load_classifier_head(
     if not is_classifier(config):
         return None
     names, labels = CLASSIFIER_FAMILIES[config["model_type"]], read_labels(config)
-    if names.norm and (kind := config.get("classifier_activation", "gelu")) != "gelu":
+    if names.activation_member and (kind := config.get(names.activation_member, "gelu")) != "gelu":
         raise LoadError(f"A classifier with the activation {kind} is not supported.")
     hidden_name = f"{names.hidden}.weight"
     full_name = next((name for name in checkpoint.tensor_names if name.endswith(hidden_name)), hidden_name)

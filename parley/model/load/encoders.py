@@ -3,45 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load import bert, modern_bert
-from parley.model.networks.encoder import EncoderConfig, EncoderNetwork
-from parley.model.networks.rotary_encoder import RotaryEncoderConfig
+from parley.model.load import bert, deberta, modern_bert, rotary_bert
+from parley.model.networks.encoder import EncoderNetwork, EncoderSizes
 
 UNSUPPORTED_HEADS = ("ForTokenClassification", "ForImageClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
 
+@dataclass(frozen=True)
+class EncoderLoader:
+    """How a family's encoders are read, loaded in float32 and checked; the functions below say what each does."""
+
+    read_config: Callable[[dict[str, Any]], EncoderSizes]
+    load: Callable[[Checkpoint, dict[str, Any], torch.device, Callable[[float], None]], EncoderNetwork]
+    check: Callable[[Checkpoint, dict[str, Any]], EncoderSizes]
+
+
+def _load_bert(
+    checkpoint: Checkpoint, config: dict[str, Any], device: torch.device, progress: Callable[[float], None]
+) -> EncoderNetwork:
+    return bert.load_encoder(checkpoint, config, torch.float32, device, progress)
+
+
+BERT_LOADER = EncoderLoader(bert.read_encoder_config, _load_bert, bert.check_encoder_tensors)
+MODERN_LOADER = EncoderLoader(modern_bert.read_config, modern_bert.load_modern_bert, modern_bert.check_modern_bert)
+ROTARY_LOADER = EncoderLoader(rotary_bert.read_config, rotary_bert.load_rotary_bert, rotary_bert.check_rotary_bert)
+DEBERTA_LOADER = EncoderLoader(deberta.read_config, deberta.load_deberta, deberta.check_deberta)
+ENCODER_LOADERS: dict[str, EncoderLoader] = {
+    **dict.fromkeys(bert.ENCODER_FAMILIES, BERT_LOADER),
+    modern_bert.MODEL_TYPE: MODERN_LOADER,
+    **dict.fromkeys(rotary_bert.ROTARY_BERT_TYPES, ROTARY_LOADER),
+    deberta.MODEL_TYPE: DEBERTA_LOADER,
+}
+
+
 def is_encoder(config: dict[str, Any]) -> bool:
     """True if the config names one of these encoders, not a model that generates."""
-    is_known = config["model_type"] in (*bert.ENCODER_FAMILIES, modern_bert.MODEL_TYPE)
-    return is_known and not config.get("is_decoder")
+    return config["model_type"] in ENCODER_LOADERS and not config.get("is_decoder")
 
 
-def read_encoder_config(config: dict[str, Any]) -> EncoderConfig | RotaryEncoderConfig:
+def read_encoder_config(config: dict[str, Any]) -> EncoderSizes:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
     names = [str(name) for name in config.get("architectures") or ()]
     if task_heads := [name for name in names if name.endswith(UNSUPPORTED_HEADS)]:
         raise LoadError(f"A {task_heads[0]} is not an embedding model, and no classifier of whole texts.")
-    if config["model_type"] == modern_bert.MODEL_TYPE:
-        return modern_bert.read_config(config)
-    return bert.read_encoder_config(config)
+    return ENCODER_LOADERS[config["model_type"]].read_config(config)
 
 
 def load_encoder(
     checkpoint: Checkpoint, config: dict[str, Any], device: torch.device, progress: Callable[[float], None]
 ) -> EncoderNetwork:
     """Load the encoder in float32 and check it numerically. Raises LoadError."""
-    if config["model_type"] == modern_bert.MODEL_TYPE:
-        return modern_bert.load_modern_bert(checkpoint, config, device, progress)
-    return bert.load_encoder(checkpoint, config, torch.float32, device, progress)
+    return ENCODER_LOADERS[config["model_type"]].load(checkpoint, config, device, progress)
 
 
-def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> EncoderConfig | RotaryEncoderConfig:
+def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> EncoderSizes:
     """Check names, shapes and types of all tensors without reading any, and return the sizes. Raises LoadError."""
-    if config["model_type"] == modern_bert.MODEL_TYPE:
-        return modern_bert.check_modern_bert(checkpoint, config)
-    return bert.check_encoder_tensors(checkpoint, config)
+    return ENCODER_LOADERS[config["model_type"]].check(checkpoint, config)

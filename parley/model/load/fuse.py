@@ -27,6 +27,8 @@ from parley.model.networks.network import LinearSite
 from parley.native.layer import DecoderLayer
 
 PACKED_STRUCTURES = DecoderLayer | native.Mixture | native.Experts | native.Norm | native.PackedWeight
+# Norms of latents have this eps in Transformers' models, whatever their configs say of others.
+LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
 # Frequencies and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, which is not used; and
 # ERNIE's layers that predict further tokens.
 IGNORED_TENSORS = re.compile(
@@ -147,11 +149,7 @@ class DecoderWeights:
     def linear_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer, each as the parts to be merged, in order."""
         s = self.config
-        q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-        parts = {
-            "qkv": self._name_parts("qkv", layer, s.tensors.qkv, [q, kv, kv], s.hidden),
-            "output": self._name_parts("output", layer, (s.tensors.output,), [s.hidden], q),
-        }
+        parts = self._attention_parts(layer)
         gate_up, down, width = s.tensors.gate_up, s.tensors.down, s.intermediate
         if s.layers[layer].routing is not None:
             names = self.mixtures.names
@@ -160,6 +158,27 @@ class DecoderWeights:
             widths = [width] * (1 + s.layers[layer].is_gated)
             parts["gate_up"] = self._name_parts("gate_up", layer, gate_up, widths, s.hidden)
             parts["down"] = self._name_parts("down", layer, (down,), [s.hidden], width)
+        return parts
+
+    def _attention_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
+        """Return the linear layers of a layer's attention. ``latent_up`` is packed as two weights of each head."""
+        s, latent = self.config, self.config.latent
+        q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+        if latent is None:
+            return {
+                "qkv": self._name_parts("qkv", layer, s.tensors.qkv, [q, kv, kv], s.hidden),
+                "output": self._name_parts("output", layer, (s.tensors.output,), [s.hidden], q),
+            }
+        assert s.tensors.latent_up is not None
+        values, ups = s.heads * latent.value_dim, s.heads * (latent.plain_dim + latent.value_dim)
+        outs = [latent.query_rank or q, latent.stored_dim]
+        parts = {
+            "qkv": self._name_parts("qkv", layer, s.tensors.qkv, outs, s.hidden),
+            "output": self._name_parts("output", layer, (s.tensors.output,), [s.hidden], values),
+            "latent_up": self._name_parts("latent_up", layer, (s.tensors.latent_up,), [ups], latent.rank),
+        }
+        if s.tensors.query_up:
+            parts["query_up"] = self._name_parts("query_up", layer, (s.tensors.query_up,), [q], latent.query_rank)
         return parts
 
     def _name_parts(
@@ -185,6 +204,8 @@ class DecoderWeights:
         sites: dict[str, LinearSite] = {}
         for layer in range(self.config.layer_count):
             for key, parts in self.linear_parts(layer).items():
+                if key not in LINEAR_SITES:
+                    continue
                 first = 0
                 for linear in parts:
                     site = LINEAR_SITES.index(key) + layer * len(LINEAR_SITES)
@@ -201,6 +222,8 @@ class DecoderWeights:
             "query_norm": s.head_dim * (s.heads if whole else 1),
             "key_norm": s.head_dim * (s.kv_heads if whole else 1),
         }
+        if s.latent is not None:
+            widths |= {"query_latent_norm": s.latent.query_rank, "latent_norm": s.latent.rank}
         names = {field: getattr(s.tensors, field) for field in widths}
         return {field: (self.layer_name(layer, name), widths[field]) for field, name in names.items() if name}
 
@@ -331,14 +354,30 @@ class DecoderWeights:
 
     def pack_layer(self, index: int) -> DecoderLayer:
         """Pack one layer and release its file pages."""
-        packed = {key: self._pack_merged_linears(parts) for key, parts in self.linear_parts(index).items()}
+        linears = self.linear_parts(index)
+        packed = self._pack_latent_up(*linears.pop("latent_up", []))
+        packed |= {key: self._pack_merged_linears(parts) for key, parts in linears.items()}
         norms = {field: self.read_norm(*place) for field, place in self.layer_norms(index).items()}
+        norms |= {field: replace(norm, eps=LATENT_EPS) for field, norm in norms.items() if field in LATENT_NORMS}
         head_norm = self._merge_head_norms(norms.pop("query_norm", None), norms.pop("key_norm", None))
         members: dict[str, Any] = {"gate_up": None, "down": None, **packed, **norms, "head_norm": head_norm}
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         layer = DecoderLayer(**members)
         self.checkpoint.release_pages(*self.layer_tensors(index))
         return layer
+
+    def _pack_latent_up(self, linear: LinearSpec | None = None) -> dict[str, native.PackedWeight]:
+        """Pack the layer that makes keys and values of latents, as ``key_up`` and ``value_up``; nothing without one.
+
+        Both stay in the network's dtype, whatever the checkpoint or the settings say: one of them is transposed, and
+        they are a small part of the model.
+        """
+        sizes = self.config.latent
+        if linear is None or sizes is None:
+            return {}
+        weight = self.quantization.read_stored_weight(self.checkpoint, linear).to_float().to(self.device, self.dtype)
+        keys, values = weight.view(self.config.heads, -1, sizes.rank).split([sizes.plain_dim, sizes.value_dim], 1)
+        return {"key_up": native.pack_heads(keys.transpose(1, 2)), "value_up": native.pack_heads(values)}
 
     def _merge_head_norms(self, queries: native.Norm | None, keys: native.Norm | None) -> native.Norm | None:
         """Merge the norms of queries and keys into one with a row for each head."""

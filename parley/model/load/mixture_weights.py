@@ -11,7 +11,7 @@ import torch
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.quantization import Quantization
-from parley.model.checkpoint.stacked import StackedPlainFormat
+from parley.model.checkpoint.stacked import StackedFormat, StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.mixtures import MixtureNames
@@ -48,7 +48,7 @@ class MixtureWeights:
         self._weights = weights
         self._checkpoint, self._config = weights.checkpoint, weights.config
         self.names = self._find_layout()
-        self._stacked_format = weights.quantization.stacked_format or StackedPlainFormat(self.names.transposed)
+        self._stacked_format = self._find_stacked_format()
 
     def _find_layout(self) -> MixtureNames:
         """Return the layout whose tensors the checkpoint has, the first if it has none."""
@@ -59,6 +59,16 @@ class MixtureWeights:
         downs = [self._weights.layer_name(first, each.down.format(0)) for each in layouts]
         found = (each for each, down in zip(layouts, downs, strict=True) if down in self._checkpoint)
         return next(found, layouts[0])
+
+    def _find_stacked_format(self) -> StackedFormat:
+        """Return the format of the tensors that hold all experts. A quantised file may have plain ones."""
+        stored, plain = self._weights.quantization.stacked_format, StackedPlainFormat(self.names.transposed)
+        first = next((i for i, shape in enumerate(self._config.layers) if shape.routing is not None), None)
+        if stored is None or first is None:
+            return plain
+        (down,) = self.expert_parts(first, 0)["down"]
+        has_all = all(name in self._checkpoint for name in stored.tensor_names(down))
+        return plain if down.name in self._checkpoint and not has_all else stored
 
     def router_parts(self, layer: int) -> list[LinearSpec]:
         """Return the linear layers whose outputs are the router's logits."""

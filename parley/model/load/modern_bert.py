@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.load.bert import MAX_POSITIONS
 from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.rotary_encoder import RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 
@@ -46,6 +47,8 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
     invalid = [name for name in sizes if type(values[name]) is not int or values[name] < 1]
     if type(config.get("vocab_size")) is not int:
         invalid.append("vocab_size")
+    if not invalid and values["max_position_embeddings"] > MAX_POSITIONS:
+        invalid.append("max_position_embeddings")
     if not invalid and values["hidden_size"] % (2 * values["num_attention_heads"]):
         invalid.append("hidden_size")
     if invalid:
@@ -188,6 +191,14 @@ def _deviation(encoder: RotaryEncoder, weights: ModernBertWeights) -> float:
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
+def rotate_plainly(x: torch.Tensor, theta: float, divisor: float = 1.0) -> torch.Tensor:
+    """Rotate pairs of numbers of each head as complex numbers: [tokens, heads, width] -> the same."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(len(x))[:, None] * theta ** -(torch.arange(half) / half) / divisor
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+    return torch.cat((turned.real, turned.imag), -1)
+
+
 def encode_plainly(weights: ModernBertWeights, text: list[int]) -> torch.Tensor:
     """Compute the hidden states of one text by the definition: float32 [tokens, hidden]."""
     config = weights.config
@@ -201,15 +212,6 @@ def encode_plainly(weights: ModernBertWeights, text: list[int]) -> torch.Tensor:
         weight, bias = weights.read_affine(name, out, x.shape[-1], has_bias)
         return x @ weight.T + bias
 
-    def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
-        """Rotate pairs of numbers of each head as complex numbers: [tokens, heads, width]."""
-        exponents = torch.arange(width // 2) / (width // 2)
-        angles = torch.arange(count)[:, None] * theta**-exponents
-        turned = torch.complex(x[..., : width // 2], x[..., width // 2 :]) * torch.polar(
-            torch.ones_like(angles), angles
-        ).unsqueeze(1)
-        return torch.cat((turned.real, turned.imag), -1)
-
     positions = torch.arange(count)
     distances = (positions[:, None] - positions).abs()
     x = weights.checkpoint.view_tensor(weights.prefix + EMBEDDINGS, config.vocab, config.hidden)[text].float()
@@ -222,7 +224,7 @@ def encode_plainly(weights: ModernBertWeights, text: list[int]) -> torch.Tensor:
         )  # fmt: skip
         q, k, v = qkv.view(count, 3, config.heads, width).unbind(1)
         theta = config.local_theta if is_local else config.global_theta
-        scores = torch.einsum("qhd,khd->hqk", rotate(q, theta), rotate(k, theta)) / math.sqrt(width)
+        scores = torch.einsum("qhd,khd->hqk", rotate_plainly(q, theta), rotate_plainly(k, theta)) / math.sqrt(width)
         if is_local:
             scores = scores.masked_fill(distances > config.reach, -math.inf)
         attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(count, config.hidden)

@@ -22,7 +22,7 @@ from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native.layer_shape import LayerShape, Routing
+from parley.native.layer_shape import LatentShape, LayerShape, Routing
 from parley.native.layout import Span
 from parley.types import EmbeddingRun, MediaItem
 
@@ -129,18 +129,18 @@ def reference_logits(
     rest of the start.
     """
     weights = DecoderWeights(checkpoint, config, quantization, torch.float32, torch.device("cpu"))
-    count, eps = len(token_ids), config.eps
+    count = len(token_ids)
 
     def view_float(name: str, width: int) -> torch.Tensor:
         return checkpoint.view_tensor(name, width).float()
 
-    def rms_norm_rows(x: torch.Tensor) -> torch.Tensor:
+    def rms_norm_rows(x: torch.Tensor, eps: float) -> torch.Tensor:
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
 
-    def norm_rows(x: torch.Tensor, name: str, width: int) -> torch.Tensor:
+    def norm_rows(x: torch.Tensor, name: str, width: int, eps: float = config.eps) -> torch.Tensor:
         """The norm of rows of ``width`` numbers, or of parts of them."""
         x = x.unflatten(-1, (-1, width))
-        x = rms_norm_rows(x - x.mean(-1, keepdim=True) if config.are_norms_centered else x)
+        x = rms_norm_rows(x - x.mean(-1, keepdim=True) if config.are_norms_centered else x, eps)
         x = x * (config.norm_offset + view_float(name + ".weight", width))
         return (x + view_float(name + ".bias", width) if config.have_norms_bias else x).flatten(-2)
 
@@ -162,7 +162,8 @@ def reference_logits(
 
     distance = torch.arange(count)[:, None] - torch.arange(count)
 
-    def attend_rows(x: torch.Tensor, layer: int, norms: dict[str, tuple[str, int]]) -> torch.Tensor:
+    def project_heads(x: torch.Tensor, layer: int, norms: dict[str, tuple[str, int]]) -> list[torch.Tensor]:
+        """The queries, keys and values of all heads."""
         shape, dim = config.layers[layer], config.head_dim
         sizes = [config.heads * dim, config.kv_heads * dim, config.kv_heads * dim]
         q, k, v = torch.cat(project_parts(x, "qkv", layer), -1).split(sizes, -1)
@@ -171,7 +172,29 @@ def reference_logits(
         q, k, v = (each.unflatten(-1, (-1, dim)) for each in (q, k, v))
         if shape.rope is not None:
             q, k = (apply_rope(each, config.ropes[shape.rope]) for each in (q, k))
-        k, v = (each.repeat_interleave(config.heads // config.kv_heads, 1) for each in (k, v))
+        return [q, *(each.repeat_interleave(config.heads // config.kv_heads, 1) for each in (k, v))]
+
+    def project_latents(
+        x: torch.Tensor, latent: LatentShape, layer: int, norms: dict[str, tuple[str, int]]
+    ) -> list[torch.Tensor]:
+        """The queries, keys and values of all heads, from latents."""
+        q, rows = project_parts(x, "qkv", layer)
+        if latent.query_rank:
+            q = project_parts(norm_rows(q, *norms["query_latent_norm"], 1e-6), "query_up", layer)[0]
+        q_plain, q_turning = q.unflatten(-1, (config.heads, -1)).split([latent.plain_dim, latent.rotary_dim], -1)
+        latents, k_turning = rows.split([latent.rank, latent.rotary_dim], -1)
+        ups = project_parts(norm_rows(latents, *norms["latent_norm"], 1e-6), "latent_up", layer)[0]
+        k_plain, v = ups.unflatten(-1, (config.heads, -1)).split([latent.plain_dim, latent.value_dim], -1)
+        q_turning, k_turning = (apply_rope(each, config.rope) for each in (q_turning, k_turning[:, None]))
+        k = torch.cat((k_plain, k_turning.expand_as(q_turning)), -1)
+        return [torch.cat((q_plain, q_turning), -1), k, v]
+
+    def attend_rows(x: torch.Tensor, layer: int, norms: dict[str, tuple[str, int]]) -> torch.Tensor:
+        shape = config.layers[layer]
+        if config.latent is None:
+            q, k, v = project_heads(x, layer, norms)
+        else:
+            q, k, v = project_latents(x, config.latent, layer, norms)
         scores = torch.einsum("qhd,khd->hqk", q, k) * shape.score_scale
         if shape.softcap is not None:
             scores = shape.softcap * (scores / shape.softcap).tanh()

@@ -49,6 +49,7 @@ from parley.text.media_family import read_media_family
 ATTENTION_NAME = "parley"  # Transformers' name for ``transformers_attention``
 WINDOW_UNKNOWN = -1  # the layer's code passed no sliding window
 PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}  # the layer_types that KV pages support
+STATELESS_LAYER_TYPES = {"chunked_attention"}  # those that keep no more, but which no kernel computes
 
 AttendFunction = Callable[..., torch.Tensor]  # (layer_idx, queries, keys, values, scale=, window=, softcap=, sinks=)
 
@@ -314,9 +315,16 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
             f"Transformers {transformers.__version__} has no {kind} model that generates text; only such models and "
             "encoders of BERT's family can be served."
         )
+    # Models of BERT's kind have both fields; other configs have the first one without a meaning.
+    if getattr(config, "is_decoder", True) is False and hasattr(config, "add_cross_attention"):
+        raise LoadError(
+            f"A {kind} model whose config does not set is_decoder reads in both directions and writes nothing."
+        )
     unsupported = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PAGED_LAYER_TYPES
     if unsupported:
-        raise LoadError(f"A {kind} model has layers of kind {min(unsupported)}, which keep more than keys and values.")
+        layer_kind = min(unsupported)
+        reason = "are not computed here" if layer_kind in STATELESS_LAYER_TYPES else "keep more than keys and values"
+        raise LoadError(f"A {kind} model has layers of kind {layer_kind}, which {reason}.")
     result: PreTrainedConfig = config
     return result
 

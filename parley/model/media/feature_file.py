@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from parley.engine.feature_content import BadFeatures, read_feature_content
 from parley.types import FeatureFile
 
 INTEGER_DTYPES = {torch.int64, torch.int32, torch.bool}  # grids, sizes and masks
@@ -28,9 +27,11 @@ def read_features(
 
     The file says of which item it is: of a request that has ended, the number of its file may be another file's now.
     """
-    content = _read_file(features)
     try:
+        content = read_feature_content(features)
         tensors = load(content)
+    except BadFeatures as error:
+        raise EncoderError(str(error)) from error
     except SafetensorError as error:
         raise EncoderError("The processed features are damaged.") from error
     if _stated_digest(content) != digest.hex():
@@ -48,20 +49,3 @@ def _stated_digest(content: bytes) -> Any:
     """Return the digest in the header of a safetensors file: a length of 8 bytes, then JSON."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return header.get("__metadata__", {}).get("digest")
-
-
-def _read_file(features: FeatureFile) -> bytes:
-    """Return the content of a feature file. It is copied, because its owner may truncate it meanwhile."""
-    try:
-        # Non-blocking: if the number was reused for a pipe, opening it must not wait for a writer.
-        descriptor = os.open(f"/proc/{features.pid}/fd/{features.fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise EncoderError("The processed features no longer exist.") from error
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != features.size:
-            raise EncoderError("The processed features are not those of the request.")
-        content = file.read(features.size)
-    if len(content) != features.size:
-        raise EncoderError("The processed features were cut off while they were read.")
-    return content

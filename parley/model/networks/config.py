@@ -6,17 +6,26 @@ Transformers. ``families/`` says what each model type knows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from parley.model.networks.families.decoder_family import FULL, LLAMA_TENSORS, SLIDING, DecoderFamily, TensorNames
 from parley.model.networks.families.table import FAMILIES, FUSABLE_TYPES
-from parley.model.networks.mixtures import MixtureNames
-from parley.model.networks.rope import RopeConfig, Unfusable, read_mrope, read_rope, rope_parameters
-from parley.native.layer_shape import LayerShape
+from parley.model.networks.mixtures import SIZE_UNIT, MixtureNames
+from parley.model.networks.rope import (
+    RopeConfig,
+    Unfusable,
+    latent_score_factor,
+    read_mrope,
+    read_rope,
+    rope_parameters,
+)
+from parley.native.layer_shape import LatentShape, LayerShape
+from parley.native.layout import LayerKV
 
 __all__ = ["FUSABLE_TYPES", "DecoderConfig", "RopeConfig", "Unfusable", "read_decoder_config"]
 
+LATENT_QUERIES = "self_attn.q_proj"  # gives the queries of models that have no latent of them
 # Transformers' names of activations, to those of ``native/layer_shape.py``.
 ACTIVATION_NAMES = {
     "silu": "silu",
@@ -44,6 +53,7 @@ class DecoderConfig:
     used.
 
     ``has_grouped_qkv``: the checkpoint merges queries, keys and values of each key/value head, not of all heads.
+    ``latent``: of models with multi-head latent attention, in which each head has a key and a value of its own.
     """
 
     vocab: int
@@ -70,6 +80,14 @@ class DecoderConfig:
     shared_width: int = 0
     extra_layers: int = 0
     has_grouped_qkv: bool = False
+    latent: LatentShape | None = None
+
+    @property
+    def layer_kv(self) -> LayerKV:
+        """The KV cache of each layer."""
+        if self.latent is not None:
+            return LayerKV(1, self.latent.stored_dim, self.latent.rank, has_latents=True)
+        return LayerKV(self.kv_heads, self.head_dim, self.head_dim)
 
     @property
     def layer_count(self) -> int:
@@ -99,11 +117,17 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
     if fields["intermediate_size"] is None:
         fields["intermediate_size"] = 4 * hidden
     kv_heads = _read_size(fields, "num_key_value_heads")
-    head_dim = hidden // heads if fields["head_dim"] is None else _read_size(fields, "head_dim")
+    latent = _read_latent(fields, hidden // heads, heads, kv_heads)
+    if latent is not None:
+        head_dim = latent.head_dim
+    else:
+        head_dim = hidden // heads if fields["head_dim"] is None else _read_size(fields, "head_dim")
     if heads % kv_heads or head_dim % 2:
         raise Unfusable(f"{heads} heads of {head_dim} over {kv_heads} key/value heads do not divide")
     layer_types = _read_layer_types(family, fields, layer_count)
-    ropes, numbers = _read_ropes(family, fields, head_dim, layer_types)
+    ropes, numbers = _read_ropes(family, fields, head_dim if latent is None else latent.rotary_dim, layer_types)
+    if latent is not None and ropes[0].rotary != latent.rotary_dim:
+        raise Unfusable(f"it rotates {ropes[0].rotary} of {latent.rotary_dim} dimensions")
     return DecoderConfig(
         vocab=_read_size(fields, "vocab_size"),
         hidden=hidden,
@@ -125,6 +149,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         embedding_scale=hidden**0.5 if family.has_embedding_scale else _read_factor(fields, "embedding_multiplier"),
         logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
         logit_softcap=_read_optional(fields, "final_logit_softcapping"),
+        latent=latent,
         **_read_mixture(family, fields),
     )
 
@@ -142,11 +167,35 @@ def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> dict[str, An
     }
 
 
+def _read_latent(fields: dict[str, Any], value_dim: int, heads: int, kv_heads: int) -> LatentShape | None:
+    """Return the sizes of latent attention, None for types without it. ``value_dim``: if the config has none.
+
+    Raises Unfusable.
+    """
+    if "kv_lora_rank" not in fields:
+        return None
+    if kv_heads != heads:
+        raise Unfusable(f"{heads} heads over {kv_heads} key/value heads do not share latents")
+    sizes = LatentShape(
+        rank=_read_size(fields, "kv_lora_rank"),
+        rotary_dim=_read_size(fields, "qk_rope_head_dim"),
+        plain_dim=_read_size(fields, "qk_nope_head_dim"),
+        value_dim=value_dim if fields["v_head_dim"] is None else _read_size(fields, "v_head_dim"),
+        query_rank=0 if fields["q_lora_rank"] is None else _read_size(fields, "q_lora_rank"),
+    )
+    if any(size % SIZE_UNIT for size in astuple(sizes)):
+        raise Unfusable(f"its latents, queries and values have sizes that are no multiples of {SIZE_UNIT}")
+    return sizes
+
+
 def _read_tensor_names(family: DecoderFamily, fields: dict[str, Any]) -> TensorNames:
     """Return the names of tensors, without norms that the config turns off."""
-    return (
-        family.tensors if fields.get("use_qk_norm", True) else replace(family.tensors, query_norm=None, key_norm=None)
-    )
+    names = family.tensors
+    if not fields.get("use_qk_norm", True):
+        names = replace(names, query_norm=None, key_norm=None)
+    if names.query_latent_norm is not None and fields["q_lora_rank"] is None:
+        names = replace(names, qkv=(LATENT_QUERIES, *names.qkv[1:]), query_latent_norm=None, query_up=None)
+    return names
 
 
 def _known_fields(family: DecoderFamily, config: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +236,8 @@ def _read_factor(fields: dict[str, Any], name: str) -> float:
 
 
 def _read_score_scale(fields: dict[str, Any], head_dim: int) -> float:
+    if "kv_lora_rank" in fields:
+        return float(head_dim**-0.5 * latent_score_factor(rope_parameters(fields)))
     if "attention_multiplier" in fields:
         return _read_factor(fields, "attention_multiplier")
     if "query_pre_attn_scalar" in fields:
@@ -248,7 +299,9 @@ def _read_ropes(
     if len(rotated) != len(layer_types):
         raise Unfusable("its config does not say for each layer whether it has a rotary embedding")
     numbers = [list(ropes).index(name if len(ropes) > 1 else FULL) for name in layer_types]
-    interleaved = tuple(replace(rope, is_interleaved=family.is_rope_interleaved) for rope in ropes.values())
+    by = family.is_rope_interleaved
+    is_interleaved = bool(fields[by] if isinstance(by, str) else by)
+    interleaved = tuple(replace(rope, is_interleaved=is_interleaved) for rope in ropes.values())
     return interleaved, [number if is_rotated else None for number, is_rotated in zip(numbers, rotated, strict=True)]
 
 

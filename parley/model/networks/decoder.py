@@ -18,9 +18,14 @@ from parley.heartbeat import beat
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.native.layer import DecoderLayer
-from parley.native.layout import LayerKV
 
-LINEAR_SITES = ("qkv", "output", "gate_up", "down")  # the linear layers within a layer, in the order of adapter sites
+LINEAR_SITES = (
+    "qkv",
+    "output",
+    "gate_up",
+    "down",
+    "query_up",
+)  # the linear layers within a layer, in the order of adapter sites
 
 
 def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor:
@@ -59,7 +64,7 @@ class FusedDecoder:
         self.parameters = parameters
         self.weights_bytes = weights_bytes
         self.vocab_size = config.vocab
-        self._kv = LayerKV(config.kv_heads, config.head_dim, config.head_dim)
+        self._kv = config.layer_kv
         self.layers = [self._kv] * len(layer_weights)
         self.layer_weights = layer_weights
         self._embedding = embedding
@@ -102,6 +107,7 @@ class FusedDecoder:
             self.config.heads,
             self._kv,
             is_interleaved=self.config.rope.is_interleaved,
+            plain_dim=self.config.latent.plain_dim if self.config.latent is not None else 0,
             embedding_scale=self._embedding_scale,
         )
 
@@ -222,16 +228,20 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """Return the attention of one layer before its output layer, [T, heads * head_dim]; write keys and values."""
         config, shape, block = self.config, self.config.layers[layer], self.layer_weights[layer]
-        queries = native.rope_write(
-            self._apply_linear(x, batch, layer, "qkv"),
-            cos,
-            sin,
-            pages.layer_pool(layer),
-            pages.token_places(layer, batch),
-            head_norm=block.head_norm,
-            has_whole_norm=shape.has_whole_qk_norm,
-            is_interleaved=config.rope.is_interleaved,
-        )
+        rows = self._apply_linear(x, batch, layer, "qkv")
+        if config.latent is not None:
+            queries = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
+        else:
+            queries = native.rope_write(
+                rows,
+                cos,
+                sin,
+                pages.layer_pool(layer),
+                pages.token_places(layer, batch),
+                head_norm=block.head_norm,
+                has_whole_norm=shape.has_whole_qk_norm,
+                is_interleaved=config.rope.is_interleaved,
+            )
         attended = pages.attend_pages(
             layer,
             queries,
@@ -241,7 +251,33 @@ class FusedDecoder:
             softcap=shape.softcap,
             sinks=block.sinks,
         )
-        return attended.view(-1, config.heads * config.head_dim)
+        if block.value_up is not None:
+            attended = native.linear_heads(attended, block.value_up)
+        return attended.flatten(1)
+
+    def _write_latents(
+        self,
+        layer: int,
+        rows: torch.Tensor,
+        sizes: native.LatentShape,
+        batch: PackedBatch,
+        pages: KVPages,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write the latents of one layer to the pages. Return the queries that latents are multiplied by, [T, heads,
+        stored_dim]. ``rows``: the outputs of qkv."""
+        block, is_interleaved = self.layer_weights[layer], self.config.rope.is_interleaved
+        assert block.latent_norm is not None and block.key_up is not None
+        queries, latents = rows.split([rows.shape[1] - sizes.stored_dim, sizes.stored_dim], -1)
+        places = pages.layer_pool(layer), pages.token_places(layer, batch)
+        native.write_latents(latents, block.latent_norm, cos, sin, *places, is_interleaved=is_interleaved)
+        if block.query_up is not None:
+            reader = None if batch.adapted is not None else block.query_up
+            normed = native.norm_rows(queries.contiguous(), block.query_latent_norm, consumer=reader)
+            queries = self._apply_linear(normed, batch, layer, "query_up")
+        queries = queries.view(-1, self.config.heads, sizes.head_dim)
+        return native.absorb_queries(queries, block.key_up, cos, sin, is_interleaved=is_interleaved)
 
     def _finish_attention(
         self, layer: int, x: torch.Tensor, residual: torch.Tensor, batch: PackedBatch

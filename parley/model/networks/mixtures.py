@@ -57,6 +57,16 @@ def after_dense_layers(fields: Mapping[str, Any], layer: int) -> bool:
     return bool(layer >= fields["first_k_dense_replace"])
 
 
+def sparse_mlp_types(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: ``mlp_layer_types`` says so; without it, all but the first have."""
+    types = fields["mlp_layer_types"]
+    if types is None:
+        return layer > 0
+    if not isinstance(types, list) or len(types) != fields["num_hidden_layers"]:
+        raise Unfusable("its mlp_layer_types do not say of each layer what it has")
+    return bool(types[layer] == "sparse")
+
+
 def ernie_layers(fields: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a mixture: each ``moe_layer_interval``-th from ``moe_layer_start_index`` on, up to
     ``moe_layer_end_index``; -1 is the last."""
@@ -131,12 +141,18 @@ def _both_layouts(names: MixtureNames) -> tuple[MixtureNames, ...]:
     return names, replace(names, router="mlp.gate", gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj")
 
 
+def _gguf_layout(names: MixtureNames) -> MixtureNames:
+    """Return the names of tensors of GGUF files, as ``gguf/architectures.py`` makes them."""
+    gate_up = ("mlp.experts.gate_exps.weight", "mlp.experts.up_exps.weight")
+    return replace(names, router="mlp.gate", gate_up=gate_up, down="mlp.experts.down_exps.weight")
+
+
 MIXTRAL_NAMES = MixtureNames(
     router="block_sparse_moe.gate",
     gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
     down="block_sparse_moe.experts.{}.w2",
 )
-MIXTRAL_MIXTURE = MixtureFamily(_both_layouts(MIXTRAL_NAMES), normalized=True)
+MIXTRAL_MIXTURE = MixtureFamily((*_both_layouts(MIXTRAL_NAMES), _gguf_layout(MIXTRAL_NAMES)), normalized=True)
 MINIMAX_MIXTURE = MixtureFamily(
     (
         replace(MIXTRAL_NAMES, choice_bias="block_sparse_moe.e_score_correction_bias"),
@@ -171,8 +187,9 @@ GRANITE_MIXTURE = MixtureFamily(
     normalized=True,
     shared=1,
 )
+QWEN2_NAMES = MixtureNames(shared_gate="mlp.shared_expert_gate")
 QWEN2_MIXTURE = MixtureFamily(
-    _both_layouts(MixtureNames(shared_gate="mlp.shared_expert_gate")), has_mixture=sparse_steps, shared=2
+    (*_both_layouts(QWEN2_NAMES), _gguf_layout(QWEN2_NAMES)), has_mixture=sparse_steps, shared=2
 )
 GPT_OSS_MIXTURE = MixtureFamily(
     (
@@ -187,7 +204,7 @@ GPT_OSS_MIXTURE = MixtureFamily(
     ),
     normalized=True,
 )
-QWEN3_MIXTURE = MixtureFamily(_both_layouts(MixtureNames()), has_mixture=sparse_steps)
+QWEN3_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), _gguf_layout(MixtureNames())), has_mixture=sparse_steps)
 QWEN3_VL_MIXTURE = MixtureFamily(
     (MixtureNames(gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj", transposed=None),),
     has_mixture=sparse_steps,
@@ -197,6 +214,12 @@ DEEPSEEK_NAMES = MixtureNames(
     choice_bias="mlp.gate.e_score_correction_bias",
     shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     shared_down="mlp.shared_experts.down_proj",
+)
+DEEPSEEK_V2_MIXTURE = MixtureFamily(
+    _both_layouts(replace(DEEPSEEK_NAMES, choice_bias=None)),
+    has_mixture=after_dense_layers,
+    normalized=False,
+    shared=1,
 )
 ERNIE_MIXTURE = MixtureFamily(
     (
@@ -214,3 +237,4 @@ GLM4_MIXTURE = MixtureFamily(
     group_best=2,
     shared=1,
 )
+GLM4_LITE_MIXTURE = replace(GLM4_MIXTURE, has_mixture=sparse_mlp_types)

@@ -132,6 +132,25 @@ def read_rope(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int)
     raise Unfusable(f"its rotary scaling is {kind}")
 
 
+def yarn_scale(factor: float, weight: float) -> float:
+    """Return YaRN's scale of attention for contexts that are ``factor`` times as long (arXiv 2309.00071, section 3.4),
+    with the ``weight`` that DeepSeek adds (mscale)."""
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def latent_score_factor(parameters: dict[str, Any]) -> float:
+    """Return what DeepSeek's latent attention multiplies scores by if the rotary embedding is scaled: the square of
+    YaRN's scale for mscale_all_dim. Raises Unfusable."""
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    weight = parameters.get("mscale_all_dim") or 0
+    if kind == "default" or not weight:
+        return 1.0
+    try:
+        return yarn_scale(float(parameters["factor"]), float(weight)) ** 2
+    except (KeyError, TypeError, ValueError):
+        raise Unfusable(f"its {kind} rotary scaling is incomplete") from None
+
+
 def read_mrope(
     fields: dict[str, Any], head_dim: int, is_interleaved: bool, default_section: tuple[int, ...]
 ) -> RopeConfig:
@@ -164,12 +183,9 @@ def _read_yarn(fields: dict[str, Any], parameters: dict[str, Any], theta: float,
     first, last = (math.floor(ends[0]), math.ceil(ends[1])) if parameters.get("truncate", True) else ends
     first, last = max(first, 0.0), min(last, rotary - 1.0)
 
-    def attention_scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
     scale, above, below = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
     if scale is None:
-        scale = attention_scale(above) / attention_scale(below) if above and below else attention_scale(1)
+        scale = yarn_scale(factor, above) / yarn_scale(factor, below) if above and below else yarn_scale(factor, 1)
     ramp = (first, last if last != first else first + 0.001)
     return RopeConfig(theta, rotary, "yarn", factor, original_length=original, ramp=ramp, scale=float(scale))
 

@@ -1,7 +1,9 @@
-"""Fused encoders of ModernBERT's family: rotary positions, gated feed-forward layers, and layers that attend nearby.
+"""Fused encoders with rotary positions and gated feed-forward layers: ModernBERT, NomicBERT and GTE.
 
-Texts are packed without padding, as in ``encoder.py``, whose layers of weights it shares. Architecture: arXiv
-2412.13663, section 2.1. This module must not know files or configs.
+ModernBERT (arXiv 2412.13663, section 2.1) normalizes what a sublayer reads and has layers that attend nearby; NomicBERT
+(arXiv 2402.01613, section 3) and GTE (arXiv 2407.19669, section 2) normalize the sum after a sublayer, as BERT does.
+Texts are packed without padding, as in ``encoder.py``, whose layers of weights it shares. This module must not know
+files or configs.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ import torch.nn.functional as F
 from parley.heartbeat import beat
 from parley.model.networks.encoder import TANH, EncoderLinear, LayerNorm, PackedTexts
 
+SILU = "silu"
+
 QUERY_BLOCK = 256  # queries of a local layer that are computed at once; bounds the memory of their masks
 
 
 @dataclass(frozen=True)
 class RotaryEncoderConfig:
     """Sizes of an encoder. ``local_layers``: for each layer, whether a token attends only to those at most ``reach``
-    tokens away. ``global_theta``, ``local_theta``: bases of the rotary angles in both kinds of layers."""
+    tokens away. ``global_theta``, ``local_theta``: bases of the rotary angles in both kinds of layers.
+    ``angle_divisor`` divides the angles of all. ``normalizes_sums``: norms follow the sublayers instead of preceding
+    them, and there is no final one."""
 
     vocab: int
     hidden: int
@@ -33,6 +39,8 @@ class RotaryEncoderConfig:
     global_theta: float
     local_theta: float
     activation: str
+    angle_divisor: float = 1.0
+    normalizes_sums: bool = False
 
     @property
     def layers(self) -> int:
@@ -44,6 +52,7 @@ class RotaryEncoderConfig:
 class RotaryEncoderLayer:
     """The weights of one layer. ``qkv``: query, key and value merged. ``up``: the activated half, then the gate.
 
+    ``attention_norm`` belongs to the attention, ``norm`` to the feed-forward layer. If norms precede sublayers,
     ``attention_norm`` is None in the first layer, whose input is normalized already.
     """
 
@@ -55,15 +64,19 @@ class RotaryEncoderLayer:
     down: EncoderLinear
 
 
-def rotary_table(theta: float, width: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table(theta: float, divisor: float, width: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosine and sine of all angles, float32 [length, width]; both halves of a head have the same angles."""
-    frequencies = 1.0 / theta ** (torch.arange(0, width, 2).float() / width)
+    frequencies = 1.0 / theta ** (torch.arange(0, width, 2).float() / width) / divisor
     angles = torch.outer(torch.arange(length).float(), frequencies).repeat(1, 2)
     return angles.cos(), angles.sin()
 
 
 class RotaryEncoder:
-    """An encoder of ModernBERT's family."""
+    """An encoder with rotary positions. ``word_embeddings`` include the embedding of the first token type.
+
+    ``final_norm`` is None if norms follow the sublayers. ``second_type`` [hidden] is added to the embeddings of a
+    pair's second text, in models that tell the two apart.
+    """
 
     def __init__(
         self,
@@ -71,42 +84,56 @@ class RotaryEncoder:
         word_embeddings: torch.Tensor,
         embedding_norm: LayerNorm,
         layers: list[RotaryEncoderLayer],
-        final_norm: LayerNorm,
+        final_norm: LayerNorm | None,
+        second_type: torch.Tensor | None = None,
     ):
         self.config = config
         self.device = word_embeddings.device
-        self._word_embeddings, self._embedding_norm = word_embeddings, embedding_norm
+        self._word_embeddings, self._embedding_norm, self._second_type = word_embeddings, embedding_norm, second_type
         self._layers, self._final_norm = layers, final_norm
         width = config.hidden // config.heads
         self._rotary_tables = {
-            is_local: tuple(part.to(self.device) for part in rotary_table(theta, width, config.max_length))
+            is_local: tuple(
+                part.to(self.device) for part in rotary_table(theta, config.angle_divisor, width, config.max_length)
+            )
             for is_local, theta in ((False, config.global_theta), (True, config.local_theta))
+            if is_local in config.local_layers
         }
 
     def encode_packed(self, texts: PackedTexts) -> torch.Tensor:
         """Return the hidden states after the last layer: [T, hidden]."""
-        x = self._normalize(self._word_embeddings.index_select(0, texts.token_ids), self._embedding_norm)
+        x = self._word_embeddings.index_select(0, texts.token_ids)
+        if texts.second_rows is not None and self._second_type is not None:
+            x[texts.second_rows] += self._second_type
+        x = self._normalize(x, self._embedding_norm)
         angles = {
             is_local: tuple(part.index_select(0, texts.positions)[:, None] for part in table)
             for is_local, table in self._rotary_tables.items()
         }
+        norms_before, norms_after = (False, True) if self.config.normalizes_sums else (True, False)
         for layer, is_local in zip(self._layers, self.config.local_layers, strict=True):
             beat()
-            normalized = x if layer.attention_norm is None else self._normalize(x, layer.attention_norm)
+            normalized = self._normalize(x, layer.attention_norm, norms_before)
             qkv = layer.qkv(normalized).view(len(x), 3, self.config.heads, -1)
             cosine, sine = angles[is_local]
             attended = self._attend_runs(
                 _rotate(qkv[:, 0], cosine, sine), _rotate(qkv[:, 1], cosine, sine), qkv[:, 2], texts.runs, is_local
             )
-            x = layer.output.apply_added(attended, x)
-            activated, gate = layer.up(self._normalize(x, layer.norm)).chunk(2, -1)
+            x = self._normalize(layer.output.apply_added(attended, x), layer.attention_norm, norms_after)
+            activated, gate = layer.up(self._normalize(x, layer.norm, norms_before)).chunk(2, -1)
             x = layer.down.apply_added(self._activate(activated) * gate, x)
+            x = self._normalize(x, layer.norm, norms_after)
         return self._normalize(x, self._final_norm)
 
-    def _normalize(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
+    def _normalize(self, x: torch.Tensor, norm: LayerNorm | None, is_here: bool = True) -> torch.Tensor:
+        """Return ``x`` normalized, or as it is where the layer has no norm at this place."""
+        if norm is None or not is_here:
+            return x
         return F.layer_norm(x, (self.config.hidden,), norm.weight, norm.bias, self.config.eps)
 
     def _activate(self, x: torch.Tensor) -> torch.Tensor:
+        if self.config.activation == SILU:
+            return F.silu(x)
         return F.gelu(x, approximate="tanh" if self.config.activation == TANH else "none")
 
     def _attend_runs(

@@ -79,7 +79,8 @@ struct Room {
   alignas(64) float scores[UNIT * BLOCK];
   alignas(64) bf16 weights[UNIT * BLOCK];
   alignas(64) float whole[UNIT * (MAX_DIM + 2)], part[UNIT * (MAX_DIM + 2)];
-  alignas(64) Pair keys[MAX_DIM / 2 * BLOCK], values[BLOCK / 2 * MAX_DIM];  // of a block, if pages are int8
+  // Of a block: both if pages are int8, values if they are parts of keys
+  alignas(64) Pair keys[MAX_DIM / 2 * BLOCK], values[BLOCK / 2 * MAX_DIM];
   alignas(64) float key_scales[BLOCK], value_scales[BLOCK];
   Vec total[UNIT];
   long from[UNIT], upto[UNIT];  // the keys that a row sees
@@ -161,6 +162,18 @@ void unfold(const char* from, const char* later, long groups, long width, Pair* 
       Bits x = read<Bits>(from + at);
       put(to + i, number(x << 24) >> 16 | number(x << 16));
       put(to + width + i, number(x << 8) >> 16 | number(x));
+    }
+}
+
+// Keys of a page in pairs [count][PAGE][2] -> the same numbers as values in pairs [PAGE / 2][wide][2], with zeros beyond
+void turn(const Pair* keys, long count, long wide, Pair* values) {
+  for (long t = 0; t < PAGE / 2; t++) memset(values + t * wide + 2 * count, 0, (wide - 2 * count) * sizeof(Pair));
+  for (long k = 0; k < count; k++, keys += PAGE)
+    for (long t = 0; t < PAGE / 2; t++) {
+      Pair first = keys[2 * t], second = keys[2 * t + 1];
+      Pair* to = values + t * wide + 2 * k;
+      to[0] = (first & 0xffff) | second << 16;
+      to[1] = first >> 16 | (second & 0xffff0000);
     }
 }
 
@@ -261,16 +274,19 @@ void walk(Room& room, const Problem& problem, const Task& task, long begin, long
     for (long i = 0; i < pages; i++)
       if (layout.int8) {
         const char *values_at = heads[i] + layout.key_bytes(), *next_at = next[i] + layout.key_bytes();
+        const char *key_scales = heads[i] + layout.key_scales(), *value_scales = key_scales + layout.scale_bytes();
         unfold(heads[i], next[i], pairs / 2, PAGE, room.keys + i * pairs * PAGE);
-        unfold(values_at, next_at, PAGE / 4, wide, room.values + i * PAGE / 2 * wide);
-        memcpy(room.key_scales + i * PAGE, values_at + layout.value_bytes(), PAGE * sizeof(float));
-        memcpy(room.value_scales + i * PAGE, values_at + layout.value_bytes() + PAGE * sizeof(float), PAGE * sizeof(float));
+        if (!layout.latent) unfold(values_at, next_at, PAGE / 4, wide, room.values + i * PAGE / 2 * wide);
+        memcpy(room.key_scales + i * PAGE, key_scales, PAGE * sizeof(float));
+        memcpy(room.value_scales + i * PAGE, layout.latent ? key_scales : value_scales, PAGE * sizeof(float));
         keys[i] = room.keys + i * pairs * PAGE;
         values[i] = room.values + i * PAGE / 2 * wide;
       } else {
         keys[i] = (const Pair*)heads[i];
-        values[i] = (const Pair*)(heads[i] + layout.key_bytes());
+        values[i] = layout.latent ? room.values + i * PAGE / 2 * wide : (const Pair*)(heads[i] + layout.key_bytes());
       }
+    for (long i = 0; layout.latent && i < pages; i++)
+      turn(keys[i], layout.value_dim / 2, wide, room.values + i * PAGE / 2 * wide);
     for (long t = 0; t < tiles; t++) {
       long first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
       Multiply run = t || layout.int8 ? choose_rows<false>(count) : choose_rows<true>(count);
@@ -282,6 +298,7 @@ void walk(Room& room, const Problem& problem, const Task& task, long begin, long
                     (const Pair*)next[j / VECTORS] + j % VECTORS * LANES};
         run(room.queries + first * pairs, pairs, &strip, 1, pairs, PAGE, room.scores + first * BLOCK + i * LANES, BLOCK, true);
       }
+      Multiply sum_values = layout.latent ? choose_rows<false>(count) : run;
       bool whole = true;
       for (long r = first; r < first + count; r++) whole &= room.from[r] <= block && room.upto[r] >= block + BLOCK;
       (whole ? weigh<true> : weigh<false>)(room, problem, first, count, block, sums, padded);
@@ -292,7 +309,7 @@ void walk(Room& room, const Problem& problem, const Task& task, long begin, long
           const Pair* at = (const Pair*)(next[i] + layout.key_bytes());
           strips[i] = {values[i] + d, values[i] + other, at + d, at + other};
         }
-        run((const Pair*)room.weights + first * BLOCK / 2, BLOCK / 2, strips, pages, PAGE / 2, wide,
+        sum_values((const Pair*)room.weights + first * BLOCK / 2, BLOCK / 2, strips, pages, PAGE / 2, wide,
             sums.out + first * padded + d, padded, false);
       }
     }
@@ -416,17 +433,18 @@ extern "C" {
 
 // The largest dim of keys and values; and the bytes of a page.
 int64_t attend_dim() { return MAX_DIM; }
-int64_t page_bytes(int64_t heads, int64_t dim, int64_t value_dim, int64_t int8) {
-  return Layout{heads, dim, value_dim, int8 != 0}.page_bytes();
+int64_t page_bytes(int64_t heads, int64_t dim, int64_t value_dim, int64_t int8, int64_t latent) {
+  return Layout{heads, dim, value_dim, int8 != 0, latent != 0}.page_bytes();
 }
 
 // out [T, heads, value_dim] = attention of queries [T, heads, dim] over the pages. sinks [heads] may be null; window
 // and softcap are 0 for none. ends [T]: the position after the last one that a row sees, which is its own or a later one
-// of its span; null: its own.
+// of its span; null: its own. `latent`: a value is the beginning of its key, and
+// value_dim is even.
 void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
             const int64_t* table, const float* sinks, const int64_t* ends, int64_t heads, int64_t kv_heads, int64_t dim,
-            int64_t value_dim, int64_t int8, int64_t window, float scale, float softcap, int64_t threads) {
-  Layout layout{kv_heads, dim, value_dim, int8 != 0};
+            int64_t value_dim, int64_t int8, int64_t latent, int64_t window, float scale, float softcap, int64_t threads) {
+  Layout layout{kv_heads, dim, value_dim, int8 != 0, latent != 0};
   Problem problem{queries, stride, pages, out, table, sinks, ends, layout, heads, window, scale, softcap};
   Cut cut(problem, (const Span*)spans, count, threads);
   long tasks = cut.tasks.size();

@@ -7,14 +7,18 @@
 
 namespace {
 
+constexpr long SITES = 5;  // linear layers of a layer that adapters may change, numbered as LINEAR_SITES in decoder.py
+
 // Fields as in LayerShape and DecoderLayer of native/. Norms that are null change nothing.
 struct Layer {
   const Norm *attention_norm, *attention_after_norm, *mlp_norm, *mlp_after_norm, *head_norm;
+  const Norm *query_latent_norm, *latent_norm;
   const float* sinks;   // or null
   int64_t window, rope; // 0: no window; -1: no rotation
   int64_t activation, gated, parallel, whole_qk_norm;
   float score_scale, softcap, residual_scale;  // softcap 0: none
   Linear qkv, output, gate_up, down;  // the last two of a shared expert, or none, if there is a mixture
+  Linear query_up, key_up, value_up;  // of latent attention, or none; the last two have a weight of each head
   const Mixture* mixture;             // or null
 
   // The layer that reads the norm of the residual before the MLP; null for several
@@ -28,6 +32,7 @@ struct Stack {
   const Norm* norm;       // after the last layer
   const float* angles;    // [ropes][positions][2][rotary / 2]: cosines and sines
   int64_t vocab, ropes, positions, heads, kv_heads, dim, rotary, interleaved;
+  int64_t plain;  // numbers of a query that latents replace; 0: there are no latents
   float embedding_scale;
 
   long hidden() const { return layers->output.out; }
@@ -48,11 +53,13 @@ struct Room {
   float *logits, *weights;  // of a router
   int64_t* ids;
   char* experts;
+  // Of latent attention: a row of each head, [heads][M], as input and output of linear_heads; queries for latents
+  bf16 *head_inputs, *head_outputs, *queries;
 
   Room(const Stack& stack, long M, long columns, void* memory) : end((uintptr_t)memory) {
     long outputs_most = 0, read_most = 0, sorted_most = 0, shared_most = 0, logits_most = 0, chosen_most = 0, experts_most = 0;
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
-      for (const Linear* each : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down}) {
+      for (const Linear* each : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down, &layer->query_up}) {
         outputs_most = std::max(outputs_most, each->out);
         read_most = std::max(read_most, each->into);
         sorted_most = std::max(sorted_most, each->form == INT8 ? each->into / 2 : each->order ? each->into : 0);
@@ -64,6 +71,16 @@ struct Room {
         chosen_most = std::max(chosen_most, mixture->routing.chosen + 1);
         experts_most = std::max(experts_most, experts_room(&mixture->experts, M, mixture->routing.chosen));
       }
+    long inputs_most = 0, heads_most = 0;
+    if (stack.plain)
+      for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++) {
+        const Linear &key_up = layer->key_up, &value_up = layer->value_up;
+        inputs_most = std::max({inputs_most, stack.heads * std::max(key_up.into, value_up.into), layer->query_up.into});
+        heads_most = std::max(heads_most, stack.heads * std::max(key_up.out, value_up.out));
+      }
+    take(head_inputs, M * inputs_most);
+    take(head_outputs, M * heads_most);
+    take(queries, stack.plain ? M * stack.heads * stack.dim : 0);
     take(residual, M * stack.hidden());
     take(outputs, M * outputs_most);
     take(plain, M * read_most);
@@ -130,6 +147,32 @@ struct Run {
     norm(nullptr, nullptr, layer, layer.mlp_norm, layer.mlp_reader(), room.plain);
     add_norm(room.outputs, room.residual, room.residual, after, layer.residual_scale, nullptr, nullptr, nullptr, nullptr, nullptr,
              M, stack.hidden(), threads);
+  }
+
+  // Writes the latents of all rows to the pages. Returns the queries that latents are multiplied by.
+  const bf16* write_latents(const Layer& layer, const float* cos, const float* sin, char* pages, const int64_t* slots,
+                            int64_t int8, long site) {
+    long rank = layer.key_up.out, stride = layer.qkv.out, size = stack.plain + stack.rotary, heads = stack.heads;
+    const bf16* latents = room.outputs + stride - rank - stack.rotary;
+    ::write_latents(latents, stride, layer.latent_norm, cos, sin, pages, slots, M, rank, stack.rotary, stack.interleaved, int8,
+                    threads);
+    if (layer.query_up.out) {
+      gather_heads(room.outputs, stride, 0, room.head_inputs, M, 1, layer.query_up.into, threads);
+      add_norm(nullptr, room.head_inputs, nullptr, nullptr, 1.f, layer.query_latent_norm, as_it_is(&layer.query_up, room.plain),
+               as_int8(&layer.query_up), room.scales, room.excess, M, layer.query_up.into, threads);
+      linear(layer.query_up, site);
+      stride = heads * size;
+    }
+    multiply_heads(layer.key_up, room.outputs, stride, size);
+    join_queries(room.head_outputs, room.outputs, stride, cos, sin, room.queries, M, heads, rank, stack.plain, stack.rotary,
+                 stack.interleaved, threads);
+    return room.queries;
+  }
+
+  // head_outputs = the first numbers of each head of rows, times the weight of the head
+  void multiply_heads(const Linear& layer, const bf16* rows, long stride, long size) {
+    gather_heads(rows, stride, size, room.head_inputs, M, stack.heads, layer.into, threads);
+    linear_heads(room.head_inputs, (const bf16*)layer.weight, room.head_outputs, M, stack.heads, layer.out, layer.into, threads);
   }
 
   void activate(const Layer& layer) {
@@ -220,18 +263,28 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
   run.norm(nullptr, nullptr, *s.layers, s.layers->attention_norm, &s.layers->qkv, room.plain);
   for (long i = 0; i < s.count; i++) {
     const Layer &layer = s.layers[i], *next = i + 1 < s.count ? &layer + 1 : nullptr;
-    run.linear(layer.qkv, 4 * i);
+    run.linear(layer.qkv, SITES * i);
     long rope = std::max<long>(layer.rope, 0) * M * s.rotary, rotary = layer.rope < 0 ? 0 : s.rotary;
-    rope_write(room.outputs, room.cos + rope, room.sin + rope, pages[i], slots, layer.head_norm, layer.whole_qk_norm, M, s.heads,
-               s.kv_heads, s.dim, rotary, s.interleaved, int8, threads);
-    attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, layer.sinks, nullptr, s.heads, s.kv_heads,
-           s.dim, s.dim, int8, layer.window, layer.score_scale, layer.softcap, threads);
+    const float *cos = room.cos + rope, *sin = room.sin + rope;
+    if (s.plain) {
+      const bf16* queries = run.write_latents(layer, cos, sin, pages[i], slots, int8, SITES * i + 4);
+      long rank = layer.value_up.into;
+      attend(queries, s.heads * s.dim, pages[i], room.head_outputs, spans, count, table, layer.sinks, nullptr, s.heads, 1, s.dim,
+             rank, int8, true, layer.window, layer.score_scale, layer.softcap, threads);
+      run.multiply_heads(layer.value_up, room.head_outputs, s.heads * rank, rank);
+      scatter_heads(room.head_outputs, room.plain, M, s.heads, layer.value_up.out, threads);
+    } else {
+      rope_write(room.outputs, cos, sin, pages[i], slots, layer.head_norm, layer.whole_qk_norm, M, s.heads, s.kv_heads, s.dim,
+                 rotary, s.interleaved, int8, threads);
+      attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, layer.sinks, nullptr, s.heads, s.kv_heads,
+             s.dim, s.dim, int8, false, layer.window, layer.score_scale, layer.softcap, threads);
+    }
     if (layer.output.form == INT8)
       quantize_rows(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);
-    run.linear(layer.output, 4 * i + 1);
+    run.linear(layer.output, SITES * i + 1);
     run.finish_attention(layer);
-    if (layer.mixture) run.mix(layer, 4 * i + 2);
-    else run.dense(layer, 4 * i + 2);
+    if (layer.mixture) run.mix(layer, SITES * i + 2);
+    else run.dense(layer, SITES * i + 2);
     if (next) run.norm(room.outputs, layer.mlp_after_norm, layer, next->attention_norm, &next->qkv, room.plain);
     else run.norm(room.outputs, layer.mlp_after_norm, layer, s.norm, nullptr, out);
   }

@@ -42,4 +42,11 @@ void linear(const bf16* x, const bf16* packed, const bf16* bias, void* y, int64_
   linear_slices(x, packed, bias, y, {&all, M > 0}, N, K, wide, threads);
 }
 
+// y [heads, M, N] = x [heads, M, K] W^T with a weight of each head, which are packed one after another. K is even.
+void linear_heads(const bf16* x, const bf16* packed, bf16* y, int64_t M, int64_t heads, int64_t N, int64_t K, int64_t threads) {
+  std::vector<RowSlice> slices;
+  for (long head = 0; head < heads; head++) slices.push_back({head * M, M, head});
+  linear_slices(x, packed, nullptr, y, {slices.data(), M > 0 ? heads : 0}, N, K, false, threads);
+}
+
 }  // extern "C"

@@ -8,22 +8,27 @@
 //
 // `wide` is value_dim rounded up to 16. The padding is zero, because pages are cleared when they are allocated and
 // nothing is written there.
+//
+// Where a value is the beginning of its key (latent attention), only keys and their scales are stored.
 #pragma once
 #include "vector.h"
 
 constexpr long PAGE = 16;
-constexpr long MAX_DIM = 512;  // of keys and of values
+constexpr long MAX_DIM = 576;  // of keys and of values
 
 struct Layout {
   long heads, dim, value_dim;
   bool int8;
+  bool latent;  // values are parts of keys
 
   long side() const { return int8 ? 4 : 2; }                                    // adjacent numbers
   long pairs() const { return (dim + side() - 1) / side() * (side() / 2); }      // of a key, as products read them
   long wide() const { return (value_dim + PAGE - 1) / PAGE * PAGE; }
   long key_bytes() const { return 2 * pairs() * PAGE * (int8 ? 1 : 2); }
   long value_bytes() const { return PAGE * wide() * (int8 ? 1 : 2); }
-  long head_bytes() const { return key_bytes() + value_bytes() + (int8 ? 2 * PAGE * sizeof(float) : 0); }
+  long scale_bytes() const { return int8 ? PAGE * sizeof(float) : 0; }
+  long head_bytes() const { return key_bytes() + scale_bytes() + (latent ? 0 : value_bytes() + scale_bytes()); }
+  long key_scales() const { return key_bytes() + (latent ? 0 : value_bytes()); }  // where they begin
   long page_bytes() const { return heads * head_bytes(); }
 };
 
@@ -51,7 +56,7 @@ static inline float quantize_vector(const bf16* row, long count, int8_t* to) {
 static inline void write_key(const Layout& layout, char* head, long t, const bf16* row) {
   if (layout.int8) {
     int8_t numbers[MAX_DIM];
-    ((float*)(head + layout.key_bytes() + layout.value_bytes()))[t] = quantize_vector(row, layout.dim, numbers);
+    ((float*)(head + layout.key_scales()))[t] = quantize_vector(row, layout.dim, numbers);
     for (long d = 0; d < layout.dim; d += 4) memcpy(head + (d * PAGE + 4 * t), numbers + d, layout.dim - d < 4 ? layout.dim - d : 4);
   } else {
     for (long d = 0; d + 1 < layout.dim; d += 2) memcpy(head + 2 * (d * PAGE + 2 * t), row + d, 4);
@@ -79,6 +84,6 @@ static inline void write_token(const Layout& layout, char* pages, int64_t slot, 
   for (long h = 0; h < layout.heads; h++) {
     char* head = pages + slot / PAGE * layout.page_bytes() + h * layout.head_bytes();
     write_key(layout, head, slot % PAGE, keys + h * layout.dim);
-    write_value(layout, head, slot % PAGE, values + h * layout.value_dim);
+    if (!layout.latent) write_value(layout, head, slot % PAGE, values + h * layout.value_dim);
   }
 }

@@ -136,6 +136,22 @@ void quantize_row(const bf16* row, long width, int8_t* values, float* scale, int
   *excess = 128 * sum(total);
 }
 
+// to = the `rotary` numbers of x, each turned with its partner; see rope_write.
+void rotate(const float* x, const float* cos, const float* sin, bf16* to, long rotary, bool interleaved) {
+  float partners[MAX_DIM];
+  long half = rotary / 2;
+  if (interleaved) {
+    for (long i = 0; i < rotary; i++) partners[i] = x[i ^ 1];
+  } else {
+    memcpy(partners, x + half, half * sizeof(float));
+    memcpy(partners + half, x, half * sizeof(float));
+  }
+  for (long i = 0; i < rotary; i += LANES) {
+    long left = rotary - i;
+    store(to + i, fma(load(x + i, left), load(cos + i, left), load(partners + i, left) * load(sin + i, left)), left);
+  }
+}
+
 // Calls f(m) for each row, by a team.
 template <class F> void each_row(long M, int threads, F f) {
   together(threads, [=] {
@@ -227,10 +243,10 @@ void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, 
 void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const Norm* head_norm,
                 int64_t whole, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t interleaved,
                 int64_t int8, int64_t threads) {
-  Layout layout{kv_heads, dim, dim, int8 != 0};
-  long width = (heads + 2 * kv_heads) * dim, half = rotary / 2;
+  Layout layout{kv_heads, dim, dim, int8 != 0, false};
+  long width = (heads + 2 * kv_heads) * dim;
   each_row(M, team(M * width, threads), [=](long m) {
-    float x[MAX_DIM], partners[MAX_DIM];
+    float x[MAX_DIM];
     bf16* row = qkv + m * width;
     auto inverse = [=](const bf16* from, long numbers) {
       return inverse_rms(numbers, head_norm->eps, [=](long i) { return load(from + i, numbers - i); });
@@ -250,27 +266,68 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, cons
           store(x + i, load(x + i, dim - i) * scale * load(weight + i, dim - i), dim - i);
         for (long i = rotary; i < dim; i += LANES) store(head + i, load(x + i, dim - i), dim - i);
       }
-      if (interleaved) {
-        for (long i = 0; i < rotary; i++) partners[i] = x[i ^ 1];
-      } else {
-        memcpy(partners, x + half, half * sizeof(float));
-        memcpy(partners + half, x, half * sizeof(float));
-      }
-      const float *c = cos + m * rotary, *s = sin + m * rotary;
-      for (long i = 0; i < rotary; i += LANES) {
-        long left = rotary - i;
-        store(head + i, fma(load(x + i, left), load(c + i, left), load(partners + i, left) * load(s + i, left)), left);
-      }
+      rotate(x, cos + m * rotary, sin + m * rotary, head, rotary, interleaved);
     }
     const bf16* keys = row + heads * dim;
     write_token(layout, pages, slots[m], keys, keys + kv_heads * dim);
   });
 }
 
-// Stores keys [M, kv_heads, dim] and values [M, kv_heads, value_dim] at slots [M] of the pages.
+// Stores the norm of the first `rank` numbers of each row, and the next `rotary` ones turned as by rope_write, as the
+// key of row m at slots[m]. Rows are `stride` numbers apart.
+void write_latents(const bf16* rows, int64_t stride, const Norm* norm, const float* cos, const float* sin, char* pages,
+                   const int64_t* slots, int64_t M, int64_t rank, int64_t rotary, int64_t interleaved, int64_t int8,
+                   int64_t threads) {
+  Layout layout{1, rank + rotary, rank, int8 != 0, true};
+  each_row(M, team(M * layout.dim, threads), [=](long m) {
+    const bf16* row = rows + m * stride;
+    float x[MAX_DIM];
+    bf16 key[MAX_DIM];
+    auto each = normed(*norm, rank, [=](long i) { return load(row + i, rank - i); });
+    for (long i = 0; i < rank; i += LANES) store(key + i, each(i), rank - i);
+    for (long i = 0; i < rotary; i += LANES) store(x + i, load(row + rank + i, rotary - i), rotary - i);
+    rotate(x, cos + m * rotary, sin + m * rotary, key + rank, rotary, interleaved);
+    write_token(layout, pages, slots[m], key, nullptr);
+  });
+}
+
+// out [M, heads, rank + rotary] = latents [heads, M, rank], and the last `rotary` numbers of each head of queries
+// [M, heads, plain + rotary], turned as by rope_write. Rows of queries are `stride` numbers apart.
+void join_queries(const bf16* latents, const bf16* queries, int64_t stride, const float* cos, const float* sin, bf16* out,
+                  int64_t M, int64_t heads, int64_t rank, int64_t plain, int64_t rotary, int64_t interleaved, int64_t threads) {
+  each_row(M, team(M * heads * (rank + rotary), threads), [=](long m) {
+    float x[MAX_DIM];
+    for (long h = 0; h < heads; h++) {
+      const bf16* turning = queries + m * stride + h * (plain + rotary) + plain;
+      bf16* to = out + (m * heads + h) * (rank + rotary);
+      memcpy(to, latents + (h * M + m) * rank, rank * sizeof(bf16));
+      for (long i = 0; i < rotary; i += LANES) store(x + i, load(turning + i, rotary - i), rotary - i);
+      rotate(x, cos + m * rotary, sin + m * rotary, to + rank, rotary, interleaved);
+    }
+  });
+}
+
+// to [heads, M, width] = the first numbers of each head of rows, which are `stride` numbers apart, and heads `size`
+void gather_heads(const bf16* rows, int64_t stride, int64_t size, bf16* to, int64_t M, int64_t heads, int64_t width,
+                  int64_t threads) {
+  each_row(M, team(M * heads * width, threads), [=](long m) {
+    for (long h = 0; h < heads; h++)
+      memcpy(to + (h * M + m) * width, rows + m * stride + h * size, width * sizeof(bf16));
+  });
+}
+
+// rows [M, heads, width] = from [heads, M, width]
+void scatter_heads(const bf16* from, bf16* rows, int64_t M, int64_t heads, int64_t width, int64_t threads) {
+  each_row(M, team(M * heads * width, threads), [=](long m) {
+    for (long h = 0; h < heads; h++)
+      memcpy(rows + (m * heads + h) * width, from + (h * M + m) * width, width * sizeof(bf16));
+  });
+}
+
+// Stores keys [M, kv_heads, dim] and values [M, kv_heads, value_dim] at slots [M] of the pages. `latent`: no values.
 void write(const bf16* keys, const bf16* values, char* pages, const int64_t* slots, int64_t M, int64_t kv_heads,
-           int64_t dim, int64_t value_dim, int64_t int8, int64_t threads) {
-  Layout layout{kv_heads, dim, value_dim, int8 != 0};
+           int64_t dim, int64_t value_dim, int64_t int8, int64_t latent, int64_t threads) {
+  Layout layout{kv_heads, dim, value_dim, int8 != 0, latent != 0};
   long width = kv_heads * dim, value_width = kv_heads * value_dim;
   each_row(M, team(M * (width + value_width), threads),
            [=](long m) { write_token(layout, pages, slots[m], keys + m * width, values + m * value_width); });

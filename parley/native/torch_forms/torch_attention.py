@@ -12,7 +12,8 @@ Nothing that depends on the other rows of a group touches a row's own arithmetic
   multiples of VALUE_CHUNK and are padded to multiples of KEY_MULTIPLE, so each key always meets the same vector lane.
 * Values are summed in chunks of VALUE_CHUNK absolute positions, chunk after chunk, in float32.
 
-Pages are [pages, 2, kv_heads, BLOCK_SIZE, width], keys before values. The last page is never allocated and stays zero.
+Pages are [pages, 2, kv_heads, BLOCK_SIZE, width], keys before values, or [pages, 1, ...] where values are parts of keys
+(``LayerKV.has_latents``). The last page is never allocated and stays zero.
 It pads page tables, so that another sequence's numbers are never multiplied, not even by zero (0 * NaN is NaN). In int8
 pages the last four bytes of each row are a float32, the scale of its numbers.
 """
@@ -30,6 +31,7 @@ from parley.native.layout import LayerKV, Span
 from parley.native.pool import PageFormat, PagePool
 
 TILE_ROWS = 64  # query rows of a tile
+FOLDED_ROWS = 1024  # rows of a tile's products at most, one for each query row and head that shares keys
 KEY_MULTIPLE = 64  # key ranges are padded to a multiple of this
 VALUE_CHUNK = 512  # keys whose values are summed in one matrix product
 ROW_MULTIPLE = 16  # rows of a matrix product are padded to a multiple of this
@@ -46,7 +48,8 @@ class TileGroup:
     keys: int
     gather_index: torch.Tensor | None  # int64 [S * R], the batch row of each tile row (padding repeats a real one)
     scatter_index: torch.Tensor | None  # int64 [S * R], the output row of each tile row (padding goes to row T)
-    pages: torch.Tensor  # int64 [2 * S * kv_heads * L / BLOCK_SIZE], rows of the pages as [pages * 2 * kv_heads, ...]
+    # int64 [sides * S * kv_heads * L / BLOCK_SIZE], rows of the pages as [pages * sides * kv_heads, ...]
+    pages: torch.Tensor
     unmasked_keys: int  # number of keys at the beginning that all rows see
     mask: torch.Tensor | None  # float32 [S, 1, 1, R, L - unmasked_keys], 0 or -inf; None if all keys are unmasked
 
@@ -69,31 +72,32 @@ def page_format(layer: LayerKV, dtype: torch.dtype) -> PageFormat:
     width = max(layer.dim, layer.value_dim)
     if dtype == torch.int8:
         width = -(-width // SCALE_BYTES) * SCALE_BYTES + SCALE_BYTES
-    return PageFormat(layer, (2, layer.heads, BLOCK_SIZE, width), dtype, False)
+    return PageFormat(layer, (1 if layer.has_latents else 2, layer.heads, BLOCK_SIZE, width), dtype, False)
 
 
 def plan_tiles(
     spans: list[Span],
     *,
     heads: int,
-    kv_heads: int,
-    dim: int,
+    page_shape: tuple[int, ...],
     window: int | None,
     ends: torch.Tensor | None,
     zero_page: int,
     device: torch.device,
 ) -> list[TileGroup]:
-    """Group a batch's rows into tiles. One plan serves all layers of one shape; ``dim`` is the width of the pages.
+    """Group a batch's rows into tiles. One plan serves all layers of one shape; ``page_shape`` is that of a page.
 
     ``ends`` int64 [T]: the position after the last one that a row sees; None: its own.
     """
+    sides, kv_heads, _, dim = page_shape
     fold = heads // kv_heads
+    tile_rows = max(1, min(TILE_ROWS, FOLDED_ROWS // fold))
     row_ends = None if ends is None else ends.tolist()
     groups: dict[tuple[int, int], list[QueryTile]] = {}
     for span in spans:
         prior_count = span.length - span.count
-        for first in range(0, span.count, TILE_ROWS):
-            count = min(TILE_ROWS, span.count - first)
+        for first in range(0, span.count, tile_rows):
+            count = min(tile_rows, span.count - first)
             position = prior_count + first
             start = 0 if window is None else max(0, position - window + 1) // VALUE_CHUNK * VALUE_CHUNK
             token, end, tile_ends = span.first + first, position + count, list[int]()
@@ -110,14 +114,15 @@ def plan_tiles(
         most = -(-max(tile.length for tile in tiles) // KEY_MULTIPLE) * KEY_MULTIPLE
         step = max(1, GROUP_ELEMENTS // (most * kv_heads * max(fold * rows, dim)))
         for i in range(0, len(tiles), step):
-            result.append(_group_tiles(tiles[i : i + step], rows, kv_heads, window, zero_page, total, device))
+            some = tiles[i : i + step]
+            result.append(_group_tiles(some, rows, (sides, kv_heads), window, zero_page, total, device))
     return result
 
 
 def _group_tiles(
     tiles: list[QueryTile],
     rows: int,
-    kv_heads: int,
+    places: tuple[int, int],
     window: int | None,
     zero_page: int,
     total: int,
@@ -129,8 +134,9 @@ def _group_tiles(
     for i, tile in enumerate(tiles):
         pages = tile.table[tile.start // BLOCK_SIZE : -(-(tile.start + tile.length) // BLOCK_SIZE)]
         table[i, : len(pages)] = pages
-    inside = np.arange(2 * kv_heads).reshape(2, 1, kv_heads, 1)
-    index = table[None, :, None, :] * (2 * kv_heads) + inside
+    sides, kv_heads = places  # of a page
+    inside = np.arange(sides * kv_heads).reshape(sides, 1, kv_heads, 1)
+    index = table[None, :, None, :] * (sides * kv_heads) + inside
 
     token, count, position, start = (
         np.array([getattr(tile, name) for tile in tiles])[:, None] for name in ("token", "count", "position", "start")
@@ -210,8 +216,9 @@ def _attend_tiles(
     # Heads that share keys become rows of one product: [S, R, kv_heads, fold, D] -> [S * kv_heads, fold * R, D].
     query = (queries.float() * scale).view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
     query = query.reshape(many, folded, dim)
-    query = _pad_rows(query)
-    key, value = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(2, many, length, width)
+    query = pad_rows(query)
+    sides = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(-1, many, length, width)
+    key, value = sides[0], sides[-1]
     scaled = pages.dtype == torch.int8
     scores = torch.bmm(query, key[..., :dim].float().transpose(1, 2))[:, :folded]
     if scaled:
@@ -231,7 +238,7 @@ def _attend_tiles(
     weights = weights.view(many, folded, length)
     if scaled:
         weights, value = weights * _row_scales(value), value.to(queries.dtype)
-    weights = _pad_rows(weights.to(value.dtype))
+    weights = pad_rows(weights.to(value.dtype))
     result = torch.bmm(weights[..., :VALUE_CHUNK], value[:, :VALUE_CHUNK])
     if length > VALUE_CHUNK:
         result = result.float()
@@ -241,7 +248,7 @@ def _attend_tiles(
     return result[..., :value_dim].contiguous().view(size * rows, heads, value_dim)
 
 
-def _pad_rows(x: torch.Tensor) -> torch.Tensor:
+def pad_rows(x: torch.Tensor) -> torch.Tensor:
     """Zero-pad rows [..., R, N] to a multiple of ROW_MULTIPLE."""
     short = -x.shape[-2] % ROW_MULTIPLE
     return F.pad(x, (0, 0, 0, short)) if short else x
@@ -252,17 +259,19 @@ def _row_scales(rows: torch.Tensor) -> torch.Tensor:
     return rows[..., -SCALE_BYTES:].contiguous().view(torch.float32).transpose(1, 2)
 
 
-def write_indices(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Return the row numbers of keys, then values, of tokens at ``slots`` in the pages: int64 [T, 2 * kv_heads]."""
-    first = (slots // BLOCK_SIZE) * (2 * kv_heads * BLOCK_SIZE) + slots % BLOCK_SIZE
-    return first[:, None] + torch.arange(0, 2 * kv_heads * BLOCK_SIZE, BLOCK_SIZE, device=slots.device)
+def write_indices(slots: torch.Tensor, page_shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the row numbers of keys, then values, of tokens at ``slots`` in pages: int64 [T, sides * kv_heads]."""
+    size = page_shape[0] * page_shape[1] * BLOCK_SIZE
+    first = (slots // BLOCK_SIZE) * size + slots % BLOCK_SIZE
+    return first[:, None] + torch.arange(0, size, BLOCK_SIZE, device=slots.device)
 
 
 def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:
-    """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``indices`` [T, 2 * kv_heads]."""
+    """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``indices`` [T, sides * kv_heads]."""
     heads = keys.shape[1]
     store_rows(keys, pool, indices[:, :heads])
-    store_rows(values, pool, indices[:, heads:])
+    if not pool.page_format.layer.has_latents:
+        store_rows(values, pool, indices[:, heads:])
 
 
 def store_rows(rows: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:

@@ -114,6 +114,13 @@ def add_norm(
     return norm_rows(residual, norm, int8=int8), residual
 
 
+def rotate_rows(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool) -> torch.Tensor:
+    """Return float32 rows [..., rotary], rotated as ``rope_write`` says."""
+    half = rows.shape[-1] // 2
+    partners = rows.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if is_interleaved else rows.roll(half, -1)
+    return (rows * cos).add_(partners.mul_(sin))
+
+
 def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -147,9 +154,7 @@ def rope_write(
         wide = wide.mul_(head_norm.weight)
         if rotary < dim:
             turning[..., rotary:] = wide[..., rotary:]
-    wide = wide[..., :rotary]
-    partners = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if is_interleaved else wide.roll(rotary // 2, -1)
-    torch.add(wide * cos, partners.mul_(sin), out=turning[..., :rotary])
+    turning[..., :rotary] = rotate_rows(wide[..., :rotary], cos, sin, is_interleaved)
     store_rows(qkv[:, heads:], pool, indices)
     return qkv[:, :heads]
 

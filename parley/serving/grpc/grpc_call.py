@@ -18,6 +18,7 @@ from parley.dialects.triton.rpc.status import GrpcError, grpc_error
 from parley.errors import ParleyError
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
+from parley.tracing.request_trace import Attributes, RequestTrace
 from parley.types import NO_TENANT
 from parley.web.exchange import REQUEST_ID_PATTERN
 from parley.web.logs import AccessLogEntry, log_request
@@ -25,12 +26,24 @@ from parley.web.random_ids import draw_id
 
 log = logging.getLogger("parley.server")
 
+# The statuses that are the server's fault by OpenTelemetry's conventions.
+SERVER_FAULTS = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+
 
 class GrpcCall:
     """A gRPC call. ``method``: its path. ``headers``: its metadata, with the lower-case names of HTTP/2."""
 
     def __init__(self, registry: ModelRegistry, method: str, headers: Mapping[bytes, bytes]):
-        self.method, self.headers = method, headers
+        self.method, self.headers = method, dict(headers)
         self.log_entry = AccessLogEntry()
         self.arrived = time.perf_counter()
         self.tenant = NO_TENANT  # the client, by its API key
@@ -38,6 +51,8 @@ class GrpcCall:
         client_id = headers.get(b"x-request-id", b"")
         self.request_id = client_id.decode() if REQUEST_ID_PATTERN.fullmatch(client_id) else f"req_{self.request_uuid}"
         self._registry = registry
+        exporter = registry.span_exporter
+        self.trace = None if exporter is None else RequestTrace(exporter, self.headers)
 
     def request_context(self, model: ServedModel, path: Mapping[str, str]) -> RequestContext:
         """Return the server state that a dialect needs to read this call."""
@@ -56,11 +71,28 @@ class GrpcCall:
             failure = self._as_grpc_error(error)
             code = failure.code
             self.log_entry.error = failure.message
+            self.log_entry.field = getattr(error, "field", None) or ""
             raise failure from None
         finally:
             self._registry.grpc_responses.add_count(value=code.name)
+            if self.trace is not None and not self.log_entry.is_probe:
+                self._finish_trace(self.trace, code)
             if self._registry.options.access_log and not self.log_entry.is_probe:
                 log_request(self.request_id, "gRPC", self.method, code.name, self.arrived, self.log_entry)
+
+    def _finish_trace(self, trace: RequestTrace, code: grpc.StatusCode) -> None:
+        """Add the span of the call. Names: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/"""
+        service, _, method = self.method.strip("/").partition("/")
+        attributes: Attributes = {
+            "rpc.system": "grpc",
+            "rpc.service": service,
+            "rpc.method": method,
+            "rpc.grpc.status_code": code.value[0],
+            "client.address": self.log_entry.client,
+            "parley.api": self.log_entry.api,
+            "parley.request.id": self.request_id,
+        }
+        trace.finish(self.method.strip("/"), attributes, self.log_entry.error if code in SERVER_FAULTS else "")
 
     def _as_grpc_error(self, error: Exception) -> GrpcError:
         if isinstance(error, GrpcError):

@@ -8,6 +8,7 @@ if the port is enabled; it needs the extra ``grpc``.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,10 +26,13 @@ from parley.dialects.triton.sampling import TRITON_FIELD_NAMES
 from parley.errors import BadRequest, UnknownModel
 from parley.serving.generation import Generation
 from parley.serving.grpc.grpc_call import GrpcCall
+from parley.serving.keys.accounts import RequestAccount
+from parley.serving.keys.scopes import check_key_api
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
+from parley.types import NO_LIMITS
 from parley.web.auth import ApiKeys
 from parley.web.banner import local_address
 from parley.web.grpc_certificate import GrpcCertificate
@@ -61,15 +65,11 @@ class TritonGrpcPort:
         self._idle_calls = IdleCalls(max(1, registry.options.grpc_connections // 2))
         self._certificate: GrpcCertificate | None = None
         options = registry.options
-        self._keys = ApiKeys(
-            options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
-        )
+        self._keys = ApiKeys(*options.key_sources)
 
     def use_options(self, options: ServerOptions) -> None:
         """Accept the keys of other options from now on."""
-        self._keys.replace_keys(
-            options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret, options.key_owners
-        )
+        self._keys.replace_keys(*options.key_sources)
 
     async def start_server(self, listen_addresses: Sequence[tuple[str, int]], tls: TlsFiles | None = None) -> list[str]:
         """Listen on these hosts and ports; 0 takes a free port. Return the addresses for clients.
@@ -152,8 +152,12 @@ class TritonGrpcPort:
                             self._check_client(metadata, _client_host(context.peer()))
                         call.tenant = self._keys.check_key(metadata)
                         call.log_entry.key = self._keys.name_key(call.tenant)
+                        check_key_api(call.tenant, "triton")
                     return await call_handler(call, payload, context)
             except GrpcError as refused:
+                if refused.retry_after is not None:
+                    seconds = max(1, math.ceil(refused.retry_after))
+                    context.set_trailing_metadata((("x-request-id", call.request_id), ("retry-after", str(seconds))))
                 await context.abort(refused.code, refused.message)
                 raise AssertionError from refused  # ``abort`` has raised
 
@@ -228,6 +232,8 @@ class TritonGrpcPort:
 
         call = GrpcCall(self._registry, stream.method, stream.headers)
         call.tenant = stream.tenant
+        entry = stream.log_entry
+        call.log_entry.api, call.log_entry.client, call.log_entry.key = entry.api, entry.client, entry.key
         try:
             with call.reporting_outcome(), self._registry.options.body_budget.hold_bytes(message.ByteSize()):
                 await self._admit_generation(call, message, send_streamed, whole=False)
@@ -243,25 +249,38 @@ class TritonGrpcPort:
         self._registry.require_any_ready()
         if not message.model_name:
             raise UnknownModel("Request for unknown model: '' is not found")
+        call.log_entry.note_model(message.model_name)
         model = self._registry.find_model(message.model_name)
         model.require_ready()
+        account = self._registry.open_account(call.tenant, call.log_entry.key)
+        if call.tenant.limits != NO_LIMITS:
+            account.lease = self._registry.key_limiter.admit_request(call.tenant)
         try:
-            await self._run_generation(model, call, message, send, whole)
+            await self._run_generation(model, call, message, send, account, whole=whole)
         except BadRequest as error:
             if error.field is not None:
                 error.rename_field(TRITON_FIELD_NAMES.get(error.field, error.field))
             model.metrics.invalid_requests.add_count()
             raise
+        finally:
+            account.cancel()  # unless it is settled
 
     async def _run_generation(
-        self, model: ServedModel, call: GrpcCall, message: ProtoMessage, send: AnswerSender, whole: bool
+        self,
+        model: ServedModel,
+        call: GrpcCall,
+        message: ProtoMessage,
+        send: AnswerSender,
+        account: RequestAccount,
+        *,
+        whole: bool,
     ) -> None:
         read_message = partial(
             infer.read_grpc_infer, message, call.request_context(model, infer.path_parts_of(message)), whole=whole
         )
         inference = await off_loop(message.ByteSize(), read_message)
-        request_metrics = RequestMetrics(model.metrics, call.log_entry, call.arrived)
-        generation = Generation(model, inference.request, request_metrics, call.tenant)
+        request_metrics = RequestMetrics(model.metrics, call.log_entry, call.arrived, call.trace)
+        generation = Generation(model, inference.request, request_metrics, call.tenant, account=account)
         try:
             await generation.submit_request()
             while events := await generation.next_events():

@@ -15,14 +15,15 @@ from typing import Any
 import msgspec
 
 from parley.errors import Invalid
+from parley.text.grammar.custom_lark import write_custom_lark
 from parley.text.grammar.lark import LarkWriter
-from parley.text.grammar.limits import COMPILE_SECONDS
+from parley.text.grammar.limits import COMPILE_SECONDS, TOO_DEEP
 from parley.text.grammar.refused import GrammarRefused
 from parley.text.grammar.schemas import json_schema as schemas
 from parley.text.grammar.tool_grammar import ASSISTANT_START, FINAL_CHANNEL, optional_lead, tool_calls_grammar
 from parley.text.parsing.calls import CallForm
 from parley.text.parsing.markup import Markup
-from parley.types import Chat, Grammar, Message
+from parley.types import CUSTOM_GRAMMAR, Chat, Grammar, Message
 
 ToolDefinition = dict[str, Any]
 
@@ -121,19 +122,34 @@ def unenforced_tools(chat: Chat, compile_grammar: Callable[[Grammar], str]) -> f
     unsupported = set()
     callable_names = set(map(_tool_name, callable_tools(chat)))
     began = time.thread_time()
-    for number, tool in enumerate(chat.tools):
+    for tool in chat.tools:
         parameters = tool["function"].get("parameters")
         if _tool_name(tool) not in callable_names or not isinstance(parameters, dict):
             continue
         if time.thread_time() - began > COMPILE_SECONDS:
             raise Invalid("tools cannot be followed: it takes too long to prepare them.", field="tools")
         try:
-            compile_grammar(Grammar("json", _object_schema(parameters), field=f"tools[{number}].function.parameters"))
+            field = chat.schema_fields.get(_tool_name(tool), "tools")
+            _check_custom_grammars(parameters, field)
+            compile_grammar(Grammar("json", _object_schema(parameters), field=field))
         except Invalid:
             if _is_strict(tool):
                 raise
             unsupported.add(_tool_name(tool))
     return frozenset(unsupported or (_tool_name(tool) for tool in callable_tools(chat) if not _is_strict(tool)))
+
+
+def _check_custom_grammars(parameters: dict[str, Any], field: str) -> None:
+    """Raise Invalid, which names ``field``, if the grammar of a custom tool's text cannot be followed."""
+    members = parameters.get("properties")
+    for member in members.values() if isinstance(members, dict) else ():
+        if isinstance(member, dict) and CUSTOM_GRAMMAR in member:
+            try:
+                write_custom_lark(member[CUSTOM_GRAMMAR], "", in_json=True)
+            except GrammarRefused as reason:
+                raise Invalid(f"{field} cannot be followed: {reason}.", field=field) from None
+            except RecursionError:
+                raise Invalid(f"{field} cannot be followed: {TOO_DEEP}.", field=field) from None
 
 
 def _with_schema(tool: ToolDefinition, loose: bool) -> ToolDefinition:

@@ -223,7 +223,7 @@ class ChatTemplate:
             read = (meta.find_undeclared_variables(self._environment.parse(each)) for each in sources.values())
             self.variables = frozenset[str]().union(*read)
         except jinja2.TemplateError as error:
-            raise BadTokenizer(f"The model's chat template is not valid: {error}") from error
+            raise BadTokenizer(f"The model's chat template is not valid: {str(error).rstrip('.')}.") from error
 
     @classmethod
     def from_folder(
@@ -330,9 +330,9 @@ class ChatTemplate:
         for name in chat.options:
             is_taken = name in RESERVED_VARIABLES or name in self._names or name in self._environment.globals
             if is_taken or not name.isidentifier() or name.startswith("_"):
+                reason = "that name is reserved" if name.isidentifier() else "that is not the name of a variable"
                 raise Invalid(
-                    f"chat_template_kwargs cannot set {excerpt(name)}: that name is reserved.",
-                    field="chat_template_kwargs",
+                    f"chat_template_kwargs cannot set {excerpt(name)}: {reason}.", field="chat_template_kwargs"
                 )
         return chat.options
 
@@ -344,7 +344,7 @@ def _read_sources(folder: Path) -> dict[str, str]:
     try:
         sources = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
     except (OSError, ValueError) as error:
-        raise BadTokenizer(f"The model's chat template cannot be read: {error}") from error
+        raise BadTokenizer(f"The model's chat template cannot be read: {str(error).rstrip('.')}.") from error
     if sources:
         return sources
     for name in TEMPLATE_FILES:

@@ -42,7 +42,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise BadTokenizer(f"{path.name} of the model cannot be read: {error}") from error
+        raise BadTokenizer(f"{path.name} of the model cannot be read: {str(error).rstrip('.')}.") from error
     if not isinstance(value, dict):
         raise BadTokenizer(f"{path.name} of the model does not hold a JSON object.")
     return value
@@ -94,7 +94,7 @@ class Tokenizer(TextEncoder):
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for any fault in the file
-            raise BadTokenizer(f"tokenizer.json of the model cannot be read: {error}") from error
+            raise BadTokenizer(f"tokenizer.json of the model cannot be read: {str(error).rstrip('.')}.") from error
         config = read_json_object(folder / "tokenizer_config.json")
         listed = "added_tokens_decoder" in config  # written by a release that replaces special_tokens_map.json
         named_tokens = _named_tokens(

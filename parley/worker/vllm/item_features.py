@@ -5,18 +5,13 @@ The content is vLLM's own, and bytes here, so that all of this is plain data and
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from parley.types import FeatureFile, MediaItem, MediaKind, ProcessedMedia
-
-
-class BadFeatures(Exception):
-    """The features of an item cannot be used. The message is a sentence for users, without paths."""
+from parley.engine.feature_content import BadFeatures, read_feature_content
+from parley.types import MediaItem, MediaKind, ProcessedMedia
 
 
 class ItemFeatures(msgspec.Struct, array_like=True, frozen=True):
@@ -73,7 +68,7 @@ def read_features(item: MediaItem) -> ItemFeatures:
     if item.features is None:
         raise BadFeatures("An item of the request was processed elsewhere.")
     try:
-        features = _decoder.decode(_read_file(item.features))
+        features = _decoder.decode(read_feature_content(item.features))
     except msgspec.DecodeError:
         raise BadFeatures("The processed features of an item are damaged.") from None
     if features.digest != item.digest:  # the file's number may be another file's by now
@@ -96,17 +91,3 @@ def locate_placeholder(item: MediaItem, features: ItemFeatures, token_ids: Seque
         start = item.start
         embedded = features.embedded[first_embedded : first_embedded + item.count]
     return Placeholder(start, len(embedded), None if all(embedded) else embedded)
-
-
-def _read_file(features: FeatureFile) -> bytes:
-    """Return the content of a feature file, which another process keeps."""
-    try:
-        # Non-blocking: if the number was reused for a pipe, opening it must not wait for a writer.
-        descriptor = os.open(f"/proc/{features.pid}/fd/{features.fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise BadFeatures("The processed features of an item no longer exist.") from error
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != features.size:
-            raise BadFeatures("The processed features are not those of the request.")
-        return file.read(features.size)

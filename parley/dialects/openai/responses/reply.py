@@ -76,6 +76,7 @@ def read_response_input(
         forced_tool=tool_members.only,
         allowed_tools=tool_members.allowed,
         parallel_calls=body.boolean("parallel_tool_calls", True),
+        schema_fields=tool_members.schema_fields if is_callable else {},
         reasoning_effort=members.read_reasoning(body).effort,
         options=read_template_options(body),
     )
@@ -240,12 +241,19 @@ class ResponsesReply(Reply):
         return encode_json(queued)
 
     def _announce(self) -> None:
-        if self._events.enabled:
-            opening = self._object.snapshot("queued" if self._storage.in_background else "in_progress")
-            self._events.write("response.created", response=opening)
-            if self._storage.in_background:
-                self._events.write("response.queued", response=opening)
-            self._events.write("response.in_progress", response=opening | {"status": "in_progress"})
+        if not self._events.enabled:
+            return
+        in_progress = opening = self._encoded_snapshot("in_progress")
+        if self._storage.in_background:
+            opening = self._encoded_snapshot("queued")
+        self._events.write("response.created", response=opening)
+        if self._storage.in_background:
+            self._events.write("response.queued", response=opening)
+        self._events.write("response.in_progress", response=in_progress)
+
+    def _encoded_snapshot(self, status: ResponseStatus) -> msgspec.Raw:
+        """Return the response as JSON for several events; its tools may be long."""
+        return msgspec.Raw(encode_json(self._object.snapshot(status)))
 
     def _begin_output(self) -> None:
         self._has_output = True

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
-
 from parley.types import Usage
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -16,12 +14,15 @@ MEMBER_ORDER = (
     "reasoning", "safety_identifier", "service_tier", "store", "temperature", "text", "tool_choice", "tools",
     "top_logprobs", "top_p", "truncation", "usage", "user", "metadata",
 )  # fmt: skip
+CHANGING_MEMBERS = ("status", "completed_at", "error", "incomplete_details", "output", "usage")
 
 
-class ResponseObject(msgspec.Struct, frozen=True):
+class ResponseObject:
     """A response. ``settings``: the members that the request decides and that do not change."""
 
-    settings: dict[str, Any]
+    def __init__(self, settings: dict[str, Any]):
+        members = settings | dict.fromkeys(CHANGING_MEMBERS)
+        self._members = {name: members[name] for name in MEMBER_ORDER if name in members}
 
     def snapshot(
         self,
@@ -29,22 +30,17 @@ class ResponseObject(msgspec.Struct, frozen=True):
         output: list[dict[str, Any]] | None = None,
         *,
         completed_at: int | None = None,
-        error: dict[str, str] | None = None,
         incomplete_reason: str | None = None,
         usage: Usage | None = None,
     ) -> dict[str, Any]:
         """Return the object in this state."""
-        is_open = status in ("queued", "in_progress")
-        members = self.settings | {
-            "status": status,
-            "completed_at": completed_at,
-            "error": error,
-            "incomplete_details": None if incomplete_reason is None else {"reason": incomplete_reason},
-            "output": output or [],
-            "service_tier": self.settings["service_tier"] if is_open else "default",
-            "usage": None if usage is None else usage_object(usage),
-        }
-        return {name: members[name] for name in MEMBER_ORDER if name in members}
+        response = self._members | {"status": status, "output": output or []}
+        if status not in ("queued", "in_progress"):
+            response["completed_at"] = completed_at
+            response["incomplete_details"] = None if incomplete_reason is None else {"reason": incomplete_reason}
+            response["service_tier"] = "default"
+            response["usage"] = None if usage is None else usage_object(usage)
+        return response
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class DeclaredTool:
 
 @dataclass(slots=True)
 class ToolMembers:
-    """The tools of a request: ``tools``, ``choice``, ``only`` and ``allowed`` as in ``Chat``.
+    """The tools of a request: ``tools``, ``schema_fields``, ``choice``, ``only`` and ``allowed`` as in ``Chat``.
 
     ``declared``: the client's tools by the names that the model sees. ``shown``: ``tools`` of the answer.
     """
@@ -49,6 +49,7 @@ class ToolMembers:
     only: str | None = None
     allowed: list[str] = field(default_factory=list)
     shown_choice: str | dict[str, Any] = "auto"
+    schema_fields: dict[str, str] = field(default_factory=dict)
 
 
 def joined_name(namespace: str, name: str) -> str:
@@ -102,7 +103,7 @@ def _read_function(function: Fields, members: ToolMembers, namespace: str) -> di
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters} | ({"strict": True} if is_strict else {})
-    _declare(function, members, signature, DeclaredTool(name, namespace))
+    _declare(function, members, signature, DeclaredTool(name, namespace), "parameters")
     shown_parameters = parameters if function.has_value("parameters") else None
     return {
         "type": "function",
@@ -137,7 +138,7 @@ def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dic
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters, "strict": True}
-    _declare(tool, members, signature, DeclaredTool(name, namespace, is_custom=True))
+    _declare(tool, members, signature, DeclaredTool(name, namespace, is_custom=True), "format.definition")
     return {"type": "custom"} | {key: tool.raw_value(key) for key in tool.member_names if key != "type"}
 
 
@@ -148,10 +149,13 @@ def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -
     return {"type": "namespace", "description": description, "name": namespace, "tools": inner}
 
 
-def _declare(tool: Fields, members: ToolMembers, signature: dict[str, Any], declared: DeclaredTool) -> None:
+def _declare(
+    tool: Fields, members: ToolMembers, signature: dict[str, Any], declared: DeclaredTool, schema_member: str
+) -> None:
     if signature["name"] in members.declared:
         raise tool.member_error("name", f"another tool is called '{signature['name']}' already.")
     members.declared[signature["name"]] = declared
+    members.schema_fields[signature["name"]] = tool.member_path(schema_member)
     members.tools.append({"type": "function", "function": signature})
 
 

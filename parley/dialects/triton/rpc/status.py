@@ -6,7 +6,7 @@ import grpc
 import msgspec
 
 from parley.dialects.triton import errors
-from parley.errors import ParleyError
+from parley.errors import ParleyError, RateLimited
 
 GRPC_STATUSES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -14,6 +14,7 @@ GRPC_STATUSES = {
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -21,11 +22,12 @@ GRPC_STATUSES = {
 
 
 class GrpcError(Exception):
-    """An error to answer a call with. ``fatal``: it also ends a stream."""
+    """An error to answer a call with. ``fatal``: it also ends a stream. ``retry_after``: seconds after which a retry
+    makes sense; None: it is not known."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, *, fatal: bool = False):
+    def __init__(self, code: grpc.StatusCode, message: str, *, fatal: bool = False, retry_after: float | None = None):
         super().__init__(message)
-        self.code, self.message, self.fatal = code, message, fatal
+        self.code, self.message, self.fatal, self.retry_after = code, message, fatal, retry_after
 
 
 def grpc_status(number: int) -> grpc.StatusCode:
@@ -36,4 +38,5 @@ def grpc_status(number: int) -> grpc.StatusCode:
 def grpc_error(error: ParleyError) -> GrpcError:
     """Return an error as a gRPC error."""
     answer = errors.triton_error_answer(error)
-    return GrpcError(grpc_status(answer.status), msgspec.json.decode(answer.body)["error"])
+    retry_after = error.retry_after if isinstance(error, RateLimited) else None
+    return GrpcError(grpc_status(answer.status), msgspec.json.decode(answer.body)["error"], retry_after=retry_after)

@@ -20,6 +20,8 @@ class TensorNames:
     """The names of a model's tensors in its checkpoint; those of a layer follow ``layer`` and its number.
 
     ``qkv`` and ``gate_up`` list the linear layers to be merged. Norms and ``sinks`` that are None do not exist.
+    ``query_up`` and ``latent_up`` are the linear layers that make queries, and keys and values, of their latents in
+    models with multi-head latent attention.
     """
 
     embedding: str = "model.embed_tokens"
@@ -37,6 +39,10 @@ class TensorNames:
     query_norm: str | None = None
     key_norm: str | None = None
     sinks: str | None = None
+    query_latent_norm: str | None = None
+    latent_norm: str | None = None
+    query_up: str | None = None
+    latent_up: str | None = None
 
 
 LLAMA_TENSORS = TensorNames()
@@ -97,7 +103,8 @@ class DecoderFamily:
 
     ``norm_offset`` is added to the weights of all norms. ``are_norms_centered``: they are LayerNorms, not RMS norms.
     ``has_embedding_scale``: embeddings are multiplied by the square root of their size. ``local_theta``: the field with
-    the base of the rotary embedding of sliding layers, if that differs. ``is_rope_interleaved``: as in ``RopeConfig``.
+    the base of the rotary embedding of sliding layers, if that differs. ``is_rope_interleaved``: as in ``RopeConfig``,
+    or the field that says so.
     ``rotated``: which layers have a rotary embedding. ``activation``: of all layers, if not that of hidden_act. The
     others are fields of ``LayerShape``.
     ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``: as in ``DecoderConfig``.
@@ -118,7 +125,7 @@ class DecoderFamily:
     have_norms_bias: bool = False
     has_embedding_scale: bool = False
     local_theta: str | None = None
-    is_rope_interleaved: bool = False
+    is_rope_interleaved: bool | str = False
     rotated: Callable[[dict[str, Any], list[str]], list[bool]] = all_rotated
     has_whole_qk_norm: bool = False
     is_gated: bool = True

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from parley.model.networks.families.decoder_family import DecoderFamily
 from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3
+from parley.model.networks.families.latent_decoders import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
+    MINICPM3,
+    YOUTU,
+)
 from parley.model.networks.families.layer_norm_decoders import (
     COHERE,
     COHERE2,
@@ -90,5 +97,11 @@ FAMILIES: dict[str, DecoderFamily] = {
     "arcee": ARCEE,
     "seed_oss": SEED_OSS,
     "ministral": MINISTRAL,
+    "deepseek_v2": DEEPSEEK_V2,
+    "deepseek_v3": DEEPSEEK_V3,
+    "kimi_k2": DEEPSEEK_V3,
+    "glm4_moe_lite": GLM4_MOE_LITE,
+    "minicpm3": MINICPM3,
+    "youtu": YOUTU,
 }
 FUSABLE_TYPES = frozenset(FAMILIES)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import ssl
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 from urllib.parse import quote
 
@@ -22,12 +24,25 @@ from parley.cli.apis import BENCHED_APIS
 from parley.cli.client import ServerAddress
 from parley.dialects.bench import BenchApi, LoadShape, error_message
 
+PreparedRequest = tuple[bytes, int]  # the bytes to send, and the number of tokens that they ask for
 CONNECTION_CLOSED = "the connection was closed before the answer was complete"
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """A prompt with an output length of its own in tokens. ``messages``: a whole conversation, instead of ``text``."""
+
+    output_tokens: int
+    text: str = ""
+    messages: list[dict[str, Any]] | None = None
 
 
 @dataclass
 class RequestSample:
-    """One request. Times are seconds of a monotonic clock; ``arrivals`` has those of events with output."""
+    """One request. Times are seconds of a monotonic clock; ``arrivals`` has those of events with output.
+
+    ``requested_tokens``: number of tokens that the answer should have.
+    """
 
     start: float
     end: float = 0.0
@@ -38,6 +53,7 @@ class RequestSample:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
+    requested_tokens: int = 0
 
     def parse_events(self, api: BenchApi) -> None:
         """Turn the stamped bytes into times, token counts and, if the stream did not end well, an error."""
@@ -69,6 +85,10 @@ class RequestSample:
             return error_message(json.loads(body)) or "no reason given"
         except ValueError:
             return "no reason given"
+
+
+def _content(prompt: Any) -> Any:
+    return prompt.text if isinstance(prompt, PromptRow) else prompt
 
 
 class LoadConnection(asyncio.Protocol):
@@ -163,9 +183,23 @@ class LoadGenerator:
         )
 
     def encode_request(self, prompt: Any) -> bytes:
-        """Return the bytes of one request. They are encoded before the measurement starts."""
-        body = json.dumps(self.api.build_body(self.shape, prompt)).encode()
+        """Return the bytes of one request. They are encoded before the measurement starts.
+
+        ``prompt``: what the API takes as a prompt, or a ``PromptRow``, which has an output length of its own.
+        """
+        members = self.api.build_body(
+            replace(self.shape, output_tokens=self._requested_tokens(prompt)), _content(prompt)
+        )
+        if isinstance(prompt, PromptRow) and prompt.messages is not None:
+            members[self.api.messages_member] = prompt.messages
+        body = json.dumps(members).encode()
         return f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    def _requested_tokens(self, prompt: Any) -> int:
+        return prompt.output_tokens if isinstance(prompt, PromptRow) else self.shape.output_tokens
+
+    def _prepare_request(self, prompt: Any) -> PreparedRequest:
+        return self.encode_request(prompt), self._requested_tokens(prompt)
 
     async def run_load(
         self, prompts: Sequence[Any], concurrency: int, samples: list[RequestSample] | None = None
@@ -174,7 +208,7 @@ class LoadGenerator:
 
         ``samples``: a list to fill, for a caller that watches the progress.
         """
-        queue = deque(map(self.encode_request, prompts))
+        queue = deque(map(self._prepare_request, prompts))
         samples = [] if samples is None else samples
         begin = time.perf_counter()
         await asyncio.gather(*(self._run_client(queue, samples) for _ in range(min(concurrency, len(prompts)))))
@@ -183,11 +217,32 @@ class LoadGenerator:
             sample.parse_events(self.api)
         return samples, wall
 
-    async def _run_client(self, queue: deque[bytes], samples: list[RequestSample]) -> None:
+    async def run_arrivals(
+        self, prompts: Sequence[Any], starts: Sequence[float], samples: list[RequestSample] | None = None
+    ) -> tuple[list[RequestSample], float]:
+        """Send every prompt at its time, in seconds from now, however many are under way: an open loop.
+
+        Return the same as ``run_load``.
+        """
+        requests = list(map(self._prepare_request, prompts))
+        samples = [] if samples is None else samples
+        begin = time.perf_counter()
+
+        async def send_at(start: float, request: PreparedRequest) -> None:
+            await asyncio.sleep(max(0.0, begin + start - time.perf_counter()))
+            await self._run_client(deque([request]), samples)
+
+        await asyncio.gather(*(send_at(*each) for each in zip(starts, requests, strict=True)))
+        wall = time.perf_counter() - begin
+        for sample in samples:
+            sample.parse_events(self.api)
+        return samples, wall
+
+    async def _run_client(self, queue: deque[PreparedRequest], samples: list[RequestSample]) -> None:
         connection: LoadConnection | None = None
         while queue:
-            request = queue.popleft()
-            samples.append(sample := RequestSample(time.perf_counter()))
+            request, requested_tokens = queue.popleft()
+            samples.append(sample := RequestSample(time.perf_counter(), requested_tokens=requested_tokens))
             try:
                 async with asyncio.timeout(self.shape.timeout):
                     if connection is None or not connection.is_open:
@@ -208,55 +263,7 @@ class LoadGenerator:
         return (await loop.create_connection(LoadConnection, self.address.host, self.address.port, ssl=secure))[1]
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of the values do not exceed, or None without values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)]
-
-
-def summarize_load(samples: Sequence[RequestSample], wall: float, concurrency: int, shape: LoadShape) -> dict[str, Any]:
-    """Return the measurements of one load: times in ms, rates per second. Failed requests count only as errors.
-
-    TTFT: from sending to the first output. ITL: between two events with output. TPOT: from first to last output, per
-    token after the first. ``each``: a request's own tokens per second; 99 % of the requests reach its p99.
-    """
-    successes = [sample for sample in samples if not sample.error]
-    times = {
-        "ttft_ms": [s.arrivals[0] - s.start for s in successes if s.arrivals],
-        "tpot_ms": [
-            (s.arrivals[-1] - s.arrivals[0]) / (s.tokens - 1) for s in successes if s.arrivals and s.tokens > 1
-        ],
-        "itl_ms": [
-            after - before for s in successes for before, after in zip(s.arrivals, s.arrivals[1:], strict=False)
-        ],
-        "latency_ms": [s.end - s.start for s in successes],
-    }
-    slowness = [(s.end - s.start) / s.tokens for s in successes]
-    tokens, prompt = sum(s.tokens for s in successes), sum(s.prompt_tokens for s in successes)
-    return {
-        "concurrency": concurrency,
-        "requests": len(samples),
-        "errors": len(samples) - len(successes),
-        "reasons": dict(Counter(s.error for s in samples if s.error).most_common()),
-        "short": sum(s.tokens < shape.output_tokens for s in successes),
-        "seconds": round(wall, 6),
-        "prompt_tokens": prompt,
-        "cached_tokens": sum(s.cached_tokens for s in successes),
-        "output_tokens": tokens,
-        **{name: _percentiles_ms(values) for name, values in times.items()},
-        "each_tokens_per_second": {
-            name: None if (value := percentile(slowness, share)) is None else round(1 / value, 2)
-            for name, share in (("p50", 0.5), ("p99", 0.99))
-        },
-        "output_tokens_per_second": round(tokens / wall, 2),
-        "tokens_per_second": round((prompt + tokens) / wall, 2),
-        "requests_per_second": round(len(successes) / wall, 3),
-    }
-
-
-def _percentiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    points = {"p50": percentile(seconds, 0.5), "p99": percentile(seconds, 0.99)}
-    points["mean"] = sum(seconds) / len(seconds) if seconds else None
-    return {name: None if value is None else round(value * 1000, 3) for name, value in points.items()}
+def poisson_starts(count: int, rate: float, seed: str) -> list[float]:
+    """Return the times of ``count`` requests that arrive independently, ``rate`` per second on average."""
+    random_ = random.Random(seed)
+    return list(accumulate(random_.expovariate(rate) for _ in range(count)))

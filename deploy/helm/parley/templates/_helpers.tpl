@@ -1,0 +1,145 @@
+{{- define "parley.name" -}}
+{{- if contains "parley" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-parley" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "parley.labels" -}}
+app.kubernetes.io/name: parley
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "parley.selector" -}}
+app.kubernetes.io/name: parley
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "parley.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "parley.serverResources" -}}
+requests:
+  {{- toYaml .Values.resources.requests | nindent 2 }}
+limits:
+  {{- toYaml .Values.resources.limits | nindent 2 }}
+  {{- if .Values.gpu.enabled }}
+  {{ .Values.gpu.resource }}: {{ .Values.gpu.count | quote }}
+  {{- end }}
+{{- end }}
+
+{{/* The pod of a server or an instance. Argument: dict of "root", "component" and "role" ("" without a cluster). */}}
+{{- define "parley.serverPod" -}}
+{{- $values := .root.Values -}}
+metadata:
+  labels:
+    {{- include "parley.selector" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+  annotations:
+    {{- if and $values.metrics.annotations (not .role) }}
+    prometheus.io/scrape: "true"
+    prometheus.io/port: "8000"
+    prometheus.io/path: /metrics
+    {{- end }}
+    {{- with $values.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  automountServiceAccountToken: false
+  terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
+  securityContext: {runAsNonRoot: true, runAsUser: 10001, fsGroup: 10001, seccompProfile: {type: RuntimeDefault}}
+  {{- with $values.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: server
+      image: {{ include "parley.image" .root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      args:
+        - serve
+        {{- with $values.model }}
+        - {{ . | quote }}
+        {{- end }}
+        - --host
+        - {{ if .role }}$(POD_IP){{ else }}0.0.0.0{{ end }}
+        - --port
+        - "8000"
+        - --drain
+        - {{ $values.drain | quote }}
+        {{- if .role }}
+        - --role
+        - {{ .role }}
+        - --peer-port
+        - "1121"
+        {{- end }}
+        {{- if and $values.gpu.enabled (not (has "--engine" $values.arguments)) }}
+        - --device
+        - cuda
+        {{- end }}
+        {{- if and $values.keysSecret (not .role) }}
+        - --api-key-file
+        - /etc/parley/keys/keys
+        {{- end }}
+        {{- range $values.arguments }}
+        - {{ . | quote }}
+        {{- end }}
+      env:
+        - {name: HF_HOME, value: /models}
+        {{- if .role }}
+        - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+        - {name: PARLEY_CLUSTER_SECRET, valueFrom: {secretKeyRef: {name: {{ include "parley.name" .root }}-cluster, key: secret}}}
+        {{- end }}
+        {{- with $values.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with $values.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      ports:
+        - {name: http, containerPort: 8000}
+        {{- if .role }}
+        - {name: peer, containerPort: 1121}
+        {{- end }}
+      startupProbe: {httpGet: {path: /health/ready, port: http}, periodSeconds: 2, failureThreshold: 900}
+      livenessProbe: {httpGet: {path: /health/live, port: http}, periodSeconds: 5}
+      readinessProbe: {httpGet: {path: /health/ready, port: http}, periodSeconds: 2}
+      lifecycle: {preStop: {exec: {command: [python, -c, "import time; time.sleep({{ $values.preStopSeconds }})"]}}}
+      resources:
+        {{- include "parley.serverResources" .root | nindent 8 }}
+      securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+      volumeMounts:
+        - {name: models, mountPath: /models}
+        - {name: scratch, mountPath: /tmp}
+        - {name: cache, mountPath: /home/parley/.cache}
+        {{- if and $values.keysSecret (not .role) }}
+        - {name: keys, mountPath: /etc/parley/keys, readOnly: true}
+        {{- end }}
+  volumes:
+    - name: models
+      {{- if $values.models.persistence.enabled }}
+      persistentVolumeClaim:
+        claimName: {{ $values.models.persistence.existingClaim | default (printf "%s-models" (include "parley.name" .root)) }}
+      {{- else }}
+      emptyDir: {}
+      {{- end }}
+    - {name: scratch, emptyDir: {}}
+    - {name: cache, emptyDir: {}}
+    {{- if and $values.keysSecret (not .role) }}
+    - {name: keys, secret: {secretName: {{ $values.keysSecret }}}}
+    {{- end }}
+{{- end }}

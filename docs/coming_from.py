@@ -1,0 +1,59 @@
+"""Writes the tables of docs/coming-from/*.md from the flags of other servers: ``python docs/coming_from.py``.
+
+What stands above the line MARK is written by hand.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from parley.cli.migrate import format_report
+from parley.cli.peers.tables import PeerFlag, PeerServer, read_peers
+from parley.cli.peers.translate import counterpart, has_counterpart, translate_command
+
+FOLDER = Path(__file__).with_name("coming-from")
+MARK = "<!-- What follows is made by docs/coming_from.py from parley/cli/peers/*.toml; change it there. -->"
+
+
+def page_path(peer: PeerServer) -> Path:
+    """Return the page of a server."""
+    return FOLDER / f"{peer.name.replace('.', '-')}.md"
+
+
+def code(text: str) -> str:
+    return f"`{text}`"
+
+
+def flag_row(peer: PeerServer, row: PeerFlag) -> str:
+    """Return a row of the table: a flag with its other names, ours, and the difference."""
+    ours = code(row.to) if has_counterpart(row) else ""
+    if has_counterpart(row):
+        remarks = [row.note, row.needless and f"not needed for {', '.join(row.unless)}: {row.needless}", row.otherwise]
+        rest = "; ".join(filter(None, remarks))
+    else:
+        ours = "not needed" if row.needless and not row.lacks else "none"
+        rest = counterpart(row).removeprefix("nothing is needed here: ")
+    also = " ".join(map(code, (row.name, *row.also)))
+    return f"| {also} | {ours} | {rest} |".replace("|TEXT", r"\|TEXT")
+
+
+def flag_tables(peer: PeerServer) -> str:
+    """Return the generated part of a page: an example, and every flag with its counterpart."""
+    translation = translate_command(peer, shlex.split(peer.example))
+    kind = "flags" if all(row.name.startswith("-") for row in peer.rows) else "variables and flags"
+    lines = [MARK, "", "## An example", "", "```sh", f"$ parley migrate {peer.name} -- {peer.example}"]
+    lines += [shlex.join(translation.command()), *format_report(translation).splitlines(), "```", ""]
+    lines += [f"## Its {kind}", "", f"| {peer.title} | parley | |", "|---|---|---|"]
+    lines += [flag_row(peer, row) for row in peer.rows]
+    return "\n".join(lines) + "\n"
+
+
+def renewed_page(peer: PeerServer) -> str:
+    """Return the text of a page with its tables made anew."""
+    return page_path(peer).read_text("utf-8").partition(MARK)[0] + flag_tables(peer)
+
+
+if __name__ == "__main__":
+    for each in read_peers():
+        page_path(each).write_text(renewed_page(each), "utf-8")

@@ -1,0 +1,111 @@
+"""Writes docs/models.md from the table of decoders and the zoo of the tests: ``python docs/models.py``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = Path(__file__).with_name("models.md")
+
+INTRODUCTION = """\
+# Models and files
+
+<!-- Made by docs/models.py from parley/model/networks/families/table.py and tests/support/model_zoo; change it
+there. -->
+
+What decides is `model_type` in config.json; `architectures` is not read, except for the heads of encoders. Everything
+on this page is in the zoo of `tests/model/test_model_zoo.py`: {count} small random checkpoints in the forms that people
+publish. Each is served, and its greedy answers and log-probabilities are compared with those of Transformers in
+float32, or it is refused with one sentence; `parley doctor` says the same beforehand. `make test-nightly` takes all of
+them.
+
+| | parley's own decoder | Transformers' code |
+|---|---|---|
+| kernels | everything is compiled | linear layers and attention are compiled |
+| quantized files, GGUF | yes | no |
+| `--quantization int8`, `int4` | yes | no |
+| tools, reasoning, `response_format` | by the chat template: [families](families.md) | the same |
+| LoRA adapters | yes, but not of experts, nor of `kv_b_proj` | yes, but not of experts |
+| prefill and decode separated | yes | yes |
+| drafts, prefix cache, embeddings, log-probabilities | yes | yes |
+
+Both give the same bits however requests share steps.
+
+## On parley's own decoder
+
+A model runs on parley's own kernels if its `model_type` is one of these and its config asks for nothing that they do
+not compute. All other decoders run Transformers' own code, over parley's KV pages; the log and `parley doctor` say why.
+Language models of multimodal models count as well.
+
+The last column lists the quantized forms that the zoo has for a type. Every type takes all forms of safetensors, where
+each expert has tensors of its own; tensors that hold all experts may be plain, FP8 with `NAME_scale_inv` or MXFP4. GGUF
+is read where it is listed.
+"""
+OTHERS = """\
+
+## Through Transformers
+
+The zoo has these. Other decoders of Transformers are served as well if they keep only keys and values; loading checks
+their numbers.
+"""
+ENCODERS = """\
+
+## Encoders
+
+They make vectors, and score texts if they have a head for that; they run on plain weights in float32. `gte` and
+`nomic_bert` are also read as their publishers wrote them (`new`, and GPT-2's names of sizes), without their code.
+"""
+FILES = """\
+
+## Other forms of files
+
+Beside plain safetensors, in one file or several, in bfloat16, float16 or float32:
+"""
+REFUSALS = """\
+
+## Refused
+
+| What | The sentence contains |
+|---|---|
+"""
+
+
+def models_page() -> str:
+    """Return the text of the page."""
+    from support.model_zoo.file_folders import ENCODERS as ENCODER_TYPES
+    from support.model_zoo.zoo import ZOO
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from parley.model.networks.families.table import FUSABLE_TYPES
+
+    served = [folder for folder in ZOO.values() if not folder.refusal]
+    lines = [INTRODUCTION.format(count=len(ZOO)), "| `model_type` | Architecture | Quantized forms in the zoo |"]
+    lines.append("|---|---|---|")
+    for kind in sorted(FUSABLE_TYPES):
+        forms = _join(folder.files for folder in served if folder.model_type == kind and folder.is_quantized)
+        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+        origin = (
+            "in a multimodal model" if kind.endswith("_text") else "published with code of its own, which is not run"
+        )
+        lines.append(f"| `{kind}` | {f'`{name}`' if name else origin} | {forms} |")
+    lines += [OTHERS, "| `model_type` | Architecture |", "|---|---|"]
+    others = {folder.model_type for folder in served} - FUSABLE_TYPES - set(ENCODER_TYPES)
+    lines += [f"| `{kind}` | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)}` |" for kind in sorted(others)]
+    lines += [ENCODERS, _join(f"`{kind}`" for kind in ENCODER_TYPES)]
+    plain = ("bfloat16", "float16", "float32", "safetensors")
+    other_forms = [folder.files for folder in served if not folder.is_quantized and folder.files not in plain]
+    lines += [FILES, *(f"* {form}" for form in dict.fromkeys(other_forms))]
+    refused = [folder for folder in ZOO.values() if folder.refusal]
+    rows = (f"| {folder.name.removeprefix('refused: ')} | {folder.refusal} |" for folder in refused)
+    return "\n".join(lines) + "\n" + REFUSALS + "\n".join(rows) + "\n"
+
+
+def _join(words: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(words))
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+    PAGE.write_text(models_page(), "utf-8")

@@ -1,0 +1,83 @@
+"""Read the tables of other servers' flags, which lie beside this file. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+SUFFIX = ".toml"
+
+
+@dataclass(frozen=True)
+class PeerFlag:
+    """A flag, or an environment variable, of another server. The package's docstring describes the fields."""
+
+    name: str
+    also: tuple[str, ...] = ()
+    args: int | str = 1
+    to: str = ""
+    how: str = "copy"
+    values: Mapping[str, str] = field(default_factory=dict)
+    unless: tuple[str, ...] = ()
+    needless: str = ""
+    lacks: str = ""
+    otherwise: str = ""
+    note: str = ""
+    passes: bool = False
+
+
+@dataclass(frozen=True)
+class PeerServer:
+    """Another server. ``rows`` are its flags, each once."""
+
+    name: str
+    title: str
+    rank: int
+    command: str
+    programs: tuple[str, ...]
+    rows: tuple[PeerFlag, ...]
+    example: str
+    subcommands: tuple[str, ...] = ()
+    positional: str = ""
+    environment: str = ""
+    engine: str = ""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+    def find_flag(self, name: str) -> PeerFlag | None:
+        """Return the flag or variable of this name, with hyphens or underscores; None if the server has none."""
+        if not name.startswith("-"):
+            return self._find_variable(name)
+        spelled = name.replace("_", "-")
+        return next((row for row in self.rows if spelled == row.name or name in row.also or spelled in row.also), None)
+
+    def _find_variable(self, name: str) -> PeerFlag | None:
+        flag = "--" + name.removeprefix("" if self.environment == "*" else self.environment).lower().replace("_", "-")
+        is_own = self.environment == "*" or (self.environment and name.startswith(self.environment))
+        return next((row for row in self.rows if row.name == name or (is_own and row.name == flag)), None)
+
+
+def peer_names() -> list[str]:
+    """Return the names of the servers that have a table."""
+    return sorted(file.name.removesuffix(SUFFIX) for file in FOLDER.glob(f"*{SUFFIX}"))
+
+
+def read_peers() -> list[PeerServer]:
+    """Return all tables, that of the most common server first."""
+    return sorted(map(read_peer, peer_names()), key=lambda peer: peer.rank)
+
+
+def read_peer(name: str) -> PeerServer:
+    """Return the table of a server, which must have one."""
+    content: dict[str, Any] = tomllib.loads((FOLDER / f"{name}{SUFFIX}").read_text("utf-8"))
+    rows = tuple(_read_row(flag, row) for flag, row in content.pop("flags").items())
+    content = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    return PeerServer(name=name, rows=rows, **content)
+
+
+def _read_row(name: str, row: dict[str, Any]) -> PeerFlag:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return PeerFlag(name, **fields)

@@ -1,0 +1,346 @@
+"""Translate a command line of another server into one of ``parley serve``, flag by flag.
+
+``HOW`` holds the ways in which values change, by the names that the tables use. A way returns words of our command, or
+raises ``NoCounterpart`` with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parley.cli.peers.tables import PeerFlag, PeerServer
+from parley.cli.vllm import OWN_ENGINE_OPTIONS, check_engine_options
+from parley.settings.config import SERVE_OPTIONS
+from parley.settings.options import ConfigError, did_you_mean, resolve_options
+
+MODEL = "MODEL"
+OUR_FLAGS = {option.flag for option in SERVE_OPTIONS} | {f"--no-{o.name}" for o in SERVE_OPTIONS if o.is_switch}
+REPEATABLE_FLAGS = {option.flag for option in SERVE_OPTIONS if option.repeatable}
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
+COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+PROGRAM_WORDS = 3  # python -m PROGRAM; more words belong to something else
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+class NoCounterpart(Exception):
+    """A value has no counterpart. The message is a clause that says why."""
+
+
+@dataclass(frozen=True)
+class FlagResult:
+    """What became of a flag. ``written``: as it was; ``words``: ours, empty unless ``state`` is "translated".
+
+    ``state`` is "translated", "needless", "missing" or "unknown"; ``reason`` says why, or how ours differs.
+    """
+
+    written: tuple[str, ...]
+    state: str
+    words: tuple[str, ...] = ()
+    reason: str = ""
+    row: PeerFlag | None = None
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A translated command line.
+
+    ``added``: our flags for what the other server does by default. ``skipped``: words before the name of its program
+    that are no variables, such as those of ``docker run``.
+    """
+
+    peer: PeerServer
+    results: list[FlagResult]
+    added: list[str]
+    skipped: list[str]
+
+    def command(self) -> list[str]:
+        """Return the words of the command, with the variables before it; MODEL stands for a model that is not named."""
+        return self._command(self.results, [])
+
+    def engine_command(self) -> list[str] | None:
+        """Return the command with the other server's engine behind parley; None if it would have no more flags."""
+        if not any(_goes_to_engine(result) and result.state == "missing" for result in self.results):
+            return None
+        passed = [word for result in self.results if _goes_to_engine(result) for word in result.written]
+        kept = [result for result in self.results if not _goes_to_engine(result)]
+        return self._command(kept, ["--engine", self.peer.engine, "--", *passed])
+
+    def problem(self) -> str:
+        """Return why ``parley serve`` would refuse the command, as a sentence; "" if it would not."""
+        words = self.command()
+        try:
+            check_engine_options(resolve_options(SERVE_OPTIONS, words[words.index("serve") + 1 :], {}))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def _command(self, results: Sequence[FlagResult], end: list[str]) -> list[str]:
+        variables: list[str] = []
+        models, flags = [MODEL], list[str]()
+        for result in results:
+            if result.row is not None and result.row.to == MODEL:
+                models += result.words
+            elif result.words and ASSIGNMENT.fullmatch(result.words[0]):
+                variables += result.words
+            elif result.words and not (result.words[0] in flags and result.words[0] not in REPEATABLE_FLAGS):
+                flags += result.words
+        return [*variables, "parley", "serve", models[-1], *flags, *self.added, *end]
+
+
+def _goes_to_engine(result: FlagResult) -> bool:
+    """Whether the other server's engine takes the flag as it is, instead of ours."""
+    if result.row is None or not result.row.passes:
+        return False
+    return not result.words or result.words[0].removeprefix("--") in OWN_ENGINE_OPTIONS
+
+
+def translate_command(peer: PeerServer, words: Sequence[str]) -> Translation:
+    """Translate the words of a command line, which may begin with variables and the name of the program."""
+    before, flags = _split_command(peer, words)
+    variables = [word for word in before if ASSIGNMENT.fullmatch(word)]
+    results = [
+        _translate_flag(peer, peer.find_flag(name), (word,), [value])
+        for word in variables
+        for name, value in [word.split("=", 1)]
+        if peer.find_flag(name)
+    ]
+    while flags:
+        results.append(_take_flag(peer, flags))
+    set_flags = {word for result in results for word in result.words}
+    plain = {option.flag: option.format_value(option.default) for option in SERVE_OPTIONS}
+    added = [
+        word
+        for flag, value in peer.defaults.items()
+        if flag not in set_flags and value != plain[flag]
+        for word in (flag, value)
+    ]
+    program = [word for word in before if not ASSIGNMENT.fullmatch(word)]
+    return Translation(peer, results, added, program if len(program) > PROGRAM_WORDS else [])
+
+
+def _split_command(peer: PeerServer, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what stands before the flags of a command, down to the name of its program, and its flags."""
+    start = 0
+    for number, word in enumerate(words):
+        if any(re.fullmatch(program, word) for program in peer.programs):
+            start = number + 1
+    before, flags = list(words[:start]), list(words[start:])
+    while flags and ASSIGNMENT.fullmatch(flags[0]):
+        before = [*before, flags.pop(0)]
+    if flags and flags[0] in peer.subcommands:
+        del flags[0]
+    return before, flags
+
+
+def _take_flag(peer: PeerServer, words: list[str]) -> FlagResult:
+    """Translate the first flag of ``words``, and remove it and its values from them."""
+    word = words.pop(0)
+    flag, equals, value = word.partition("=")
+    if not word.startswith("-"):
+        row = next((row for row in peer.rows if row.name == peer.positional), None)
+        return _translate_flag(peer, row, (word,), [word])
+    row = peer.find_flag(flag)
+    written = [word]
+    values = [value] if equals else []
+    most = {"?": 1, "*": len(words)}.get(str(row.args), row.args) if row else len(words)
+    assert isinstance(most, int)
+    while (
+        not equals and len(values) < most and words and _is_value(words[0], required=row is not None and row.args == 1)
+    ):
+        values.append(words.pop(0))
+        written.append(values[-1])
+    return _translate_flag(peer, row, tuple(written), values)
+
+
+def _is_value(word: str, *, required: bool) -> bool:
+    """Whether a word is a value and no flag. ``required``: the flag before it has one; it may be a negative number."""
+    return not word.startswith("-") or (required and bool(NUMBER.fullmatch(word)))
+
+
+def _translate_flag(peer: PeerServer, row: PeerFlag | None, written: tuple[str, ...], values: list[str]) -> FlagResult:
+    if row is None:
+        known = [name for each in peer.rows for name in (each.name, *each.also)]
+        flag = written[0].partition("=")[0]
+        return FlagResult(written, "unknown", reason=f"{peer.title} documents no {flag}{_guess(flag, known)}")
+    is_plain = (not row.unless and not row.to) or (values and all(value in row.unless for value in values))
+    if row.needless and is_plain:
+        return FlagResult(written, "needless", reason=row.needless, row=row)
+    if not has_counterpart(row):
+        return FlagResult(written, "missing", reason=row.lacks or row.otherwise or row.needless, row=row)
+    if row.args == 1 and not values:
+        return FlagResult(written, "unknown", reason=f"{written[0]} needs a value", row=row)
+    try:
+        words = HOW[row.how](row, values)
+    except NoCounterpart as reason:
+        return FlagResult(written, "missing", reason=str(reason), row=row)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return FlagResult(written, "missing", reason=row.lacks or "the value cannot be read", row=row)
+    return FlagResult(written, "translated", tuple(words), row.note, row)
+
+
+def _guess(flag: str, known: Sequence[str]) -> str:
+    return did_you_mean(flag, known).rstrip("?").replace(" Did you mean", "; perhaps")
+
+
+def has_counterpart(row: PeerFlag) -> bool:
+    """Whether this version of parley has the option, or the variable, that the row names."""
+    return bool(row.to) and (row.how == "variable" or row.to == MODEL or row.to.split()[0] in OUR_FLAGS)
+
+
+def counterpart(row: PeerFlag) -> str:
+    """Return what to write here instead of a flag, as a clause."""
+    if has_counterpart(row):
+        place = f"{row.to} in the environment" if row.how == "variable" else row.to
+        return f"here it is {place}" + (f" ({row.note})" if row.note else "")
+    if row.lacks:
+        return row.lacks
+    return f"nothing is needed here: {row.needless}"
+
+
+# -- how values change
+
+
+def _copy(row: PeerFlag, values: list[str]) -> list[str]:
+    if row.to == MODEL:
+        return values
+    return [word for value in values for word in (row.to, value)] if values else row.to.split()
+
+
+def _comma(row: PeerFlag, values: list[str]) -> list[str]:
+    return [word for value in values for each in value.split(",") if each.strip() for word in (row.to, each.strip())]
+
+
+def _choice(row: PeerFlag, values: list[str]) -> list[str]:
+    (value,) = values
+    if value not in row.values:
+        raise NoCounterpart(row.otherwise or f"{value} is not one of {', '.join(row.values)}")
+    return [row.to, row.values[value]]
+
+
+def _count(row: PeerFlag, values: list[str]) -> list[str]:
+    """A whole number, which may end with k, m or g (powers of 1000) or K, M or G (of 1024)."""
+    (value,) = values
+    match = COUNT.fullmatch(value)
+    if match is None:
+        raise ValueError(value)
+    return [row.to, str(int(float(match[1]) * COUNT_UNITS[match[2]]))]
+
+
+def _gib(row: PeerFlag, values: list[str]) -> list[str]:
+    return [row.to, f"{float(values[0]):g}GiB"]
+
+
+def _variable(row: PeerFlag, values: list[str]) -> list[str]:
+    return [f"{row.to}={value}" for value in values] or [row.to]
+
+
+def _json_list(row: PeerFlag, values: list[str]) -> list[str]:
+    return [word for value in json.loads(values[0]) for word in (row.to, str(value))]
+
+
+def _json_pairs(row: PeerFlag, values: list[str]) -> list[str]:
+    """Limits of media: ``{"image": 2}``, ``{"video": {"count": 1, ...}}`` or ``image=2,video=1``."""
+    (value,) = values
+    pairs: dict[str, Any]
+    if value.startswith("{"):
+        pairs = {
+            name: limit["count"] if isinstance(limit, dict) else limit for name, limit in json.loads(value).items()
+        }
+    else:
+        pairs = dict(part.split("=", 1) for part in value.split(","))
+    return [word for name, limit in pairs.items() for word in (row.to, f"{name}={limit}")]
+
+
+def _adapter(row: PeerFlag, values: list[str]) -> list[str]:
+    """Adapters as NAME=FOLDER, several with commas, or as JSON objects with a name and a path."""
+    words: list[str] = []
+    for value in values:
+        if value.startswith("{"):
+            content = json.loads(value)
+            name, folder = (next(v for k, v in content.items() if k.endswith(end)) for end in ("name", "path"))
+            words += [row.to, f"{name}={folder}"]
+            continue
+        for part in value.split(","):
+            if "=" not in part:
+                raise NoCounterpart(f"adapters have a name and a folder here: {row.to} NAME=FOLDER")
+            words += [row.to, part]
+    return words
+
+
+def _speculation(row: PeerFlag, values: list[str]) -> list[str]:
+    content = json.loads(values[0])
+    method, draft = content.get("method", ""), content.get("model", "")
+    if method in ("ngram", "[ngram]"):
+        words = [row.to, "ngram"]
+    elif draft and method in ("", "draft_model"):
+        words = [row.to, f"draft={draft}"]
+    else:
+        raise NoCounterpart(row.lacks)
+    tokens = content.get("num_speculative_tokens")
+    return [*words, "--speculate-tokens", str(tokens)] if tokens else words
+
+
+def _draft_model(row: PeerFlag, values: list[str]) -> list[str]:
+    return [row.to, f"draft={values[0]}"]
+
+
+def _ngram_tokens(row: PeerFlag, values: list[str]) -> list[str]:
+    return ["--speculate", "ngram", row.to, str(int(values[0]))]
+
+
+def _cache_events(row: PeerFlag, values: list[str]) -> list[str]:
+    content = json.loads(values[0])
+    if content.get("publisher", "zmq") != "zmq" or not content.get("endpoint"):
+        raise NoCounterpart(row.lacks)
+    words = [row.to, content["endpoint"]]
+    for member, flag in (("replay_endpoint", "--kv-events-replay"), ("topic", "--kv-events-topic")):
+        if content.get(member):
+            words += [flag, str(content[member])]
+    return words
+
+
+def _collector(row: PeerFlag, values: list[str]) -> list[str]:
+    """The address of a collector of traces: with its protocol, gRPC's if none is written."""
+    return [row.to, values[0] if "://" in values[0] else f"grpc://{values[0]}"]
+
+
+def _host_port(row: PeerFlag, values: list[str]) -> list[str]:
+    """An address: HOST, HOST:PORT or :PORT, perhaps after http://."""
+    match = re.fullmatch(r"(?:https?://)?(\[[^\]]+\]|[^:/]*)(?::(\d+))?/?", values[0])
+    if match is None:
+        raise ValueError(values[0])
+    host, port = match[1].strip("[]"), match[2]
+    return [*([row.to, host] if host else []), *(["--port", port] if port else [])]
+
+
+def _hub_address(row: PeerFlag, values: list[str]) -> list[str]:
+    """A model of the Hugging Face hub; a name in another library is none."""
+    name = re.sub(r"^(?:https?://)?(?:hf\.co|huggingface\.co)/", "", values[0])
+    if name == values[0]:
+        raise NoCounterpart(row.lacks)
+    return [name]
+
+
+HOW: dict[str, Callable[[PeerFlag, list[str]], list[str]]] = {
+    "copy": _copy,
+    "comma": _comma,
+    "choice": _choice,
+    "count": _count,
+    "gib": _gib,
+    "variable": _variable,
+    "json_list": _json_list,
+    "json_pairs": _json_pairs,
+    "adapter": _adapter,
+    "speculation": _speculation,
+    "draft_model": _draft_model,
+    "ngram_tokens": _ngram_tokens,
+    "cache_events": _cache_events,
+    "collector": _collector,
+    "host_port": _host_port,
+    "hub_address": _hub_address,
+}

@@ -1,0 +1,1 @@
+"""What the commands share that talk to a person at a terminal."""

@@ -1,0 +1,341 @@
+"""Loads NomicBERT and GTE, shaped as BERT with rotary positions and gated feed-forward layers, and checks each one.
+
+Both are read by Transformers' configs and tensor names and by those that came with the code of their publishers, which
+NomicBERT's first releases, GTE's (model type ``new``) and Snowflake's Arctic have. A config that asks for anything else
+is refused, never guessed at. The numeric check runs a plain float32 forward pass, written from the definitions
+(arXiv 2402.01613, section 3; arXiv 2407.19669, section 2), one text at a time, on the unmerged weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.load.bert import MAX_POSITIONS, PROBE_LENGTHS
+from parley.model.load.modern_bert import MAX_LAYERS, rotate_plainly
+from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
+from parley.model.networks.rotary_encoder import SILU, RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
+
+NOMIC, GTE, PUBLISHED_GTE = "nomic_bert", "gte", "new"
+ROTARY_BERT_TYPES = (NOMIC, GTE, PUBLISHED_GTE)
+WORD_EMBEDDINGS, TYPE_EMBEDDINGS = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "token_type"))
+ACTIVATIONS = {"silu": SILU, "swiglu": SILU, "swish": SILU, "gelu": GELU, "geglu": GELU, "gelu_new": TANH,
+               "gelu_pytorch_tanh": TANH}  # fmt: skip
+TOLERANCE = 1e-3  # relative error (L2) of the hidden states
+
+# NomicBERT's first configs have GPT-2's names
+CONFIG_SYNONYMS = {"n_embd": "hidden_size", "n_inner": "intermediate_size", "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers", "activation_function": "hidden_act", "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta", "max_trained_positions": "max_position_embeddings"}  # fmt: skip
+CONFIG_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "layer_norm_eps": 1e-12,
+    "type_vocab_size": 1,
+}
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    NOMIC: {"hidden_act": "silu", "rope_theta": 1_000.0, "max_position_embeddings": 2048, "type_vocab_size": 2},
+    GTE: {"hidden_act": "gelu", "rope_theta": 160_000.0, "max_position_embeddings": 8192},
+    PUBLISHED_GTE: {"hidden_act": "gelu", "rope_theta": 10_000.0, "max_position_embeddings": 2048},
+}
+# What a config may say of these members; another value is another computation
+ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "prenorm": (False,),
+    "use_rms_norm": (False,),
+    "parallel_block": (False,),
+    "rotary_emb_fraction": (1.0,),
+    "rotary_emb_interleaved": (False,),
+    "rotary_emb_scale_base": (),
+    "causal": (False,),
+    "num_experts": (0,),
+    "position_embedding_type": ("rope",),
+    "layer_norm_type": ("layer_norm",),
+    "pack_qkv": (True,),
+    "logn_attention_scale": (False,),
+}
+
+
+@dataclass(frozen=True)
+class RotaryBertTensorNames:
+    """The names of tensors. ``qkv``, ``up``: of the parts of one layer; ``gate``: of the half that is activated, or ""
+    if it is the second half of ``up``."""
+
+    embedding_norm: str
+    layer: str
+    qkv: tuple[str, ...]
+    output: str
+    attention_norm: str
+    gate: str
+    up: str
+    down: str
+    norm: str
+
+
+TRANSFORMERS_NAMES = RotaryBertTensorNames(
+    embedding_norm="embeddings.LayerNorm",
+    layer="layers.{}.",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    output="self_attn.o_proj",
+    attention_norm="post_attention_layernorm",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+    norm="post_mlp_layernorm",
+)
+NOMIC_NAMES = RotaryBertTensorNames(
+    embedding_norm="emb_ln",
+    layer="encoder.layers.{}.",
+    qkv=("attn.Wqkv",),
+    output="attn.out_proj",
+    attention_norm="norm1",
+    gate="mlp.fc12",
+    up="mlp.fc11",
+    down="mlp.fc2",
+    norm="norm2",
+)
+GTE_NAMES = RotaryBertTensorNames(
+    embedding_norm="embeddings.LayerNorm",
+    layer="encoder.layer.{}.",
+    qkv=("attention.qkv_proj",),
+    output="attention.o_proj",
+    attention_norm="attn_ln",
+    gate="",
+    up="mlp.up_gate_proj",
+    down="mlp.down_proj",
+    norm="mlp_ln",
+)
+
+
+def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
+    """Read the encoder's sizes from the content of config.json. Raises LoadError."""
+    kind = config["model_type"]
+    defaults = CONFIG_DEFAULTS | FAMILY_DEFAULTS[kind]
+    fields = {CONFIG_SYNONYMS.get(name, name): value for name, value in config.items()}
+    values = {name: default if fields.get(name) is None else fields[name] for name, default in defaults.items()}
+    sizes = [name for name, default in defaults.items() if isinstance(default, int)]
+    least = {"type_vocab_size": 0}
+    invalid = [name for name in sizes if type(values[name]) is not int or values[name] < least.get(name, 1)]
+    if type(fields.get("vocab_size")) is not int:
+        invalid.append("vocab_size")
+    if not invalid and values["max_position_embeddings"] > MAX_POSITIONS:
+        invalid.append("max_position_embeddings")
+    if not invalid and values["hidden_size"] % (2 * values["num_attention_heads"]):
+        invalid.append("hidden_size")
+    if invalid:
+        raise LoadError(f"config.json has no valid {invalid[0]} for a {kind} model.")
+    if values["hidden_act"] not in ACTIVATIONS:
+        raise LoadError(f"A {kind} model with the activation {values['hidden_act']} is not supported.")
+    if fields.get("head_dim") not in (None, values["hidden_size"] // values["num_attention_heads"]):
+        raise LoadError(f"A {kind} model with heads of {fields['head_dim']} numbers is not supported.")
+    for name, allowed in ONLY_VALUES.items():
+        if fields.get(name) is not None and fields[name] not in allowed:
+            raise LoadError(f"A {kind} model with {name} {fields[name]} is not supported.")
+    theta, divisor = _read_angles(fields, kind, values)
+    return RotaryEncoderConfig(
+        vocab=fields["vocab_size"],
+        hidden=values["hidden_size"],
+        intermediate=values["intermediate_size"],
+        heads=values["num_attention_heads"],
+        local_layers=(False,) * min(values["num_hidden_layers"], MAX_LAYERS),
+        eps=float(values["layer_norm_eps"]),
+        max_length=values["max_position_embeddings"],
+        reach=values["max_position_embeddings"],
+        global_theta=theta,
+        local_theta=theta,
+        activation=ACTIVATIONS[values["hidden_act"]],
+        angle_divisor=divisor,
+        normalizes_sums=True,
+    )
+
+
+def _read_angles(fields: dict[str, Any], kind: str, values: dict[str, Any]) -> tuple[float, float]:
+    """Return the base of the rotary angles and what divides them. Raises LoadError.
+
+    ``ntk`` multiplies the base by its factor and divides the angles by its 2/d-th power (d: numbers of a head).
+    ``dynamic`` scales only beyond ``max_position_embeddings``, where no text is computed.
+    """
+    rope = fields.get("rope_parameters") or {}
+    scaling = fields.get("rope_scaling") or {}
+    theta = rope.get("rope_theta", values["rope_theta"])
+    kinds = {part.get("rope_type", part.get("type", "default")) for part in (rope, scaling)} - {"default", "dynamic"}
+    factor = scaling.get("factor", rope.get("factor", 1.0)) if kinds else 1.0
+    numbers_valid = all(isinstance(number, int | float) and number > 0 for number in (theta, factor))
+    if not kinds <= {"ntk"} or scaling.get("mixed_b") is not None or not numbers_valid:
+        raise LoadError(f"A {kind} model with rotary positions scaled by {scaling or rope} is not supported.")
+    width = values["hidden_size"] // values["num_attention_heads"]
+    return float(theta * factor), float(factor ** (2 / width))
+
+
+class RotaryBertWeights:
+    """Reads a checkpoint's tensors by any of the families' names and with any prefix, in float32. Raises LoadError."""
+
+    def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
+        self.checkpoint, self.config, self.device = checkpoint, read_config(config), device
+        is_nomic = config["model_type"] == NOMIC
+        self.attention_bias, self.up_bias, self.down_bias = (
+            bool(config.get(name, not is_nomic and name != "mlp_fc1_bias"))
+            for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
+        )
+        default_types = (CONFIG_DEFAULTS | FAMILY_DEFAULTS[config["model_type"]])["type_vocab_size"]
+        self.types = default_types if config.get("type_vocab_size") is None else config["type_vocab_size"]
+        names = [name for name in checkpoint.tensor_names if name.endswith(WORD_EMBEDDINGS)]
+        self.prefix = names[0].removesuffix(WORD_EMBEDDINGS) if names else ""
+        candidates = [
+            names
+            for names in (NOMIC_NAMES, GTE_NAMES)
+            if f"{self.prefix}{names.layer.format(0)}{names.output}.weight" in checkpoint
+        ]
+        self.names = candidates[0] if candidates else TRANSFORMERS_NAMES
+        last_tensor = f"{self.prefix}{self.names.layer.format(self.config.layers - 1)}{self.names.output}.weight"
+        if last_tensor not in checkpoint:  # checked before work is planned per layer
+            raise LoadError(
+                f"The checkpoint has no tensor {last_tensor}, but the config asks for {self.config.layers} layers."
+            )
+
+    def read_tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a copy of one tensor; ``shape`` is the expected shape."""
+        tensor = self.checkpoint.view_tensor(self.prefix + name, *shape)
+        return tensor.to(device=self.device, dtype=torch.float32, copy=True)
+
+    def read_affine(self, name: str, out: int, width: int, has_bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weight [out, width] and bias [out] of one linear layer; zeros if it has no bias."""
+        weight = self.read_tensor(f"{name}.weight", out, width)
+        return weight, self.read_tensor(f"{name}.bias", out) if has_bias else weight.new_zeros(out)
+
+    def read_norm(self, name: str) -> LayerNorm:
+        """Return one LayerNorm."""
+        hidden = self.config.hidden
+        return LayerNorm(self.read_tensor(f"{name}.weight", hidden), self.read_tensor(f"{name}.bias", hidden))
+
+    def read_embeddings(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the embeddings of words with the first token type added, [vocab, hidden], and the difference of the
+        second token type from the first, [hidden]; None if there is no second."""
+        words = self.read_tensor(WORD_EMBEDDINGS, self.config.vocab, self.config.hidden)
+        if not self.types:
+            return words, None
+        types = self.read_tensor(TYPE_EMBEDDINGS, self.types, self.config.hidden)
+        return words.add_(types[0]), types[1] - types[0] if self.types > 1 else None
+
+    def read_qkv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weight [3 * hidden, hidden] and bias [3 * hidden] of query, key and value."""
+        hidden, start = self.config.hidden, self.names.layer.format(layer)
+        out = 3 * hidden // len(self.names.qkv)
+        parts = [self.read_affine(start + name, out, hidden, self.attention_bias) for name in self.names.qkv]
+        return torch.cat([weight for weight, _ in parts]), torch.cat([bias for _, bias in parts])
+
+    def read_gate_and_up(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return weight [intermediate, hidden] and bias [intermediate] of the activated half and of the other."""
+        hidden, intermediate, start = self.config.hidden, self.config.intermediate, self.names.layer.format(layer)
+        if self.names.gate:
+            halves = (self.names.gate, self.names.up)
+            return [self.read_affine(start + name, intermediate, hidden, self.up_bias) for name in halves]
+        weight, bias = self.read_affine(start + self.names.up, 2 * intermediate, hidden, self.up_bias)
+        return [(weight[intermediate:], bias[intermediate:]), (weight[:intermediate], bias[:intermediate])]
+
+    def read_layer(self, layer: int) -> RotaryEncoderLayer:
+        """Return one layer."""
+        hidden, names, start = self.config.hidden, self.names, self.names.layer.format(layer)
+        halves = self.read_gate_and_up(layer)
+        return RotaryEncoderLayer(
+            attention_norm=self.read_norm(start + names.attention_norm),
+            qkv=EncoderLinear(*self.read_qkv(layer)),
+            output=EncoderLinear(*self.read_affine(start + names.output, hidden, hidden, self.attention_bias)),
+            norm=self.read_norm(start + names.norm),
+            up=EncoderLinear(torch.cat([weight for weight, _ in halves]), torch.cat([bias for _, bias in halves])),
+            down=EncoderLinear(*self.read_affine(start + names.down, hidden, self.config.intermediate, self.down_bias)),
+        )
+
+
+def load_rotary_bert(
+    checkpoint: Checkpoint, config: dict[str, Any], device: torch.device, progress: Callable[[float], None]
+) -> RotaryEncoder:
+    """Load the encoder and check it numerically. Raises LoadError."""
+    weights = RotaryBertWeights(checkpoint, config, device)
+    layers = []
+    for layer in range(weights.config.layers):
+        layers.append(weights.read_layer(layer))
+        progress((layer + 1) / weights.config.layers)
+    words, second_type = weights.read_embeddings()
+    norm = weights.read_norm(weights.names.embedding_norm)
+    encoder = RotaryEncoder(weights.config, words, norm, layers, None, second_type)
+    error = _deviation(encoder, RotaryBertWeights(checkpoint, config, torch.device("cpu")))
+    if not error <= TOLERANCE:
+        raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
+    return encoder
+
+
+def check_rotary_bert(checkpoint: Checkpoint, config: dict[str, Any]) -> RotaryEncoderConfig:
+    """Check names, shapes and types of all tensors without reading any, and return the sizes. Raises LoadError."""
+    weights = RotaryBertWeights(checkpoint, config, torch.device("meta"))
+    for layer in range(weights.config.layers):
+        weights.read_layer(layer)
+    weights.read_embeddings()
+    weights.read_norm(weights.names.embedding_norm)
+    return weights.config
+
+
+@torch.inference_mode()
+def _deviation(encoder: RotaryEncoder, weights: RotaryBertWeights) -> float:
+    """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
+    config = weights.config
+    ids = torch.linspace(0, config.vocab - 1, sum(PROBE_LENGTHS)).long()
+    texts = [text.tolist()[: config.max_length] for text in ids.split(PROBE_LENGTHS)]
+    second_starts = [0, len(texts[1]) // 2]
+    expected = encode_plainly(weights, texts, second_starts)
+    actual = encoder.encode_packed(PackedTexts(texts, encoder.device, second_starts)).float().cpu()
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def encode_plainly(weights: RotaryBertWeights, texts: list[list[int]], second_starts: list[int]) -> torch.Tensor:
+    """Compute the hidden states of texts by the definition: float32 [tokens of all, hidden].
+
+    ``second_starts``: where the second text of each pair begins; 0: it is one text.
+    """
+    config, names = weights.config, weights.names
+    words, second_type = weights.read_embeddings()
+
+    def normalize(x: torch.Tensor, name: str) -> torch.Tensor:
+        norm, centred = weights.read_norm(name), x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + config.eps).sqrt() * norm.weight + norm.bias
+
+    def activate(x: torch.Tensor) -> torch.Tensor:
+        if config.activation == SILU:
+            return x * torch.sigmoid(x)
+        return F.gelu(x, approximate="tanh" if config.activation == TANH else "none")
+
+    def attend(qkv: torch.Tensor) -> torch.Tensor:
+        """Compute attention of one text to itself: [tokens, 3 * hidden] -> [tokens, hidden]."""
+        q, k, v = qkv.view(len(qkv), 3, config.heads, -1).unbind(1)
+        q, k = (rotate_plainly(x, config.global_theta, config.angle_divisor) for x in (q, k))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(qkv), -1)
+
+    rows = []
+    for text, second_start in zip(texts, second_starts, strict=True):
+        x = words[text]
+        if second_start and second_type is not None:
+            x[second_start:] += second_type
+        x = normalize(x, names.embedding_norm)
+        for layer in range(config.layers):
+            start = names.layer.format(layer)
+            weight, bias = weights.read_qkv(layer)
+            attended = attend(x @ weight.T + bias)
+            weight, bias = weights.read_affine(
+                start + names.output, config.hidden, config.hidden, weights.attention_bias
+            )
+            x = normalize(x + attended @ weight.T + bias, start + names.attention_norm)
+            gate, up = (x @ weight.T + bias for weight, bias in weights.read_gate_and_up(layer))
+            weight, bias = weights.read_affine(
+                start + names.down, config.hidden, config.intermediate, weights.down_bias
+            )
+            x = normalize(x + (activate(gate) * up) @ weight.T + bias, start + names.norm)
+        rows.append(x)
+    return torch.cat(rows)

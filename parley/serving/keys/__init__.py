@@ -1,0 +1,1 @@
+"""What API keys may use and have used: limits, reservations, usage, and the changes that they made."""

@@ -1,0 +1,59 @@
+"""The account of one request: what it reserves, and what it has used when it ends.
+
+It settles with everything that counts the use of tokens: the limits of the client's key, those of the endpoint that the
+request is for, and the usage of each key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parley.serving.keys.rate_limits import KeyLease
+from parley.serving.keys.usage_store import UsageStore
+from parley.types import Tenant, Usage
+
+
+@dataclass
+class RequestAccount:
+    """The account of a request of ``tenant``. ``key_name``: of its key in logs.
+
+    ``lease``: its part of the key's limits; None: there are none, or another server counts them. ``report_tokens``
+    counts the tokens of the request's endpoint. ``usage_store``: where usage is kept.
+    """
+
+    tenant: Tenant
+    key_name: str
+    lease: KeyLease | None = None
+    report_tokens: Callable[[int], None] | None = None
+    usage_store: UsageStore | None = None
+
+    def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:
+        """Reserve the tokens of the prompts, and those that the answer may have at most; None: the client names no
+        limit. Raises RateLimited."""
+        if self.lease is not None:
+            self.lease.reserve_tokens(prompt_tokens, output_tokens)
+
+    def settle(
+        self, model: str, usage: Usage, output_tokens: int, *, was_submitted: bool, handed_over: bool = False
+    ) -> None:
+        """Settle what the request has used. ``was_submitted``: the engine had it, or it has used nothing.
+        ``handed_over``: it continues on another instance, which counts its usage; of the limits, it keeps what was
+        reserved here."""
+        if self.report_tokens is not None:
+            self.report_tokens(usage.prompt_tokens + output_tokens)
+        if handed_over:
+            if self.lease is not None:
+                self.lease.end_as_reserved()
+            return
+        if self.lease is not None:
+            self.lease.end(usage.prompt_tokens + output_tokens if was_submitted else 0)
+        if self.usage_store is not None and was_submitted:
+            self.usage_store.add_request(
+                self.tenant.id, self.key_name, model, usage.prompt_tokens, usage.cached_tokens, output_tokens
+            )
+
+    def cancel(self) -> None:
+        """End the account of a request that has used nothing."""
+        if self.lease is not None:
+            self.lease.end()

@@ -1,0 +1,60 @@
+"""The audit log: one JSON line for each call that may change the server, whether it was allowed or not.
+
+The file is opened for each line and only appended to, so that it may be rotated. Such calls are rare.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from datetime import UTC, datetime
+
+from parley.web.exchange import Exchange
+
+log = logging.getLogger("parley.server")
+
+MAX_PATH = 1000  # characters of path and query
+
+
+class AuditLog:
+    """The audit log in a file; "" for none."""
+
+    def __init__(self, file: str):
+        self._file = file
+
+    def record_call(self, exchange: Exchange) -> None:
+        """Append a line about a call that has ended. A line that cannot be written is logged instead."""
+        if not self._file:
+            return
+        entry, scope = exchange.log_entry, exchange.scope
+        query = scope.get("query_string", b"").decode("latin-1")
+        line = json.dumps(
+            {
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "key": entry.key,
+                "key_id": exchange.tenant.id[:12],
+                "client": exchange.client_host,
+                "method": scope["method"],
+                "path": (scope["path"] + ("?" + query if query else ""))[:MAX_PATH],
+                "api": exchange.dialect.name,
+                "body": exchange.audited_body.decode("utf-8", "replace"),
+                "status": exchange.status or 499,
+                "error": entry.error,
+                "id": exchange.request_id,
+            }
+        )
+        try:
+            append_line(self._file, line)
+        except OSError as error:
+            log.error("The audit log cannot be written (%s): %s", error.strerror, line)
+
+
+def append_line(file: str, line: str = "") -> None:
+    """Append a line to a file, which is made readable by its owner only; "" makes the file. Raises OSError."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        if line:
+            os.write(descriptor, line.encode() + b"\n")  # one call, so that lines of several servers do not mix
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,96 @@
+"""Answers what the status page shows: the models, the last hour, and the requests under way. No text of a request.
+
+A client sees its own requests only; an administrator, and everybody on a server without keys, sees all.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from parley.dialects.dialect import Route
+from parley.errors import Invalid, excerpt
+from parley.serving.pages.activity_history import SAMPLE_FIELDS, SAMPLE_SECONDS
+from parley.serving.registry import ModelRegistry
+from parley.serving.served_model import ServedModel
+from parley.types import Tenant
+from parley.version import __version__
+from parley.web.exchange import Exchange
+
+MAX_LISTED_REQUESTS = 500  # the oldest ones
+
+
+async def handle_activity(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Answer with the state of the server as JSON. Raises Invalid for a wrong ``since`` in the query."""
+    start = _read_start(exchange.scope["query_string"])
+    history = registry.activity_history.since(start)
+    requests = _list_requests(registry, exchange.tenant)
+    state = {
+        "time": time.time(),
+        "version": __version__,
+        "phase": registry.server_phase,
+        "role": registry.options.role,
+        "interval": SAMPLE_SECONDS,
+        "fields": SAMPLE_FIELDS,
+        "models": [_describe_model(model, history.get(model.name, ([], []))) for model in registry.models],
+        "sees_all": _sees_all(exchange.tenant),
+        "request_count": len(requests),
+        "requests": requests[:MAX_LISTED_REQUESTS],
+    }
+    await exchange.send_response(msgspec.json.encode(state), extra_headers=((b"cache-control", b"no-store"),))
+
+
+def _read_start(query: bytes) -> float:
+    value = dict(parse_qsl(query.decode("latin-1"))).get("since", "0")
+    try:
+        return float(value)
+    except ValueError:
+        raise Invalid(f"since must be a time in seconds since 1970, but is {excerpt(value)}.", field="since") from None
+
+
+def _sees_all(tenant: Tenant) -> bool:
+    return tenant.is_admin or not tenant.id
+
+
+def _list_requests(registry: ModelRegistry, tenant: Tenant) -> list[dict[str, Any]]:
+    sees_all = _sees_all(tenant)
+    visible = [request.progress for request in registry.open_requests if sees_all or tenant.may_see(request.tenant)]
+    visible.sort(key=lambda progress: -progress.seconds)
+    return [progress._asdict() for progress in visible]
+
+
+def _describe_model(model: ServedModel, history: tuple[list[float], list[list[float]]]) -> dict[str, Any]:
+    info, stats, reason = model.engine.info, model.engine.stats, model.unready_error()
+    described: dict[str, Any] = {
+        "name": model.name,
+        "names": [*model.names, *model.adapters],
+        "phase": model.model_phase,
+        "reason": "" if reason is None else reason.message,
+        "progress": round(model.load_progress, 4),
+        "restarts": model.engine.restarts,
+        "slots": [model.used_slots, model.total_slots],
+        "max_batch": model.settings.max_batch,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "kv": [stats.blocks_used, stats.blocks_total],
+        "prefix": [stats.prefix_hits, stats.prefix_queries],
+        "preemptions": stats.preemptions,
+        "times": history[0],
+        "samples": history[1],
+    }
+    if info is not None:
+        described |= {
+            "architecture": info.architecture,
+            "parameters": info.parameters,
+            "dtype": info.dtype,
+            "quantization": info.quantization,
+            "device": info.device,
+            "context": info.max_model_len,
+            "generates": info.generates,
+            "media": sorted(info.media_kinds),
+            "page_tokens": info.block_size,
+        }
+    return described

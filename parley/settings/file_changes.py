@@ -1,0 +1,39 @@
+"""Notices that files were replaced or written, by looking at them again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+POLL_SECONDS = 1.0
+SETTLE_SECONDS = 0.05  # a file that changes within this time is still being written
+
+FileState = tuple[int, int, int] | None
+
+
+async def file_changes(files: tuple[Path, ...], poll_seconds: float = POLL_SECONDS) -> AsyncIterator[None]:
+    """Yield whenever a file has changed and is no longer being written, for ever; end at once without files."""
+    known = _file_states(files)
+    while files:
+        await asyncio.sleep(poll_seconds)
+        if (states := _file_states(files)) == known:
+            continue
+        while states != known:
+            known = states
+            await asyncio.sleep(SETTLE_SECONDS)
+            states = _file_states(files)
+        yield
+
+
+def _file_states(files: tuple[Path, ...]) -> list[FileState]:
+    """Return what changes with each file; None for one that cannot be read. Links are followed."""
+    states: list[FileState] = []
+    for path in files:
+        try:
+            found = path.stat()
+        except OSError:
+            states.append(None)
+        else:
+            states.append((found.st_ino, found.st_mtime_ns, found.st_size))
+    return states

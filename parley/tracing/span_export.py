@@ -1,0 +1,144 @@
+"""Exports spans with OpenTelemetry's SDK: a bounded queue, and a thread that sends batches of it.
+
+Imported only if an endpoint is named; it needs the extra ``otel``. OpenTelemetry's own environment variables apply, for
+example those of the sampler (``OTEL_TRACES_SAMPLER``), the queue (``OTEL_BSP_…``) and the exporters. The queue and the
+exporters get our spans in place of the SDK's, whose encoder is slow; the versions of the packages are pinned for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, set_span_in_context
+
+from parley.tracing.encode_spans import encode_batch
+from parley.tracing.request_trace import AttributeValue, Span
+from parley.tracing.trace_context import TraceContext
+from parley.version import __version__
+
+log = logging.getLogger("parley.tracing")
+
+CLOSE_SECONDS = 2.0  # seconds to send the last spans at the end
+EXPORT_SECONDS = 5.0  # seconds for a batch, unless the environment says another time
+TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+
+
+class QueuedSpan:
+    """A span in the SDK's queue, which asks whether it is sampled: all that come here are."""
+
+    __slots__ = ("span",)
+    context = SpanContext(1, 1, False, TraceFlags(TraceFlags.SAMPLED))
+
+    def __init__(self, span: Span):
+        self.span = span
+
+
+class OtlpSpanExporter:
+    """Sends spans to an OTLP endpoint. ``url``: "" for that of the environment."""
+
+    def __init__(self, url: str, protocol: Literal["grpc", "http"], role: str):
+        # Their messages repeat for every batch; ours say when it began and when it ended.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its output to standard error does not have our log format
+        timeout = None if any(name in os.environ for name in TIMEOUT_VARIABLES) else EXPORT_SECONDS
+        exporter_class = GrpcSpanExporter if protocol == "grpc" else HttpSpanExporter
+        exporter = exporter_class(url or None, timeout=timeout)
+        exporter.resource = _resource_attributes(role)
+        self._sampler = TracerProvider(shutdown_on_exit=False).sampler
+        self._samples_all = not os.environ.get("OTEL_TRACES_SAMPLER")
+        self._processor = BatchSpanProcessor(ReportingExporter(exporter))
+
+    def samples_trace(self, trace_id: int, parent: TraceContext | None) -> bool:
+        """Whether the sampler wants this trace; by default those that the client wants, and all without one."""
+        if self._samples_all:
+            return parent is None or parent.sampled
+        context = None if parent is None else set_span_in_context(NonRecordingSpan(_remote_context(parent)))
+        return self._sampler.should_sample(context, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
+
+    def export_span(self, span: Span) -> None:
+        """Queue a span; it is dropped if the queue is full."""
+        queued: Any = QueuedSpan(span)
+        self._processor.on_end(queued)
+
+    def close(self) -> None:
+        """Send the last spans, within a few seconds at most: a collector that hangs does not keep the process."""
+        closing = threading.Thread(target=self._processor.shutdown, name="parley-spans-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+
+
+class GrpcSpanExporter(GrpcExporter):
+    """Exports our spans over gRPC."""
+
+    resource: Mapping[str, AttributeValue]
+
+    def _translate_data(self, data: Any) -> Any:
+        return encode_batch([each.span for each in data], self.resource)
+
+
+class HttpSpanExporter(HttpExporter):
+    """Exports our spans over HTTP."""
+
+    resource: Mapping[str, AttributeValue]
+
+    def export(self, spans: Any) -> SpanExportResult:
+        """Export a batch of our spans."""
+        message = encode_batch([each.span for each in spans], self.resource)
+        is_taken = self._client.export(message.SerializeToString()).success
+        return SpanExportResult.SUCCESS if is_taken else SpanExportResult.FAILURE
+
+
+class ReportingExporter(SpanExporter):
+    """Exports by another exporter, and logs once that this fails, and once that it works again."""
+
+    def __init__(self, exporter: SpanExporter):
+        self._exporter = exporter
+        self._lost_spans = 0
+
+    def export(self, spans: Sequence[Any]) -> SpanExportResult:
+        """Export a batch; called in the thread of the queue."""
+        try:
+            result = self._exporter.export(spans)
+        except Exception:
+            log.debug("Exporting spans failed.", exc_info=True)
+            result = SpanExportResult.FAILURE
+        if result is not SpanExportResult.SUCCESS:
+            if not self._lost_spans:
+                log.warning("The OTLP collector does not take spans; they are dropped until it does.")
+            self._lost_spans += len(spans)
+        elif self._lost_spans:
+            log.info("The OTLP collector takes spans again; about %d were lost.", self._lost_spans)
+            self._lost_spans = 0
+        return result
+
+    def shutdown(self) -> None:
+        """End the other exporter."""
+        self._exporter.shutdown()
+
+
+def _resource_attributes(role: str) -> dict[str, AttributeValue]:
+    """Return what describes this server: ours, and what the environment says."""
+    attributes = {SERVICE_VERSION: __version__, "parley.role": role}
+    environment = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    if "service.instance.id=" not in environment:
+        attributes[SERVICE_INSTANCE_ID] = f"{platform.node()}:{os.getpid()}"
+    if "OTEL_SERVICE_NAME" not in os.environ and "service.name=" not in environment:
+        attributes[SERVICE_NAME] = "parley"
+    return {name: str(value) for name, value in Resource.create(attributes).attributes.items()}
+
+
+def _remote_context(parent: TraceContext) -> SpanContext:
+    flags = TraceFlags(TraceFlags.SAMPLED if parent.sampled else TraceFlags.DEFAULT)
+    state = TraceState.from_header([parent.state.decode("latin-1")]) if parent.state else None
+    return SpanContext(parent.trace_id, parent.span_id, True, flags, state)

@@ -1,0 +1,21 @@
+import { bareData, OLLAMA_OPTIONS, ollamaOptions, readOllama } from "./ollama_form.js";
+
+export default {
+  id: "ollama-generate",
+  title: "Ollama: generate",
+  document: { ...OLLAMA_OPTIONS, path: "/api/generate" },
+  own: ["model", "prompt", "system", "images", "format", "stream", "logprobs", "top_logprobs", "context"],
+  speaks: { system: true, schema: true, pictures: true, scores: true, stream: true },
+  framing: "lines",
+  request: (chat) => ({
+    path: "/api/generate",
+    body: {
+      model: chat.model,
+      prompt: chat.prompt,
+      ...(chat.system ? { system: chat.system } : {}),
+      ...(chat.pictures.length ? { images: chat.pictures.map(bareData) } : {}),
+      ...ollamaOptions(chat),
+    },
+  }),
+  read: readOllama,
+};

@@ -1,0 +1,15 @@
+import { CHAT_MEMBERS, chatMessages, chatOptions, readChat } from "./chat_form.js";
+
+export default {
+  id: "vllm-chat",
+  title: "vLLM: chat completions",
+  document: { at: "vllm/openapi.json", path: "/v1/chat/completions" },
+  own: CHAT_MEMBERS,
+  speaks: { turns: true, tools: true, schema: true, pictures: true, scores: true, stream: true },
+  framing: "events",
+  request: (chat) => ({
+    path: "/vllm/v1/chat/completions",
+    body: { model: chat.model, messages: chatMessages(chat), ...chat.parameters, ...chatOptions(chat) },
+  }),
+  read: readChat,
+};

@@ -1,0 +1,108 @@
+"""Models with multi-head latent attention (DeepSeek-V2 and V3 and their kind): their files, pages and refusals.
+
+``test_decoder_families`` compares their logits with Transformers', ``test_exact`` their bits in all schedules.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import tiny_models
+from support.lora_adapters import write_adapter
+from support.run_model import load_test_runner, long_logprobs
+
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.checkpoint.files import LoadError
+from parley.model.load.check import check_model
+from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.types import Settings
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
+
+
+def change_config(folder: Path, **fields) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def write_fp8_models(source: Path, folder: Path) -> tuple[Path, Path]:
+    """Write a model as DeepSeek publishes it, and its dequantized weights in float32."""
+    stored, plain = {}, {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        stored[name], plain[name] = tensor, tensor.float()
+        if "proj" not in name:
+            continue
+        shape = [-(-size // 128) for size in tensor.shape]
+        scales = torch.rand(shape, generator=torch.Generator().manual_seed(len(name))) / 100 + 1e-3
+        spread = scales.repeat_interleave(128, 0)[: len(tensor)].repeat_interleave(128, 1)[:, : tensor.shape[1]]
+        stored[name] = (tensor.float() / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+        stored[name + "_scale_inv"] = scales
+        plain[name] = stored[name].float() * spread
+    # A layer that predicts one more token, which is not used.
+    extra = {"model.layers.2.eh_proj.weight": torch.zeros(64, 128), "model.layers.2.enorm.weight": torch.ones(64)}
+    for name, tensors in (("fp8", stored | extra), ("plain", plain)):
+        shutil.copytree(source, folder / name)
+        save_file(tensors, folder / name / "model.safetensors", {"format": "pt"})
+    change_config(folder / "fp8", quantization_config=FP8, num_nextn_predict_layers=1, num_mtp_layers=1)
+    change_config(folder / "plain", dtype="float32")
+    return folder / "fp8", folder / "plain"
+
+
+def test_a_checkpoint_as_deepseek_publishes_it_computes_as_its_dequantized_weights(tmp_path):
+    fp8, plain = write_fp8_models(tiny_models.model_folder("deepseek_v3", kv_lora_rank=136), tmp_path)
+    assert check_model(Settings(model=str(fp8))) == ""
+    exact = long_logprobs(plain, "float32")
+    assert (long_logprobs(fp8, "float32") - exact).norm() < 1e-5 * exact.norm()
+    assert 0 < (long_logprobs(fp8, "bfloat16") - exact).abs().mean() < 0.1
+
+
+def test_kimi_k2_is_a_deepseek_v3(tmp_path):
+    """Transformers knows its type by code in the model's folder only, which is never run."""
+    folder = shutil.copytree(tiny_models.model_folder("deepseek_v3"), tmp_path / "kimi")
+    change_config(folder, model_type="kimi_k2", auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"})
+    assert check_model(Settings(model=str(folder))) == ""
+    model_type, fields = tiny_models.LATENT_DECODERS["deepseek_v3"]
+    configs = [read_decoder_config({**fields, "model_type": name}) for name in (model_type, "kimi_k2")]
+    assert configs[0] == configs[1]
+
+
+@pytest.mark.parametrize(("kv_dtype", "size"), [("auto", 2 * (32 + 16)), ("int8", 32 + 16 + 4)])
+def test_pages_hold_one_latent_for_each_token(kv_dtype, size):
+    runner, info = load_test_runner(
+        tiny_models.model_folder("deepseek_v2_lite"), dtype="bfloat16", kv_dtype=kv_dtype, kv_memory=1 << 20
+    )
+    page_bytes = BLOCK_SIZE * size * len(runner.network.layers)
+    assert info.fused and info.kv_bytes == info.kv_blocks * page_bytes
+    assert info.kv_blocks == (1 << 20) // page_bytes
+
+
+def test_an_adapter_of_the_layer_that_is_absorbed_is_refused_by_name(tmp_path):
+    folder = tiny_models.model_folder("minicpm3")
+    adapter = write_adapter(tmp_path / "adapter", folder, 1, r=2, target_modules=["kv_b_proj"])
+    runner, _ = load_test_runner(folder, dtype="float32")
+    with pytest.raises(LoadError, match=r"self_attn\.kv_b_proj, which is not a linear layer that adapters may change"):
+        runner.load_adapter(str(adapter))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "reason"),
+    [
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method as 'noaux_tc'"),
+        ("deepseek_v2", {"attention_bias": True}, "attention_bias as True"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "4 heads over 2 key/value heads do not share latents"),
+        ("deepseek_v3", {"kv_lora_rank": 36}, "no multiples of 8"),
+        ("deepseek_v3", {"q_lora_rank": -1}, "q_lora_rank as -1"),
+        ("deepseek_v3", {"partial_rotary_factor": 0.5}, "rotates 8 of 16 dimensions"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types do not say"),
+        ("minicpm3", {"num_hidden_layers": "many"}, "num_hidden_layers as 'many'"),
+    ],
+)
+def test_configs_that_do_not_fit_have_no_fused_decoder(architecture, change, reason):
+    model_type, fields = tiny_models.LATENT_DECODERS[architecture]
+    with pytest.raises(Unfusable, match=reason):
+        read_decoder_config({"model_type": model_type, **fields, **change})

@@ -1,0 +1,37 @@
+"""The audit log of calls that may change the server."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+from support.http_client import HELLO_CHAT
+
+from parley.settings.key_file import make_key
+
+
+async def test_calls_that_may_change_the_server_are_recorded_whether_or_not_they_are_allowed(serve, tmp_path: Path):
+    (key, hashed), (admin, hashed_admin) = make_key("alice"), make_key("boss", admin=True)
+    file = tmp_path / "audit.jsonl"
+    server = await serve(hashed_keys=(hashed, hashed_admin), audit_log=str(file))
+    calls = [("boss", admin, 200), ("alice", key, 403), ("", "wrong", 401)]
+    for _, sent_key, status in calls:
+        headers = {"authorization": f"Bearer {sent_key}"}
+        assert (await server.post("/reset_prefix_cache?x=1", {"note": "a\nb"}, **headers)).status == status
+        assert (await server.post("/v1/chat/completions", HELLO_CHAT, **headers)).status in (200, 401)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["key"], line["status"]) for line in lines] == [(name, status) for name, _, status in calls]
+    assert {line["path"] for line in lines} == {"/reset_prefix_cache?x=1"}
+    assert lines[0]["client"] == "127.0.0.1" and lines[0]["key_id"] and not lines[2]["key_id"]
+    assert "admin" in lines[1]["error"] and key not in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_the_body_of_an_admin_call_is_recorded_and_a_full_disk_does_not_fail_it(serve, tmp_path: Path):
+    server = await serve(audit_log=str(tmp_path / "audit.jsonl"))
+    assert (await server.post("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"})).status >= 400
+    (line,) = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert json.loads(line["body"]) == {"lora_name": "a", "lora_path": "b"} and line["status"] >= 400
+    full = await serve(audit_log="/dev/full")
+    assert (await full.post("/reset_prefix_cache")).status == 200

@@ -1,0 +1,298 @@
+"""Writes quantized checkpoints as they are published, and folders with the numbers that they mean.
+
+Each function of ``FORMS`` takes a weight float32 [out, in] and returns the tensors that hold it, by the ends of their
+names, and what they mean. Rounding is plain: what matters is that both agree.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+
+Parts = dict[str, torch.Tensor]
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+GROUP = 32
+LINEAR = re.compile(r"(self_attn|attention|mlp|experts|block_sparse_moe).*(proj|\.w[123]|fc[12])\.weight$")
+
+STACKED = re.compile(r"experts\.(gate_up|down)_proj$")  # all experts of a layer
+
+
+class QuantizedForm(NamedTuple):
+    """``config``: the checkpoint's quantization_config. ``quantize``: as in the module's docstring."""
+
+    config: dict[str, Any]
+    quantize: Callable[[torch.Tensor], tuple[Parts, torch.Tensor]]
+
+
+def pack_bits(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack numbers [rows, n] from 0 on along each row into int32, the first in the lowest bits."""
+    per_word = 32 // bits
+    words = torch.zeros(len(numbers), numbers.shape[1] // per_word, dtype=torch.int64)
+    for k in range(per_word):
+        words |= numbers[:, k::per_word].long() << (bits * k)
+    return words.to(torch.int32)  # wraps
+
+
+def in_groups(weight: torch.Tensor, group: int = GROUP) -> torch.Tensor:
+    """Return the weight as [out, groups, group]."""
+    return weight.view(len(weight), -1, group)
+
+
+def round_asymmetric(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return integers [out, in], scales and zero points [out, groups], all float32."""
+    grouped, most = in_groups(weight, group), (1 << bits) - 1
+    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+    scales = ((high - low) / most).half().float()
+    zeros = (-low / scales).round().clamp(1, most)
+    values = (grouped / scales[..., None] + zeros[..., None]).round().clamp(0, most)
+    return values.flatten(1), scales, zeros
+
+
+def expand(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | float) -> torch.Tensor:
+    """Return what integers mean: scale * (value - zero)."""
+    size = values.shape[1] // scales.shape[1]
+    zeros = zeros.repeat_interleave(size, 1) if isinstance(zeros, torch.Tensor) else zeros
+    return (values - zeros) * scales.repeat_interleave(size, 1)
+
+
+def quantize_gptq(bits: int, group: int, *, reorder: bool = False, version: int = 1):
+    """Return a function that writes GPTQ's tensors. ``reorder``: as act-order does. ``version``: of its format."""
+
+    def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        size = weight.shape[1] if group == -1 else group
+        index = torch.arange(weight.shape[1]) // size
+        order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(5)) if reorder else None
+        values, scales, zeros = round_asymmetric(weight if order is None else weight[:, order], bits, size)
+        dequantized = expand(values, scales, zeros)
+        if order is not None:
+            back = order.argsort()
+            values, dequantized, index = values[:, back], dequantized[:, back], index[back]
+        parts = {
+            "qweight": pack_bits(values, bits).T,
+            "qzeros": pack_bits(zeros.T - (2 - version), bits),
+            "scales": scales.T.half(),
+            "g_idx": index.int(),
+        }
+        return parts, dequantized
+
+    return quantize
+
+
+def quantize_awq(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write AWQ's tensors (gemm)."""
+    values, scales, zeros = round_asymmetric(weight, 4, GROUP)
+    order = torch.arange(len(weight)).view(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].flatten()
+    parts = {
+        "qweight": pack_bits(values.T[:, order], 4),
+        "qzeros": pack_bits(zeros.T[:, order], 4),
+        "scales": scales.T.half(),
+    }
+    return parts, expand(values, scales, zeros)
+
+
+def quantize_packed(bits: int, group: int | None, *, symmetric: bool = True):
+    """Return a function that writes the tensors of compressed-tensors' pack-quantized."""
+
+    def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        size, middle = group or weight.shape[1], 1 << (bits - 1)
+        if symmetric:
+            scales = (in_groups(weight, size).abs().amax(-1) / (middle - 1)).bfloat16().float()
+            values = (in_groups(weight, size) / scales[..., None]).round().clamp(-middle, middle - 1).flatten(
+                1
+            ) + middle
+            zeros = torch.full_like(scales, middle)
+        else:
+            values, scales, zeros = round_asymmetric(weight, bits, size)
+        parts = {
+            "weight_packed": pack_bits(values, bits),
+            "weight_scale": scales.bfloat16() if symmetric else scales.half(),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not symmetric:
+            parts["weight_zero_point"] = pack_bits(zeros.T, bits).T
+        return parts, expand(values, scales, zeros)
+
+    return quantize
+
+
+def quantize_int8(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write int8 weights with a scale for each output (compressed-tensors' int-quantized)."""
+    scales = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
+    values = (weight / scales.float()).round().clamp(-128, 127)
+    return {"weight": values.to(torch.int8), "weight_scale": scales}, values * scales.float()
+
+
+def quantize_fp8(scale_name: str, block: tuple[int, int] | None = None, *, per_output: bool = False):
+    """Return a function that writes FP8 weights with one scale, one for each output, or one for each ``block``."""
+
+    def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        if block is not None:
+            rows, columns = (-(-size // each) for size, each in zip(weight.shape, block, strict=True))
+            scales = torch.empty(rows, columns)
+            for i in range(rows):
+                for j in range(columns):
+                    part = weight[i * block[0] : (i + 1) * block[0], j * block[1] : (j + 1) * block[1]]
+                    scales[i, j] = part.abs().max() / 448
+            spread = scales.repeat_interleave(block[0], 0)[: len(weight)]
+            spread = spread.repeat_interleave(block[1], 1)[:, : weight.shape[1]]
+        else:
+            scales = spread = weight.abs().amax(1, keepdim=True) / 448 if per_output else weight.abs().max() / 448
+        values = (weight / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+        parts = {"weight": values, scale_name: scales}
+        if block is None and not per_output:
+            parts["input_scale"] = torch.tensor(1.0)
+        return parts, values.float() * spread
+
+    return quantize
+
+
+def nearest_e2m1(values: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of the nearest 4-bit floats, uint8."""
+    return (values[..., None] - E2M1).abs().argmin(-1).to(torch.uint8)
+
+
+def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """Pack uint8 codes [out, in] two in a byte, the first in the low bits."""
+    return codes[:, 0::2] + 16 * codes[:, 1::2]
+
+
+def quantize_nvfp4(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write compressed-tensors' NVFP4: groups of 16 with scales in FP8, and one scale for all."""
+    grouped = in_groups(weight, 16)
+    whole = 448 * 6 / weight.abs().max()
+    scales = (grouped.abs().amax(-1) / 6 * whole).to(torch.float8_e4m3fn)
+    wide = (scales.float() / whole)[..., None]
+    codes = nearest_e2m1(grouped / wide)
+    parts = {
+        "weight_packed": pack_nibbles(codes.flatten(1)),
+        "weight_scale": scales,
+        "weight_global_scale": whole.reshape(1),
+        "input_global_scale": torch.ones(1),
+    }
+    return parts, (E2M1[codes.int()] * wide).flatten(1)
+
+
+def quantize_mxfp4(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write compressed-tensors' MXFP4: groups of 32 with a power of two as their scale."""
+    grouped = in_groups(weight, 32)
+    exponents = (grouped.abs().amax(-1) / 6).log2().ceil().clamp(-127, 127)
+    codes = nearest_e2m1(grouped / 2.0 ** exponents[..., None])
+    parts = {"weight_packed": pack_nibbles(codes.flatten(1)), "weight_scale": (exponents + 127).to(torch.uint8)}
+    return parts, (E2M1[codes.int()] * 2.0 ** exponents[..., None]).flatten(1)
+
+
+def compressed(stored_as: str, activations: dict[str, Any] | None = None, **weights: Any) -> dict[str, Any]:
+    """Return a config of compressed-tensors."""
+    group = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True, **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": stored_as,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*block_sparse_moe.gate$"],
+        "config_groups": {"group_0": group | {"input_activations": activations}},
+    }
+
+
+BLOCKS = [128, 128]
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+FLOATS = {"type": "float", "num_bits": 8}
+TOKEN_INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+FORMS: dict[str, QuantizedForm] = {
+    "FP8, 128 x 128 blocks": QuantizedForm(
+        FP8 | {"weight_block_size": BLOCKS}, quantize_fp8("weight_scale_inv", (128, 128))
+    ),
+    "FP8, one scale": QuantizedForm(FP8 | {"activation_scheme": "static"}, quantize_fp8("weight_scale")),
+    "FP8 of fbgemm": QuantizedForm(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, quantize_fp8("weight_scale", per_output=True)
+    ),
+    "FP8 of compressed-tensors, one scale": QuantizedForm(
+        compressed("float-quantized", **FLOATS, strategy="tensor"), quantize_fp8("weight_scale")
+    ),
+    "FP8 of compressed-tensors, channels": QuantizedForm(
+        compressed("float-quantized", **FLOATS, strategy="channel"), quantize_fp8("weight_scale", per_output=True)
+    ),
+    "FP8 of compressed-tensors, blocks": QuantizedForm(
+        compressed("float-quantized", **FLOATS, strategy="block", block_structure=BLOCKS),
+        quantize_fp8("weight_scale", (128, 128)),
+    ),
+    "W4A16, groups": QuantizedForm(
+        compressed("pack-quantized", num_bits=4, strategy="group", group_size=GROUP), quantize_packed(4, GROUP)
+    ),
+    "W4A16, channels": QuantizedForm(
+        compressed("pack-quantized", num_bits=4, strategy="channel"), quantize_packed(4, None)
+    ),
+    "W4A16, zero points": QuantizedForm(
+        compressed("pack-quantized", num_bits=4, strategy="group", group_size=GROUP, symmetric=False),
+        quantize_packed(4, GROUP, symmetric=False),
+    ),
+    "W8A16, groups": QuantizedForm(
+        compressed("pack-quantized", num_bits=8, strategy="group", group_size=GROUP), quantize_packed(8, GROUP)
+    ),
+    "W8A16, channels": QuantizedForm(
+        compressed("pack-quantized", num_bits=8, strategy="channel"), quantize_packed(8, None)
+    ),
+    "W8A8": QuantizedForm(
+        compressed("int-quantized", TOKEN_INT8, num_bits=8, strategy="channel"), quantize_int8
+    ),
+    "NVFP4": QuantizedForm(
+        compressed("nvfp4-pack-quantized", type="float", num_bits=4, strategy="tensor_group", group_size=16),
+        quantize_nvfp4,
+    ),
+    "MXFP4 of compressed-tensors": QuantizedForm(
+        compressed("mxfp4-pack-quantized", type="float", num_bits=4, strategy="group", group_size=32), quantize_mxfp4
+    ),
+    "GPTQ 4 bits": QuantizedForm(GPTQ, quantize_gptq(4, GROUP)),
+    "GPTQ 4 bits, act-order": QuantizedForm(GPTQ | {"desc_act": True}, quantize_gptq(4, GROUP, reorder=True)),
+    "GPTQ 4 bits, version 2": QuantizedForm(
+        GPTQ | {"checkpoint_format": "gptq_v2"}, quantize_gptq(4, GROUP, version=2)
+    ),
+    "GPTQ 4 bits, no groups": QuantizedForm(GPTQ | {"group_size": -1}, quantize_gptq(4, -1)),
+    "GPTQ 8 bits": QuantizedForm(GPTQ | {"bits": 8}, quantize_gptq(8, GROUP)),
+    "GPTQ 2 bits": QuantizedForm(GPTQ | {"bits": 2}, quantize_gptq(2, GROUP)),
+    "AWQ": QuantizedForm(
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, quantize_awq
+    ),
+}  # fmt: skip
+
+
+def write_quantized(source: Path, home: Path, form: QuantizedForm) -> tuple[Path, Path]:
+    """Write the model in ``source`` with quantized linear layers, and with what they mean in float32: both folders."""
+    quantized, plain = home / "quantized", home / "plain"
+    stored: Parts = {}
+    meant: Parts = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        stored[name] = tensor
+        meant[name] = tensor.float()
+        if LINEAR.search(name) and "shared_expert_gate" not in name:
+            parts, meant[name] = form.quantize(tensor.float())
+            del stored[name]
+            stored |= {name.removesuffix("weight") + end: part.contiguous() for end, part in parts.items()}
+        elif STACKED.search(name):
+            experts = [form.quantize(expert) for expert in tensor.float()]
+            meant[name] = torch.stack([numbers for _, numbers in experts])
+            stored[name] = torch.stack([parts["weight"] for parts, _ in experts])
+            stored[name + "_scale_inv"] = torch.stack([parts["weight_scale_inv"] for parts, _ in experts])
+    for folder, tensors, fields in (
+        (quantized, stored, {"quantization_config": form.config}),
+        (plain, meant, {"dtype": "float32"}),
+    ):
+        shutil.copytree(source, folder)
+        save_file(
+            {name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+        )
+        change_config(folder, **fields)
+    return quantized, plain
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    """Set members of config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))

@@ -1,0 +1,33 @@
+"""Any span can be encoded: no name or value of a client spoils the batch that it is in."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from support.otlp_receivers import Collector
+
+from parley.tracing.encode_spans import encode_batch
+from parley.tracing.request_trace import Attributes, Span
+from parley.tracing.trace_context import TraceContext
+
+TEXTS = st.text(st.characters(codec=None))  # with lone surrogates
+VALUES = st.one_of(TEXTS, st.integers(), st.floats(allow_nan=False), st.booleans(), st.lists(TEXTS))
+
+
+@given(TEXTS, TEXTS, st.dictionaries(st.sampled_from("abc"), VALUES))
+def test_any_value_survives_encoding(name: str, error: str, attributes: Attributes) -> None:
+    span = Span(name, "server", TraceContext(1, 2), None, 3, 4, attributes, error)
+    data = encode_batch([span], {"service.name": "s", "parley.role": "r"}).SerializeToString()
+    collector = Collector()
+    collector.take(ExportTraceServiceRequest.FromString(data))
+    (received,) = collector.spans
+    assert (received.start, received.end, received.span_id) == (3, 4, "0000000000000002")
+    assert received.status == (2 if error else 0) and received.attributes.keys() == attributes.keys()
+    for key, value in attributes.items():
+        if isinstance(value, bool | float):
+            assert received.attributes[key] == value
+        elif isinstance(value, int):
+            assert int(received.attributes[key]) == value
+        elif isinstance(value, str):
+            assert received.attributes[key] == value.encode("utf-8", "backslashreplace").decode()
