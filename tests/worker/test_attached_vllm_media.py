@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from parley.engine.feature_content import BadFeatures
 from parley.engine.vllm import media_marks
 from parley.types import EmbeddingRun, FeatureFile, MediaItem
 from parley.worker.vllm.item_features import (
-    BadFeatures,
     ItemFeatures,
     Placeholder,
     describe_features,
