@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@cache
 def imported_modules(file: Path) -> set[str]:
     """Return all modules that a file imports: at its top, inside functions, and for type checkers."""
     package = ["parley", *file.relative_to(PACKAGE).parent.parts]
