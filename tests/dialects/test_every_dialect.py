@@ -66,14 +66,10 @@ def message() -> bytes:
     return request.SerializeToString()
 
 
-def try_member(route: Route, member: str) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """Yield, for each body with only this member, whether it is read as the prompt, and the members read."""
-    for form in WAYS:
-        for common in BESIDE:
-            members: dict[str, Any] = {}
-            with record_reads(members):
-                seen = read_prompts(route, {**common, member: form})
-            yield TEXT in seen or repr(IDS) in seen, members
+def can_hold_prompt(route: Route, member: str) -> bool:
+    """Whether the route reads the prompt from a body with only this member, in one of the forms."""
+    texts = (read_prompts(route, {**common, member: form}) for form in WAYS for common in BESIDE)
+    return any(TEXT in seen or repr(IDS) in seen for seen in texts)
 
 
 def read_prompts(route: Route, body: dict[str, Any]) -> str:
@@ -105,16 +101,10 @@ def find_prompt_members(route: Route) -> set[str]:
     read_members: dict[str, Any] = {}
     with record_reads(read_members):
         refusals = refusal(route, {}) + refusal(route, {"model": "m"})  # a refusal may name the missing member
-    names, tried = {*read_members, *re.findall(r"\w+", refusals)}, set[str]()
-    carriers = set[str]()
-    while untried := {name for name in names if name.isidentifier()} - tried:
-        tried |= untried
-        for member in untried:
-            for carries, more_members in try_member(route, member):
-                names |= more_members.keys()
-                if carries:
-                    carriers.add(member)
-                    break
+        named, tried, carriers = set(re.findall(r"\w+", refusals)), set[str](), set[str]()
+        while untried := {name for name in named | read_members.keys() if name.isidentifier()} - tried:
+            tried |= untried
+            carriers |= {member for member in untried if can_hold_prompt(route, member)}
     return carriers
 
 
