@@ -23,6 +23,7 @@ from parley.native.layer import DecoderLayer
 from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
+from parley.native.mamba import Mamba2Shape, Mamba2Weights
 from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
 from parley.native.pool import PageFormat, PagePool
 from parley.native.torch_forms import (
@@ -32,6 +33,7 @@ from parley.native.torch_forms import (
     torch_kernels,
     torch_latent,
     torch_lora,
+    torch_mamba,
     torch_vocabulary,
 )
 from parley.native.torch_forms.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
@@ -52,6 +54,8 @@ __all__ = [
     "LayerShape",
     "LoraRows",
     "LowRank",
+    "Mamba2Shape",
+    "Mamba2Weights",
     "Mixture",
     "Norm",
     "PackedLora",
@@ -90,6 +94,7 @@ __all__ = [
     "round_int4",
     "route",
     "scale_logits",
+    "scan_mamba2",
     "softmax_totals",
     "stack_experts",
     "top_k",
@@ -208,6 +213,18 @@ def activate(
 ) -> Any:
     """Return activation(gate) * up for rows [T, 2 * width]. ``consumer`` is that of ``norm_rows``."""
     return _kernels_for(rows).activate(rows, activation, is_gated=is_gated, int8=_takes_int8(consumer))
+
+
+def scan_mamba2(
+    rows: torch.Tensor, weights: Mamba2Weights, shape: Mamba2Shape, states: torch.Tensor, spans: torch.Tensor
+) -> torch.Tensor:
+    """Return the outputs of a Mamba 2 layer for rows [T, inner + channels + heads]: [T, inner]; advance the states.
+
+    ``torch_mamba`` defines it, and ``spans``.
+    """
+    form: Any = (compiled_kernels() if rows.dtype == torch.bfloat16 and rows.is_cpu else None) or torch_mamba
+    result: torch.Tensor = form.scan_mamba2(rows, weights, shape, states, spans)
+    return result
 
 
 def scale_logits(logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:

@@ -16,13 +16,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parley.native import compiled_experts, compiled_grouped, compiled_int8, compiled_latent, compiled_lora, memory
+from parley.native import (
+    compiled_experts,
+    compiled_grouped,
+    compiled_int8,
+    compiled_latent,
+    compiled_lora,
+    compiled_mamba,
+    memory,
+)
 from parley.native.compiled_grouped import GroupedPacked
 from parley.native.compiled_int8 import CompiledRows, Int8Packed, allocate_output
 from parley.native.experts import Experts
 from parley.native.layer_shape import ACTIVATIONS, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
+from parley.native.mamba import Mamba2Shape, Mamba2Weights
 from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
 from parley.native.torch_forms.torch_grouped import GroupedWeight
@@ -50,6 +59,7 @@ SIGNATURES = {
     **compiled_int8.INT8_SIGNATURES,
     **compiled_latent.LATENT_SIGNATURES,
     **compiled_lora.LORA_SIGNATURES,
+    **compiled_mamba.MAMBA_SIGNATURES,
 }
 # Functions that return an int64.
 RETURN_INT64 = (
@@ -268,6 +278,17 @@ class CompiledKernels:
     ) -> torch.Tensor:
         """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden], and of ``shared``."""
         return compiled_experts.mix_experts(self._library, x, experts, ids, weights, shared, activation)
+
+    def scan_mamba2(
+        self,
+        rows: torch.Tensor,
+        weights: Mamba2Weights,
+        shape: Mamba2Shape,
+        states: torch.Tensor,
+        spans: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the outputs of a Mamba 2 layer before its output layer: bfloat16 [T, inner]; advance the states."""
+        return compiled_mamba.scan_mamba2(self._library, rows, weights, shape, states, spans)
 
     def scale_logits(self, logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
         """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""

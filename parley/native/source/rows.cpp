@@ -48,9 +48,6 @@ template <class F> auto normed(const Norm& norm, long width, F at) {
   };
 }
 
-// In terms of e^x, which saturates as it must: at the far left a finite number is divided by infinity.
-Vec silu(Vec x) { return x / (1.f + exp(-x)); }
-
 // x * (1 + tanh(u)) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
 Vec gelu_tanh(Vec x) { return x / (1.f + exp(-x * (1.59576912f + 0.0713548163f * (x * x)))); }
 
@@ -234,6 +231,31 @@ void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, 
     case RELU2: return run([](Vec x) { return relu2(x); }, same);
     case CLAMPED_SWIGLU: return run([](Vec x) { return clamped_gate(x); }, [](Vec x) { return clamped_up(x); });
   }
+}
+
+// out [M, width] = rows of x times SiLU(gate_scale * gate), with an RMS norm of each of `groups` equal parts of a row:
+// after that if `gate_first`, or before it. A weight that is null: there is no norm. Rows of gates are `stride` numbers
+// apart.
+void norm_gated(const float* x, const bf16* gates, int64_t stride, const float* weight, float eps, float gate_scale,
+                int64_t gate_first, bf16* out, int64_t M, int64_t width, int64_t groups, int64_t threads) {
+  long size = width / groups;
+  each_row(M, team(M * width, threads), [=](long m) {
+    for (long start = 0; start < width; start += size) {
+      const float* row = x + m * width + start;
+      const bf16* gate = gates + m * stride + start;
+      auto active = [=](long i) { return silu(load(gate + i, size - i) * gate_scale); };
+      auto at = [=](long i) {
+        Vec v = load(row + i, size - i);
+        return gate_first ? v * active(i) : v;
+      };
+      float scale = weight ? inverse_rms(size, eps, at) : 1.f;
+      for (long i = 0; i < size; i += LANES) {
+        Vec v = at(i);
+        if (weight) v = v * scale * load(weight + start + i, size - i);
+        store(out + m * width + start + i, gate_first ? v : v * active(i), size - i);
+      }
+    }
+  });
 }
 
 // Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads,

@@ -159,3 +159,6 @@ static inline Vec exp(Vec x) {
 
 // cap * tanh(x / cap)
 static inline Vec capped(Vec x, float cap) { return cap - 2 * cap / (1.f + exp(x * (2.f / cap))); }
+
+// In terms of e^x, which saturates as it must: at the far left a finite number is divided by infinity.
+static inline Vec silu(Vec x) { return x / (1.f + exp(-x)); }

@@ -1,0 +1,85 @@
+"""Calls ``mamba.cpp``, and the gated norm of ``rows.cpp``: Mamba 2 on bfloat16 rows."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from parley.native.mamba import Mamba2Shape, Mamba2Weights
+
+P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+MAMBA_SIGNATURES: dict[str, list[Any]] = {
+    "convolve_rows": [P, N, P, P, P, N, P, N, P, N, N, N],
+    "scan_heads": [P, P, N, P, P, P, R, R, R, P, N, P, N, P, N, N, N, N, N],
+    "norm_gated": [P, P, N, P, R, R, N, P, N, N, N, N],
+}
+
+
+def scan_mamba2(
+    library: ctypes.CDLL,
+    rows: torch.Tensor,
+    weights: Mamba2Weights,
+    shape: Mamba2Shape,
+    states: torch.Tensor,
+    spans: torch.Tensor,
+) -> torch.Tensor:
+    """Return the outputs of a Mamba 2 layer for bfloat16 rows [T, inner + channels + heads]: bfloat16 [T, inner].
+
+    Raises ValueError if rows or states have another width.
+    """
+    if rows.shape[1] != shape.inner + shape.channels + shape.heads or states.shape[1] != shape.size:
+        raise ValueError(f"rows of {rows.shape[1]} numbers and states of {states.shape[1]} for {shape}")
+    rows, spans = rows.contiguous(), spans.contiguous()
+    assert states.is_contiguous()
+    threads = torch.get_num_threads()
+    gates, inputs, steps = rows.split([shape.inner, shape.channels, shape.heads], 1)
+    state_addresses = [states.data_ptr() + offset * states.itemsize for offset in (0, shape.recurrent_size)]
+    batch = shape.size, spans.data_ptr(), len(spans)
+    active, y = torch.empty(inputs.shape), torch.empty(gates.shape)
+    library.convolve_rows(
+        inputs.data_ptr(),
+        rows.shape[1],
+        weights.convolution.data_ptr(),
+        0 if weights.convolution_bias is None else weights.convolution_bias.data_ptr(),
+        state_addresses[1],
+        *batch,
+        active.data_ptr(),
+        shape.channels,
+        shape.kernel,
+        threads,
+    )
+    library.scan_heads(
+        active.data_ptr(),
+        steps.data_ptr(),
+        rows.shape[1],
+        weights.decay.data_ptr(),
+        weights.step_bias.data_ptr(),
+        weights.skip.data_ptr(),
+        shape.step_scale,
+        *shape.step_limits,
+        state_addresses[0],
+        *batch,
+        y.data_ptr(),
+        shape.heads,
+        shape.head_dim,
+        shape.groups,
+        shape.state_dim,
+        threads,
+    )
+    out, norm = torch.empty(gates.shape, dtype=torch.bfloat16), weights.norm
+    library.norm_gated(
+        y.data_ptr(),
+        gates.data_ptr(),
+        rows.shape[1],
+        0 if norm is None else norm.weight.data_ptr(),
+        0.0 if norm is None else norm.eps,
+        shape.gate_scale,
+        shape.is_gate_first,
+        out.data_ptr(),
+        *gates.shape,
+        shape.norm_groups,
+        threads,
+    )
+    return out

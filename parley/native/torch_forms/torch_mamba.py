@@ -1,0 +1,96 @@
+"""Mamba 2 (arXiv 2405.21060) in torch operators: the definition of the kernel, and its implementation without it.
+
+Tokens of a sequence are computed one after another, and sequences one by one, so the bits of a row depend neither on
+other rows nor on how a sequence is cut into steps. Exponential functions are computed in float64, because torch's in
+float32 have other bits at the end of a vector.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from parley.native.layer_shape import Norm
+from parley.native.mamba import Mamba2Shape, Mamba2Weights
+
+
+def scan_mamba2(
+    rows: torch.Tensor, weights: Mamba2Weights, shape: Mamba2Shape, states: torch.Tensor, spans: torch.Tensor
+) -> torch.Tensor:
+    """Return the outputs of a Mamba 2 layer before its output layer: [T, inner], in the dtype of ``rows``.
+
+    ``rows`` [T, inner + channels + heads]: gates, inputs of the convolution, and steps. The convolution and SiLU give
+    x, B and C. A head's state S [state_dim, head_dim] and output y become
+
+        step = softplus(step_scale * step + step_bias), limited to step_limits
+        S = exp(decay * step) * S + B (step * x)
+        y = C S + skip * x
+
+    and the result is norm(y * silu(gate_scale * gate)), or norm(y) * silu(gate_scale * gate).
+
+    ``spans`` int64 [S, 4]: for each sequence, its first row, its count of rows, the row of its state in ``states``
+    float32 [slots, size], and whether it begins with these rows. A sequence that begins has the state zero, whatever
+    lies there.
+    """
+    out = rows.new_empty(len(rows), shape.inner)
+    for first, count, slot, begins in spans.tolist():
+        if begins:
+            states[slot].zero_()
+        recurrent, tail = states[slot].split([shape.recurrent_size, shape.size - shape.recurrent_size])
+        recurrent, tail = recurrent.view(shape.heads, shape.state_dim, -1), tail.view(-1, shape.channels)
+        gates, inputs, steps = rows[first : first + count].float().split([shape.inner, shape.channels, shape.heads], 1)
+        active = _silu(_convolve(inputs, tail, weights))
+        y = _scan_heads(active, steps, weights, shape, recurrent)
+        out[first : first + count] = _norm_gated(y, _silu(gates * shape.gate_scale), weights.norm, shape)
+    return out
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(x) of float32 numbers."""
+    wide = x.double()
+    return (wide * wide.sigmoid()).float()
+
+
+def _convolve(inputs: torch.Tensor, tail: torch.Tensor, weights: Mamba2Weights) -> torch.Tensor:
+    """Return the causal convolution of float32 inputs [T, channels] that follow ``tail`` [kernel - 1, channels], which
+    becomes the last inputs."""
+    rows, count = torch.cat((tail, inputs)), len(inputs)
+    bias = torch.zeros(()) if weights.convolution_bias is None else weights.convolution_bias
+    total = bias.to(inputs.device).expand(inputs.shape)
+    for i, weight in enumerate(weights.convolution):
+        total = total + rows[i : i + count] * weight
+    tail.copy_(rows[count:])
+    return total
+
+
+def _scan_heads(
+    active: torch.Tensor, steps: torch.Tensor, weights: Mamba2Weights, shape: Mamba2Shape, recurrent: torch.Tensor
+) -> torch.Tensor:
+    """Return y of all heads, float32 [T, inner], and advance the recurrent state [heads, state_dim, head_dim]."""
+    key_width = shape.groups * shape.state_dim
+    x, b, c = active.split([shape.inner, key_width, key_width], 1)
+    x = x.unflatten(1, (shape.heads, 1, -1))
+    b, c = (
+        each.unflatten(1, (shape.groups, -1, 1)).repeat_interleave(shape.heads // shape.groups, 1) for each in (b, c)
+    )
+    wide = F.softplus(steps.double() * shape.step_scale + weights.step_bias.double()).clamp(*shape.step_limits)
+    kept = (wide * weights.decay.double()).exp().float()[..., None, None]
+    step = wide.float()[..., None, None]
+    y = torch.empty_like(x[:, :, 0])
+    for t in range(len(x)):
+        recurrent *= kept[t]
+        recurrent += b[t] * (step[t] * x[t])
+        y[t] = (c[t] * recurrent).sum(1)
+    return (y + weights.skip[:, None] * x[:, :, 0]).flatten(1)
+
+
+def _norm_gated(y: torch.Tensor, active: torch.Tensor, norm: Norm | None, shape: Mamba2Shape) -> torch.Tensor:
+    """Return the rows y [T, inner], multiplied by the gates ``active`` before or after the norm."""
+    if norm is None:
+        return y * active
+    if shape.is_gate_first:
+        y = y * active
+    parts = y.unflatten(1, (shape.norm_groups, -1))
+    normed: torch.Tensor = F.rms_norm(parts, parts.shape[-1:], None, norm.eps)
+    y = normed.flatten(1) * norm.weight
+    return y if shape.is_gate_first else y * active
