@@ -76,7 +76,7 @@ def _scan_heads(
     wide = F.softplus(steps.double() * shape.step_scale + weights.step_bias.double()).clamp(*shape.step_limits)
     kept = (wide * weights.decay.double()).exp().float()[..., None, None]
     step = wide.float()[..., None, None]
-    y = torch.empty_like(x[:, :, 0])
+    y: torch.Tensor = torch.empty_like(x[:, :, 0])
     for t in range(len(x)):
         recurrent *= kept[t]
         recurrent += b[t] * (step[t] * x[t])
