@@ -76,12 +76,13 @@ def _scan_heads(
     wide = F.softplus(steps.double() * shape.step_scale + weights.step_bias.double()).clamp(*shape.step_limits)
     kept = (wide * weights.decay.double()).exp().float()[..., None, None]
     step = wide.float()[..., None, None]
-    y: torch.Tensor = torch.empty_like(x[:, :, 0])
+    y = torch.empty_like(x[:, :, 0])
     for t in range(len(x)):
         recurrent *= kept[t]
         recurrent += b[t] * (step[t] * x[t])
         y[t] = (c[t] * recurrent).sum(1)
-    return (y + weights.skip[:, None] * x[:, :, 0]).flatten(1)
+    outputs: torch.Tensor = y + weights.skip[:, None] * x[:, :, 0]
+    return outputs.flatten(1)
 
 
 def _norm_gated(y: torch.Tensor, active: torch.Tensor, norm: Norm | None, shape: Mamba2Shape) -> torch.Tensor:
