@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from parley.cli.serve import appendable_file, hashed_keys_of
 from parley.settings.kinds import choice_kind, integer_kind, switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
 
@@ -28,6 +29,28 @@ OPTIONS = [
     Option("host", text_kind("ADDRESS"), "Address of all ports without an address.", unset_text="from the file"),
     Option(
         "port", integer_kind(0, 65_535), "Port for inference; 0: any free one.", unset_text="from the file, or 1025"
+    ),
+    Option(
+        "api-key-file",
+        text_kind("FILE"),
+        "TOML file with hashes of API keys that `parley key` makes and their limits, for the whole cluster; it is read "
+        "again when it changes.",
+        unset_text="from the file",
+        section="keys",
+    ),
+    Option(
+        "usage-db",
+        text_kind("FILE"),
+        "Database of the requests and tokens of each key, day and model, which admins read at /v1/usage.",
+        unset_text="from the file",
+        section="keys",
+    ),
+    Option(
+        "audit-log",
+        text_kind("FILE"),
+        "File that a JSON line is appended to for each call that may change the instances.",
+        unset_text="from the file",
+        section="keys",
     ),
     Option("quiet", switch_kind(), "Do not log requests.", False, section="output"),
     Option("log-format", choice_kind("text", "json"), "Format of log lines.", "text", section="output"),
@@ -69,4 +92,18 @@ def coordinator_options(config: ResolvedOptions) -> CoordinatorOptions:
         options = replace(options, host=config["host"])
     if config["port"] is not None:
         options = replace(options, predict_port=config["port"])
-    return options
+    for name in ("api-key-file", "usage-db", "audit-log"):
+        if config[name] is not None:
+            options = replace(options, **{name.replace("-", "_"): config[name]})
+    return with_client_keys(options)
+
+
+def with_client_keys(options: CoordinatorOptions) -> CoordinatorOptions:
+    """Return the options with the keys of their file. Raises ConfigError."""
+    hashed_keys = hashed_keys_of(options.api_key_file)
+    if hashed_keys is None and options.api_key_file is not None:
+        raise ConfigError(f"--api-key-file: {options.api_key_file} is not a file in TOML, whose name ends in .toml.")
+    for option, file in (("usage-db", options.usage_db), ("audit-log", options.audit_log)):
+        if hashed_keys is None and file is not None:
+            raise ConfigError(f"--{option} needs --api-key-file: without it, instances check the keys.")
+    return replace(options, hashed_keys=hashed_keys, audit_log=appendable_file(options.audit_log, "audit-log"))

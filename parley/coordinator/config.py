@@ -13,6 +13,7 @@ from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from parley.settings.key_file import HashedKey
 from parley.settings.keys import cluster_secret
 from parley.settings.kinds import (
     OptionKind,
@@ -117,6 +118,21 @@ class CoordinatorOptions:
         "",
         "Where traces of requests are sent over OTLP, as `parley serve --otlp-traces-endpoint` says; "
         "default: where OTEL_EXPORTER_OTLP_ENDPOINT says, if anywhere.",
+    )
+    # keys of clients
+    api_key_file: str | None = config_key(
+        text_kind("FILE"),
+        None,
+        "TOML file with hashes of API keys and their limits, for the whole cluster; it is read again when it changes. "
+        "Its name ends in .toml.",
+    )
+    usage_db: str | None = config_key(
+        text_kind("FILE"), None, "Database of the requests and tokens of each key, day and model; needs api_key_file."
+    )
+    audit_log: str | None = config_key(
+        text_kind("FILE"),
+        None,
+        "File that a JSON line is appended to for each call that may change the instances; needs api_key_file.",
     )
     # limits
     max_requests: int = config_key(integer_kind(1, 90_000), 10_000, "Open requests, and client connections.")
@@ -225,6 +241,8 @@ class CoordinatorOptions:
     tasks_end_wait_seconds: float = config_key(
         SECONDS_KIND, 300.0, "How long a role change waits for running requests."
     )
+    # the content of api_key_file; None: there is none
+    hashed_keys: tuple[HashedKey, ...] | None = None
     # tables
     instances: tuple[InstanceConfig, ...] = ()
     tls: CoordinatorTls = CoordinatorTls()
@@ -271,8 +289,9 @@ def parse_coordinator_config(content: Mapping[str, Any], source: str, folder: Pa
     if not isinstance(tls, dict):
         raise ConfigError(f"{source}: tls is not a table; write [tls] above its keys.")
     values = _parse_values(CoordinatorOptions, top_level, source)
-    if store_file := values.get("response_store_file"):
-        values["response_store_file"] = str(folder / store_file)
+    for name in ("response_store_file", "api_key_file", "usage_db", "audit_log"):
+        if file := values.get(name):
+            values[name] = str(folder / file)
     files = {
         name: str(folder / value)
         for name, value in _parse_values(CoordinatorTls, tls, f"{source}: tls").items()

@@ -25,6 +25,7 @@ from parley.coordinator.ports.management import ManagementPort
 from parley.coordinator.ports.metrics import MetricsPort
 from parley.coordinator.ports.port import AdminRequest
 from parley.coordinator.ports.status import StatusPort
+from parley.coordinator.proxy.client_keys import ClientKeys
 from parley.coordinator.proxy.connections import InstanceConnections
 from parley.coordinator.proxy.front import InferenceFront, wrap_cors
 from parley.coordinator.routing.admission import InstanceScheduler
@@ -32,8 +33,11 @@ from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.mounts import universal_mounts
 from parley.log_lines import LogFormat, LogLevel
+from parley.serving.keys.usage_store import BadUsageFile
 from parley.serving.options import ServerOptions
 from parley.serving.records.record_store import BadRecordFile
+from parley.settings.file_changes import file_changes
+from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.tracing.otlp import open_span_exporter
 from parley.version import __version__
@@ -62,12 +66,12 @@ DRAIN_SECONDS = 30.0  # seconds that open requests have to finish after the firs
 GRACE_SECONDS = 1.0  # seconds to send an error to the requests that did not finish
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")  # differs after each boot of the kernel
 PORT_LIMITS = ("body_limit", "body_timeout", "header_timeout", "write_timeout", "keep_alive")
-# The settings that SIGHUP changes while the coordinator runs: limits and times.
+# The settings that SIGHUP changes while the coordinator runs: keys, limits and times.
 RELOADED_KEYS = frozenset(
     {
         "max_requests", "body_limit", "memory_limit", "http_timeout_seconds", "header_timeout_seconds",
         "keep_alive_seconds", "max_retry", "schedule_timeout", "recovery_timeout", "first_token_timeout",
-        "infer_timeout", "tokenizer_timeout", "heartbeat", "misses", "fault_seconds",
+        "infer_timeout", "tokenizer_timeout", "heartbeat", "misses", "fault_seconds", "hashed_keys",
     }
 )  # fmt: skip
 POLL_SECONDS = 0.05  # seconds between two checks whether requests are still open
@@ -126,6 +130,7 @@ class Coordinator:
             grpc_connections=shares.grpc,
             body_budget=BodyBudget(options.memory_limit // 2),  # so that unfinished bodies leave room for open requests
         )
+        self.client_keys = None if options.hashed_keys is None else ClientKeys(options)
         self.front = InferenceFront(
             self.scheduler,
             self.connections,
@@ -135,6 +140,7 @@ class Coordinator:
             options.memory_limit,
             options.strict,
             self._span_exporter,
+            self.client_keys,
         )
         apps: dict[str, ASGIApp] = {
             "predict": wrap_cors(self.front, front_options),
@@ -172,7 +178,7 @@ class Coordinator:
         banner.print_line("\n".join([f"parley {__version__} coordinator", *self._banner_lines(), *grpc_lines]))
         freeze_objects()
         stop = asyncio.create_task(self._stop_event.wait())
-        watching = asyncio.create_task(watch_certificates(self._tls_files(), self._reload_certificates))
+        watching = asyncio.gather(watch_certificates(self._tls_files(), self._reload_certificates), self._watch_keys())
         try:
             await asyncio.wait({stop, serving}, return_when=asyncio.FIRST_COMPLETED)
             await self._drain_requests()
@@ -181,7 +187,7 @@ class Coordinator:
             watching.cancel()
             for server in self._servers:
                 server.should_exit = server.force_exit = True
-            await asyncio.gather(serving, stop, return_exceptions=True)
+            await asyncio.gather(serving, stop, watching, return_exceptions=True)
             if self._grpc_port is not None:
                 await self._grpc_port.stop_server(POLL_SECONDS)
             await self.controller.stop_loop()
@@ -211,7 +217,27 @@ class Coordinator:
         front_changes = {name: getattr(port_options(options, self._front_options.host), name) for name in PORT_LIMITS}
         self._front_options = replace(self._front_options, **front_changes)
         self.front.use_options(self._front_options, options.memory_limit)
+        if self.client_keys is not None:
+            self.client_keys.use_options(options)
         return names
+
+    async def _watch_keys(self) -> None:
+        """Accept the keys of a changed file, until this task is cancelled. A file that cannot be read changes
+        nothing."""
+        file = self.options.api_key_file
+        if file is None or self.client_keys is None:
+            return
+        async for _ in file_changes((Path(file),)):
+            try:
+                new_options = await asyncio.to_thread(self._read_options)
+            except ConfigError as error:
+                log.error("Changed API keys were not loaded, and the old ones stay: %s", error)
+                continue
+            options, names = take_over_fields(self.options, new_options, {"hashed_keys"})
+            self.options = self.table.options = options
+            self.client_keys.use_options(options)
+            if names.changed:
+                log.info("Changed API keys were loaded.")
 
     def _tls_files(self) -> tuple[Path, ...]:
         authority = self.options.tls.ca
@@ -319,7 +345,7 @@ def run_coordinator(
         except tls.TlsFileError as error:
             banner.print_failure(f"{error}.")
             return 1
-        except BadRecordFile as error:
+        except (BadRecordFile, BadUsageFile) as error:
             banner.print_line(f"parley: {error}")
             return 1
 

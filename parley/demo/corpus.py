@@ -31,7 +31,6 @@ from parley.demo.errands import (
 )
 from parley.demo.questions import capital_first, story_text
 from parley.demo.sampling import Sample, SampleSource, is_held_out
-from parley.demo.template import END_OF_TEXT
 
 KEY_REPEATS = 5  # evaluation samples that may use the same held-out question
 
@@ -70,7 +69,7 @@ def plain_text(source: SampleSource) -> Sample:
                 return Sample(text=beginning + rest, prompt=len(beginning), keys=[key])
     if source.happens_with(0.2):
         animal, name = rng.choice(world.STORY_ANIMALS), rng.choice(world.NAMES)
-        return Sample(text=story_text(rng, animal, name, source.happens_with(0.5)) + END_OF_TEXT)
+        return Sample(text=story_text(rng, animal, name, source.happens_with(0.5)))
     parts: list[str] = []
     keys: list[str] = []
     while len(parts) < 6 and (not parts or source.happens_with(0.75)):
@@ -78,7 +77,7 @@ def plain_text(source: SampleSource) -> Sample:
         if source.accepts_key(key):
             parts.append(beginning + rest)
             keys.append(key)
-    return Sample(text=" ".join(parts) + END_OF_TEXT, keys=keys)
+    return Sample(text=" ".join(parts), keys=keys)
 
 
 # name -> (task, share of the samples). Questions without a share of their own are learnt from `mixed_chat`.

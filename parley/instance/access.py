@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping
 from parley.disagg.wire import headers as pd_headers
 from parley.disagg.wire.networks import TrustedNetworks
 from parley.disagg.wire.role import InstanceAddress
+from parley.disagg.wire.vouched_client import CLIENT_HEADER, VouchedClient, read_vouched_client
 from parley.errors import Forbidden, Unauthorized
 from parley.serving.options import ServerOptions
 from parley.web.auth import PortReach, is_loopback
@@ -43,6 +44,20 @@ class ClusterAccess:
             or pd_headers.shows_secret(headers, self.secret)
             or self._networks.contains_host(client_host)
         )
+
+    def vouched_client(
+        self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach, *, has_keys: bool
+    ) -> VouchedClient | None:
+        """Return the client that a coordinator names, None if there is none, or the sender may not name any.
+
+        Where clients need keys (``has_keys``), and on a port that strangers reach, only what members alone have shows
+        that.
+        """
+        if not pd_headers.shows_secret(headers, self.secret):
+            is_stranger = self._is_open and reach == "public"
+            if has_keys or is_stranger or not self.is_member(headers, client_host, reach):
+                return None
+        return read_vouched_client(headers[CLIENT_HEADER])
 
     def is_from_member(self, exchange: Exchange) -> bool:
         """Whether a member of the cluster sent the request."""

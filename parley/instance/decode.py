@@ -21,6 +21,7 @@ from parley.dialects.instance_plane import OriginalRequest
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkLost
 from parley.disagg.wire import handover
+from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
 from parley.instance.member import ClusterMember
@@ -57,7 +58,7 @@ class DecodeStage(RequestStage):
         self._unstarted: set[int] = set()  # engine requests that have not used their reservation yet
         self._last_page_time = 0.0  # when the last page arrived, by the event loop's clock
         self._is_accepted = self._reservations_freed = self._is_recalled = False
-        self.response_writer = RemoteResponseWriter(self._take_unrecorded, bool(message.client))
+        self.response_writer = RemoteResponseWriter(self._take_unrecorded, bool(message.client), self._counted_tokens)
         self.response_writer.is_silent = True  # until the request is accepted
         self.trace: RequestTrace | None = None  # where its spans go, if it is traced
 
@@ -174,6 +175,10 @@ class DecodeStage(RequestStage):
     def _take_unrecorded(self) -> list[OutputBatch]:
         recent, self._unrecorded = self._unrecorded, []
         return recent
+
+    def _counted_tokens(self) -> UsedTokens | None:
+        """Return what the request has used so far, if the coordinator counts it."""
+        return self._running_request.used_tokens if self._message.limits_counted and self._is_accepted else None
 
     def _with_features(self, item: ProcessedMedia) -> ProcessedMedia:
         file = self._feature_files.get(item.digest)
@@ -296,7 +301,8 @@ async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: 
     exchange.set_request_uuid(message.unique)
     exchange.created_at, exchange.tenant, exchange.stage = message.created, message.tenant, stage
     exchange.arrived_at -= message.spent
-    exchange.log_entry.key = app.keys.name_key(message.tenant)
+    exchange.log_entry.key = message.key_name or app.keys.name_key(message.tenant)
+    exchange.limits_counted = message.limits_counted
     member.note_prompt(message.body, app.registry.options.prefix_owner(message.tenant))
     try:
         await app.answer_request(exchange, admitted=True)

@@ -63,7 +63,8 @@ async def handle_generate(
 
     Raises OrderRefused.
     """
-    command = instance_state.read_command(exchange) if exchange.stage is None else None
+    is_command = exchange.stage is None and not exchange.counts_tokens
+    command = instance_state.read_command(exchange) if is_command else None
     if command is None:
         await serving_generate.handle_generate(registry, route, exchange)
     else:

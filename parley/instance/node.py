@@ -14,6 +14,7 @@ from parley.disagg.wire import headers as pd_headers
 from parley.disagg.wire.headers import PrefillCommand
 from parley.disagg.wire.prompt_hash import RecentPrefixes, hash_prompt
 from parley.disagg.wire.role import InstanceAddress, InstanceRole, InstanceRoleName
+from parley.disagg.wire.vouched_client import VouchedClient
 from parley.instance.access import ClusterAccess
 from parley.instance.links import PeerLinks
 from parley.instance.rates import EngineRates
@@ -78,6 +79,12 @@ class InstanceState:
         """Whether a coordinator of the cluster sends this on its own behalf. Such requests need no API key."""
         secret = self.access.secret
         return bool(secret) and pd_headers.speaks_for_itself(headers, secret)
+
+    def vouched_client(
+        self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach, *, has_keys: bool
+    ) -> VouchedClient | None:
+        """Return the client whose key the sender of a request has checked, if the sender may say so; else None."""
+        return self.access.vouched_client(headers, client_host, reach, has_keys=has_keys)
 
     def check_client(self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach) -> None:
         """Check that a client may call this instance directly. Raises Unauthorized."""

@@ -20,6 +20,7 @@ from parley.disagg.kv.sender import HandoverRefused, KVSender
 from parley.disagg.kv.transport import LinkError
 from parley.disagg.wire import handover
 from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER, UNKNOWN_STATUS, PrefillCommand
+from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
 from parley.errors import BadRequest, ContextLength, EngineDied, NotReady, ParleyError, Stopping
 from parley.instance.member import ClusterMember
@@ -64,6 +65,7 @@ class PrefillStage(RequestStage):
         self._exchange = exchange
         self._command = command
         self._body = body
+        self._engine_asked = False  # the request is about to be submitted, or was
         self._has_outputs = False  # outputs have arrived
         self._unrecorded: list[OutputBatch] = []  # outputs not recorded yet
         self._continued: set[int] = set()  # numbers of the engine requests that another instance finishes
@@ -83,6 +85,7 @@ class PrefillStage(RequestStage):
             exchange.id_headers,
             self._take_unrecorded,
             lambda: self._has_outputs and command.continues_here,
+            self._counted_tokens,
         )
 
     @property
@@ -94,7 +97,7 @@ class PrefillStage(RequestStage):
         self, running: RunningRequest, request: Request, engine_requests: list[EngineRequest]
     ) -> None:
         """Limit the engine requests to the prefill stage, and ask the other instance to continue."""
-        self._running_request = running
+        self._running_request, self._engine_asked = running, True
         earlier_outputs = self.prior_outputs or []
         self.response_writer.is_stream = request.stream
         if self._command.continues_here:
@@ -248,6 +251,10 @@ class PrefillStage(RequestStage):
         recent, self._unrecorded = self._unrecorded, []
         return recent
 
+    def _counted_tokens(self) -> UsedTokens | None:
+        """Return what the request has used so far, if the coordinator counts it."""
+        return self._running_request.used_tokens if self._exchange.limits_counted and self._engine_asked else None
+
     # -- the instance that continues
 
     async def _open_handover(self, parts: int) -> KVSender:
@@ -277,6 +284,8 @@ class PrefillStage(RequestStage):
             headers=[header for header in headers.items() if header[0] not in handover.CONNECTION_HEADERS],
             body=self._body,
             tenant=exchange.tenant,
+            key_name=exchange.log_entry.key,
+            limits_counted=exchange.limits_counted,
             past=list(self.prior_outputs) if self.prior_outputs is not None else None,
             prompt=self._prompt_ids,
             digest=digest,

@@ -19,6 +19,7 @@ from parley.dialects.instance_plane import OriginalRequest
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire.handover import encode_record
 from parley.disagg.wire.headers import PrefillCommand
+from parley.disagg.wire.vouched_client import UsedTokens
 from parley.instance.result_channel import CoordinatorGone, ResultChannel
 from parley.types import EngineRequest, OutputBatch
 from parley.web.connection import HttpCycle
@@ -31,13 +32,20 @@ class RemoteResponseWriter:
     """Writes an answer to a result channel.
 
     ``native``: results carry records; ``recent`` returns the outputs rendered since the last call. ``is_silent``:
-    discard everything. ``response_started``: the client has the beginning of this stream.
+    discard everything. ``response_started``: the client has the beginning of this stream. ``used_tokens`` returns what
+    the request has used, for a coordinator that counts it; None if it does not.
     """
 
     body_complete = True
 
-    def __init__(self, take_unrecorded: Callable[[], list[OutputBatch]], native: bool):
+    def __init__(
+        self,
+        take_unrecorded: Callable[[], list[OutputBatch]],
+        native: bool,
+        used_tokens: Callable[[], UsedTokens | None],
+    ):
         self.native = native
+        self._used_tokens = used_tokens
         self.response_started = False
         self.is_silent = False
         self.channel: ResultChannel | None = None
@@ -110,8 +118,13 @@ class RemoteResponseWriter:
         if self.is_silent or self.channel is None:
             return not self.write_blocked
         encoded_record = b"" if last or not self.native else encode_record(self._take_unrecorded())
+        used_tokens = self._used_tokens() if last else None
         return self.channel.write_result(
-            data, last=last, record=encoded_record, head=None if self.response_started else self._head
+            data,
+            last=last,
+            record=encoded_record,
+            head=None if self.response_started else self._head,
+            used_tokens=b"" if used_tokens is None else msgspec.json.encode(used_tokens),
         )
 
 
@@ -130,8 +143,9 @@ class PrefillResponseWriter(RemoteResponseWriter):
         id_headers: Callable[[], HeaderList],
         take_unrecorded: Callable[[], list[OutputBatch]],
         may_continue: Callable[[], bool],
+        used_tokens: Callable[[], UsedTokens | None],
     ):
-        super().__init__(take_unrecorded, bool(command.coordinator_name))
+        super().__init__(take_unrecorded, bool(command.coordinator_name), used_tokens)
         self.is_stream = False
         self.command_answered = False
         self._http_cycle = http_cycle
@@ -223,6 +237,8 @@ class PrefillResponseWriter(RemoteResponseWriter):
             answer_body["records"] = b2a_base64(encode_record(self._take_unrecorded()), newline=False).decode()
             if self._head is not None:
                 answer_body["status"], answer_body["headers"] = self._head
+            if (used_tokens := self._used_tokens()) is not None:
+                answer_body["usedTokens"] = used_tokens
         self._collected_output.clear()
         self.command_answered = True
         self.response_started = self.is_stream

@@ -51,12 +51,19 @@ class ResultChannel:
         self._writable.set()
 
     def write_result(
-        self, payload: bytes, *, last: bool = False, record: bytes = b"", head: ResponseHead | None = None
+        self,
+        payload: bytes,
+        *,
+        last: bool = False,
+        record: bytes = b"",
+        head: ResponseHead | None = None,
+        used_tokens: bytes = b"",
     ) -> bool:
         """Send a result. ``last``: it is the last one of the request.
 
         ``record``: the encoded outputs that it was rendered from. ``head``: status and headers of a complete answer.
-        Both are sent only to coordinators with a name.
+        ``used_tokens``: what the request has used, for a coordinator that counts it. They are sent only to coordinators
+        with a name.
         """
         native = self._client.native
         frames = result_frames.encode_result(self.request_id, payload, last=last, native=native)
@@ -64,6 +71,8 @@ class ResultChannel:
             frames.insert(0, result_frames.encode_record_frame(self.request_id, record))
         if native and head is not None:
             frames.insert(0, result_frames.encode_head_frame(self.request_id, *head))
+        if native and used_tokens:
+            frames.insert(0, result_frames.encode_used_frame(self.request_id, used_tokens))
         return self._write_frames(frames, last)
 
     def write_error(self, text: str) -> None:

@@ -31,14 +31,15 @@ from parley.dialects.mounts import (
     route_scope,
 )
 from parley.disagg.wire.headers import read_preface_size
-from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
+from parley.disagg.wire.vouched_client import CLIENT_HEADER, COUNT_HEADER, VouchedClient
+from parley.errors import Forbidden, NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
 from parley.serving.forwarded import TrustedProxies, strip_root_path
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.keys.audit_log import AuditLog
 from parley.serving.keys.scopes import check_key_api
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
-from parley.web.auth import ApiKeys, BrowserGuard, PortReach, port_reach
+from parley.web.auth import NO_ADMIN_KEY, ApiKeys, BrowserGuard, PortReach, port_reach
 from parley.web.exchange import Exchange
 from parley.web.http_protocol import raise_head_error
 from parley.web.logs import log_access
@@ -58,6 +59,12 @@ class ClusterView(Protocol):
     def read_command(self, exchange: Exchange) -> object:
         """Return a coordinator's command to do a part of this request, None if there is none. Raises OrderRefused."""
 
+    def vouched_client(
+        self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach, *, has_keys: bool
+    ) -> VouchedClient | None:
+        """Return the client whose key the sender of a request has checked, if a coordinator of the cluster forwards it
+        and says so. ``has_keys``: clients need a key here."""
+
     def check_client(self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach) -> None:
         """Check that a client at an IP address may call a port of this reach, where it needs no key. Raises
         Unauthorized."""
@@ -74,6 +81,12 @@ class NoClusterView:
         return False
 
     def read_command(self, exchange: Exchange) -> object:
+        """Return None: there is no coordinator."""
+        return None
+
+    def vouched_client(
+        self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach, *, has_keys: bool
+    ) -> VouchedClient | None:
         """Return None: there is no coordinator."""
         return None
 
@@ -102,7 +115,10 @@ class RouteEndpoint:
         exchange: Exchange = scope[EXCHANGE_KEY]
         exchange.scope, exchange.dialect, exchange.route_path = scope, self.dialect, self.path
         exchange.is_admin_call = self.admin_keys is not None
-        if self.admin_keys is not None and not self.app.cluster.is_coordinator(exchange.headers):
+        if exchange.limits_counted:
+            if self.admin_keys is not None and not exchange.tenant.is_admin:
+                raise Forbidden(NO_ADMIN_KEY)
+        elif self.admin_keys is not None and not self.app.cluster.is_coordinator(exchange.headers):
             self.admin_keys.check_admin_key(exchange.headers)
             if not self.admin_keys.has_admin_keys and self.route.kind != "role":  # whose handler checks by itself
                 self.app.cluster.check_change(exchange)
@@ -134,7 +150,7 @@ class SharedPathEndpoint:
         """Pass a request to the endpoint that claims its body."""
         exchange: Exchange = scope[EXCHANGE_KEY]
         exchange.scope, exchange.dialect, exchange.route_path = scope, self.dialect, self.default_endpoint.path
-        if self.route.kind == "generate" and exchange.stage is None:
+        if self.route.kind == "generate" and exchange.stage is None and not exchange.counts_tokens:
             self.app.cluster.read_command(exchange)  # report a bad command before any error in the body
         body = await exchange.peek_body()
         member_names = await exchange.run_work(len(body), partial(non_null_members, body))
@@ -327,6 +343,13 @@ class App:
         self._access_gate.check_headers(headers)
         if self.cluster.is_coordinator(headers):
             return
+        if CLIENT_HEADER in headers:
+            vouched = self.cluster.vouched_client(headers, exchange.client_host, self.reach, has_keys=bool(self.keys))
+            if vouched is not None:
+                exchange.tenant, exchange.log_entry.key = vouched.tenant, vouched.key_name
+                exchange.limits_counted = True
+                exchange.counts_tokens = COUNT_HEADER in headers
+                return
         if self.keys:
             exchange.tenant = self.keys.check_key(headers)
             exchange.log_entry.key = self.keys.name_key(exchange.tenant)

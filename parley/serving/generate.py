@@ -14,18 +14,24 @@ from collections.abc import Callable
 from functools import partial
 from uuid import UUID
 
+import msgspec
+
 from parley.dialects.dialect import Acknowledgement, Answer, Reply, RequestContext, Route
 from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
 from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
+from parley.disagg.wire.vouched_client import USED_HEADER, ReservedTokens
 from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
 from parley.serving.generation import Generation
 from parley.serving.keys.accounts import RequestAccount
+from parley.serving.keys.scopes import check_key_models
+from parley.serving.media.request_media import request_media
+from parley.serving.prepare import check_request, prepare_engine_requests, reserved_counts
 from parley.serving.records.background import KeptEvents, generate_events
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.serving.stage import RequestStage
-from parley.types import NO_LIMITS, Event
+from parley.types import Event
 from parley.web.content_coding import compress_body
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
@@ -56,6 +62,9 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
         model.require_ready()
         if (client_timeout := exchange.client_timeout()) is not None:
             reply.request.timeout = min(client_timeout, reply.request.timeout or client_timeout)
+        if exchange.counts_tokens:
+            await exchange.while_connected(_answer_token_count(model, reply, exchange))
+            return
         request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at, exchange.trace)
         assert account is not None
         account.report_tokens = _admit_to_endpoint(registry, exchange, reply)
@@ -149,12 +158,33 @@ def _open_account(registry: ModelRegistry, exchange: Exchange) -> RequestAccount
 
     The limits of a separated request are counted once: by the coordinator, or where it began.
     """
-    stage, tenant = _request_stage(exchange), exchange.tenant
-    account = registry.open_account(tenant, exchange.log_entry.key)
-    if tenant.limits != NO_LIMITS and not exchange.limits_counted and (stage is None or stage.prior_outputs is None):
-        exchange.limit_states = partial(registry.key_limiter.states_of, tenant)
-        account.lease = registry.key_limiter.admit_request(tenant)
-    return account
+    stage, ledger = _request_stage(exchange), registry.key_ledger
+    if exchange.limits_counted:
+        return RequestAccount(exchange.tenant, exchange.log_entry.key)
+    if stage is not None and stage.prior_outputs is not None:
+        return ledger.open_account(exchange.tenant, exchange.log_entry.key)
+    return ledger.admit_request(exchange)
+
+
+async def _answer_token_count(model: ServedModel, reply: Reply, exchange: Exchange) -> None:
+    """Answer a coordinator with the tokens that a request would reserve. Errors in the request are reported as if it
+    ran."""
+    request, tenant = reply.request, exchange.tenant
+    request.model = model.answer_name(request.model)
+    if request.adapter is None and request.model in model.adapters:
+        request.adapter = request.model
+    check_key_models(tenant, model.names if request.adapter is None else (request.adapter,))
+    check_request(model, request)
+    media = request_media(request)
+    lease = await model.load_media(media, tenant) if media else None
+    try:
+        items = () if lease is None else lease.items
+        prepared_prompts = await prepare_engine_requests(model, request, tenant, items)
+        counts = ReservedTokens(*reserved_counts(request, [each for _, each in prepared_prompts]))
+        await exchange.send_response(msgspec.json.encode(counts))
+    finally:
+        if lease is not None:
+            lease.release()
 
 
 def _admit_to_endpoint(registry: ModelRegistry, exchange: Exchange, reply: Reply) -> Callable[[int], None] | None:
@@ -256,6 +286,8 @@ async def _answer_generation(exchange: Exchange, reply: Reply, generation: Gener
     if reply.content_coding:
         body = await off_loop(len(body), partial(compress_body, body, reply.content_coding))
         extra_headers = [*extra_headers, (b"content-encoding", reply.content_coding)]
+    if exchange.limits_counted and stage is None:
+        extra_headers = [*extra_headers, (USED_HEADER, msgspec.json.encode(generation.used_tokens))]
     await exchange.send_response(body, content_type=reply.content_type, extra_headers=extra_headers)
 
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from parley.dialects.dialect import RequestTimings
+from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.stream import StepArrivals, StreamGroup, split_steps
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
 from parley.serving.deadline import RequestDeadline
@@ -105,6 +106,13 @@ class Generation:
     def model(self) -> ServedModel:
         """The model that serves it."""
         return self._model
+
+    @property
+    def used_tokens(self) -> UsedTokens:
+        """The tokens that it has used so far."""
+        return UsedTokens(
+            self._request.model, self.usage.prompt_tokens, self.usage.cached_tokens, sum(self._delivered_tokens())
+        )
 
     @property
     def adapter_state(self) -> tuple[str, bool] | None:
@@ -316,11 +324,7 @@ class Generation:
         self._model.open_requests.pop(self, None)
         if self._failure is not None:
             self._request_metrics.log_entry.record_error(self._failure)
-        delivered = [
-            choice.usage.completion_tokens
-            for prompt_stream in self._prompt_streams
-            for choice in prompt_stream.delivered_choices
-        ]
+        delivered = self._delivered_tokens()
         handed_over = self._stage is not None and self._stage.handed_over
         if self._account is not None:
             self._account.settle(
@@ -337,6 +341,14 @@ class Generation:
             self._media_lease.release()
         if self._stage is not None:
             self._stage.close_stage()
+
+    def _delivered_tokens(self) -> list[int]:
+        """Return the number of tokens of each choice of which the client has a part."""
+        return [
+            choice.usage.completion_tokens
+            for prompt_stream in self._prompt_streams
+            for choice in prompt_stream.delivered_choices
+        ]
 
     def _take_arrivals(self, take_steps: Callable[[list[list[Event]]], bool], arrived: StepArrivals) -> bool:
         """Render outputs and pass the events on, divided by engine steps."""

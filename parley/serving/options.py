@@ -152,8 +152,9 @@ class ServerOptions(HttpOptions):
 
     @property
     def has_private_prefixes(self) -> bool:
-        """Whether requests of different tenants share no cached prefixes."""
-        return self.has_keys and not self.share_prefixes
+        """Whether requests of different tenants share no cached prefixes. A coordinator may know them where this
+        server has no keys."""
+        return not self.share_prefixes
 
     @property
     def has_keys(self) -> bool:

@@ -21,9 +21,8 @@ from parley.metrics.series import LabelledCounter
 from parley.serving.endpoints.inference_tables import InferenceTables
 from parley.serving.endpoints.rate_limits import EndpointUsage
 from parley.serving.endpoints.traffic_split import EndpointStore
-from parley.serving.keys.accounts import RequestAccount
-from parley.serving.keys.rate_limits import KeyLimiter
-from parley.serving.keys.usage_store import UsageStore, tokens_of_day
+from parley.serving.keys.accounts import KeyLedger
+from parley.serving.keys.usage_store import UsageStore
 from parley.serving.options import ServerOptions
 from parley.serving.pages.activity_history import ActivityHistory
 from parley.serving.records.background import BackgroundRuns, tenant_records
@@ -75,7 +74,7 @@ class ModelRegistry:
         tables = options.inference_tables
         self.inference_tables = None if tables is None else InferenceTables(Path(tables))
         self.usage_store = None if options.usage_db is None else UsageStore(options.usage_db)
-        self.key_limiter = KeyLimiter(used_today=tokens_of_day(self.usage_store))
+        self.key_ledger = KeyLedger(self.usage_store)
         self.adapter_lock = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.pull_lock = asyncio.Lock()  # held while a model is downloaded at a client's request
         self.huge_text_lock = asyncio.Lock()  # held while a huge text is tokenized at a client's request
@@ -153,10 +152,6 @@ class ModelRegistry:
     def tenant_records(self, tenant: Tenant) -> TenantRecords:
         """Return the records of a tenant."""
         return tenant_records(self.record_store, self.background_runs, tenant.id)
-
-    def open_account(self, tenant: Tenant, key_name: str) -> RequestAccount:
-        """Return the account of a request, without limits."""
-        return RequestAccount(tenant, tenant.owner.name or key_name or tenant.id[:12], usage_store=self.usage_store)
 
     def use_options(self, options: ServerOptions) -> None:
         """Take other options from now on, for all models."""

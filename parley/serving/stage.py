@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from parley.dialects.dialect import Answer, HeaderList
+from parley.disagg.wire.vouched_client import UsedTokens
 from parley.errors import ParleyError
 from parley.serving.served_model import ServedModel
 from parley.types import EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Request
@@ -21,6 +22,10 @@ class RunningRequest(Protocol):
     @property
     def model(self) -> ServedModel:
         """The model that serves it."""
+
+    @property
+    def used_tokens(self) -> UsedTokens:
+        """The tokens that it has used so far."""
 
     def fail_request(self, error: ParleyError) -> None:
         """End it with an error."""

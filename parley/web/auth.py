@@ -28,6 +28,7 @@ NO_ADMIN_KEYS = (
     "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it, and "
     "those with `admin = true` in a key file in TOML."
 )
+NO_ADMIN_KEY = "This API key may not change the server; it needs one of --admin-key-file."
 NO_OWNERS: Mapping[str, KeyOwner] = {}
 
 
@@ -206,7 +207,7 @@ class ApiKeys:
             if hashed_key is not None and hashed_key.admin:
                 matched |= hashed_key.expires is None or self._clock() < hashed_key.expires.timestamp()
         if not matched:
-            raise Forbidden("This API key may not change the server; it needs one of --admin-key-file.")
+            raise Forbidden(NO_ADMIN_KEY)
 
 
 def owner_of(hashed_key: HashedKey) -> KeyOwner:

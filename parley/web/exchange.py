@@ -71,7 +71,8 @@ class Exchange:
     response shows, in seconds since the epoch; None: now. ``preface_size``: number of bytes before the client's body;
     they are stored in ``preface_bytes``. ``body_limit``: in bytes; None: as in the options. ``limit_states``: returns
     the limits of the client's key that the answer reports; None: there are none. ``limits_counted``: a coordinator has
-    counted the request for them.
+    checked the client's key, and counts its limits and its usage. ``counts_tokens``: it asks how many tokens the
+    request would reserve, and does not want it to run.
     """
 
     scope: Scope
@@ -92,6 +93,7 @@ class Exchange:
     trace: RequestTrace | None = None  # where its spans go, if it is traced
     limit_states: Callable[[], KeyLimitStates] | None = None
     limits_counted: bool = False
+    counts_tokens: bool = False
     is_admin_call: bool = False  # it may change the server
     audited_body: bytes = b""  # the beginning of the body of such a call
     status: int = 0  # 0: nothing was sent yet

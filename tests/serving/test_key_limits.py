@@ -5,38 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from fractions import Fraction
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.api_keys import SECOND, Clock, make_keys
 from support.http_client import HELLO_CHAT, RunningServer, build_request
 
 from parley.errors import RateLimited
 from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.key_names import MAX_KEYS
-from parley.serving.keys.rate_limits import DAY_SECONDS, KeyLimiter
-from parley.settings.key_file import HashedKey, make_key
+from parley.serving.keys.rate_limits import DAY_SECONDS
 from parley.types import KeyLimits, KeyOwner, Tenant
 
-SECOND = 10**9  # nanoseconds
 COMPLETION = {"prompt": "a b c", "max_tokens": 4}  # 4 tokens and 4
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.nanoseconds = 0
-
-    def monotonic(self) -> int:
-        return self.nanoseconds
-
-    def wall(self) -> float:
-        return self.nanoseconds / SECOND
-
-    def limiter(self) -> KeyLimiter:
-        return KeyLimiter(self.monotonic, self.wall)
 
 
 def tenant(**limits: int) -> Tenant:
@@ -141,16 +123,9 @@ def test_other_limits_apply_at_once_and_keep_what_was_used():
 # -- over HTTP
 
 
-def make_keys(**members_by_name: dict[str, Any]) -> tuple[dict[str, dict[str, str]], tuple[HashedKey, ...]]:
-    """Return the headers with each key, and what a server knows of them."""
-    pairs = {name: make_key(name, **members) for name, members in members_by_name.items()}
-    headers = {name: {"authorization": f"Bearer {key}"} for name, (key, _) in pairs.items()}
-    return headers, tuple(hashed for _, hashed in pairs.values())
-
-
 def stop_clock(server: RunningServer) -> Clock:
     clock = Clock()
-    server.service.key_limiter = clock.limiter()
+    server.service.key_ledger.limiter = clock.limiter()
     return clock
 
 
@@ -172,7 +147,7 @@ async def test_limits_are_exact_under_64_concurrent_clients(serve):
     for name, count, answered in (("requests", 3, 100), ("tokens", 3, 100)):
         statuses = sum(await asyncio.gather(*(send(name, count) for _ in range(64))), Counter())
         assert statuses == {200: answered, 429: 64 * count - answered}
-    states = server.service.key_limiter.states_of(Tenant())
+    states = server.service.key_ledger.limiter.states_of(Tenant())
     assert states.requests is states.tokens is None
     statuses = sum(await asyncio.gather(*(send("open", 1) for _ in range(64))), Counter())
     assert statuses[200] >= 8 and statuses[200] + statuses[429] == 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from parley.web import exchange
 from parley.web.port import open_listener
 from parley.worker.attached.attached_engine import AttachedEngine
 from parley.worker.thread import LocalEngine
+
+NO_CLIENT_KEYS: Mapping[str, Any] = {}
 
 
 @pytest.fixture(scope="session")
@@ -173,8 +175,8 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
     """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers.
 
-    ``settings`` returns the settings of an instance that loads a real model; ``separate``, ``strict``
-    and ``memory_limit`` are options of the coordinator; the rest are options of ``serve``.
+    ``settings`` returns the settings of an instance that loads a real model; ``separate``, ``strict``,
+    ``memory_limit`` and ``client_keys`` are options of the coordinator; the rest are options of ``serve``.
     """
     running: list[tuple[Cluster, asyncio.Task[int]]] = []
 
@@ -184,6 +186,7 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         strict: bool = False,
         memory_limit: int = CoordinatorOptions.memory_limit,
         settings: Callable[[], Settings | None] = lambda: None,
+        client_keys: Mapping[str, Any] = NO_CLIENT_KEYS,
         **options: Any,
     ) -> Cluster:
         instances = [await serve(role=role, settings=settings(), **options) for role in roles]
@@ -200,7 +203,8 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
             memory_limit=memory_limit,
             heartbeat=0.05,
             max_requests=1000,
-            secret=options.get("cluster_secret"),
+            secret=options.get("cluster_secret", ""),
+            **client_keys,
         )
         coordinator = Coordinator(coordinator_options, {"predict": ("127.0.0.1", sock)}, access_log=False)
         task = asyncio.create_task(coordinator.run_until_stopped(signals=False))

@@ -28,6 +28,7 @@ from parley.coordinator.routing.admission import InstanceScheduler, Placement, R
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER
+from parley.disagg.wire.vouched_client import UsedTokens
 from parley.errors import ParleyError
 from parley.tracing.request_trace import Attributes, RequestTrace
 from parley.tracing.trace_context import TRACE_HEADERS
@@ -158,6 +159,11 @@ class RequestRunner:
             self._end_stream(error)
         finally:
             await self._merge.wait_for_client()
+
+    @property
+    def used_tokens(self) -> UsedTokens | None:
+        """What the request has used, if this coordinator counts it; None if no instance accepted it."""
+        return self._merge.used_tokens or self.client.forwarded_use()
 
     def fail_request(self, error: ParleyError) -> None:
         """Stop the request; the client receives this error."""
@@ -335,6 +341,7 @@ class RequestRunner:
         headers = [
             *self._headers,
             *self._connections.secret_headers,
+            *(self.client.vouched_headers if p.native else ()),
             (b"req-id", self._attempt_id.encode()),
             (b"req-type", b"prefill"),
             *_target_headers(p, d, self._connections),

@@ -46,6 +46,8 @@ class BackgroundCycle:
         )
         detached.set_request_uuid(client.request_uuid)
         detached.records_inlined, detached.trace = client.records_inlined, client.trace
+        detached.tenant, detached.vouched_headers = client.tenant, client.vouched_headers
+        detached.account, client.account = client.account, None
         return detached
 
     async def wait_until_begun(self) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from typing import Protocol
+
+from parley.dialects.dialect import HeaderList
 from parley.dialects.records import InlinedRequest
 from parley.disagg.wire.handover import CONNECTION_HEADERS
 from parley.disagg.wire.headers import (
@@ -12,6 +16,8 @@ from parley.disagg.wire.headers import (
     REFUSED_HEADER,
     SHORT_HEADER,
 )
+from parley.disagg.wire.vouched_client import USED_HEADER, UsedTokens
+from parley.serving.keys.accounts import RequestAccount
 from parley.tracing.trace_context import TRACE_HEADERS
 from parley.web.connection import CYCLE_KEY, HttpCycle
 from parley.web.exchange import Exchange
@@ -32,17 +38,37 @@ NOT_RETURNED = (HOP_HEADERS - {b"content-encoding"}) | {
     LOST_HEADER,
     REFUSED_HEADER,
     SHORT_HEADER,
+    USED_HEADER,
 }  # headers of an answer that are not passed on
+
+
+class AnswerSizes(Protocol):
+    """Sees the parts of an answer of a server that does not report what was used."""
+
+    def add_bytes(self, data: bytes) -> None:
+        """Take note of a part of the answer."""
+
+    def used_tokens(self) -> UsedTokens | None:
+        """Return what was used; None without an answer."""
 
 
 class DownstreamClient(Exchange):
     """The request of one client.
 
     ``records_inlined``: its body for instances contains the records that it refers to. ``watcher`` sees the answer.
+    ``vouched_headers``: what tells an instance of parley that its key is checked here. ``account``: pays for its
+    tokens; None: nobody counts them, or it is settled. ``reserved_prompt_tokens``: those of its prompts, if an instance
+    was asked. ``used_tokens``: what a forwarded request has used, if its answer says it; ``meter`` sees the parts of an
+    answer that cannot.
     """
 
     records_inlined = False
     watcher: InlinedRequest | None = None
+    vouched_headers: HeaderList = ()
+    account: RequestAccount | None = None
+    reserved_prompt_tokens = 0
+    used_tokens: UsedTokens | None = None
+    meter: AnswerSizes | None = None
 
     async def read_body(self) -> bytes:
         """Return the whole decompressed body. From here on it counts as a body of an open request."""
@@ -89,6 +115,8 @@ class DownstreamClient(Exchange):
         self.enable_event_chunks()
         if self.options.cors:
             headers = [*headers, *self._cors_headers()]
+        if self.limit_states is not None:
+            headers = [*headers, *self.dialect.limit_headers(self.limit_states(), time.time())]
         self.http_cycle.begin_response(status, headers)
 
     def _cors_headers(self) -> list[tuple[bytes, bytes]]:
@@ -100,6 +128,12 @@ class DownstreamClient(Exchange):
         if "*" in origins and b"cookie" not in self.headers:
             return [(b"access-control-allow-origin", b"*"), *cors_headers]
         return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *cors_headers]
+
+    def forwarded_use(self) -> UsedTokens | None:
+        """Return what the request has used, as far as the answer says it; None if it was refused or says nothing."""
+        if self.used_tokens is None and self.meter is not None and self.status < 400:
+            return self.meter.used_tokens()
+        return self.used_tokens
 
     def finish_answer(self, data: bytes = b"") -> None:
         """Write the last part of the answer."""

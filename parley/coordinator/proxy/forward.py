@@ -11,6 +11,7 @@ from parley.coordinator import refusals
 from parley.coordinator.proxy.client import DownstreamClient, returned_headers
 from parley.coordinator.proxy.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.disagg.wire.vouched_client import USED_HEADER, read_used_tokens
 from parley.web.http_client import (
     ConnectionBroken,
     HttpClientConnection,
@@ -30,8 +31,10 @@ class AnswerPipe:
 
     def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Start the client's answer."""
-        client_headers = returned_headers(headers)
-        length = dict(headers).get(b"content-length")
+        client_headers, received = returned_headers(headers), dict(headers)
+        if USED_HEADER in received:
+            self._client.used_tokens = read_used_tokens(received[USED_HEADER])
+        length = received.get(b"content-length")
         if length is not None:
             client_headers.append((b"content-length", length))
         self._client.begin_answer(status, client_headers)
@@ -39,6 +42,8 @@ class AnswerPipe:
     def receive_data(self, data: bytes) -> None:
         """Pass a part on; pause the instance's connection while the client does not read."""
         self._client.note_refusal(self._client.status, data)
+        if self._client.meter is not None:
+            self._client.meter.add_bytes(data)
         if not self._client.write_part(data) and self._client_task is None:
             self._connection.set_reading_paused(True)
             self._client_task = asyncio.get_running_loop().create_task(self._wait_for_client())
@@ -78,7 +83,7 @@ async def check_client(connections: InstanceConnections, client: DownstreamClien
     ParleyError."""
     try:
         answer = await connections.http_client(instance).request_answer(
-            b"GET", client.request_target, _forwarded_headers(connections, client, instance)
+            b"GET", client.request_target, forwarded_headers(connections, client, instance)
         )
     except (InstanceUnreachable, ConnectionBroken):
         raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready) from None
@@ -104,7 +109,7 @@ async def _forward_once(
 ) -> bool:
     """Send the client an instance's answer; False if none came."""
     http_client = connections.http_client(instance)
-    method, headers = client.scope["method"].encode(), _forwarded_headers(connections, client, instance)
+    method, headers = client.scope["method"].encode(), forwarded_headers(connections, client, instance)
     parts = http_client.format_request(method, client.request_target, headers, (body,) if body else ())
     while True:
         idle_connection = http_client.take_idle()
@@ -173,7 +178,7 @@ async def _ask_all(
     method, parts = client.scope["method"].encode(), (body,) if body else ()
     requests = (
         connections.http_client(instance).request_answer(
-            method, client.request_target, _forwarded_headers(connections, client, instance), parts
+            method, client.request_target, forwarded_headers(connections, client, instance), parts
         )
         for instance in instances
     )
@@ -184,9 +189,12 @@ async def _ask_all(
     return answers
 
 
-def _forwarded_headers(
+def forwarded_headers(
     connections: InstanceConnections, client: DownstreamClient, instance: ClusterInstance
 ) -> list[tuple[bytes, bytes]]:
-    """Return the headers with which a client's request goes to an instance. Only parley's know this coordinator."""
+    """Return the headers with which a client's request goes to an instance. Only parley's know this coordinator, and
+    believe what it says of the client."""
     headers = client.forwarded_headers()
-    return [*headers, *connections.forwarding_headers] if instance.native else headers
+    if not instance.native:
+        return headers
+    return [*headers, *connections.forwarding_headers, *client.vouched_headers]

@@ -21,9 +21,11 @@ from parley.coordinator.proxy import forward, merge_answers
 from parley.coordinator.proxy.attempts import RequestRunner
 from parley.coordinator.proxy.background_cycle import BackgroundCycle
 from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.client_keys import ClientKeys
 from parley.coordinator.proxy.connections import InstanceConnections
 from parley.coordinator.proxy.paths import ApiPath, PathTable
 from parley.coordinator.proxy.record_keeper import RecordKeeper
+from parley.coordinator.proxy.token_counts import AnswerMeter, reserve_tokens
 from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
@@ -56,7 +58,7 @@ class InferenceFront:
 
     ``metrics_page`` renders the metrics; ``options``: those of the port; ``memory_limit``: for the bodies held at a
     time, in bytes; ``strict``: report errors to all clients in the documented form; ``span_exporter`` sends the spans
-    of requests elsewhere, None: they are not traced.
+    of requests elsewhere, None: they are not traced. ``client_keys``: the clients' keys; None: instances check them.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class InferenceFront:
         memory_limit: int,
         strict: bool = False,
         span_exporter: SpanExporter | None = None,
+        client_keys: ClientKeys | None = None,
     ):
         self.open_requests = 0
         self.stopping = False  # True: new requests are refused
@@ -78,9 +81,11 @@ class InferenceFront:
         self._scheduler, self._connections, self._metrics_page = scheduler, connections, metrics_page
         self._options, self._memory_limit, self._strict = options, memory_limit, strict
         self._span_exporter = span_exporter
-        self._record_keeper = RecordKeeper(scheduler.options, scheduler.table)
+        self._record_keeper = RecordKeeper(scheduler.options, scheduler.table, knows_keys=client_keys is not None)
         self._paths = PathTable(surfaces)
-        self._gate = BrowserGuard(options.host, options.hosts, options.cors, ApiKeys(()))
+        self._client_keys = client_keys
+        accepted_keys = ApiKeys(()) if client_keys is None else client_keys.keys
+        self._gate = BrowserGuard(options.host, options.hosts, options.cors, accepted_keys)
 
     def use_options(self, options: ServerOptions, memory_limit: int) -> None:
         """Take other options of the port and another limit from now on."""
@@ -94,6 +99,8 @@ class InferenceFront:
     async def close(self) -> None:
         """Release what outlives requests."""
         await self._record_keeper.close()
+        if self._client_keys is not None:
+            await self._client_keys.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route an HTTP request, and send any error in the form of the path's API. Other ASGI scopes are ignored."""
@@ -126,6 +133,8 @@ class InferenceFront:
         try:
             raise_head_error(scope, is_probe=path is not None and path.kind in PROBE_KINDS - GUARDED_KINDS)
             self._gate.check_headers(client.headers)
+            if self._client_keys is not None:
+                self._client_keys.let_in(client, path)
             max_requests = self._scheduler.options.max_requests
             if (
                 self._strict and scope.get(REQUEST_NUMBER_KEY, 1) > max_requests
@@ -153,6 +162,8 @@ class InferenceFront:
             self.open_requests -= 1
             self.body_bytes -= body_size
             client.finish_trace()
+            if self._client_keys is not None:
+                self._client_keys.finish_request(client)
             if self._options.access_log:
                 log_access(client)
 
@@ -195,6 +206,8 @@ class InferenceFront:
         if kind == "generate":
             await self._run_generation(path, client, body)
             return
+        if self._client_keys is not None:
+            self._client_keys.check_api(client)
         if await self._answer_locally(kind, path, client):
             return
         if kind == "stored" and self._record_keeper.serves(client):
@@ -204,6 +217,9 @@ class InferenceFront:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         body = await client.read_body() if body is None else body
         usable = self._usable_instances()
+        if kind == "embed" and self._client_keys is not None:
+            await self._embed_with_account(path, client, body, usable)
+            return
         if (inlined := await self._inline_records(path, client, body)) is not None:
             body = inlined.body
         if kind == "summed_info" and client.scope["method"] != "HEAD":
@@ -229,7 +245,8 @@ class InferenceFront:
     async def _answer_locally(self, kind: RouteKind, path: ApiPath, client: DownstreamClient) -> bool:
         """Answer a request that concerns the coordinator itself; False if it does not."""
         write, ready = path.route.writer, self._is_ready
-        if kind in GUARDED_KINDS and (usable := self._scheduler.table.usable_instances()):
+        asks_instance = kind in GUARDED_KINDS and self._client_keys is None
+        if asks_instance and (usable := self._scheduler.table.usable_instances()):
             await forward.check_client(self._connections, client, self._sorted_by_load(usable)[0])
         if kind in ("live", "ready") and write is not None:
             probe_answer: Answer = write(kind == "live" or ready)
@@ -255,6 +272,8 @@ class InferenceFront:
             await client.send_response(await self._metrics_page(), content_type=CONTENT_TYPE)
         elif kind == "version" and write is not None:
             await client.send_response(write(__version__))
+        elif kind == "usage" and self._client_keys is not None:
+            await client.send_response(await self._client_keys.usage_page(client))
         elif kind == "load" and write is not None:
             await client.send_response(write(self.open_requests - 1))
         else:
@@ -281,9 +300,9 @@ class InferenceFront:
             raise
 
     async def _check_key(self, client: DownstreamClient) -> None:
-        """Check the client's API key, which only instances know. Raises ClientRefused, ParleyError."""
+        """Check the client's API key if only instances know it. Raises ClientRefused, ParleyError."""
         table = self._scheduler.table
-        if table.checks_keys:
+        if table.checks_keys and self._client_keys is None:
             now = table.clock()
             instance = min(table, key=lambda each: (not each.is_usable(now), each.id))
             await forward.check_client(self._connections, client, instance)
@@ -326,7 +345,9 @@ class InferenceFront:
             raise refusals.coordinator_error(
                 429, refusals.TEXTS.too_many_requests if too_many else refusals.TEXTS.memory_exceeded, 1.0
             )
-        if body is None:
+        if self._client_keys is not None:
+            body = await self._admit_to_limits(path, client, body)
+        elif body is None:
             body = await client.read_body()
         if self._strict and not path.dialect.framed_answers:
             text = await client.run_work(len(body), partial(BODY_FAULT, path.route.path, body))
@@ -359,18 +380,74 @@ class InferenceFront:
             self.body_bytes -= inflated
             self._client_ids.discard(client_id)
 
+    async def _admit_to_limits(self, path: ApiPath, client: DownstreamClient, body: bytes | None) -> bytes:
+        """Count a request for the limits of its client's key, and return its body. The body is read first only if it
+        decides the API. Raises ParleyError, ClientGone."""
+        assert self._client_keys is not None
+        if path.has_one_route:
+            self._client_keys.admit_request(client)
+            return await client.read_body() if body is None else body
+        if body is None:
+            body = await client.read_body()
+        _, client.dialect = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
+        self._client_keys.admit_request(client)
+        return body
+
+    async def _embed_with_account(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, usable: list[ClusterInstance]
+    ) -> None:
+        """Have one instance answer a request for vectors, which its client's key pays for. Raises ParleyError,
+        ClientGone."""
+        assert self._client_keys is not None
+        self._client_keys.admit_request(client)
+        left = False
+        try:
+            scheduling_request = await self._scheduling_request(path, client, body)
+            if await self._reserve_tokens(path, client, body, scheduling_request):
+                holders = await self._instances_holding_model(path, client, body, usable)
+                work = forward.forward_to_one(self._connections, client, self._sorted_by_load(holders), body)
+                await client.while_connected(work)
+        except (ClientGone, asyncio.CancelledError):
+            left = True
+            raise
+        finally:
+            self._client_keys.settle_request(client, client.forwarded_use(), left=left)
+
+    async def _reserve_tokens(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, scheduling_request: SchedulingRequest
+    ) -> bool:
+        """Reserve the tokens that a request may use, if its client's key has limits of tokens. False if an instance has
+        refused the request, and the client has that answer. Raises ParleyError, ClientGone."""
+        usable = self._scheduler.table.usable_instances()
+        holders = self._sorted_by_load([each for each in usable if scheduling_request.model in each.models] or usable)
+        rate = self._scheduler.options.string_token_rate
+        if not all(each.native for each in usable):
+            client.meter = AnswerMeter(scheduling_request.model, scheduling_request.length, rate)
+        refusal = await reserve_tokens(self._connections, client, path, body, scheduling_request, holders)
+        if refusal is not None:
+            client.send_complete(*refusal)
+        return refusal is None
+
     async def _run_attempts(
         self, path: ApiPath, client: DownstreamClient, body: bytes, inlined: InlinedRequest | None = None
     ) -> None:
         """Have instances answer the client. Raises ParleyError before anything was sent, and ClientGone."""
         scheduling_request = await self._scheduling_request(path, client, body)
+        if client.account is not None and not await self._reserve_tokens(path, client, body, scheduling_request):
+            return
         closing = partial(self._error_ending, path, client, body, inlined)
         runner = RequestRunner(self._scheduler, self._connections, client, body, scheduling_request, closing)
         self._runners.add(runner)
+        left = False
         try:
             await runner.run_attempts()
+        except asyncio.CancelledError:
+            left = True
+            raise
         finally:
             self._runners.discard(runner)
+            if client.account is not None and self._client_keys is not None:
+                self._client_keys.settle_request(client, runner.used_tokens, left=left)
 
     async def _run_in_background(self, path: ApiPath, client: DownstreamClient, inlined: InlinedRequest) -> None:
         """Run a request without its client. Raises ParleyError if it is refused, and ClientGone."""
@@ -400,6 +477,8 @@ class InferenceFront:
             self.open_requests -= 1
             self.body_bytes -= len(inlined.body)
             cycle.close()
+            if detached.account is not None:
+                detached.account.cancel()
 
     async def _inspect_body(self, client: DownstreamClient, body: bytes, owner: str = "") -> PromptHashes:
         rate = self._scheduler.options.string_token_rate
@@ -407,6 +486,8 @@ class InferenceFront:
 
     def _tenant_of(self, client: DownstreamClient) -> str:
         """Return the id of the client's tenant, as instances know it; "" if they have no API keys."""
+        if self._client_keys is not None:
+            return client.tenant.id
         if not self._scheduler.table.checks_keys:
             return ""
         return tenant_id(presented_key(client.headers), self._scheduler.options.secret)

@@ -118,7 +118,9 @@ class GrpcCycle:
         if self._failure is not None:
             raise GrpcError(grpc_status(self._failure.status), self._failure.error)
         if self.status != 200:
-            raise GrpcError(grpc_status(self.status), _error_message(answer))
+            wait = self.headers.get(b"retry-after", b"")
+            retry_after = float(wait) if wait.isdigit() else None
+            raise GrpcError(grpc_status(self.status), _error_message(answer), retry_after=retry_after)
         return answer
 
     async def _receive_body(self) -> Message:

@@ -1,5 +1,6 @@
 """The gRPC port, for Triton's API. Calls run through the front message by message; health is the coordinator's own, and
-statistics are summed over all instances. With servers other than parley, calls pass through (``grpc_passthrough``).
+statistics are summed over all instances. With servers other than parley, calls pass through (``grpc_passthrough``),
+unless the coordinator checks keys.
 
 Imported only if the port is configured; needs the extra ``grpc``.
 """
@@ -7,6 +8,7 @@ Imported only if the port is configured; needs the extra ``grpc``.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -52,6 +54,7 @@ PROBE_HANDLERS = {
     "/grpc.health.v1.Health/Check": (methods.check_health, methods.HEALTH_REQUEST),
 }
 WATCH_METHOD = "/grpc.health.v1.Health/Watch"
+NO_PASSTHROUGH = "This coordinator checks API keys, so it passes no calls on to servers other than parley. Use HTTP."
 REAL_STATUS = b"triton_grpc_error"  # metadata key: the first error ends the stream with its own status
 
 
@@ -113,6 +116,8 @@ class CoordinatorGrpcPort:
                 return unary(partial(self._run_handler, partial(self._forward_call, method)))
             if usable:
                 return None
+        if self._options.hashed_keys is not None:
+            return grpc.stream_stream_rpc_method_handler(_refuse_passthrough)
         return grpc.stream_stream_rpc_method_handler(partial(self._passthrough.pass_through, method))
 
     async def _run_handler(self, work: Callable[..., Any], payload: Any, context: GrpcContext) -> bytes | None:
@@ -129,6 +134,9 @@ class CoordinatorGrpcPort:
             answer: bytes | None = await work(payload, headers, context)
             return answer
         except GrpcError as error:
+            if error.retry_after is not None:
+                retry_after = ("retry-after", str(math.ceil(error.retry_after)))
+                context.set_trailing_metadata((("x-request-id", request_id), retry_after))
             await context.abort(error.code, error.message)
             raise AssertionError from error  # abort has raised
 
@@ -219,6 +227,10 @@ class CoordinatorGrpcPort:
             raise grpc_error(error) from None
         selected = {"model_stats": [each for each in entries if each["name"] in names]}
         return bytes(fill_message("ModelStatisticsResponse", selected).SerializeToString())
+
+
+async def _refuse_passthrough(requests: AsyncIterator[bytes], context: GrpcContext) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, NO_PASSTHROUGH)
 
 
 class _AllMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types

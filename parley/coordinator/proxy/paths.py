@@ -28,9 +28,14 @@ class ApiPath:
         self.kind: RouteKind | None = self.route.kind if len(kinds) == 1 else None  # None: depends on the body
         self.shares = any(route.names_endpoint for route, _ in routes)
 
+    @property
+    def has_one_route(self) -> bool:
+        """Whether the path belongs to one API only."""
+        return len(self._routes) == 1
+
     def pick_route(self, body: bytes, headers: Mapping[bytes, bytes]) -> tuple[Route, Dialect]:
         """Return the route and API that a request belongs to."""
-        if len(self._routes) == 1:
+        if self.has_one_route:
             return self.route, self.dialect
         names = non_null_members(body)
         claiming = (each for each in self._routes if each[0].claims_request(names, headers))

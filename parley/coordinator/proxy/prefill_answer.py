@@ -10,6 +10,7 @@ import binascii
 import msgspec
 
 from parley.disagg.wire.headers import NOT_A_PREFILL_INSTANCE, UNKNOWN_STATUS
+from parley.disagg.wire.vouched_client import UsedTokens
 from parley.web.http_client import InstanceAnswer
 
 SSE_DONE = b"data: [DONE]\n\n"
@@ -21,7 +22,10 @@ class BadPrefillAnswer(Exception):
     """The body is not a valid answer of a prefill instance."""
 
 
-class _PrefillAnswerBody(msgspec.Struct, rename={"req_id": "reqId", "stream": "isStream", "last": "isLastResp"}):
+class _PrefillAnswerBody(
+    msgspec.Struct,
+    rename={"req_id": "reqId", "stream": "isStream", "last": "isLastResp", "used_tokens": "usedTokens"},
+):
     req_id: str
     stream: bool
     last: bool | None = None
@@ -30,6 +34,7 @@ class _PrefillAnswerBody(msgspec.Struct, rename={"req_id": "reqId", "stream": "i
     status: int = 200
     records: str = ""
     encoding: str = ""
+    used_tokens: UsedTokens | None = None
 
 
 class _PrefillRefusalBody(msgspec.Struct):
@@ -41,7 +46,8 @@ class PrefillAnswer(msgspec.Struct, gc=False):
     """The answer of the prefill instance (P).
 
     ``status`` and ``headers`` start the client's answer. ``native``: P is a parley server; ``record`` then holds the
-    engine outputs that produced ``output`` (MessagePack in base64).
+    engine outputs that produced ``output`` (MessagePack in base64). ``used_tokens``: what the request has used so far,
+    if this coordinator counts it.
     """
 
     stream: bool
@@ -51,6 +57,7 @@ class PrefillAnswer(msgspec.Struct, gc=False):
     headers: list[tuple[bytes, bytes]]
     native: bool
     record: bytes = b""
+    used_tokens: UsedTokens | None = None
 
 
 _ANSWER_DECODER = msgspec.json.Decoder(_PrefillAnswerBody)
@@ -79,6 +86,7 @@ def parse_prefill_answer(body: bytes) -> PrefillAnswer:
             headers,
             answer_body.headers is not None,
             answer_body.records.encode(),
+            answer_body.used_tokens,
         )
     except (msgspec.MsgspecError, binascii.Error, UnicodeError) as error:
         raise BadPrefillAnswer("It is not of the form that was expected.") from error

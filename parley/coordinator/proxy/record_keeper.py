@@ -19,9 +19,11 @@ from parley.web.auth import presented_keys
 
 
 class RecordKeeper:
-    """The records of all tenants. ``runs``: the requests in the background. Raises BadRecordFile."""
+    """The records of all tenants. ``runs``: the requests in the background; ``knows_keys``: the coordinator checks the
+    clients' keys. Raises BadRecordFile."""
 
-    def __init__(self, options: CoordinatorOptions, table: InstanceTable):
+    def __init__(self, options: CoordinatorOptions, table: InstanceTable, *, knows_keys: bool = False):
+        self._knows_keys = knows_keys
         self._store = open_record_store(options.response_store, options.response_lifetime, options.response_store_file)
         self._table = table
         self.runs = BackgroundRuns(self._store)
@@ -29,10 +31,11 @@ class RecordKeeper:
     def serves(self, client: DownstreamClient) -> bool:
         """Whether it keeps the client's records.
 
-        Servers other than parley keep their own, and know nothing of these. Of several keys of one client, only the
-        instances know which one they accept, and so whose records they are.
+        Servers other than parley keep their own, and know nothing of these. Of several keys of one client, only who
+        checks them knows which one is accepted, and so whose records they are.
         """
-        is_one_tenant = not self._table.checks_keys or len(set(presented_keys(client.headers))) < 2
+        elsewhere = self._table.checks_keys and not self._knows_keys
+        is_one_tenant = not elsewhere or len(set(presented_keys(client.headers))) < 2
         return bool(self._store.size) and is_one_tenant and all(each.native for each in self._table)
 
     async def close(self) -> None:

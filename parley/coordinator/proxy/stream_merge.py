@@ -11,6 +11,8 @@ import asyncio
 import binascii
 from collections.abc import Callable
 
+import msgspec
+
 from parley.coordinator import refusals
 from parley.coordinator.proxy import prefill_answer
 from parley.coordinator.proxy.backpressure import BackpressureBuffer, PauseSender
@@ -18,6 +20,8 @@ from parley.coordinator.proxy.client import DownstreamClient, returned_headers
 from parley.coordinator.proxy.prefill_answer import BadPrefillAnswer, PrefillAnswer
 from parley.disagg.wire import handover
 from parley.disagg.wire.result_frames import ResultFrame
+from parley.disagg.wire.vouched_client import UsedTokens, read_used_tokens
+from parley.errors import Malformed
 from parley.web.http_client import LARGEST_ANSWER, CollectedAnswer
 
 MAX_EARLY_BYTES = 16 << 20  # bytes of D's frames that are buffered until P answers
@@ -65,6 +69,8 @@ class StreamMerge:
         "_size",
         "_status",
         "_stream",
+        "_used_is_final",
+        "_used_tokens",
         "asking",
         "done",
         "exact",
@@ -75,6 +81,8 @@ class StreamMerge:
         self.sent, self.exact = False, True
         self._client, self._out = client, BackpressureBuffer(client)
         self._records: list[bytes] = []  # engine outputs of the part that the client has, in base64
+        self._used_tokens: UsedTokens | None = None  # what the request has used, as an instance last said
+        self._used_is_final = False
 
     def begin_attempt(self, on_token: Callable[[], None]) -> None:
         """Start another attempt. ``on_token`` is called for each part that arrives."""
@@ -90,7 +98,21 @@ class StreamMerge:
         self._early_size = 0
         self._parts: list[bytes] = []  # of an answer in one piece
         self._size = 0
+        self._used_is_final = False
         self._out.change_sender(None)
+
+    @property
+    def used_tokens(self) -> UsedTokens | None:
+        """What the request has used, if this coordinator counts it; None if it was not accepted. Of an answer that was
+        cut off, the tokens that arrived."""
+        used_tokens = self._used_tokens
+        if used_tokens is None or self._used_is_final:
+            return used_tokens
+        try:
+            records = [binascii.a2b_base64(each, strict_mode=True) for each in self._records]
+            return msgspec.structs.replace(used_tokens, output_tokens=handover.count_output_tokens(records))
+        except (binascii.Error, Malformed):
+            return used_tokens
 
     def prior_outputs(self) -> bytes:
         """Return the engine outputs of the part that the client has; empty if it has none. Raises ResultsCut."""
@@ -114,6 +136,8 @@ class StreamMerge:
             self._status, self._head = answer.status, returned_headers(answer.headers)
         if answer.record:
             self._records.append(answer.record)
+        if answer.used_tokens is not None and not self._used_is_final:
+            self._used_tokens, self._used_is_final = answer.used_tokens, answer.last
         if not answer.stream:
             if answer.last:
                 self._client.send_complete(answer.status, answer.headers, answer.output)
@@ -168,6 +192,8 @@ class StreamMerge:
                 self._status, self._head = prefill_answer.parse_answer_head(frame.payload)
             except BadPrefillAnswer:
                 self._fail_attempt(ResultsCut())
+        elif kind == "used":
+            self._used_tokens, self._used_is_final = read_used_tokens(frame.payload), True
         elif kind == "error":
             self._fail_attempt(ResultsCut(frame.payload.decode("utf-8", "replace"), decode_stopped=True))
         elif kind == "retry":
@@ -208,6 +234,7 @@ class StreamMerge:
 
     def _send_stream_part(self, data: bytes) -> None:
         """Send a part of the stream."""
+        self._meter_part(data)
         if data:
             self._start_stream()
             self._out.send_part(data)
@@ -215,6 +242,7 @@ class StreamMerge:
 
     def _collect_part(self, data: bytes) -> None:
         """Collect a part of an answer in one piece."""
+        self._meter_part(data)
         self._parts.append(data)
         self._size += len(data)
         if self._size > LARGEST_ANSWER:
@@ -229,6 +257,11 @@ class StreamMerge:
             self._client.send_complete(self._status, self._head, b"".join(self._parts))
         if not self.done.done():
             self.done.set_result(None)
+
+    def _meter_part(self, data: bytes) -> None:
+        """Let the client's meter see a part of an answer that does not report what was used."""
+        if self._client.meter is not None and not self.exact:
+            self._client.meter.add_bytes(data)
 
     def _start_stream(self) -> None:
         """Mark the answer as sent, and send its head before the first part."""

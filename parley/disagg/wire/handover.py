@@ -29,11 +29,12 @@ class HandoverMessage(msgspec.Struct, kw_only=True):
 
     ``id``, ``client``: from the ``PrefillCommand``, see ``headers``. ``unique``, ``created``: request UUID and creation
     time, as shown in the answer. ``spent``: seconds since the request arrived. ``apis``: the APIs of the port where it
-    arrived. ``body``: without content coding. ``tenant``: the owner of the request. ``past``: outputs of earlier
-    attempts. ``prompt``: its token ids, if the body does not contain the prompt. ``digest``: of the LoRA adapter's
-    content, if the request uses an adapter. ``media``: the request's media as the prefill instance processed them,
-    without their features: this instance reads pages, and opens no picture. ``features``: by digest, the content of the
-    feature files of those items that reach beyond the pages, because this instance computes the tokens after them.
+    arrived. ``body``: without content coding. ``tenant``: the owner of the request, whose key is called ``key_name``;
+    ``limits_counted``: a coordinator counts its limits and its usage. ``past``: outputs of earlier attempts.
+    ``prompt``: its token ids, if the body does not contain the prompt. ``digest``: of the LoRA adapter's content, if
+    the request uses an adapter. ``media``: the request's media as the prefill instance processed them, without
+    their features: this instance reads pages, and opens no picture. ``features``: by digest, the content of the feature
+    files of those items that reach beyond the pages, because this instance computes the tokens after them.
     """
 
     version: int
@@ -49,6 +50,8 @@ class HandoverMessage(msgspec.Struct, kw_only=True):
     headers: list[tuple[bytes, bytes]]
     body: bytes
     tenant: Tenant
+    key_name: str = ""
+    limits_counted: bool = False
     past: list[OutputBatch] | None
     prompt: list[int] | None
     digest: str
@@ -116,6 +119,12 @@ def split_records(data: bytes) -> list[OutputBatch]:
         return _RECORDS_DECODER.decode(data)
     except msgspec.DecodeError as error:
         raise Malformed(f"The output records of the request cannot be decoded: {error}") from None
+
+
+def count_output_tokens(records: Iterable[bytes]) -> int:
+    """Return the number of tokens in records. Raises Malformed."""
+    outputs = _iterate_outputs(split_records(join_records(records)))
+    return sum(len(output.token_ids) for _, output in outputs)
 
 
 # -- continuing engine requests from earlier outputs

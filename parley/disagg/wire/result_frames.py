@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-FrameKind = Literal["data", "lastData", "error", "retry", "head", "close", "ka", "epoch"]
+FrameKind = Literal["data", "lastData", "error", "retry", "head", "used", "close", "ka", "epoch"]
 
 MAX_PAYLOAD_SIZE = 16 << 20  # bytes of a payload; larger ones are sent in several frames
 MAX_FRAME_SIZE = 8 * MAX_PAYLOAD_SIZE  # bytes of a frame that is read
@@ -27,6 +27,7 @@ KEYWORD_KINDS: dict[bytes, FrameKind] = {
     b"error": "error",
     b"retry": "retry",
     b"head": "head",
+    b"used": "used",
 }
 BASE64_KINDS: dict[bytes, FrameKind] = {b"data64": "data", b"lastData64": "lastData"}
 REQUEST_PREFIX = b"reqId:"
@@ -43,7 +44,7 @@ class ResultFrame(msgspec.Struct, gc=False):
 
     data, lastData: bytes for the client. The ``record`` of the engine outputs they were rendered from stays in base64,
     as it is rarely needed. error: a sentence. retry: the body of a new request. head: status and headers of a complete
-    answer, as JSON. close, ka: no payload. epoch: its name.
+    answer, as JSON. used: the tokens that the request has used, as JSON. close, ka: no payload. epoch: its name.
     """
 
     request_id: bytes
@@ -77,6 +78,11 @@ def encode_record_frame(request_id: str, data: bytes) -> bytes:
 def encode_head_frame(request_id: str, status: int, headers: list[tuple[str, str]]) -> bytes:
     """Encode status and headers of a complete answer, sent before its data. Native form only."""
     return b"reqId:%b\0head:%b\0" % (request_id.encode(), msgspec.json.encode({"status": status, "headers": headers}))
+
+
+def encode_used_frame(request_id: str, used_tokens: bytes) -> bytes:
+    """Encode the tokens that a request has used (JSON), sent before its last data. Native form only."""
+    return b"reqId:%b\0used:%b\0" % (request_id.encode(), used_tokens)
 
 
 def encode_error_frame(request_id: str, text: str) -> bytes:

@@ -252,9 +252,9 @@ class TritonGrpcPort:
         call.log_entry.note_model(message.model_name)
         model = self._registry.find_model(message.model_name)
         model.require_ready()
-        account = self._registry.open_account(call.tenant, call.log_entry.key)
+        account = self._registry.key_ledger.open_account(call.tenant, call.log_entry.key)
         if call.tenant.limits != NO_LIMITS:
-            account.lease = self._registry.key_limiter.admit_request(call.tenant)
+            account.lease = self._registry.key_ledger.limiter.admit_request(call.tenant)
         try:
             await self._run_generation(model, call, message, send, account, whole=whole)
         except BadRequest as error:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from parley.serving.keys.rate_limits import KeyLease
-from parley.serving.keys.usage_store import UsageStore
-from parley.types import Tenant, Usage
+from parley.serving.keys.rate_limits import KeyLease, KeyLimiter
+from parley.serving.keys.usage_store import UsageStore, tokens_of_day
+from parley.types import NO_LIMITS, Tenant, Usage
+from parley.web.exchange import Exchange
 
 
 @dataclass
@@ -57,3 +59,25 @@ class RequestAccount:
         """End the account of a request that has used nothing."""
         if self.lease is not None:
             self.lease.end()
+
+
+class KeyLedger:
+    """Opens the accounts of requests. ``usage_store``: where usage is kept; None: it is not."""
+
+    def __init__(self, usage_store: UsageStore | None):
+        self.usage_store = usage_store
+        self.limiter = KeyLimiter(used_today=tokens_of_day(usage_store))
+
+    def open_account(self, tenant: Tenant, key_name: str) -> RequestAccount:
+        """Return the account of a request, without limits. ``key_name``: of its key in logs."""
+        return RequestAccount(tenant, tenant.owner.name or key_name or tenant.id[:12], usage_store=self.usage_store)
+
+    def admit_request(self, exchange: Exchange) -> RequestAccount:
+        """Count a request for the limits of its client's key, which its answer reports; return its account. Raises
+        RateLimited."""
+        tenant = exchange.tenant
+        account = self.open_account(tenant, exchange.log_entry.key)
+        if tenant.limits != NO_LIMITS:
+            exchange.limit_states = partial(self.limiter.states_of, tenant)
+            account.lease = self.limiter.admit_request(tenant)
+        return account

@@ -2,7 +2,8 @@
 
 A budget per minute is full at first and refills evenly, as those of OpenAI and Anthropic do. Tokens are reserved before
 a request is queued, and settled when it has ended. All counts are integers, so that no rounding admits one request too
-many or refuses one too many. Knows neither HTTP nor models, and nothing of other servers: each counts for itself.
+many or refuses one too many. Knows neither HTTP nor models, and nothing of other servers: each counts for itself,
+except the instances behind a coordinator that counts for all of them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,136 @@
+"""The tokens of a request, before and after it runs, for the limits and the usage of its client's key.
+
+Only instances tokenize prompts, so one of them is asked how many tokens a request reserves; it runs nothing for that.
+In the end the instance that answers says how many were used. Servers of another make can do neither: there, what the
+answer says of its usage counts, or else an estimate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from parley.coordinator import refusals
+from parley.coordinator.proxy import forward
+from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.paths import ApiPath
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.policies import SchedulingRequest
+from parley.dialects.dialect import Reply, RequestContext, Route
+from parley.disagg.wire.vouched_client import COUNT_HEADER, ReservedTokens, UsedTokens, read_reserved_tokens
+from parley.errors import ParleyError
+from parley.serving.keys.scopes import check_key_models
+from parley.web.http_client import ConnectionBroken, InstanceAnswer, InstanceUnreachable
+
+USAGE_MEMBER = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+KEPT_BYTES = 64 << 10  # of the end of an answer, where its usage is
+
+
+class _AnswerUsage(msgspec.Struct):
+    """The usage in an answer of the APIs that have one; OpenAI and Anthropic name the counts differently."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class AnswerMeter:
+    """Finds out what an answer of a server of another make has used. ``prompt_tokens``: estimated."""
+
+    def __init__(self, model: str, prompt_tokens: int, characters_per_token: float):
+        self._model, self._prompt_tokens, self._rate = model, prompt_tokens, characters_per_token
+        self._end = b""
+        self._size = self._events = 0
+
+    def add_bytes(self, data: bytes) -> None:
+        """Take note of a part of the answer."""
+        self._end = (self._end + data)[-KEPT_BYTES:]
+        self._size += len(data)
+        self._events += data.count(b"data:")
+
+    def used_tokens(self) -> UsedTokens | None:
+        """Return what was used; None without an answer. A stream that does not say it has a token in each event."""
+        if not self._size:
+            return None
+        for member in reversed(USAGE_MEMBER.findall(self._end)):
+            try:
+                usage = msgspec.json.decode(member, type=_AnswerUsage)
+            except (msgspec.MsgspecError, UnicodeError):
+                continue
+            prompt_tokens = usage.prompt_tokens or usage.input_tokens
+            return UsedTokens(self._model, prompt_tokens, 0, usage.completion_tokens or usage.output_tokens)
+        output_tokens = self._events or round(self._size / self._rate)
+        return UsedTokens(self._model, self._prompt_tokens, 0, output_tokens)
+
+
+async def reserve_tokens(
+    connections: InstanceConnections,
+    client: DownstreamClient,
+    path: ApiPath,
+    body: bytes,
+    scheduling_request: SchedulingRequest,
+    instances: Sequence[ClusterInstance],
+) -> InstanceAnswer | None:
+    """Reserve the tokens that a request may use, if its client's key has limits of tokens. ``instances``: usable ones
+    that have its model, the best first. Return an instance's refusal of the request, if there is one. Raises
+    ParleyError, ClientGone."""
+    native = [each for each in instances if each.native]
+    if len(native) < len(instances):
+        check_key_models(client.tenant, (scheduling_request.model,))  # servers of another make do not know the key
+    limits = client.tenant.limits
+    if client.account is None or limits.tokens_per_minute is limits.tokens_per_day is None:
+        return None
+    if not instances:
+        raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
+    if native:
+        counts = await _ask_token_counts(connections, client, native, body)
+        if isinstance(counts, InstanceAnswer):
+            return counts
+    else:
+        route, _ = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
+        counts = await _estimate_token_counts(client, route, body, scheduling_request.length)
+    client.account.reserve_tokens(counts.prompt_tokens, counts.output_tokens)
+    client.reserved_prompt_tokens = counts.prompt_tokens
+    return None
+
+
+async def _ask_token_counts(
+    connections: InstanceConnections, client: DownstreamClient, instances: Sequence[ClusterInstance], body: bytes
+) -> ReservedTokens | InstanceAnswer:
+    """Return the tokens that a request reserves, or an instance's refusal of the request. Raises ParleyError if no
+    instance can say it."""
+    longest = max((each.longest for each in instances), default=0)  # the context that fits most requests
+    for instance in instances:
+        headers = [*forward.forwarded_headers(connections, client, instance), (COUNT_HEADER, b"1")]
+        try:
+            answer = await connections.http_client(instance).request_answer(
+                client.scope["method"].encode(), client.request_target, headers, (body,)
+            )
+        except (InstanceUnreachable, ConnectionBroken):
+            continue
+        if answer.status == 200 and (counts := read_reserved_tokens(answer.body)) is not None:
+            return counts
+        if answer.status not in (429, 503) and (answer.status != 400 or instance.longest >= longest):
+            return answer
+    raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
+
+
+async def _estimate_token_counts(
+    client: DownstreamClient, route: Route, body: bytes, prompt_tokens: int
+) -> ReservedTokens:
+    """Return the tokens that a request to servers of another make reserves. ``prompt_tokens``: estimated."""
+    context = RequestContext(client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers)
+    try:
+        assert route.reader is not None
+        reply = await client.run_work(len(body), partial(route.reader, body, context))
+    except ParleyError:  # the server will say so
+        return ReservedTokens(prompt_tokens, 0)
+    if not isinstance(reply, Reply) or reply.request.pooling is not None:
+        return ReservedTokens(prompt_tokens, 0)
+    max_tokens = reply.request.stop_conditions.max_tokens
+    return ReservedTokens(prompt_tokens, None if max_tokens is None else max_tokens * reply.request.sequences)

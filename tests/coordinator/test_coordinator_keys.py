@@ -1,0 +1,294 @@
+"""API keys at a coordinator: their limits and their usage count once for the whole cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from support.api_keys import Clock, make_keys
+from support.cluster_of_servers import Cluster
+from support.http_client import HELLO_CHAT, Answer, build_request
+
+from parley.cli import coordinator as cli
+from parley.coordinator import coordinator
+from parley.coordinator.config import CoordinatorOptions
+from parley.disagg.wire.vouched_client import write_vouched_client
+from parley.errors import Stopping
+from parley.settings.file_changes import file_changes
+from parley.settings.key_file import add_key, make_key, read_key_table, remove_key
+from parley.settings.options import ConfigError, resolve_options
+from parley.types import Tenant
+
+COMPLETION = {"prompt": "a b c", "max_tokens": 4}  # 4 tokens and 4
+CHAT = HELLO_CHAT | {"max_tokens": 3}
+SECRET = "the cluster's secret"
+
+
+def stop_clock(cluster: Cluster) -> Clock:
+    clock = Clock()
+    assert cluster.coordinator.client_keys is not None
+    cluster.coordinator.client_keys.ledger.limiter = clock.limiter()
+    return clock
+
+
+def open_requests(cluster: Cluster) -> int:
+    assert cluster.coordinator.client_keys is not None
+    meters = cluster.coordinator.client_keys.ledger.limiter._meters
+    return sum(meter.open_requests for meter in meters.values())
+
+
+async def usage_rows(cluster: Cluster, headers: dict[str, str], **members: str) -> list[dict[str, Any]]:
+    query = "&".join(f"{name}={value}" for name, value in members.items())
+    answer = await cluster.front.get(f"/v1/usage?{query}", **headers)
+    assert answer.status == 200, answer.body
+    return answer.json["data"]
+
+
+@pytest.mark.parametrize("roles", [("mixed", "mixed"), ("prefill", "decode")])
+async def test_limits_are_exact_for_the_whole_cluster_under_64_concurrent_clients(live_cluster, roles):
+    headers, keys = make_keys(
+        requests={"requests_per_minute": 100}, tokens={"tokens_per_minute": 100 * 8}, open={"concurrent_requests": 8}
+    )
+    cluster = await live_cluster(*roles, client_keys={"hashed_keys": keys})
+    stop_clock(cluster)
+
+    async def send(name: str, count: int) -> Counter[int]:
+        connection = await cluster.front.connect()
+        statuses: Counter[int] = Counter()
+        for _ in range(count):
+            await connection.send(build_request("POST", "/v1/completions", COMPLETION, headers[name]))
+            statuses[(await connection.answer()).status] += 1
+        return statuses
+
+    for name, count in (("requests", 2), ("tokens", 2)):
+        statuses = sum(await asyncio.gather(*(send(name, count) for _ in range(64))), Counter())
+        assert statuses == {200: 100, 429: 28}, name
+    statuses = sum(await asyncio.gather(*(send("open", 1) for _ in range(64))), Counter())
+    assert statuses[200] >= 8 and statuses[200] + statuses[429] == 64
+    await cluster.idle()
+    assert open_requests(cluster) == 0
+
+
+async def test_refusals_have_the_words_and_headers_of_a_single_server(live_cluster, serve):
+    headers, keys = make_keys(
+        alice={"requests_per_minute": 3, "tokens_per_minute": 60},
+        models={"models": ["other"]},
+        apis={"apis": ["anthropic"]},
+        expired={"expires": "2020-01-01"},
+    )
+    headers["unknown"] = {"authorization": f"Bearer {make_key('unknown')[0]}"}
+    headers["none"] = {}
+    single = await serve(hashed_keys=keys)
+    single.service.key_ledger.limiter = Clock().limiter()
+    cluster = await live_cluster("prefill", "decode", client_keys={"hashed_keys": keys})
+    stop_clock(cluster)
+
+    async def ask(server: Any, path: str, body: Any, name: str) -> tuple[int, bytes, dict[str, str]]:
+        answer: Answer = await server.post(path, body, **headers[name])
+        limits = {key: value for key, value in answer.headers.items() if "ratelimit" in key or "retry" in key}
+        resets = {key: value for key, value in limits.items() if not key.startswith("anthropic")}
+        return answer.status, answer.body if answer.status != 200 else b"", resets
+
+    for name, path, body in (
+        ("none", "/v1/chat/completions", CHAT),
+        ("unknown", "/v1/chat/completions", CHAT),
+        ("expired", "/v1/messages", CHAT),
+        ("models", "/v1/chat/completions", CHAT),
+        ("models", "/v1/completions", COMPLETION),
+        ("apis", "/v1/chat/completions", CHAT),
+        ("apis", "/generate", CHAT),
+        ("apis", "/v1/messages", CHAT),
+        ("alice", "/v1/completions", COMPLETION | {"max_tokens": 57}),  # alone exceeds the limit
+        ("alice", "/v1/completions", COMPLETION),
+        ("alice", "/v1/completions", COMPLETION | {"max_tokens": 50}),  # exceeds what is left
+        ("alice", "/v1/completions", COMPLETION),
+        ("alice", "/v1/messages", CHAT),
+        ("alice", "/generate", {"inputs": "a b c"}),
+        ("alice", "/vllm/v1/chat/completions", CHAT),
+        ("alice", "/api/chat", CHAT),
+        ("alice", "/mindie/infer", CHAT),
+        ("alice", "/v2/models/tiny/generate", CHAT),
+        ("alice", "/serving-endpoints/tiny/invocations", CHAT),
+        ("alice", "/tei/embed", {"inputs": "a b c"}),
+        ("alice", "/no/such/path", CHAT),
+        ("none", "/no/such/path", CHAT),
+        ("alice", "/reset_prefix_cache", None),
+    ):
+        expected, actual = await ask(single, path, body, name), await ask(cluster.front, path, body, name)
+        assert actual == expected, (name, path)
+
+
+@pytest.mark.parametrize("roles", [("mixed", "mixed"), ("prefill", "decode")])
+async def test_usage_is_what_answers_report_and_counts_once(live_cluster, tmp_path, roles):
+    headers, keys = make_keys(alice={"tokens_per_minute": 10_000}, bob={}, boss={"admin": True})
+    cluster = await live_cluster(
+        *roles,
+        client_keys={"hashed_keys": keys, "usage_db": str(tmp_path / "usage.db")},
+        hashed_keys=keys,  # the instances have the same keys, and the same database
+        usage_db=str(tmp_path / "usage.db"),
+        cluster_secret=SECRET,
+    )
+    stop_clock(cluster)
+    whole = await cluster.front.post("/v1/chat/completions", CHAT, **headers["bob"])
+    used = whole.json["usage"]
+    for name in ("alice", "bob"):
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            answer = await cluster.front.post(path, CHAT | {"stream": True}, **headers[name])
+            assert answer.status == 200 and b"total_tokens" not in answer.body
+    await cluster.idle()
+    rows = {row["key"]: row for row in await usage_rows(cluster, headers["boss"])}
+    assert rows.keys() == {"alice", "bob"}
+    for name, requests in (("alice", 2), ("bob", 3)):
+        row = rows[name]
+        assert (row["model"], row["requests"]) == ("tiny", requests)
+        assert row["prompt_tokens"] == requests * used["prompt_tokens"]
+        assert row["completion_tokens"] == requests * used["completion_tokens"]
+    alice = cluster.coordinator.client_keys.keys.check_key(
+        {b"authorization": headers["alice"]["authorization"].encode()}
+    )
+    states = cluster.coordinator.client_keys.ledger.limiter.states_of(alice)
+    assert states.tokens.remaining == 10_000 - 2 * used["total_tokens"]
+    assert (await cluster.front.get("/v1/usage", **headers["bob"])).status == 403
+
+
+async def test_every_ending_releases_what_it_does_not_use(live_cluster, tmp_path):
+    headers, keys = make_keys(alice={"concurrent_requests": 4, "tokens_per_minute": 10_000}, boss={"admin": True})
+    cluster = await live_cluster(
+        "mixed", "mixed", client_keys={"hashed_keys": keys, "usage_db": str(tmp_path / "usage.db")}
+    )
+    stop_clock(cluster)
+    body = COMPLETION | {"stream": True, "max_tokens": 1000, "ignore_eos": True, "min_tokens": 1000}
+    connections = []
+    for _ in range(4):
+        connections.append(await cluster.front.connect())
+        await connections[-1].send(build_request("POST", "/v1/completions", body, headers["alice"]))
+        assert (await connections[-1].head())[0] == 200
+    refused = await cluster.front.post("/v1/completions", COMPLETION, **headers["alice"])
+    assert refused.status == 429 and "concurrent requests: limit 4" in refused.json["error"]["message"]
+    for connection in connections:  # the clients leave
+        connection.close()
+    await cluster.front.until(lambda: open_requests(cluster) == 0)
+    await cluster.idle()
+    (row,) = await usage_rows(cluster, headers["boss"], key="alice")
+    alice = Tenant(id=next(iter(cluster.coordinator.client_keys.ledger.limiter._meters)))
+    assert row["requests"] == 4 and row["prompt_tokens"] == 16 and row["completion_tokens"] < 4000
+    meter = cluster.coordinator.client_keys.ledger.limiter._meters[alice.id]
+    assert meter.tokens.remaining == 10_000 - row["prompt_tokens"] - row["completion_tokens"]
+    wrong = await cluster.front.post("/v1/completions", COMPLETION | {"max_tokens": -1}, **headers["alice"])
+    assert wrong.status == 400 and open_requests(cluster) == 0
+
+
+async def test_requests_that_move_to_another_instance_count_once(live_cluster, tmp_path):
+    headers, keys = make_keys(alice={"concurrent_requests": 1, "tokens_per_minute": 10_000}, boss={"admin": True})
+    cluster = await live_cluster(
+        "mixed", "mixed", client_keys={"hashed_keys": keys, "usage_db": str(tmp_path / "usage.db")}, tick=0.01
+    )
+    stop_clock(cluster)
+    body = COMPLETION | {
+        "stream": True,
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }
+    connection = await cluster.front.connect()
+    await connection.send(build_request("POST", "/v1/completions", body, headers["alice"]))
+    assert (await connection.head())[0] == 200
+    busy = next(server for server in cluster.instances if server.service.open_requests)
+    busy.server.should_exit = busy.server.force_exit = True
+    for request in list(busy.service.open_requests):
+        request.fail_on_shutdown(Stopping("The instance ends."))
+    chunks = b"".join(await connection.chunks()).decode()
+    usage = next(json.loads(line[6:])["usage"] for line in chunks.splitlines() if '"total_tokens"' in line)
+    await cluster.front.until(lambda: open_requests(cluster) == 0)
+    (row,) = await usage_rows(cluster, headers["boss"], key="alice")
+    assert (row["requests"], row["prompt_tokens"]) == (1, usage["prompt_tokens"])
+    assert row["completion_tokens"] == usage["completion_tokens"]
+
+
+async def test_vectors_and_changes_are_counted_and_recorded(live_cluster, tmp_path):
+    headers, keys = make_keys(alice={"tokens_per_minute": 1000}, boss={"admin": True})
+    audit = tmp_path / "audit.jsonl"
+    files = {"usage_db": str(tmp_path / "usage.db"), "audit_log": str(audit)}
+    cluster = await live_cluster("mixed", "mixed", client_keys={"hashed_keys": keys} | files)
+    stop_clock(cluster)
+    answer = await cluster.front.post("/v1/embeddings", {"input": "a b c"}, **headers["alice"])
+    assert answer.status == 200, answer.body
+    assert "used-tokens" not in "".join(answer.headers)
+    for name, status in (("alice", 403), ("boss", 200)):
+        assert (await cluster.front.post("/reset_prefix_cache", **headers[name])).status == status
+    (row,) = await usage_rows(cluster, headers["boss"], key="alice")
+    assert (row["requests"], row["prompt_tokens"]) == (1, answer.json["usage"]["prompt_tokens"])
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["path"], line["status"]) for line in lines if "reset" in line["path"]] == [
+        ("/reset_prefix_cache", 403),
+        ("/reset_prefix_cache", 200),
+    ]
+
+
+async def test_nobody_else_may_name_a_client(live_cluster):
+    headers, keys = make_keys(alice={}, boss={"admin": True})
+    cluster = await live_cluster("mixed", client_keys={"hashed_keys": keys}, hashed_keys=keys, cluster_secret=SECRET)
+    boss = cluster.coordinator.client_keys.keys.check_key({b"authorization": headers["boss"]["authorization"].encode()})
+    claim = {"parley-client": write_vouched_client(boss, "boss").decode()}
+    instance = cluster.instances[0]
+    assert (await instance.post("/v1/completions", COMPLETION, **claim)).status == 401
+    assert (await instance.post("/reset_prefix_cache", **claim)).status == 401
+    assert (await cluster.front.post("/reset_prefix_cache", **claim, **headers["alice"])).status == 403
+    known = claim | {"parley-secret": SECRET, "parley-forwarded": "public"}
+    assert (await instance.post("/reset_prefix_cache", **known)).status == 200
+
+
+def coordinator_options_of(*flags: str) -> CoordinatorOptions:
+    return cli.coordinator_options(resolve_options(cli.OPTIONS, flags, {}))
+
+
+def test_options_for_keys_are_checked(tmp_path):
+    file, plain, config = tmp_path / "keys.toml", tmp_path / "keys", tmp_path / "cluster.toml"
+    plain.write_text("a key\n")
+    config.write_text('api_key_file = "keys.toml"\nusage_db = "usage.db"\n')
+    for flags, message in (
+        (("--api-key-file", str(plain)), "not a file in TOML"),
+        (("--api-key-file", str(file)), "cannot be read"),
+        (("--usage-db", "usage.db"), "--usage-db needs --api-key-file"),
+        (("--config", str(config)), "keys.toml cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            coordinator_options_of(*flags)
+    add_key(file, make_key("alice", apis=("openai",))[1])
+    options = coordinator_options_of("--config", str(config))
+    assert [key.name for key in options.hashed_keys or ()] == ["alice"]
+    assert options.usage_db == str(tmp_path / "usage.db")
+    add_key(file, make_key("bob", apis=("no such",))[1])
+    with pytest.raises(ConfigError, match="no API is called no such"):
+        coordinator_options_of("--config", str(config))
+
+
+async def test_a_changed_file_is_read_and_a_broken_one_is_not(live_cluster, monkeypatch, tmp_path):
+    monkeypatch.setattr(coordinator, "file_changes", partial(file_changes, poll_seconds=0.01))
+    file = tmp_path / "keys.toml"
+    key, hashed = make_key("alice")
+    add_key(file, hashed)
+    cluster = await live_cluster("mixed", client_keys={"hashed_keys": (hashed,), "api_key_file": str(file)})
+    cluster.coordinator._read_options = lambda: replace(
+        cluster.coordinator.options, hashed_keys=read_key_table(file, "file")
+    )
+    headers = {"authorization": f"Bearer {key}"}
+
+    async def wait_for(status: int) -> None:
+        async with asyncio.timeout(20):
+            while (await cluster.front.post("/v1/completions", COMPLETION, **headers)).status != status:
+                await asyncio.sleep(0.02)
+
+    await wait_for(200)
+    remove_key(file, "alice")
+    await wait_for(401)
+    add_key(file, hashed)
+    await wait_for(200)
+    file.write_text("[[keys]]\nname = 1\n")
+    await asyncio.sleep(0.1)
+    await wait_for(200)
