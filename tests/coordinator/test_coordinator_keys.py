@@ -7,11 +7,14 @@ import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import grpc
 import pytest
 from support.api_keys import Clock, make_keys
 from support.cluster_of_servers import Cluster
+from support.free_ports import free_port
+from support.grpc_client import GrpcClient, answer_text
 from support.http_client import HELLO_CHAT, Answer, build_request
 
 from parley.cli import coordinator as cli
@@ -19,6 +22,7 @@ from parley.coordinator import coordinator
 from parley.coordinator.config import CoordinatorOptions
 from parley.disagg.wire.vouched_client import write_vouched_client
 from parley.errors import Stopping
+from parley.serving.grpc.grpc_port import TritonGrpcPort
 from parley.settings.file_changes import file_changes
 from parley.settings.key_file import add_key, make_key, read_key_table, remove_key
 from parley.settings.options import ConfigError, resolve_options
@@ -292,3 +296,47 @@ async def test_a_changed_file_is_read_and_a_broken_one_is_not(live_cluster, monk
     file.write_text("[[keys]]\nname = 1\n")
     await asyncio.sleep(0.1)
     await wait_for(200)
+
+
+async def test_requests_in_the_background_are_counted_until_their_end(live_cluster, tmp_path):
+    headers, keys = make_keys(alice={"concurrent_requests": 1, "tokens_per_minute": 1000}, boss={"admin": True})
+    cluster = await live_cluster(
+        "mixed", "mixed", client_keys={"hashed_keys": keys, "usage_db": str(tmp_path / "usage.db")}, tick=0.02
+    )
+    stop_clock(cluster)
+    body = {"model": "tiny", "input": "a b c", "max_output_tokens": 4, "background": True}
+    too_much = await cluster.front.post("/v1/responses", body | {"max_output_tokens": 1000}, **headers["alice"])
+    assert too_much.status == 429 and "requested 1" in too_much.json["error"]["message"]
+    await cluster.front.until(lambda: open_requests(cluster) == 0)
+    begun = await cluster.front.post("/v1/responses", body, **headers["alice"])
+    assert begun.status == 200 and begun.json["status"] in ("queued", "in_progress")
+    refused = await cluster.front.post("/v1/completions", COMPLETION, **headers["alice"])
+    assert refused.status == 429 and "concurrent requests" in refused.json["error"]["message"]
+    await cluster.front.until(lambda: open_requests(cluster) == 0)
+    stored = await cluster.front.get(f"/v1/responses/{begun.json['id']}", **headers["alice"])
+    assert stored.json["status"] in ("completed", "incomplete"), stored.body
+    (row,) = await usage_rows(cluster, headers["boss"], key="alice")
+    assert (row["requests"], row["completion_tokens"]) == (1, stored.json["usage"]["output_tokens"])
+    assert row["prompt_tokens"] == stored.json["usage"]["input_tokens"]
+    other = await cluster.front.get(f"/v1/responses/{begun.json['id']}", **headers["boss"])
+    assert other.status == 404
+
+
+async def test_calls_over_grpc_have_the_same_limits(live_cluster):
+    headers, keys = make_keys(alice={"requests_per_minute": 1}, apis={"apis": ["openai"]})
+    port = free_port()
+    cluster = await live_cluster("prefill", "decode", client_keys={"hashed_keys": keys, "grpc_port": port})
+    stop_clock(cluster)
+    client = GrpcClient(cluster.front, cast(TritonGrpcPort, None), f"127.0.0.1:{port}")
+    outcomes = []
+    for name in ("alice", "alice", "apis"):
+        metadata = tuple(headers[name].items())
+        try:
+            outcomes.append(answer_text(await client.infer(metadata=metadata, max_tokens=2)) != "")
+        except grpc.aio.AioRpcError as error:
+            outcomes.append((error.code().name, dict(error.trailing_metadata()).get("retry-after")))
+    assert outcomes == [True, ("RESOURCE_EXHAUSTED", "60"), ("PERMISSION_DENIED", None)]
+    with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+        await client.infer(max_tokens=2)
+    await client.channel.close()
+    await cluster.idle()
