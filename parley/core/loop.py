@@ -90,7 +90,10 @@ class EngineLoop:
         self._publish_events = publish_events
         self.pool = BlockPool(runner.blocks, None if publish_events is None else CacheEventLog())
         self.max_context = runner.max_model_len
-        self._prefix_caching = settings.prefix_cache and runner.blocks > 0
+        has_states = runner.state_slots is not None
+        self.max_batch = min(settings.max_batch, runner.state_slots or settings.max_batch)
+        # A cached page says nothing about the state after its tokens.
+        self._prefix_caching = settings.prefix_cache and runner.blocks > 0 and not has_states
         self.adapter_cache = AdapterCache(
             settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
         )
@@ -112,26 +115,28 @@ class EngineLoop:
             self.max_context = min(self.max_context, runner.blocks * BLOCK_SIZE)
             proposer = NgramProposer() if settings.speculate == "ngram" else runner.proposer
             draft_proposer = proposer if isinstance(proposer, NgramProposer) else PredictionProposer(proposer)
-            self.speculation = Speculation(
-                draft_proposer, settings.speculate_tokens, runner.vocab_size, always=proposer is not None
-            )
+            if not has_states:  # no state can be taken back when drafts are rejected
+                self.speculation = Speculation(
+                    draft_proposer, settings.speculate_tokens, runner.vocab_size, always=proposer is not None
+                )
             self.scheduler = Scheduler(
                 self.pool,
                 step_budget,
-                settings.max_batch,
+                self.max_batch,
                 self._admit_sequence,
                 self._release_slot,
-                settings.prefix_cache,
+                self._prefix_caching,
                 self.speculation,
                 self.pinned_pages.fits_in_pool,
                 self.pinned_pages.revoke_reservation,
                 self.prefill_share,
                 runner.long_rope_after,
+                runner.copy_state if has_states else None,
             )
             self.pinned_pages.attach_scheduler(self.scheduler)
             self._beam_searches.attach_scheduler(self.scheduler)
         else:
-            self.scheduler = EncoderScheduler(step_budget, settings.max_batch, self._admit_sequence)
+            self.scheduler = EncoderScheduler(step_budget, self.max_batch, self._admit_sequence)
         self.encode_queue = self._make_encode_queue(post)
         self.admission = Admission(self.adapter_cache, prepare_request, self._start_request, self._reject_request)
         self._emit = emit
@@ -156,7 +161,7 @@ class EngineLoop:
             log.error("a request was submitted twice under one id; the second is ignored")
             return
         self._has_changes = True
-        error = rejection_reason(request, self.runner, self.max_context, self.pool.page_count, self.settings.max_batch)
+        error = rejection_reason(request, self.runner, self.max_context, self.pool.page_count, self.max_batch)
         if error:
             self._reject_request(request, set(range(request.n)), error)
         else:

@@ -41,6 +41,10 @@ sequences: they wait for a transfer to end. Choices of a request with a lease ha
 **Drafts.** A decode's row may carry draft tokens. They get pages only if no sequence is preempted for them, and a page
 that they fill is published when its tokens are certain: ``commit_drafts``.
 
+**States.** Some models keep a state of each sequence in its slot: what all of its computed tokens have left. It only
+advances, so such a model has no prefix cache and no drafts, and a sequence that cannot have the whole state of the
+one that it forks from begins again.
+
 **Long rope.** Models with two sets of rotary factors (longrope) use the long ones for all tokens of a sequence of more
 than ``long_rope_after`` tokens. A sequence that grows beyond that loses its pages, because their keys have the short
 factors, and is recomputed like a preempted one, but keeps its slot. The two sets never share a cached page.
@@ -81,7 +85,8 @@ class Scheduler:
     ``speculation``. ``fits_in_pool`` says whether all tokens of a waiting sequence fit next to the pinned pages, given
     the pages that it would find in the prefix cache. ``revoke_reservation`` frees some revocable pages at a time; False
     if there are none. ``prefill_share``: the prefill share; without it prefill is never held back. ``long_rope_after``:
-    as in ``ModelRunner``. ``attach_encode_queue`` must be called before sequences with media are added.
+    as in ``ModelRunner``. ``copy_state(source, target)``: as in ``ModelRunner``, for models with states; they have no
+    prefix cache and no drafts. ``attach_encode_queue`` must be called before sequences with media are added.
     """
 
     _encode_queue: EncodeQueue | None = None
@@ -99,7 +104,9 @@ class Scheduler:
         revoke_reservation: Callable[[], bool] = lambda: False,
         prefill_share: PrefillShare | None = None,
         long_rope_after: float = inf,
+        copy_state: Callable[[Sequence, Sequence], None] | None = None,
     ):
+        assert copy_state is None or not (prefix_cache or speculation), "a state cannot go back"
         self.pool = pool
         self.step_budget = step_budget
         self.prefill_share = prefill_share or PrefillShare()
@@ -116,6 +123,7 @@ class Scheduler:
         self._on_release = on_release
         self._fits_in_pool = fits_in_pool
         self._revoke_reservation = revoke_reservation
+        self._copy_state = copy_state
         self.speculation = speculation
 
     def attach_encode_queue(self, encode_queue: EncodeQueue) -> None:
@@ -190,6 +198,10 @@ class Scheduler:
     def fork_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Continue a running sequence as a copy of ``parent``; the caller sets its tokens."""
         self._block_tables.fork_table(sequence, parent)
+        if self._copy_state is not None and sequence.computed < parent.computed:
+            self._block_tables.free_table(sequence)  # no state is kept of so few tokens
+        elif self._copy_state is not None and sequence.computed:
+            self._copy_state(parent, sequence)
 
     def spawn_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Fork into a sequence that does not run. It has an admission number and takes a slot, from a later sequence if

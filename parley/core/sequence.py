@@ -229,6 +229,9 @@ class ModelRunner(Protocol):
     pooling_tasks: frozenset[PoolingTask]  # what it computes instead of text
     proposer: DraftProposer | None  # a draft model
     media_encoder: MediaEncoder | None  # None: it reads text only
+    # Sequences whose states it can hold, for a model with layers that keep a state of a sequence in its slot: what its
+    # tokens so far have left. It serves no sequence that continues from fewer tokens. None: keys and values are all.
+    state_slots: int | None
 
     def load_adapter(self, folder: str) -> LoadedAdapter:
         """Read an adapter from a folder. Runs in a thread of its own, outside the steps; errors are sentences for
@@ -247,6 +250,9 @@ class ModelRunner(Protocol):
     def fork_slots(self, forks: list[tuple[Sequence, Sequence]]) -> None:
         """Fork beams: in each pair, the first sequence continues as a copy of the second, which may be itself. All have
         slots, and the first has its new last token already. A sequence that becomes a copy is not itself copied."""
+
+    def copy_state(self, source: Sequence, target: Sequence) -> None:
+        """Copy the state of a running sequence into the slot of another; only called if there are ``state_slots``."""
 
     def run_step(self, step: Step) -> list[RowResult]:
         """Compute the step. Returns one result per row, in order. An exception means that the whole step failed."""

@@ -33,6 +33,7 @@ class EncoderRunner:
     media_encoder: MediaEncoder | None = None
     staging = None
     long_rope_after = inf
+    state_slots = None
 
     def __init__(
         self, encoder: EncoderNetwork, recipe: PoolingRecipe, *, max_model_len: int, head: ClassifierHead | None = None

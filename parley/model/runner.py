@@ -21,6 +21,7 @@ from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.pooling import PoolingRecipe
+from parley.model.networks.state_arena import StateArena
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.model.sampling.logprobs import score_tokens
 from parley.model.sampling.sampler import Sampler
@@ -74,6 +75,8 @@ class DecoderRunner:
         self.staging = staging
         self.media_encoder = media_encoder
         self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
+        self.states = StateArena(network.state_sizes, slots, self.device) if network.state_sizes else None
+        self.state_slots = slots if network.state_sizes else None
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -113,6 +116,12 @@ class DecoderRunner:
         self.sampler.fork_slots(forks)
 
     @torch.inference_mode()
+    def copy_state(self, source: Sequence, target: Sequence) -> None:
+        """Copy the state of a running sequence into the slot of another."""
+        assert self.states is not None
+        self.states.copy_state(source.slot, target.slot)
+
+    @torch.inference_mode()
     def run_step(self, step: Step) -> list[RowResult]:
         """Compute the step: one result per row, in order. A row whose logits are not finite gets ``error``."""
         self.pages.copy_pages(step.page_copies)
@@ -140,6 +149,8 @@ class DecoderRunner:
             self.device,
         )
         batch.mark_long_rope([row.sequence.uses_long_rope for row in rows])
+        if self.states is not None:
+            batch.states = self.states.select_states(batch.spans, [row.sequence.slot for row in rows])
         if has_media(rows):
             add_media(batch, rows)
         adapted: dict[lora.LoraAdapter, list[int]] = {}

@@ -19,13 +19,14 @@ from parley.native import compiled, compiled_int8, compiled_lora, library
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
 from parley.native.experts import Experts, Mixture, stack_experts
-from parley.native.layer import DecoderLayer
+from parley.native.layer import DecoderLayer, StateWeights
 from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.mamba import Mamba2Shape, Mamba2Weights
 from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
 from parley.native.pool import PageFormat, PagePool
+from parley.native.state_shape import GatedDeltaShape, ShortConvolutionShape
 from parley.native.torch_forms import (
     torch_attention,
     torch_experts,
@@ -34,6 +35,7 @@ from parley.native.torch_forms import (
     torch_latent,
     torch_lora,
     torch_mamba,
+    torch_states,
     torch_vocabulary,
 )
 from parley.native.torch_forms.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
@@ -73,8 +75,10 @@ __all__ = [
     "attend",
     "build_stack",
     "choose_page_format",
+    "convolve_gated",
     "dequantize_grouped",
     "embed_tokens",
+    "gate_rows",
     "group_lora_rows",
     "linear",
     "linear_heads",
@@ -94,6 +98,7 @@ __all__ = [
     "round_int4",
     "route",
     "scale_logits",
+    "scan_gated_delta",
     "scan_mamba2",
     "softmax_totals",
     "stack_experts",
@@ -382,6 +387,37 @@ def attend(
     return result
 
 
+def scan_gated_delta(
+    rows: torch.Tensor,
+    gates: torch.Tensor,
+    weights: StateWeights,
+    shape: GatedDeltaShape,
+    states: torch.Tensor,
+    spans: torch.Tensor,
+) -> torch.Tensor:
+    """Return the outputs of the gated delta rule for rows [T, channels + inner]: [T, inner]; advance the states.
+
+    ``torch_states`` defines it, and ``spans``.
+    """
+    return torch_states.scan_gated_delta(rows, gates, weights, shape, states, spans)
+
+
+def convolve_gated(
+    rows: torch.Tensor,
+    weights: StateWeights,
+    shape: ShortConvolutionShape,
+    states: torch.Tensor,
+    spans: torch.Tensor,
+) -> torch.Tensor:
+    """Return the outputs of a gated short convolution for rows [T, 3 * width]: [T, width]; advance the states."""
+    return torch_states.convolve_gated(rows, weights, shape, states, spans)
+
+
+def gate_rows(rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Return rows * sigmoid(gates): [T, width]."""
+    return torch_states.gate_rows(rows, gates)
+
+
 def build_stack(
     layers: Sequence[DecoderLayer],
     shapes: Sequence[LayerShape],
@@ -405,6 +441,7 @@ def build_stack(
     kernel_library = library.load_kernels()
     if (
         kernel_library is None
+        or any(shape.state is not None or shape.has_output_gate for shape in shapes)
         or not Stack.supports_layers(layers)
         or not choose_page_format(kv, torch.bfloat16, embedding.device).tiled
     ):

@@ -12,6 +12,22 @@ from parley.native.packed import PackedWeight
 
 
 @dataclass(frozen=True)
+class StateWeights:
+    """The weights of a layer with a state, besides its linear layers; all in float32, whatever the model's dtype.
+
+    ``convolution`` [kernel, channels], the current token's last, and its bias [channels]. ``decay`` [heads]: the
+    negative rate at which a state decays, and ``step_bias`` [heads], added to its step. ``norm``: of each head's
+    output, with the weights of all heads.
+    """
+
+    convolution: torch.Tensor
+    convolution_bias: torch.Tensor | None = None
+    decay: torch.Tensor | None = None
+    step_bias: torch.Tensor | None = None
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
     """Weights of one layer.
 
@@ -23,6 +39,9 @@ class DecoderLayer:
     values with the shared numbers of keys. ``query_up`` gives queries from their latent; None: ``qkv`` does.
     ``key_up`` [rank, plain_dim] turns a query into one that is multiplied by latents, and ``value_up``
     [value_dim, rank] a sum of latents into a value. Both hold a weight of each head, one after another.
+
+    In a layer with a ``state``, ``qkv`` gives what the kernel of its kind reads, and ``state_gates`` its numbers per
+    head, if it has any.
     """
 
     qkv: PackedWeight
@@ -41,3 +60,5 @@ class DecoderLayer:
     key_up: PackedWeight | None = None
     value_up: PackedWeight | None = None
     mixture: Mixture | None = None
+    state: StateWeights | None = None
+    state_gates: PackedWeight | None = None

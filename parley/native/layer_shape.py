@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from parley.native.state_shape import StateShape
+
 # Numbered as in kernels.h. relu2 is the square of ReLU; clamped_swiglu changes what it multiplies, too.
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu")
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of clamped_swiglu
@@ -82,6 +84,9 @@ class LayerShape:
     one of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT and up to at most that in
     size: g * sigmoid(SWIGLU_ALPHA * g) * (up + 1). With ``routing``, the MLP is a mixture of such MLPs.
 
+    A layer with ``has_output_gate`` multiplies the result of attention by the sigmoid of a gate, which ``qkv`` gives
+    after the queries. A layer with a ``state`` has a kernel of that kind in place of attention, and no keys and values.
+
     Where the weights hold sinks, each head has one more score, which takes its share of the softmax and has no value.
     """
 
@@ -95,6 +100,8 @@ class LayerShape:
     is_parallel: bool = False
     residual_scale: float = 1.0
     routing: Routing | None = None
+    has_output_gate: bool = False
+    state: StateShape | None = None
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,8 @@ class ServedModel:
         if info.media_kinds:
             await self._open_media_loader(self.options.media)
         if info.kv_bytes:
-            self.settings.kv_memory = info.kv_bytes  # a restart takes the same amount, however much is free then
+            # A restart takes the same amount, however much is free then.
+            self.settings.kv_memory = info.kv_bytes + info.state_bytes
         numbers = f"{info.dtype} {info.quantization} {info.kv_dtype}"
         identity = f"{__version__} {info.architecture} {info.parameters} {numbers} {info.device}"
         self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]

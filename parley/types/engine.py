@@ -298,6 +298,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_blocks: int
     block_size: int
     fused: bool  # runs on the fused decoder rather than through Transformers
+    state_bytes: int = 0  # of the states of running sequences, for models with layers that keep one
     pack_cache: bool = False  # packed weights are kept on disk
     quantization: str = "none"  # of the weights: int8, int4 or the checkpoint's method
     kv_dtype: str = "auto"  # of keys and values: auto (same as ``dtype``) or int8

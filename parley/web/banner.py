@@ -77,6 +77,8 @@ def loaded_line(name: str, info: ModelInfo) -> str:
         tokens = info.kv_blocks * info.block_size
         kv_format = "" if info.kv_dtype == "auto" else f"{info.kv_dtype} "
         plan.append(f"{kv_format}KV cache {_format_bytes(info.kv_bytes)} for {tokens:,} tokens")
+    if info.state_bytes:
+        plan.append(f"states {_format_bytes(info.state_bytes)}")
     plan.append(f"context {info.max_model_len:,} tokens")
     if info.media_kinds:
         plan.append(f"reads {name_readable_kinds(info.media_kinds)}")

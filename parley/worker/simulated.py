@@ -119,6 +119,7 @@ class SimulatedRunner:
     dimensions = 0
     pooling_tasks: frozenset[PoolingTask] = frozenset()
     long_rope_after = inf
+    state_slots = None
     proposer: DraftProposer | None = None
     media_encoder: MediaEncoder | None = None
 

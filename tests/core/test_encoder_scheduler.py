@@ -20,6 +20,7 @@ class SumRunner:
     blocks, max_model_len, vocab_size, generates, dimensions, proposer = 0, 400, 500, False, 4, None
     pooling_tasks = frozenset({"embed"})
     long_rope_after = inf
+    state_slots = None
     media_encoder = None
 
     def __init__(self) -> None:

@@ -76,6 +76,7 @@ class SchedulePlan:
     long_rope_after: float
     step_ms: float
     media_cache: int
+    has_states: bool
     # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
     # ("reset", odd: even while some run) ("divide", quarters of the time for prompts, modulo 5)
     # ("encoder", odd: the encoder fails from now on)
@@ -109,6 +110,7 @@ def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePl
         long_rope_after=draw(st.sampled_from([inf, inf, 16, 37, 70])),
         step_ms=draw(st.sampled_from([0, 250])),
         media_cache=draw(st.sampled_from([0, 200, 1000, 1000])),
+        has_states=draw(st.sampled_from([False, False, True])),
         actions=actions,
     )
 
@@ -125,6 +127,7 @@ def run_plan(plan: SchedulePlan) -> tuple[LoopHarness, set[tuple[str, int]]]:
         long_rope_after=plan.long_rope_after,
         step_ms=plan.step_ms,
         media_cache=plan.media_cache,
+        has_states=plan.has_states,
     )
     cancelled: set[tuple[str, int]] = set()
     added: list[tuple[str, int]] = []

@@ -18,6 +18,7 @@ from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.model.networks.state_arena import StateArena
 
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 BY_NIGHT = {
@@ -28,13 +29,16 @@ BY_NIGHT = {
     "deepseek_v2",
     "glm4_moe_lite",
     "youtu",
+    "qwen3_5",
 }  # each part of them is in another family, too
 # The schedules of all others run by night; ``test_layers`` draws every variation of a layer.
-KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi", "gpt_oss", "deepseek_v3"]
+KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi", "gpt_oss", "deepseek_v3", "qwen3_next", "lfm2"]
 TESTED_ELSEWHERE = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
     "qwen3_vl_moe_text", "kimi_k2",
 }  # fmt: skip
+# Relative error. Transformers computes the delta rule in chunks, with other roundings.
+TOLERANCES = {"qwen3_next": 1e-4, "qwen3_5": 1e-4, "qwen3_5_moe": 1e-4}
 LENGTH = 90
 PIECES = (64, 1, 20, 5)
 PAGES = 8  # of a sequence
@@ -66,12 +70,16 @@ def compute_logits(decoder: FusedDecoder, pieces: tuple[int, ...], *, sequences:
     """Return the logits of the first sequence, which is computed in ``pieces``; others are computed beside it."""
     pages = PagedKV(decoder.layers, PAGES * sequences, decoder.dtype)
     pages.clear_pages(list(range(PAGES * sequences)))
+    states = StateArena(decoder.state_sizes, sequences)
+    for layer in states.layers:
+        layer.fill_(float("nan"))  # of a previous owner
     logits, start = [], 0
     run = decoder.compute_hidden if is_one_call else decoder.kernel_by_kernel
     for count in pieces:
         tables = [list(range(PAGES * i, PAGES * (i + 1))) for i in range(sequences)]
         parts = [(TOKEN_IDS[i][start : start + count], start, table) for i, table in enumerate(tables)]
         batch = PackedBatch.pack_parts(parts, torch.device("cpu"))
+        batch.states = states.select_states(batch.spans, range(sequences))
         logits.append(decoder.compute_logits(run(batch, pages))[:count])
         start += count
     return torch.cat(logits)
@@ -87,12 +95,16 @@ def test_logits_equal_those_of_transformers(name: str):
         write_family(name), dtype=torch.float32, attn_implementation="eager"
     ).eval()
     decoder = load_decoder(name, "float32")
-    counted = (each.numel() for name, each in model.named_parameters() if not name.endswith("e_score_correction_bias"))
+    counted = (
+        each.numel()
+        for name, each in model.named_parameters()
+        if not name.endswith(("e_score_correction_bias", "expert_bias"))
+    )
     assert decoder.parameters == sum(counted)
     with torch.inference_mode():
         expected = model(torch.tensor(TOKEN_IDS[:1])).logits[0]
     actual = compute_logits(decoder, PIECES)
-    assert ((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 1e-5
+    assert ((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < TOLERANCES.get(name, 1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES if IS_NIGHT else KERNEL_FAMILIES)

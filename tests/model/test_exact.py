@@ -281,6 +281,7 @@ PREEMPTED = [
     ("qwen3", False, "tiny int8"),
     ("mistral", True, "tiny int8"),
     ("deepseek_v3", False, "tiny"),
+    ("lfm2", False, "tiny"),
 ]
 PREEMPTED_BY_NIGHT = [
     ("deepseek_v2", True, "tiny int8"),
@@ -290,6 +291,10 @@ PREEMPTED_BY_NIGHT = [
     ("gpt_oss", True, "tiny int8"),
     ("gpt_oss", False, "mxfp4"),
     ("minimax_m2", False, "tiny"),
+    ("lfm2_moe", True, "tiny int8"),
+    ("qwen3_next", False, "tiny"),
+    ("qwen3_next", True, "tiny int8"),
+    ("qwen3_5", False, "tiny"),
 ]
 
 

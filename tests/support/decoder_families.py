@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.tiny_models import ARCHITECTURES, LATENT_DECODERS, MIXTURES
+from support.tiny_models import ARCHITECTURES, LATENT_DECODERS, MIXTURES, STATE_DECODERS
 
 HEADS = {"head_dim": 32}
 OLMO3_ROPE = {
@@ -47,4 +47,5 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: ARCHITECTURES[name] for name in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe")},
     **MIXTURES,
     **LATENT_DECODERS,
+    **STATE_DECODERS,
 }

@@ -101,9 +101,16 @@ class LedgerRunner:
         return frozenset({"embed"} if self.dimensions else ())
 
     def __init__(
-        self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000, long_rope_after: float = math.inf
+        self,
+        blocks: int = 64,
+        slots: int = 4,
+        max_model_len: int = 10_000,
+        long_rope_after: float = math.inf,
+        has_states: bool = False,
     ):
         self.long_rope_after = long_rope_after
+        self.state_slots = slots if has_states else None
+        self.states = [-1] * slots  # of the last tokens computed in each slot; dirty from the start
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
         self.generates, self.dimensions = True, 2
         self.proposer: SeededProposer | None = None
@@ -139,6 +146,18 @@ class LedgerRunner:
             "a sequence that continues another is a parent as well",
         )
 
+    def copy_state(self, source: Sequence, target: Sequence) -> None:
+        require(self.slots[source.slot] is source and self.slots[target.slot] is target, "a state without a slot")
+        require(source.computed == target.computed, "a state after other tokens")
+        self.states[target.slot] = self.states[source.slot]
+
+    def _advance_state(self, row: StepRow, kv_states: list[int]) -> None:
+        """Advance the state in the row's slot, which starts from nothing at the sequence's first token."""
+        require(not row.drafts, "drafts for a model with states")
+        slot = row.sequence.slot
+        require(not row.start or self.states[slot] == kv_states[row.start - 1], "a state of other tokens")
+        self.states[slot] = kv_states[row.start + row.count - 1]
+
     def run_step(self, step: Step) -> list[RowResult]:
         require(not self.media_encoder or not self.media_encoder.is_computing, "a step while the encoder computes")
         failure, self.fail_next = self.fail_next, None
@@ -154,6 +173,8 @@ class LedgerRunner:
         kv_states = {id(row): self._history_of(row) for row in rows}
         for row in rows:
             self._write_kv(row, kv_states[id(row)])
+            if self.state_slots is not None:
+                self._advance_state(row, kv_states[id(row)])
         if failure:
             raise InjectedFailure("step")
         self.computed_tokens += step.total_tokens
@@ -397,8 +418,9 @@ class LoopHarness:
         long_rope_after: float = math.inf,
         step_ms: float = 250,
         media_cache: int = 1000,
+        has_states: bool = False,
     ):
-        self.runner = LedgerRunner(blocks, slots, max_model_len, long_rope_after)
+        self.runner = LedgerRunner(blocks, slots, max_model_len, long_rope_after, has_states)
         self.encoder = LedgerEncoder()
         self.runner.media_encoder = self.encoder
         if guesses is not None:

@@ -134,6 +134,41 @@ LATENT_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     # Transformers zeroes the embedding of its padding token, even after loading.
     "youtu": ("youtu", LATENTS | {"rope_interleave": False, "pad_token_id": None}),
 }
+DELTA_NETS = BASE_CONFIG | {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+# Those with layers that keep a state. Only tests of the fused decoder load them.
+STATE_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": (
+        "qwen3_next",
+        DELTA_NETS
+        | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 72, "num_experts": 6}
+        | {"num_experts_per_tok": 2, "mlp_only_layers": [1]},
+    ),
+    "qwen3_5": ("qwen3_5_text", DELTA_NETS),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        DELTA_NETS
+        | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 72, "num_experts": 6}
+        | {"num_experts_per_tok": 2},
+    ),
+    "lfm2": (
+        "lfm2",
+        BASE_CONFIG | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True},
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        BASE_CONFIG
+        | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
+        | {"moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 2},
+    ),
+}
 # Those that only tests of the fused decoder and its mixtures load.
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
@@ -202,7 +237,7 @@ def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model_type, fields = (ARCHITECTURES | MIXTURES | MERGED_HEADS | LATENT_DECODERS)[architecture]
+    model_type, fields = (ARCHITECTURES | MIXTURES | MERGED_HEADS | LATENT_DECODERS | STATE_DECODERS)[architecture]
     config = AutoConfig.for_model(model_type, **(fields | overrides))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     write_random_model(folder, model, seed=seed, dtype=dtype)
@@ -227,7 +262,7 @@ def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str, **sav
             else:
                 parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)
         for name, buffer in sorted(model.named_buffers()):
-            if name.endswith("e_score_correction_bias"):  # of a router's choice
+            if name.endswith(("e_score_correction_bias", "expert_bias")):  # of a router's choice
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(getattr(torch, dtype)).save_pretrained(folder, **save)

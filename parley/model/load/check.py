@@ -16,10 +16,11 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import classifier, encoders, fuse, plan, towers
-from parley.model.load.memory import kv_page_count
+from parley.model.load.memory import plan_cache
 from parley.model.networks.lora import read_adapter
 from parley.model.networks.network import DecoderNetwork, LinearSite
 from parley.model.networks.paged_kv import PagedKV
+from parley.model.networks.state_arena import state_slot_bytes
 from parley.native.layout import LayerKV
 from parley.types import Settings
 
@@ -40,6 +41,8 @@ def check_model(settings: Settings) -> str:
         _check_encoder(settings, folder, config)
         return ""
     parts = [_check_decoder(settings, folder, config)]
+    if parts[0].state_bytes:
+        plan.check_state_settings(settings, plan.architecture_name(config))
     decoder_plan = plan.plan_decoder(settings, config)
     media_towers = towers.plan_towers(folder, config, decoder_plan.dtype, decoder_plan.device)
     if media_towers is not None:
@@ -49,6 +52,8 @@ def check_model(settings: Settings) -> str:
         plan.check_draft_tokenizer(folder, draft_folder)
         draft_settings = msgspec.structs.replace(settings, max_model_len=None, adapters={})
         parts.append(_check_decoder(draft_settings, draft_folder, read_config(draft_folder)))
+        if parts[1].state_bytes:
+            raise LoadError(plan.DRAFT_KEEPS_STATES.format(draft_folder))
     if any(part.page_bytes is None for part in parts):
         return LAYERS_UNKNOWN
     loaded_bytes = sum(part.weight_bytes for part in parts)
@@ -56,17 +61,18 @@ def check_model(settings: Settings) -> str:
         loaded_bytes += towers.memory_needed_later(settings, media_towers, is_fused=parts[0].fused)
     loaded = msgspec.structs.replace(settings, set_aside=settings.set_aside + loaded_bytes)
     page_bytes = sum(part.page_bytes or 0 for part in parts)
-    kv_page_count(page_bytes, decoder_plan.device, decoder_plan.length, loaded)
+    plan_cache(page_bytes, decoder_plan.device, decoder_plan.length, loaded, parts[0].state_bytes)
     return "" if all(part.fused for part in parts) else LOGITS_UNKNOWN
 
 
 class CheckedDecoder(NamedTuple):
     """``fused``: it runs on the fused decoder. ``weight_bytes``: its weights take at least this. ``page_bytes``: a page
-    of its KV cache, None if unknown."""
+    of its KV cache, None if unknown. ``state_bytes``: the states of one sequence."""
 
     fused: bool
     weight_bytes: int
     page_bytes: int | None
+    state_bytes: int = 0
 
 
 def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> None:
@@ -81,6 +87,7 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
     weight_bytes = decoder_plan.quantization.least_bytes(checkpoint, decoder_plan.dtype)
     decoder_config = plan.find_fused_config(checkpoint, decoder_plan) if settings.lowering else None
     layers: list[LayerKV]
+    state_sizes: list[int] = []
     linears: Mapping[str, LinearSite]
     if decoder_config is None:
         network = _build_without_weights(folder, decoder_plan)
@@ -92,11 +99,12 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
             checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
         )
         weights.check_shapes()
-        layers, linears = [decoder_config.layer_kv] * decoder_config.layer_count, weights.linear_sites()
+        layers, linears = [decoder_config.layer_kv] * decoder_config.attention_count, weights.linear_sites()
+        state_sizes = decoder_config.state_sizes
     for adapter_folder in settings.adapters.values():
         read_adapter(Path(adapter_folder), linears, settings.max_rank, decoder_plan.dtype, torch.device("cpu"))
     page_bytes = PagedKV.page_bytes(layers, decoder_plan.dtype, decoder_plan.device, int8=decoder_plan.int8_kv)
-    return CheckedDecoder(decoder_config is not None, weight_bytes, page_bytes)
+    return CheckedDecoder(decoder_config is not None, weight_bytes, page_bytes, state_slot_bytes(state_sizes))
 
 
 def _build_without_weights(folder: Path, decoder_plan: plan.DecoderPlan) -> DecoderNetwork | None:

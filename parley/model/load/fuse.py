@@ -6,6 +6,7 @@ never exists in memory.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,18 +22,19 @@ from parley.model.checkpoint.quantization import Quantization, read_plain_weight
 from parley.model.checkpoint.weights import BlockEmbedding, BlockWeight, LinearSpec, LinearWeight
 from parley.model.load.mixture_weights import MixtureWeights
 from parley.model.load.packed_cache import PackedWeightCache
+from parley.model.load.states.state_weights import LayerStateWeights
 from parley.model.networks.config import DecoderConfig, Unfusable
-from parley.model.networks.decoder import LINEAR_SITES, FusedDecoder, make_rope_table
+from parley.model.networks.decoder import LINEAR_SITES, SITES_OF_LAYER, FusedDecoder, make_rope_table
 from parley.model.networks.network import LinearSite
-from parley.native.layer import DecoderLayer
+from parley.native.layer import DecoderLayer, StateWeights
 
-PACKED_STRUCTURES = DecoderLayer | native.Mixture | native.Experts | native.Norm | native.PackedWeight
+PACKED_STRUCTURES = DecoderLayer | StateWeights | native.Mixture | native.Experts | native.Norm | native.PackedWeight
 # Norms of latents have this eps in Transformers' models, whatever their configs say of others.
 LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
 # Frequencies and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, which is not used; and
-# ERNIE's layers that predict further tokens.
+# the layers of ERNIE and Qwen that predict further tokens.
 IGNORED_TENSORS = re.compile(
-    r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^model\.mtp_"
+    r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^(model\.)?mtp[._]"
 )
 
 
@@ -144,12 +146,13 @@ class DecoderWeights:
         self.dtype, self.device = dtype, device
         self.embedding = config.tensors.embedding + ".weight"
         self.mixtures = MixtureWeights(self)
+        self.states = LayerStateWeights(self)
         self.head = LinearSpec(config.tensors.head, config.vocab, config.hidden, "head" in config.biases)
 
     def linear_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer, each as the parts to be merged, in order."""
-        s = self.config
-        parts = self._attention_parts(layer)
+        s, state = self.config, self.config.layers[layer].state
+        parts = self._attention_parts(layer) if state is None else self.states.linear_parts(layer, state)
         gate_up, down, width = s.tensors.gate_up, s.tensors.down, s.intermediate
         if s.layers[layer].routing is not None:
             names = self.mixtures.names
@@ -165,8 +168,9 @@ class DecoderWeights:
         s, latent = self.config, self.config.latent
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         if latent is None:
+            queries = q * (1 + s.layers[layer].has_output_gate)
             return {
-                "qkv": self._name_parts("qkv", layer, s.tensors.qkv, [q, kv, kv], s.hidden),
+                "qkv": self._name_parts("qkv", layer, s.tensors.qkv, [queries, kv, kv], s.hidden),
                 "output": self._name_parts("output", layer, (s.tensors.output,), [s.hidden], q),
             }
         assert s.tensors.latent_up is not None
@@ -190,10 +194,13 @@ class DecoderWeights:
         if site == "qkv" and s.has_grouped_qkv:
             groups = s.kv_heads, (s.heads // s.kv_heads * s.head_dim, s.head_dim, s.head_dim)
         outs = outs if len(names) == len(outs) else [sum(outs)]
-        return [
+        parts = [
             LinearSpec(self.layer_name(layer, name), out, into, site in s.biases, groups)
             for name, out in zip(names, outs, strict=True)
         ]
+        if site == "qkv" and s.layers[layer].has_output_gate:
+            parts[0] = replace(parts[0], groups=(s.heads, (s.head_dim, s.head_dim)))
+        return parts
 
     def layer_name(self, layer: int, name: str) -> str:
         """Return the name of a layer's tensor or linear layer."""
@@ -208,7 +215,7 @@ class DecoderWeights:
                     continue
                 first = 0
                 for linear in parts:
-                    site = LINEAR_SITES.index(key) + layer * len(LINEAR_SITES)
+                    site = LINEAR_SITES[key] + layer * SITES_OF_LAYER
                     sites[linear.name] = LinearSite(site, first, linear.out, linear.into, linear.order)
                     first += linear.out
         return sites
@@ -222,6 +229,8 @@ class DecoderWeights:
             "query_norm": s.head_dim * (s.heads if whole else 1),
             "key_norm": s.head_dim * (s.kv_heads if whole else 1),
         }
+        if s.layers[layer].state is not None:
+            del widths["query_norm"], widths["key_norm"]
         if s.latent is not None:
             widths |= {"query_latent_norm": s.latent.query_rank, "latent_norm": s.latent.rank}
         names = {field: getattr(s.tensors, field) for field in widths}
@@ -237,6 +246,7 @@ class DecoderWeights:
         for parts in self.linear_parts(layer).values():
             for linear in parts:
                 names += self.linear_tensors(linear) + [linear.name + ".bias"] * linear.bias
+        names += self.states.layer_tensors(layer)
         if self.config.tensors.sinks:
             names.append(self.layer_name(layer, self.config.tensors.sinks))
         return names + self.mixtures.layer_tensors(layer)
@@ -257,6 +267,7 @@ class DecoderWeights:
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(each.out * (each.into + each.bias) for each in linears)
             total += self.mixtures.layer_parameters(layer) + s.heads * bool(s.tensors.sinks)
+            total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
 
     def linear_tensors(self, linear: LinearSpec) -> list[str]:
@@ -291,6 +302,7 @@ class DecoderWeights:
                 if linear.bias:
                     view(linear.name + ".bias", linear.out)
             self.mixtures.check_shapes(layer)
+            self.states.check_shapes(layer)
             self.read_sinks(layer)
             for name, size in (*self.layer_norms(layer).values(), (s.tensors.norm, s.hidden)):
                 for tensor in self.norm_tensors(name):
@@ -301,8 +313,12 @@ class DecoderWeights:
             view(self.head.name + ".bias", s.vocab)
         view(self.embedding, s.vocab, s.hidden)
 
-    def read_norm(self, name: str, width: int | None = None) -> native.Norm:
-        """Return a norm of ``width`` numbers, by default of hidden states, in float32 on the network's device."""
+    def read_norm(self, name: str, width: int | None = None, offset: float | None = None) -> native.Norm:
+        """Return a norm of ``width`` numbers, by default of hidden states, in float32 on the network's device.
+
+        ``offset``: as ``norm_offset`` of the config, which is the default.
+        """
+        offset = self.config.norm_offset if offset is None else offset
 
         def read(tensor: str, offset: float) -> torch.Tensor:
             stored = self.checkpoint.view_tensor(tensor, width or self.config.hidden)
@@ -310,7 +326,7 @@ class DecoderWeights:
 
         weight, *biases = self.norm_tensors(name)
         bias = read(biases[0], 0.0) if biases else None
-        return native.Norm(read(weight, self.config.norm_offset), self.config.eps, bias, self.config.are_norms_centered)
+        return native.Norm(read(weight, offset), self.config.eps, bias, self.config.are_norms_centered)
 
     def read_sinks(self, layer: int) -> torch.Tensor | None:
         """Return the score of each head's sink, float32 [heads]; None without sinks. Raises LoadError."""
@@ -362,6 +378,7 @@ class DecoderWeights:
         head_norm = self._merge_head_norms(norms.pop("query_norm", None), norms.pop("key_norm", None))
         members: dict[str, Any] = {"gate_up": None, "down": None, **packed, **norms, "head_norm": head_norm}
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
+        members["state"] = self.states.read_layer(index)
         layer = DecoderLayer(**members)
         self.checkpoint.release_pages(*self.layer_tensors(index))
         return layer

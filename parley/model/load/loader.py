@@ -23,12 +23,15 @@ from parley.model.load.classifier import load_classifier_head
 from parley.model.load.encoders import is_encoder, load_encoder
 from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
-from parley.model.load.memory import guard_allocation, kv_page_count, staging_page_count
+from parley.model.load.memory import guard_allocation, plan_cache, staging_page_count
 from parley.model.load.packed_cache import PackedWeightCache, open_packed_cache
 from parley.model.load.plan import (
+    DRAFT_KEEPS_STATES,
     ENCODER_DTYPE,
     DecoderPlan,
+    architecture_name,
     check_draft_tokenizer,
+    check_state_settings,
     find_fused_config,
     open_decoder,
     plan_decoder,
@@ -41,6 +44,7 @@ from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
+from parley.model.networks.state_arena import state_slot_bytes
 from parley.model.runner import DecoderRunner
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.types import Arena, ModelInfo, Settings
@@ -79,7 +83,7 @@ def _load_encoder(
         reader.warm_up()
     progress("ready", 1.0)
     return reader, ModelInfo(
-        architecture=_architecture_name(config),
+        architecture=architecture_name(config),
         dtype=str(ENCODER_DTYPE).removeprefix("torch."),
         device=str(device),
         parameters=checkpoint.parameter_count,
@@ -98,11 +102,6 @@ def _load_encoder(
     )
 
 
-def _architecture_name(config: dict[str, Any]) -> str:
-    names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else config["model_type"]
-
-
 def _load_decoder(
     settings: Settings, folder: Path, config: dict[str, Any], progress: ProgressReport
 ) -> tuple[DecoderRunner, ModelInfo]:
@@ -117,6 +116,8 @@ def _load_decoder(
         progress("loading the weights", 0.05 + 0.85 * fraction)
 
     network, lowered = _load_network(settings, folder, plan, report_weights)
+    if network.state_sizes:
+        check_state_settings(settings, architecture_name(config))
     draft_network = None
     if settings.draft_model is not None:
         draft_network = _load_draft_network(settings, folder, Path(settings.draft_model), length)
@@ -127,7 +128,13 @@ def _load_decoder(
     if towers is not None:
         later_bytes = memory_needed_later(settings, towers, is_fused=lowered)
         settings = msgspec.structs.replace(settings, set_aside=settings.set_aside + later_bytes)
-    blocks = kv_page_count(total_page_bytes, device, length, settings)
+    state_bytes = state_slot_bytes(network.state_sizes)
+    blocks, slots = plan_cache(total_page_bytes, device, length, settings, state_bytes)
+    if network.state_sizes:
+        log.info(
+            "%d sequences run at once: each has a state of %.1f MiB. Prefixes are not cached, and nothing is drafted.",
+            slots, state_bytes / (1 << 20),
+        )  # fmt: skip
     if blocks * BLOCK_SIZE < length:
         length = blocks * BLOCK_SIZE
         log.info("The context is reduced to %d tokens, the size of the KV cache.", length)
@@ -149,7 +156,7 @@ def _load_decoder(
             network,
             pages,
             max_model_len=length,
-            slots=settings.max_batch,
+            slots=slots,
             recipe=recipe,
             max_rank=settings.max_rank,
             grammars=grammars,
@@ -163,7 +170,7 @@ def _load_decoder(
     arena = _describe_arena(settings, folder, pages, staging, method, lowered, length) if settings.shared else None
     progress("ready", 1.0)
     return runner, ModelInfo(
-        architecture=_architecture_name(config),
+        architecture=architecture_name(config),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         parameters=network.parameters,
@@ -172,6 +179,7 @@ def _load_decoder(
         weights_bytes=network.weights_bytes + (draft_network.network.weights_bytes if draft_network is not None else 0),
         kv_bytes=blocks * total_page_bytes,
         kv_blocks=blocks,
+        state_bytes=slots * state_bytes,
         block_size=BLOCK_SIZE,
         fused=lowered,
         quantization=method,
@@ -263,6 +271,8 @@ def _load_draft_network(settings: Settings, folder: Path, draft_folder: Path, le
     plan = plan_decoder(msgspec.structs.replace(settings, max_model_len=None), config)
     plan = plan._replace(length=min(length, plan.length))
     network, _ = _load_network(settings, draft_folder, plan, lambda fraction: None)
+    if network.state_sizes:
+        raise LoadError(DRAFT_KEEPS_STATES.format(draft_folder))
     return DraftNetwork(network, plan.dtype, plan.length)
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -31,21 +32,40 @@ def guard_allocation(purpose: str) -> Iterator[None]:
         raise
 
 
-def kv_page_count(page_bytes: int, device: torch.device, length: int, settings: Settings) -> int:
-    """Return how many pages of ``page_bytes`` bytes fit in memory, at most those of a full batch of full contexts."""
+class CacheSizes(NamedTuple):
+    """``pages`` of the KV cache, and ``slots`` for the states of sequences: as many as run at once."""
+
+    pages: int
+    slots: int
+
+
+def plan_cache(
+    page_bytes: int, device: torch.device, length: int, settings: Settings, state_bytes: int = 0
+) -> CacheSizes:
+    """Return how many pages of ``page_bytes`` bytes fit in memory, at most those of a full batch of full contexts.
+
+    ``state_bytes``: the states of one sequence, for models with layers that keep them. All states together take at most
+    half of the memory, unless all useful pages fit beside them. Raises LoadError.
+    """
     useful = settings.max_batch * -(-length // BLOCK_SIZE)
-    if settings.kv_memory is not None:
-        blocks = min(useful, settings.kv_memory // page_bytes)
-        if blocks < 1:
-            raise LoadError(
-                f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page_bytes}."
-            )
-        return blocks
     free_bytes = max(0, free_memory(device) - settings.set_aside)
-    blocks = min(useful, int(free_bytes * KV_MEMORY_SHARE * settings.kv_share) // page_bytes)
+    budget = settings.kv_memory
+    if budget is None:
+        budget = int(free_bytes * KV_MEMORY_SHARE * settings.kv_share)
+    slots = settings.max_batch
+    if state_bytes:
+        slots = min(slots, max(budget // 2, budget - useful * page_bytes) // state_bytes)
+        if slots < 1:
+            amount = f"kv_memory is {budget}" if settings.kv_memory is not None else f"The KV cache gets {budget}"
+            raise LoadError(f"{amount} bytes, of which states get half, but one sequence's take {state_bytes}.")
+    if not page_bytes:
+        return CacheSizes(useful, slots)
+    blocks = min(useful, (budget - slots * state_bytes) // page_bytes)
+    if blocks < 1 and settings.kv_memory is not None:
+        raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page_bytes}.")
     if blocks < 1:
         raise LoadError(f"Only {free_bytes >> 20} MiB of memory are free, too little for a KV cache.")
-    return blocks
+    return CacheSizes(blocks, slots)
 
 
 def staging_page_count(page_bytes: int, settings: Settings) -> int:

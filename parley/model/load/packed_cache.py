@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from parley import native
 from parley.native import library, memory
-from parley.native.layer import DecoderLayer
+from parley.native.layer import DecoderLayer, StateWeights
 from parley.version import __version__
 
 log = logging.getLogger("parley.engine")
@@ -36,7 +36,14 @@ CACHE_FOLDER = ".parley"  # within the model folder
 DIGESTS_FILE = "contents.json"  # for each checkpoint file: size, mtime, inode and digest when it was last read
 PACKED_KINDS = {
     f"{kind.__module__}.{kind.__name__}": kind
-    for kind in (DecoderLayer, native.Norm, native.Mixture, native.Experts, *get_args(native.PackedWeight))
+    for kind in (
+        DecoderLayer,
+        StateWeights,
+        native.Norm,
+        native.Mixture,
+        native.Experts,
+        *get_args(native.PackedWeight),
+    )
 }
 PACKED_DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float32)}
 

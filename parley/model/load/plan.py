@@ -38,6 +38,7 @@ ENCODER_DTYPE = torch.float32
 # The names of the context length in config.json, most common first.
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 FALLBACK_LENGTH = 2048
+DRAFT_KEEPS_STATES = "{} cannot guess tokens: it has layers that keep a state of each sequence."
 BODY_EMBEDDING = "embed_tokens.weight"  # the embedding of a checkpoint without the prefix of most
 
 
@@ -127,6 +128,21 @@ def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfi
         log.info("The model runs through Transformers: %s.", reason)
         return None
     return decoder_config
+
+
+def architecture_name(config: dict[str, Any]) -> str:
+    """Return the name of the model's architecture, or its type if the config names none."""
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else config["model_type"]
+
+
+def check_state_settings(settings: Settings, architecture: str) -> None:
+    """Raise LoadError if the settings ask for anything that a model with layers that keep a state does not offer."""
+    refusal = f"{architecture} has layers that keep a state of each sequence"
+    if settings.speculate != "none":
+        raise LoadError(f"{refusal}, which rejected drafts would spoil: it runs without --speculate.")
+    if settings.shared:
+        raise LoadError(f"{refusal}, which is not handed over between instances: it runs without --role.")
 
 
 def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:

@@ -18,12 +18,14 @@ from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization, read_plain_weight
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load.fuse import DecoderWeights
+from parley.model.load.states.state_reference import run_state_layer
 from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layer_shape import LatentShape, LayerShape, Routing
 from parley.native.layout import Span
+from parley.native.state_shape import StateShape
 from parley.types import EmbeddingRun, MediaItem
 
 PROBE_TOKENS = 24  # tokens in the numeric check
@@ -50,7 +52,8 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     config = _choose_all_experts(decoder.config)
     layers = list(range(config.layer_count))
     if decoder.parameters > FULL_CHECK_PARAMETERS:
-        layers = sorted({0, config.layer_count - 1})
+        kinds = [type(shape.state) for shape in config.layers]
+        layers = sorted({0, config.layer_count - 1, *map(kinds.index, set(kinds))})
     token_ids = torch.linspace(0, config.vocab - 1, PROBE_TOKENS).long()
     outputs = torch.linspace(0, config.vocab - 1, min(config.vocab, PROBE_OUTPUTS)).long()
     expected = reference_logits(checkpoint, config, quantization, token_ids, outputs, layers)
@@ -162,11 +165,11 @@ def reference_logits(
 
     distance = torch.arange(count)[:, None] - torch.arange(count)
 
-    def project_heads(x: torch.Tensor, layer: int, norms: dict[str, tuple[str, int]]) -> list[torch.Tensor]:
+    def project_heads(rows: list[torch.Tensor], layer: int, norms: dict[str, tuple[str, int]]) -> list[torch.Tensor]:
         """The queries, keys and values of all heads."""
         shape, dim = config.layers[layer], config.head_dim
         sizes = [config.heads * dim, config.kv_heads * dim, config.kv_heads * dim]
-        q, k, v = torch.cat(project_parts(x, "qkv", layer), -1).split(sizes, -1)
+        q, k, v = torch.cat(rows, -1).split(sizes, -1)
         if "query_norm" in norms:
             q, k = norm_rows(q, *norms["query_norm"]), norm_rows(k, *norms["key_norm"])
         q, k, v = (each.unflatten(-1, (-1, dim)) for each in (q, k, v))
@@ -190,9 +193,15 @@ def reference_logits(
         return [torch.cat((q_plain, q_turning), -1), k, v]
 
     def attend_rows(x: torch.Tensor, layer: int, norms: dict[str, tuple[str, int]]) -> torch.Tensor:
-        shape = config.layers[layer]
+        shape, gate = config.layers[layer], torch.ones(())
+        if shape.state is not None:
+            return run_state(x, layer, shape.state)
         if config.latent is None:
-            q, k, v = project_heads(x, layer, norms)
+            rows = project_parts(x, "qkv", layer)
+            if shape.has_output_gate:
+                rows[0], gates = rows[0].chunk(2, -1)
+                gate = gates.sigmoid()
+            q, k, v = project_heads(rows, layer, norms)
         else:
             q, k, v = project_latents(x, config.latent, layer, norms)
         scores = torch.einsum("qhd,khd->hqk", q, k) * shape.score_scale
@@ -205,7 +214,17 @@ def reference_logits(
         if (sinks := weights.read_sinks(layer)) is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, count, 1)), -1)
         attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :count], v)
-        return project_parts(attended.reshape(count, -1), "output", layer)[0]
+        return project_parts(attended.reshape(count, -1) * gate, "output", layer)[0]
+
+    def run_state(x: torch.Tensor, layer: int, shape: StateShape) -> torch.Tensor:
+        state_weights = weights.states.read_layer(layer)
+        assert state_weights is not None
+        parts = weights.linear_parts(layer)
+        rows, gates = (
+            torch.cat([x[:, :0], *(project_rows(x, linear) for linear in parts.get(key, []))], -1)
+            for key in ("qkv", "state_gates")
+        )
+        return project_parts(run_state_layer(shape, state_weights, rows, gates), "output", layer)[0]
 
     def run_layer_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:
         routing = config.layers[layer].routing

@@ -121,6 +121,7 @@ class TransformersNetwork:
         self._body_ran = False
         self.layers: list[LayerKV] = []
         self.long_rope_after = long_rope_after
+        self.state_sizes: list[int] = []
         self._layer_indices: dict[int, int] = {}  # layer_idx -> index in ``layers``
         self.vocab_size = self._probe_layers()
 

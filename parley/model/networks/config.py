@@ -20,6 +20,7 @@ from parley.model.networks.rope import (
     read_rope,
     rope_parameters,
 )
+from parley.model.networks.state_layers import StateNames
 from parley.native.layer_shape import LatentShape, LayerShape
 from parley.native.layout import LayerKV
 
@@ -42,7 +43,8 @@ ACTIVATION_NAMES = {
 class DecoderConfig:
     """Sizes of a decoder, and what it and each of its ``layers`` compute.
 
-    ``biases``: the groups of linear layers with a bias, of qkv, output, gate_up, down and head. All norms have ``eps``;
+    ``biases``: the groups of linear layers with a bias, of qkv, output, gate_up, down, head and state (all of layers
+    with a state). All norms have ``eps``;
     ``norm_offset`` is added to their stored weights. ``are_norms_centered``: they are LayerNorms, not RMS norms.
 
     Embeddings are multiplied by ``embedding_scale``, rounded to the dtype of the model, and logits by ``logit_scale``;
@@ -54,6 +56,7 @@ class DecoderConfig:
 
     ``has_grouped_qkv``: the checkpoint merges queries, keys and values of each key/value head, not of all heads.
     ``latent``: of models with multi-head latent attention, in which each head has a key and a value of its own.
+    ``state_tensors``: the names in layers that keep a state.
     """
 
     vocab: int
@@ -81,10 +84,11 @@ class DecoderConfig:
     extra_layers: int = 0
     has_grouped_qkv: bool = False
     latent: LatentShape | None = None
+    state_tensors: StateNames | None = None
 
     @property
     def layer_kv(self) -> LayerKV:
-        """The KV cache of each layer."""
+        """The KV cache of each layer with attention."""
         if self.latent is not None:
             return LayerKV(1, self.latent.stored_dim, self.latent.rank, has_latents=True)
         return LayerKV(self.kv_heads, self.head_dim, self.head_dim)
@@ -93,6 +97,16 @@ class DecoderConfig:
     def layer_count(self) -> int:
         """The number of layers."""
         return len(self.layers)
+
+    @property
+    def attention_count(self) -> int:
+        """The number of layers with attention, which have keys and values."""
+        return sum(shape.state is None for shape in self.layers)
+
+    @property
+    def state_sizes(self) -> list[int]:
+        """The numbers in the state of each layer that keeps one."""
+        return [shape.state.size for shape in self.layers if shape.state is not None]
 
     @property
     def rope(self) -> RopeConfig:
@@ -140,7 +154,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         ropes=ropes,
         layers=_read_layers(family, fields, layer_types, numbers, head_dim),
         tied=bool(fields["tie_word_embeddings"]),
-        biases=frozenset(name for name, by in family.biases.items() if by is True or fields[str(by)]),
+        biases=_read_biases(family, fields),
         tensors=_read_tensor_names(family, fields),
         norm_offset=family.norm_offset,
         are_norms_centered=family.are_norms_centered,
@@ -150,8 +164,17 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
         logit_softcap=_read_optional(fields, "final_logit_softcapping"),
         latent=latent,
+        state_tensors=None if family.state is None else family.state.names,
         **_read_mixture(family, fields),
     )
+
+
+def _read_biases(family: DecoderFamily, fields: dict[str, Any]) -> frozenset[str]:
+    """Return the groups of linear layers with a bias."""
+    by_group = dict(family.biases)
+    if family.state is not None and family.state.has_bias is not None:
+        by_group["state"] = family.state.has_bias
+    return frozenset(name for name, by in by_group.items() if by is True or fields[str(by)])
 
 
 def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> dict[str, Any]:
@@ -256,11 +279,13 @@ def _read_layers(
     score_scale = _read_score_scale(fields, head_dim)
     mixture = family.mixture
     routing = None if mixture is None else mixture.read_routing(fields)
+    state_type = None if family.state is None else family.state.layer_type
+    state = None if family.state is None else family.state.read_shape(fields)
     return tuple(
         LayerShape(
             score_scale=score_scale,
             window=window if layer_type == SLIDING else None,
-            rope=rope,
+            rope=None if layer_type == state_type else rope,
             softcap=_read_optional(fields, "attn_logit_softcapping"),
             has_whole_qk_norm=family.has_whole_qk_norm,
             activation=activation,
@@ -268,18 +293,21 @@ def _read_layers(
             is_parallel=bool(fields[family.is_parallel] if isinstance(family.is_parallel, str) else family.is_parallel),
             residual_scale=_read_factor(fields, "residual_multiplier"),
             routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
+            has_output_gate=family.has_output_gate and layer_type != state_type,
+            state=state if layer_type == state_type else None,
         )
         for i, (layer_type, rope) in enumerate(zip(layer_types, ropes, strict=True))
     )
 
 
 def _read_layer_types(family: DecoderFamily, fields: dict[str, Any], count: int) -> list[str]:
-    """Return FULL or SLIDING for each layer."""
+    """Return for each layer FULL, SLIDING, or the type of the family's layers with a state."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
         layer_types = family.layer_types(fields, count)
-    if len(layer_types) != count or not set(layer_types) <= {FULL, SLIDING}:
-        raise Unfusable(f"its layer_types are not one of {FULL} and {SLIDING} per layer")
+    known = [FULL, SLIDING] if family.state is None else [FULL, SLIDING, family.state.layer_type]
+    if len(layer_types) != count or not set(layer_types) <= set(known):
+        raise Unfusable(f"its layer_types are not one of {' and '.join(known)} per layer")
     return list(layer_types)
 
 

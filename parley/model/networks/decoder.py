@@ -17,15 +17,14 @@ from parley import native
 from parley.heartbeat import beat
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
+from parley.model.networks.state_arena import BatchStates, temporary_states
 from parley.native.layer import DecoderLayer
+from parley.native.state_shape import GatedDeltaShape
 
-LINEAR_SITES = (
-    "qkv",
-    "output",
-    "gate_up",
-    "down",
-    "query_up",
-)  # the linear layers within a layer, in the order of adapter sites
+# The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of the
+# last two.
+LINEAR_SITES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "query_up": 4, "state_gates": 4}
+SITES_OF_LAYER = 5
 
 
 def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor:
@@ -65,7 +64,13 @@ class FusedDecoder:
         self.weights_bytes = weights_bytes
         self.vocab_size = config.vocab
         self._kv = config.layer_kv
-        self.layers = [self._kv] * len(layer_weights)
+        self.layers = [self._kv] * config.attention_count
+        self.state_sizes = config.state_sizes
+        # The number of each layer among those with pages, or among those with a state.
+        self._store_numbers = [
+            sum((shape.state is None) == (other.state is None) for other in config.layers[:i])
+            for i, shape in enumerate(config.layers)
+        ]
         self.layer_weights = layer_weights
         self._embedding = embedding
         self._computes_embeddings = not isinstance(embedding, torch.Tensor)
@@ -187,7 +192,7 @@ class FusedDecoder:
         y = native.linear(x, getattr(self.layer_weights[layer], name))
         if batch.adapted is not None:
             assert isinstance(x, torch.Tensor), "adapters read rows as they are"
-            batch.adapted.add_lora(x, y, LINEAR_SITES.index(name) + layer * len(LINEAR_SITES))
+            batch.adapted.add_lora(x, y, LINEAR_SITES[name] + layer * SITES_OF_LAYER)
         return y
 
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
@@ -204,9 +209,13 @@ class FusedDecoder:
         norm, reader = norms_with_readers[0]
         x = native.norm_rows(residual, norm, consumer=reader)
         layers = zip(self.layer_weights, config.layers, norms_with_readers[1:], strict=True)
+        states = batch.states or temporary_states(self.state_sizes, batch.spans)
         for i, (block, shape, (norm, reader)) in enumerate(layers):
             beat()
-            attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope])
+            if shape.state is None:
+                attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope])
+            else:
+                attended = self._run_state_layer(i, x, batch, states)
             x, residual = self._finish_attention(i, self._apply_linear(attended, batch, i, "output"), residual, batch)
             x = self._run_mlp(i, x, batch) if block.mixture is None else self._mix_experts(i, x, batch)
             after, scale = block.mlp_after_norm, shape.residual_scale
@@ -228,7 +237,12 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """Return the attention of one layer before its output layer, [T, heads * head_dim]; write keys and values."""
         config, shape, block = self.config, self.config.layers[layer], self.layer_weights[layer]
-        rows = self._apply_linear(x, batch, layer, "qkv")
+        store = self._store_numbers[layer]
+        rows, gates = self._apply_linear(x, batch, layer, "qkv"), None
+        if shape.has_output_gate:
+            width = config.heads * config.head_dim
+            queries, gates, rest = rows.split([width, width, rows.shape[1] - 2 * width], 1)
+            rows = torch.cat((queries, rest), 1)
         if config.latent is not None:
             queries = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
         else:
@@ -236,14 +250,14 @@ class FusedDecoder:
                 rows,
                 cos,
                 sin,
-                pages.layer_pool(layer),
-                pages.token_places(layer, batch),
+                pages.layer_pool(store),
+                pages.token_places(store, batch),
                 head_norm=block.head_norm,
                 has_whole_norm=shape.has_whole_qk_norm,
                 is_interleaved=config.rope.is_interleaved,
             )
         attended = pages.attend_pages(
-            layer,
+            store,
             queries,
             batch,
             scale=shape.score_scale,
@@ -253,7 +267,20 @@ class FusedDecoder:
         )
         if block.value_up is not None:
             attended = native.linear_heads(attended, block.value_up)
-        return attended.flatten(1)
+        return attended.flatten(1) if gates is None else native.gate_rows(attended.flatten(1), gates)
+
+    def _run_state_layer(
+        self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch, states: BatchStates
+    ) -> torch.Tensor:
+        """Return the result of a layer with a state before its output layer, [T, inner]; advance the states."""
+        shape, weights = self.config.layers[layer].state, self.layer_weights[layer].state
+        assert shape is not None and weights is not None
+        stored = states.layers[self._store_numbers[layer]]
+        rows = self._apply_linear(x, batch, layer, "qkv")
+        if isinstance(shape, GatedDeltaShape):
+            gates = self._apply_linear(x, batch, layer, "state_gates")
+            return native.scan_gated_delta(rows, gates, weights, shape, stored, states.spans)
+        return native.convolve_gated(rows, weights, shape, stored, states.spans)
 
     def _write_latents(
         self,
@@ -270,7 +297,8 @@ class FusedDecoder:
         block, is_interleaved = self.layer_weights[layer], self.config.rope.is_interleaved
         assert block.latent_norm is not None and block.key_up is not None
         queries, latents = rows.split([rows.shape[1] - sizes.stored_dim, sizes.stored_dim], -1)
-        places = pages.layer_pool(layer), pages.token_places(layer, batch)
+        store = self._store_numbers[layer]
+        places = pages.layer_pool(store), pages.token_places(store, batch)
         native.write_latents(latents, block.latent_norm, cos, sin, *places, is_interleaved=is_interleaved)
         if block.query_up is not None:
             reader = None if batch.adapted is not None else block.query_up

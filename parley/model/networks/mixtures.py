@@ -238,3 +238,18 @@ GLM4_MIXTURE = MixtureFamily(
     shared=1,
 )
 GLM4_LITE_MIXTURE = replace(GLM4_MIXTURE, has_mixture=sparse_mlp_types)
+QWEN3_5_MIXTURE = replace(QWEN2_MIXTURE, has_mixture=every_layer, normalized=True)
+LFM2_NAMES = MixtureNames(
+    router="feed_forward.gate",
+    choice_bias="feed_forward.expert_bias",
+    gate_up=("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
+    down="feed_forward.experts.{}.w2",
+)
+LFM2_MIXTURE = MixtureFamily(
+    (
+        LFM2_NAMES,
+        replace(LFM2_NAMES, gate_up=("feed_forward.experts.gate_up_proj",), down="feed_forward.experts.down_proj"),
+    ),
+    has_mixture=after_dense_layers,
+    is_sigmoid=True,
+)

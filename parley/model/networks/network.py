@@ -15,6 +15,7 @@ import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
+from parley.model.networks.state_arena import BatchStates
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import PagePool
 
@@ -41,6 +42,7 @@ class PackedBatch:
     ``media``: embeddings from encoders; None if there are none. ``rope_positions``: rotary positions on the three axes
     of M-RoPE, int64 [3, T]; None if they all equal ``positions``. ``visible_ends``: how far each token sees, the last
     visible position + 1, int64 [T]; None if it sees itself and earlier tokens only.
+    ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
     """
 
     token_ids: torch.Tensor
@@ -52,6 +54,7 @@ class PackedBatch:
     media: MediaRows | None = None
     rope_positions: torch.Tensor | None = None
     visible_ends: torch.Tensor | None = None
+    states: BatchStates | None = None
 
     @classmethod
     def pack_parts(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> PackedBatch:
@@ -131,7 +134,8 @@ class DecoderNetwork(Protocol):
     vocab_size: int
     parameters: int  # elements in all weights, shared ones counted once
     weights_bytes: int  # memory that the weights take
-    layers: list[LayerKV]
+    layers: list[LayerKV]  # those with keys and values
+    state_sizes: list[int]  # the numbers of a sequence's state in each layer that keeps one
     long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set
     linears: Mapping[str, LinearSite]  # the layers that LoRA adapters may change, by their names in the checkpoint
 

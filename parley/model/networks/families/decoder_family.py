@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.model.networks.mixtures import MixtureFamily
+from parley.model.networks.state_layers import StateFamily
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -107,10 +108,11 @@ class DecoderFamily:
     or the field that says so.
     ``rotated``: which layers have a rotary embedding. ``activation``: of all layers, if not that of hidden_act. The
     others are fields of ``LayerShape``.
+    ``has_output_gate``: as in ``LayerShape``; the queries' layer gives a head's query and then its gate.
     ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``: as in ``DecoderConfig``.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
     layers after the last that predict further tokens, and are not used. ``variant``: returns the row for a config, if
-    names of tensors depend on it.
+    names of tensors depend on it. ``state``: how the layers that keep a state are read.
     """
 
     fields: Mapping[str, Any]
@@ -131,8 +133,10 @@ class DecoderFamily:
     is_gated: bool = True
     is_parallel: bool | str = False
     has_grouped_qkv: bool = False
+    has_output_gate: bool = False
     activation: str | None = None
     mixture: MixtureFamily | None = None
+    state: StateFamily | None = None
     extra_layers: str | None = None
     variant: Callable[[Mapping[str, Any]], DecoderFamily] | None = None
 

@@ -54,6 +54,7 @@ from parley.model.networks.families.rms_norm_decoders import (
     SEED_OSS,
     SMOLLM3,
 )
+from parley.model.networks.families.state_decoders import LFM2, LFM2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 
 FAMILIES: dict[str, DecoderFamily] = {
     "llama": LLAMA,
@@ -103,5 +104,10 @@ FAMILIES: dict[str, DecoderFamily] = {
     "glm4_moe_lite": GLM4_MOE_LITE,
     "minicpm3": MINICPM3,
     "youtu": YOUTU,
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": QWEN3_5_MOE,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
 }
 FUSABLE_TYPES = frozenset(FAMILIES)

@@ -1,0 +1,71 @@
+"""The definitions of layers that keep a state, for the numeric check: float32, one token after another."""
+
+from __future__ import annotations
+
+import torch
+
+from parley.native.layer import StateWeights
+from parley.native.state_shape import GatedDeltaShape, ShortConvolutionShape, StateShape
+
+
+def convolve_inputs(x: torch.Tensor, weights: StateWeights) -> torch.Tensor:
+    """Return the causal convolution of a whole sequence [T, channels]: number i of token t is the sum over j of number
+    i of token t - j times its weight j before the last."""
+    kernel = len(weights.convolution)
+    rows = [
+        sum(
+            (x[t - j] * weights.convolution[kernel - 1 - j] for j in range(min(kernel, t + 1))),
+            start=torch.zeros(x.shape[1]),
+        )
+        for t in range(len(x))
+    ]
+    total = torch.stack(rows)
+    return total if weights.convolution_bias is None else total + weights.convolution_bias
+
+
+def run_state_layer(shape: StateShape, weights: StateWeights, rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of a whole sequence before the output layer, float32 [T, inner].
+
+    ``rows`` float32 [T, ...]: outputs of the layer's input; ``gates`` float32 [T, ...]: of its gates, if it has any.
+    """
+    if isinstance(shape, GatedDeltaShape):
+        return run_gated_delta(shape, weights, rows, gates)
+    return run_short_convolution(shape, weights, rows)
+
+
+def run_short_convolution(shape: ShortConvolutionShape, weights: StateWeights, rows: torch.Tensor) -> torch.Tensor:
+    """Return c * convolution(b * x)."""
+    b, c, x = rows.split(shape.width, 1)
+    return c * convolve_inputs(b * x, weights)
+
+
+def run_gated_delta(
+    shape: GatedDeltaShape, weights: StateWeights, rows: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    """Return the outputs of the gated delta rule (arXiv 2412.06464, equation 10), each head by itself:
+    S_t = S_(t-1) (alpha_t (I - beta_t k_t k_t^T)) + beta_t v_t k_t^T and o_t = S_t q_t."""
+    assert weights.decay is not None and weights.step_bias is not None and weights.norm is not None
+    mixed, z = rows[:, : shape.channels], rows[:, shape.channels :]
+    active = convolve_inputs(mixed, weights)
+    active = active * active.sigmoid()
+    key_width = shape.key_heads * shape.key_dim
+    b, a = gates[:, : shape.value_heads], gates[:, shape.value_heads :]
+    beta, alpha = b.sigmoid(), (weights.decay * (1 + (a + weights.step_bias).exp()).log()).exp()
+    outputs = []
+    for head in range(shape.value_heads):
+        key_head = head * shape.key_heads // shape.value_heads
+        first, value_first = key_head * shape.key_dim, 2 * key_width + head * shape.value_dim
+        q, k = active[:, first : first + shape.key_dim], active[:, key_width + first :][:, : shape.key_dim]
+        v = active[:, value_first : value_first + shape.value_dim]
+        q, k = (each / (each.square().sum(1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
+        state, identity = torch.zeros(shape.value_dim, shape.key_dim), torch.eye(shape.key_dim)
+        rows_of_head = []
+        for t in range(len(rows)):
+            erased = identity - beta[t, head] * torch.outer(k[t], k[t])
+            state = state @ (alpha[t, head] * erased) + beta[t, head] * torch.outer(v[t], k[t])
+            rows_of_head.append(state @ q[t] / shape.key_dim**0.5)
+        out = torch.stack(rows_of_head)
+        out = out / (out.square().mean(1, keepdim=True) + weights.norm.eps).sqrt()
+        gate = z[:, head * shape.value_dim : (head + 1) * shape.value_dim]
+        outputs.append(out * gate * gate.sigmoid())
+    return torch.cat(outputs, 1) * weights.norm.weight

@@ -1,0 +1,101 @@
+"""Reads the weights of layers that keep a state, from the mapped files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from parley import native
+from parley.model.checkpoint.files import Checkpoint
+from parley.model.checkpoint.weights import LinearSpec
+from parley.model.networks.config import DecoderConfig
+from parley.native.layer import StateWeights
+from parley.native.state_shape import GatedDeltaShape, StateShape
+
+
+class TensorReader(Protocol):
+    """What ``DecoderWeights`` offers: the checkpoint, and its names and norms."""
+
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    device: torch.device
+
+    def layer_name(self, layer: int, name: str) -> str:
+        """Return the name of a layer's tensor or linear layer."""
+
+    def read_norm(self, name: str, width: int | None = None, offset: float | None = None) -> native.Norm:
+        """Return a norm in float32 on the network's device."""
+
+
+class LayerStateWeights:
+    """The layers with a state of one checkpoint."""
+
+    def __init__(self, weights: TensorReader):
+        self._weights = weights
+        self._checkpoint, self._config = weights.checkpoint, weights.config
+
+    def linear_parts(self, layer: int, shape: StateShape) -> dict[str, list[LinearSpec]]:
+        """Return the linear layers of a layer with a state, each as the parts to be merged, in order."""
+        names, hidden, has_bias = self._config.state_tensors, self._config.hidden, "state" in self._config.biases
+        assert names is not None
+
+        def parts(names: tuple[str, ...], outs: list[int], into: int, group_sizes: list[int]) -> list[LinearSpec]:
+            groups = None
+            if len(names) < len(outs) and isinstance(shape, GatedDeltaShape):  # merged for each key head
+                outs, groups = [sum(outs)], (shape.key_heads, tuple(group_sizes))
+            return [
+                LinearSpec(self._weights.layer_name(layer, name), out, into, has_bias, groups)
+                for name, out in zip(names, outs, strict=True)
+            ]
+
+        output = LinearSpec(self._weights.layer_name(layer, names.output), hidden, shape.inner, has_bias)
+        if not isinstance(shape, GatedDeltaShape):
+            return {"qkv": parts(names.input, [3 * shape.width], hidden, []), "output": [output]}
+        share = shape.value_heads // shape.key_heads
+        inputs = [shape.key_dim, shape.key_dim, share * shape.value_dim, share * shape.value_dim]
+        return {
+            "qkv": parts(names.input, [shape.channels, shape.inner], hidden, inputs),
+            "state_gates": parts(names.gates, [shape.value_heads] * 2, hidden, [share, share]),
+            "output": [output],
+        }
+
+    def layer_tensors(self, layer: int) -> dict[str, tuple[int, ...]]:
+        """Return the tensors of a layer's state besides its linear layers, and their sizes; none without a state."""
+        shape, names = self._config.layers[layer].state, self._config.state_tensors
+        if shape is None or names is None:
+            return {}
+        tensors: dict[str, tuple[int, ...]] = {names.convolution + ".weight": (shape.channels, 1, shape.kernel)}
+        if "state" in self._config.biases:
+            tensors[names.convolution + ".bias"] = (shape.channels,)
+        if isinstance(shape, GatedDeltaShape):
+            for name in (names.decay, names.step_bias):
+                tensors[str(name)] = (shape.value_heads,)
+            tensors[f"{names.norm}.weight"] = (shape.value_dim,)
+        return {self._weights.layer_name(layer, name): sizes for name, sizes in tensors.items()}
+
+    def check_shapes(self, layer: int) -> None:
+        """Check shapes and types of a layer's tensors, without reading any. Raises LoadError."""
+        for name, sizes in self.layer_tensors(layer).items():
+            self._checkpoint.check_tensor(name, *sizes)
+
+    def read_layer(self, layer: int) -> StateWeights | None:
+        """Return the weights of a layer's state, None if it has none. Raises LoadError."""
+        shape, names = self._config.layers[layer].state, self._config.state_tensors
+        if shape is None or names is None:
+            return None
+        sizes = self.layer_tensors(layer)
+
+        def read(name: str) -> torch.Tensor:
+            full_name = self._weights.layer_name(layer, name)
+            stored = self._checkpoint.view_tensor(full_name, *sizes[full_name])
+            return stored.to(device=self._weights.device, dtype=torch.float32, copy=True)
+
+        convolution = read(names.convolution + ".weight")[:, 0].t().contiguous()
+        bias = read(names.convolution + ".bias") if "state" in self._config.biases else None
+        if not isinstance(shape, GatedDeltaShape):
+            return StateWeights(convolution, bias)
+        norm = self._weights.read_norm(self._weights.layer_name(layer, str(names.norm)), shape.value_dim, 0.0)
+        norm = replace(norm, weight=norm.weight.repeat(shape.value_heads))
+        return StateWeights(convolution, bias, -read(str(names.decay)).exp(), read(str(names.step_bias)), norm)

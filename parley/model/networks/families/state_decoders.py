@@ -1,0 +1,177 @@
+"""The decoders with layers that keep a state: one row each. ``state_layers.py`` says how these layers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from parley.model.networks.families.decoder_family import (
+    ATTENTION_BIASES,
+    COMMON_FIELDS,
+    FULL,
+    NORMED_HEADS,
+    DecoderFamily,
+    TensorNames,
+)
+from parley.model.networks.mixtures import LFM2_MIXTURE, QWEN2_MIXTURE, QWEN3_5_MIXTURE
+from parley.model.networks.state_layers import LFM2_STATES, QWEN3_5_STATES, QWEN3_NEXT_STATES
+
+
+def full_at_interval(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the last of each ``full_attention_interval`` sees the whole context."""
+    interval = fields["full_attention_interval"]
+    return [QWEN3_NEXT_STATES.layer_type if (i + 1) % interval else FULL for i in range(count)]
+
+
+def full_at_indices(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: those in ``full_attn_idxs`` see the whole context, by default all."""
+    indices = fields["full_attn_idxs"]
+    return [FULL if indices is None or i in indices else LFM2_STATES.layer_type for i in range(count)]
+
+
+DELTA_FIELDS: dict[str, Any] = COMMON_FIELDS | {
+    "partial_rotary_factor": 0.25,
+    "attention_bias": False,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+QWEN3_NEXT = DecoderFamily(
+    DELTA_FIELDS
+    | {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "norm_topk_prob": True,
+    },
+    biases=ATTENTION_BIASES,
+    tensors=NORMED_HEADS,
+    norm_offset=1.0,
+    has_output_gate=True,
+    layer_types=full_at_interval,
+    mixture=QWEN2_MIXTURE,
+    state=QWEN3_NEXT_STATES,
+)
+QWEN3_5 = DecoderFamily(
+    DELTA_FIELDS
+    | {
+        "vocab_size": 248320,
+        "intermediate_size": 12288,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+    biases=ATTENTION_BIASES,
+    tensors=NORMED_HEADS,
+    norm_offset=1.0,
+    has_output_gate=True,
+    layer_types=full_at_interval,
+    mrope=(True, (11, 11, 10)),
+    state=QWEN3_5_STATES,
+)
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    fields={
+        **QWEN3_5.fields,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+    mixture=QWEN3_5_MIXTURE,
+)
+LFM2_TENSORS = TensorNames(
+    norm="model.embedding_norm",
+    output="self_attn.out_proj",
+    gate_up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    attention_norm="operator_norm",
+    mlp_norm="ffn_norm",
+    query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm",
+)
+LFM2_FIELDS: dict[str, Any] = COMMON_FIELDS | {
+    "vocab_size": 65536,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "layer_types": None,
+    "full_attn_idxs": None,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+}
+
+
+def lfm2_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of LFM2, which may give a size that its MLPs have two thirds of, rounded."""
+    given = {**LFM2.fields, **config}
+    width, unit = given.get("block_ff_dim", given["intermediate_size"]), given["block_multiple_of"]
+    factor = given["block_ffn_dim_multiplier"]
+    if type(width) is not int or type(unit) is not int or unit < 1 or not isinstance(factor, int | float | None):
+        return LFM2
+    if given["block_auto_adjust_ff_dim"]:
+        width = int(2 * width / 3)
+        width = width if factor is None else -(-int(factor * width) // unit) * unit
+    return replace(LFM2, fields={**LFM2.fields, "intermediate_size": width}, renamed={**LFM2.renamed, **LFM2_WIDTHS})
+
+
+# The sizes that ``lfm2_variant`` has read.
+LFM2_WIDTHS = {"intermediate_size": "stated_intermediate_size", "block_ff_dim": "stated_block_ff_dim"}
+LFM2_RENAMED = {"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"}
+LFM2 = DecoderFamily(
+    LFM2_FIELDS
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 12288,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+    },
+    renamed={**LFM2_RENAMED, "block_ff_dim": "intermediate_size"},
+    tensors=LFM2_TENSORS,
+    activation="silu",
+    layer_types=full_at_indices,
+    variant=lfm2_variant,
+    state=LFM2_STATES,
+)
+LFM2_MOE = DecoderFamily(
+    LFM2_FIELDS
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 7168,
+        "moe_intermediate_size": 1792,
+        "first_k_dense_replace": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    },
+    renamed={**LFM2_RENAMED, "num_dense_layers": "first_k_dense_replace"},
+    required={"use_expert_bias": True},
+    tensors=LFM2_TENSORS,
+    activation="silu",
+    layer_types=full_at_indices,
+    mixture=LFM2_MIXTURE,
+    state=LFM2_STATES,
+)
