@@ -119,6 +119,11 @@ class CoordinatorOptions:
         "Where traces of requests are sent over OTLP, as `parley serve --otlp-traces-endpoint` says; "
         "default: where OTEL_EXPORTER_OTLP_ENDPOINT says, if anywhere.",
     )
+    ui: bool = config_key(
+        switch_kind(),
+        True,
+        "Serve the web page (`/` in a browser, `/ui`, `/ui/status`, `/docs`) on the inference port.",
+    )
     # keys of clients
     api_key_file: str | None = config_key(
         text_kind("FILE"),

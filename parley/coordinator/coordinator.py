@@ -135,7 +135,7 @@ class Coordinator:
             self.scheduler,
             self.connections,
             self._metrics_page,
-            universal_mounts(),
+            universal_mounts(pages=options.ui),
             front_options,
             options.memory_limit,
             options.strict,

@@ -47,7 +47,7 @@ class ClientKeys:
         Forbidden."""
         scope = "client" if path is None else route_scope(path.route)
         client.is_admin_call = scope == "admin"
-        if scope == "open":
+        if path is not None and (path.is_open or path.find_page(client.headers) is not None):
             return
         client.tenant = tenant = self.keys.check_key(client.headers)
         client.log_entry.key = self.keys.name_key(tenant)

@@ -35,6 +35,7 @@ from parley.dialects.records import InlinedRequest
 from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
+from parley.serving.pages.page_files import send_page_file
 from parley.tracing.request_trace import SpanExporter
 from parley.version import __version__
 from parley.web.auth import ApiKeys, BrowserGuard, presented_key, tenant_id
@@ -198,6 +199,10 @@ class InferenceFront:
 
     async def _route_request(self, path: ApiPath, client: DownstreamClient) -> None:
         """Answer a request. Raises ParleyError, ClientGone."""
+        if (page := path.find_page(client.headers)) is not None:
+            client.log_entry.is_probe = True
+            await send_page_file(page, client)
+            return
         body, kind = None, path.kind
         if kind is None:  # the path belongs to two APIs
             body = await client.read_body()
@@ -226,6 +231,8 @@ class InferenceFront:
             work = forward.forward_and_merge(self._connections, client, usable, body, merge_answers.sum_pages)
         elif kind == "models" and client.scope["method"] != "HEAD" and len({each.models for each in usable}) > 1:
             work = forward.forward_and_merge(self._connections, client, usable, body, merge_answers.unite_lists)
+        elif kind == "activity" and client.scope["method"] != "HEAD":
+            work = forward.forward_and_merge(self._connections, client, usable, body, merge_answers.merge_activity)
         elif kind == "abort":
             work = forward.forward_to_able(self._connections, client, usable, body)
         elif kind in FOR_ALL_INSTANCES or (kind == "endpoint" and client.scope["method"] not in ("GET", "HEAD")):

@@ -1,4 +1,5 @@
-"""Merges the answers of several instances into one: Triton's statistics, and model lists. Pure: JSON in, JSON out."""
+"""Merges the answers of several instances into one: Triton's statistics, model lists, and the data of the status page.
+Pure: JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -32,6 +33,25 @@ def unite_lists(pages: Iterable[bytes]) -> bytes:
             more = other.get(name) if isinstance(other, dict) else None
             entries += [entry for entry in more if _entry_id(entry) not in known_ids] if isinstance(more, list) else []
     return msgspec.json.encode(first)
+
+
+def merge_activity(pages: Iterable[bytes]) -> bytes:
+    """Return what the status pages of all instances show as one: their models, each with the number of the instance if
+    there are several, and the requests under way.
+
+    Raises msgspec.MsgspecError or UnicodeDecodeError for pages that are not JSON.
+    """
+    states: list[dict[str, Any]] = [msgspec.json.decode(page, type=dict) for page in pages]
+    merged = states[0]
+    if len(states) > 1:
+        merged["role"] = "mixed"
+        merged["phase"] = next((state["phase"] for state in states if state["phase"] != "ready"), "ready")
+        merged["models"] = [
+            model | {"instance": number} for number, state in enumerate(states, 1) for model in state["models"]
+        ]
+        merged["request_count"] = sum(state["request_count"] for state in states)
+        merged["requests"] = [request for state in states for request in state["requests"]]
+    return msgspec.json.encode(merged)
 
 
 def _entry_id(entry: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.routing import compile_path
 
 from parley.dialects.dialect import Dialect, Route, RouteKind
-from parley.dialects.mounts import ApiMount, error_dialect, mount_table, non_null_members
+from parley.dialects.mounts import ApiMount, error_dialect, mount_table, non_null_members, route_scope
 from parley.errors import NotAllowed, NotFound, excerpt
 
 # Paths of an instance that only coordinators may call.
@@ -17,16 +17,27 @@ INTERNAL_KINDS: frozenset[RouteKind] = frozenset({"results", "results_flow", "ro
 
 
 class ApiPath:
-    """A method and path with the routes of all its APIs; the first route answers unless another claims the body."""
+    """A method and path with the routes of all its APIs; the first route answers unless another claims the body.
+
+    ``is_open``: every client may call all of them.
+    """
 
     def __init__(self, routes: Sequence[tuple[Route, ApiMount]]):
+        self._page = next((route for route, _ in routes if route.kind == "page"), None)
+        routes = [each for each in routes if each[0].kind != "page"] or routes
         routes = [each for each in routes if not each[0].for_encoders] or routes  # an instance knows its model
         self._routes = routes
         self._default_route = next((each for each in routes if not each[0].yields_unclaimed), routes[0])
         self.route, self.dialect = self._default_route[0], self._default_route[1].dialect
         kinds = {route.kind for route, _ in routes}
         self.kind: RouteKind | None = self.route.kind if len(kinds) == 1 else None  # None: depends on the body
+        self.is_open = all(route_scope(route) == "open" for route, _ in routes)
         self.shares = any(route.names_endpoint for route, _ in routes)
+
+    def find_page(self, headers: Mapping[bytes, bytes]) -> Route | None:
+        """Return the page that a request is for, None if it is for an API."""
+        page = self._page
+        return page if page is not None and (not page.claims or page.claims_accept(headers)) else None
 
     @property
     def has_one_route(self) -> bool:

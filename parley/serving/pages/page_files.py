@@ -10,7 +10,12 @@ from parley.web.exchange import Exchange
 
 
 async def handle_page(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Send a file of the web page, or 304 if the client has it. Raises NotFound."""
+    """Send a file of the web page. Raises NotFound."""
+    await send_page_file(route, exchange)
+
+
+async def send_page_file(route: Route, exchange: Exchange) -> None:
+    """Send the file of the web page that a route stands for, or 304 if the client has it. Raises NotFound."""
     name = exchange.path_params.get("file") or PAGE_NAMES.get(route.path, "")
     if not name:  # /ui/ with nothing after it, where the relative links of the page would lead elsewhere
         return await exchange.send_response(b"", 308, b"", [*PAGE_HEADERS, (b"location", b"../ui")])

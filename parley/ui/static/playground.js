@@ -414,7 +414,8 @@ function connect() {
 async function loadModels() {
   try {
     const state = await getJson("/ui/activity?since=1e12");
-    models = state.models.filter((model) => model.generates !== false);
+    const names = state.models.map((model) => model.name); // several instances of a cluster may have one model
+    models = state.models.filter((model, number) => model.generates !== false && names.indexOf(model.name) === number);
     const loading = state.models.filter((model) => model.phase === "loading");
     if (loading.length) {
       notify(loading[0].reason);

@@ -6,8 +6,10 @@ import { getJson, showKeyState } from "./server.js";
 
 const EVERY = 2000; // milliseconds between two looks; nothing is asked while the page is hidden
 const MINUTE_MEAN = 60; // seconds
-const history = new Map(); // model -> {times, samples}
+const history = new Map(); // label of a model -> {times, samples}
 let state = null;
+
+const label = (model) => (model.instance ? `${model.name} · instance ${model.instance}` : model.name); // of a cluster
 
 async function look() {
   try {
@@ -27,13 +29,13 @@ async function look() {
 function remember() {
   const start = state.time - 3600;
   for (const model of state.models) {
-    const known = history.get(model.name) ?? { times: [], samples: [] };
+    const known = history.get(label(model)) ?? { times: [], samples: [] };
     const times = [...known.times, ...model.times];
     const samples = [...known.samples, ...model.samples];
     const first = times.findIndex((time) => time >= start);
-    history.set(model.name, first < 0 ? { times: [], samples: [] } : { times: times.slice(first), samples: samples.slice(first) });
+    history.set(label(model), first < 0 ? { times: [], samples: [] } : { times: times.slice(first), samples: samples.slice(first) });
   }
-  for (const name of history.keys()) if (!state.models.some((model) => model.name === name)) history.delete(name);
+  for (const name of history.keys()) if (!state.models.some((model) => label(model) === name)) history.delete(name);
 }
 
 function setState(text, kind) {
@@ -49,15 +51,15 @@ function show() {
 }
 
 function showModel(model) {
-  const { times, samples } = history.get(model.name);
+  const { times, samples } = history.get(label(model));
   const column = (name) => samples.map((row) => row[state.fields.indexOf(name)]);
   const output = rates(times, column("generated_tokens"));
   const prompt = rates(times, column("prompt_tokens"));
   const view = { times, span: Number(byId("range").value), now: state.time };
   const facts = [model.architecture, model.parameters && `${short(model.parameters)} parameters`, model.dtype, model.quantization !== "none" && model.quantization, model.device && `on ${model.device}`, model.context && `context ${short(model.context)}`].filter(Boolean);
   const kvTotal = model.kv[1];
-  return make("section", { class: "model", "aria-label": `Model ${model.name}` },
-    make("div", { class: "model-head" }, make("h2", {}, model.name), make("span", { class: `badge ${model.phase === "ready" ? "good" : "warn"}` }, model.phase === "loading" ? `loading ${Math.round(model.progress * 100)} %` : model.phase), make("span", { class: "hint" }, facts.join(" · "))),
+  return make("section", { class: "model", "aria-label": `Model ${label(model)}` },
+    make("div", { class: "model-head" }, make("h2", {}, label(model)), make("span", { class: `badge ${model.phase === "ready" ? "good" : "warn"}` }, model.phase === "loading" ? `loading ${Math.round(model.progress * 100)} %` : model.phase), make("span", { class: "hint" }, facts.join(" · "))),
     model.reason ? make("p", { class: "hint" }, model.reason) : null,
     model.names.length > 1 ? make("p", { class: "hint" }, `Names: ${model.names.join(", ")}`) : null,
     make("dl", { class: "tiles" },
