@@ -11,11 +11,13 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from support.answer_scripts import raw_answer
 from support.api_keys import Clock, make_keys
 from support.cluster_of_servers import Cluster
 from support.free_ports import free_port
 from support.grpc_client import GrpcClient, answer_text
 from support.http_client import HELLO_CHAT, Answer, build_request
+from support.scripted_instance import ScriptedInstance
 
 from parley.cli import coordinator as cli
 from parley.coordinator import coordinator
@@ -340,3 +342,30 @@ async def test_calls_over_grpc_have_the_same_limits(live_cluster):
         await client.infer(max_tokens=2)
     await client.channel.close()
     await cluster.idle()
+
+
+async def test_servers_of_another_make_are_counted_by_the_usage_in_their_answers(cluster, tmp_path):
+    headers, keys = make_keys(alice={"tokens_per_minute": 1000}, models={"models": ["other"]}, boss={"admin": True})
+    plain = ScriptedInstance("mixed", plain=True)
+    running = await cluster(plain, hashed_keys=keys, usage_db=str(tmp_path / "usage.db"))
+    usage = b'{"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18}}'
+    stream = b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+    sent = iter((raw_answer(200, usage), raw_answer(200, stream), raw_answer(422, b"{}")))
+
+    async def answer(request: Any) -> bytes:
+        return next(sent)
+
+    plain.before_prefill = answer
+    body = json.dumps(CHAT | {"model": "theirs"}).encode()
+    key_lines = {name: f"authorization: {header['authorization']}" for name, header in headers.items()}
+    for status in (200, 200, 422):
+        assert (await running.post("/v1/chat/completions", body, key_lines["alice"])).status == status
+    too_much = json.dumps(CHAT | {"model": "theirs", "max_tokens": 1000}).encode()
+    assert (await running.post("/v1/chat/completions", too_much, key_lines["alice"])).status == 429
+    assert (await running.post("/v1/chat/completions", body, key_lines["models"])).status == 403
+    assert (await running.post("/v1/chat/completions", body)).status == 401
+    assert len(plain.requests) == 3 and not any(name.startswith("parley-") for name in plain.requests[0].headers)
+    meters = running.coordinator.client_keys.ledger.limiter._meters
+    await running.wait_until(lambda: not any(meter.open_requests for meter in meters.values()))
+    rows = running.coordinator.client_keys.ledger.usage_store.list_usage("0000-01-01", "9999-12-31", "alice", "", 10)
+    assert sum(row.requests for row in rows) == 2 and sum(row.completion_tokens for row in rows) == 7 + 2

@@ -51,7 +51,7 @@ class AnswerMeter:
         """Take note of a part of the answer."""
         self._end = (self._end + data)[-KEPT_BYTES:]
         self._size += len(data)
-        self._events += data.count(b"data:")
+        self._events += data.count(b"data:") - data.count(b"data: [DONE]")
 
     def used_tokens(self) -> UsedTokens | None:
         """Return what was used; None without an answer. A stream that does not say it has a token in each event."""
