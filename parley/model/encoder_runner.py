@@ -33,7 +33,7 @@ class EncoderRunner:
     media_encoder: MediaEncoder | None = None
     staging = None
     long_rope_after = inf
-    state_slots = None
+    state_slots: int | None = None
 
     def __init__(
         self, encoder: EncoderNetwork, recipe: PoolingRecipe, *, max_model_len: int, head: ClassifierHead | None = None
@@ -61,6 +61,9 @@ class EncoderRunner:
         """Do nothing: an encoder keeps no state for a sequence."""
 
     def fork_slots(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Do nothing: an encoder keeps no state for a sequence."""
+
+    def copy_state(self, source: Sequence, target: Sequence) -> None:
         """Do nothing: an encoder keeps no state for a sequence."""
 
     @torch.inference_mode()

@@ -119,7 +119,7 @@ class SimulatedRunner:
     dimensions = 0
     pooling_tasks: frozenset[PoolingTask] = frozenset()
     long_rope_after = inf
-    state_slots = None
+    state_slots: int | None = None
     proposer: DraftProposer | None = None
     media_encoder: MediaEncoder | None = None
 
@@ -144,6 +144,9 @@ class SimulatedRunner:
         """Free nothing."""
 
     def fork_slots(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Copy nothing."""
+
+    def copy_state(self, source: Sequence, target: Sequence) -> None:
         """Copy nothing."""
 
     def run_step(self, step: Step) -> list[RowResult]:

@@ -36,7 +36,8 @@ def run_state_layer(shape: StateShape, weights: StateWeights, rows: torch.Tensor
 def run_short_convolution(shape: ShortConvolutionShape, weights: StateWeights, rows: torch.Tensor) -> torch.Tensor:
     """Return c * convolution(b * x)."""
     b, c, x = rows.split(shape.width, 1)
-    return c * convolve_inputs(b * x, weights)
+    result: torch.Tensor = c * convolve_inputs(b * x, weights)
+    return result
 
 
 def run_gated_delta(
