@@ -102,7 +102,7 @@ def run_server(
         sockets, tls_contexts = [], []
         for host, port, _, tls, *_ in listening_places(options):
             try:
-                tls_contexts.append(server_tls_context(tls) if tls is not None else None)
+                tls_contexts.append(None if tls is None else server_tls_context(tls, http2=options.http2))
                 sockets.append(stack.enter_context(open_listener(host, port)))
             except TlsFileError as error:
                 banner.print_failure(f"cannot encrypt {host} port {port}: {error}.")
@@ -408,6 +408,8 @@ class ServerInstance:
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
         """Drain, close the engines and stop listening."""
+        for server in self._servers:
+            server.announce_shutdown()
         force = asyncio.create_task(self._force_event.wait())
         draining = asyncio.create_task(self.registry.drain_models())
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)

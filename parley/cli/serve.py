@@ -232,6 +232,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         max_connections=config["max-connections"],
         header_timeout=config["header-timeout"],
         keep_alive=config["idle-timeout"],
+        http2=config["http2"],
         body_limit=config["body-limit"],
         body_budget=BodyBudget(config["body-memory"]),
         media_body_limit=min(config["media-body-limit"], config["body-memory"]),

@@ -153,7 +153,7 @@ class Coordinator:
             name: replace(port_options(options, host), connection_limit=admin_limit()) for name, host in hosts.items()
         }
         limits["predict"] = self._front_options = front_options
-        self._context = client_tls_context(options.tls)
+        self._context = client_tls_context(options.tls, http2=options.http2)
         self._servers = [HttpServer(uvicorn_config(limits[port.name], port.app, self._context)) for port in self._ports]
         self._stop_event, self._force_event = asyncio.Event(), asyncio.Event()
         self._received_signals: list[int] = []
@@ -274,6 +274,8 @@ class Coordinator:
     async def _drain_requests(self) -> None:
         """Take no more requests; let open ones finish for DRAIN_SECONDS, then end them with an error."""
         self.front.stopping = True
+        for server in self._servers:
+            server.announce_shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 while self.front.open_requests and not self._force_event.is_set():
@@ -383,6 +385,7 @@ def port_options(options: CoordinatorOptions, host: str) -> ServerOptions:
         header_timeout=options.header_timeout_seconds,
         write_timeout=options.http_timeout_seconds,
         keep_alive=options.keep_alive_seconds,
+        http2=options.http2,
     )
 
 
@@ -394,10 +397,10 @@ def client_tls_files(tls_config: CoordinatorTls) -> Files | None:
     return Files(Path(tls_config.certificate), Path(tls_config.key), _optional_path(tls_config.password), clients)
 
 
-def client_tls_context(tls_config: CoordinatorTls) -> ssl.SSLContext | None:
+def client_tls_context(tls_config: CoordinatorTls, *, http2: bool) -> ssl.SSLContext | None:
     """Return the TLS context for clients' connections; None for plain HTTP. Raises TlsFileError."""
     files = client_tls_files(tls_config)
-    return None if files is None else tls.server_tls_context(files)
+    return None if files is None else tls.server_tls_context(files, http2=http2)
 
 
 def instance_tls_context(tls_config: CoordinatorTls, *, ask_password: bool = True) -> ssl.SSLContext | None:

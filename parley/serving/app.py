@@ -41,7 +41,7 @@ from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.web.auth import NO_ADMIN_KEY, ApiKeys, BrowserGuard, PortReach, port_reach
 from parley.web.exchange import Exchange
-from parley.web.http_protocol import raise_head_error
+from parley.web.framing.request_head import raise_head_error
 from parley.web.logs import log_access
 from parley.web.request_body import ClientGone
 

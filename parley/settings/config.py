@@ -637,6 +637,14 @@ SERVE_OPTIONS: list[Option] = [
         section="server",
         configurable=True,
     ),
+    Option(
+        "http2",
+        switch_kind(),
+        "Speak HTTP/2 with clients that offer it: over TLS, and without TLS to those that begin with it.",
+        True,
+        section="server",
+        configurable=True,
+    ),
     Option("body-limit", size_kind(1024), "Largest request body.", 32 << 20, section="server", configurable=True),
     Option(
         "body-memory",

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 CYCLE_KEY = "parley.cycle"  # scope key: the request's HttpCycle
@@ -54,6 +53,39 @@ class ResponseWriter(Protocol):
         """Write a part without waiting. Return True if another part may be written in the same way."""
 
 
+class CycleTransport(Protocol):
+    """What carries a request and its response: a connection, or a stream of one."""
+
+    def write(self, data: bytes) -> None:
+        """Send data, now or later."""
+
+    def close(self) -> None:
+        """Close it, after what was written."""
+
+    def abort(self) -> None:
+        """Close it at once."""
+
+    def is_closing(self) -> bool:
+        """Whether it is closed or will be."""
+
+    def get_extra_info(self, name: str) -> Any:
+        """Return a property of the connection, as asyncio's transports do."""
+
+
+class CycleFlow(Protocol):
+    """The flow control of a transport."""
+
+    @property
+    def write_paused(self) -> bool:
+        """Whether the next write has to wait."""
+
+    async def drain(self) -> None:
+        """Wait until something may be written."""
+
+    def resume_reading(self) -> None:
+        """Read on, if reading was paused."""
+
+
 class HttpCycle:
     """One request and its response, and the connection they belong to.
 
@@ -65,8 +97,8 @@ class HttpCycle:
     def __init__(
         self,
         scope: Scope,
-        transport: asyncio.Transport,
-        flow: FlowControl,
+        transport: CycleTransport,
+        flow: CycleFlow,
         watchers: set[Callable[[], None]],
         default_headers: list[tuple[bytes, bytes]],
         keep_alive: bool,

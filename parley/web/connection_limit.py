@@ -61,6 +61,14 @@ class ConnectionLimit:
             log.warning("Requests are refused: there are more than %d connections (ulimit -n).", self.served_limit)
         return False
 
+    def replace_connection(self, connection: LimitedConnection, successor: LimitedConnection) -> None:
+        """Let another object stand for an opening connection: its protocol is known now."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._connections.add(successor)
+        if (opened_at := self._opening.pop(connection, None)) is not None:
+            self._opening[successor] = opened_at
+
     def remove_connection(self, connection: LimitedConnection) -> None:
         """Unregister a connection that was lost."""
         self._connections.discard(connection)

@@ -8,95 +8,36 @@ connection is closed. The limits of bodies are in ``exchange``.
 from __future__ import annotations
 
 import asyncio
-import functools
-import re
 import select
-from asyncio.events import TimerHandle
 from collections.abc import Callable
-from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import httptools
-from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from parley.errors import BadRequest, HeadersTooLarge, Overloaded, ParleyError
+from parley.errors import BadRequest, ParleyError
 from parley.web.connection import HttpCycle
+from parley.web.framing.request_head import (
+    HEAD_ERROR_KEY,
+    INVALID_HOST,
+    REQUEST_NUMBER_KEY,
+    find_oversized_head,
+    is_valid_host,
+    too_many_connections,
+)
+from parley.web.framing.reusable_timer import ReusableTimer
 from parley.web.logs import log_refused_connection
 from parley.web.options import HttpOptions
 
+if TYPE_CHECKING:
+    from parley.web.framing.http2_protocol import Http2Protocol
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # what clients of HTTP/2 send first
 LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a body that was refused
 # Seconds until the first check for a reset; each wait is twice as long as the one before, up to the second number.
 RESET_CHECK_SECONDS = (0.01, 1.0)
-HOST_PATTERN = re.compile(rb"(\[[\w.:%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?", re.ASCII)  # RFC 9110, 7.2
-
-HEAD_ERROR_KEY = "parley.refused"  # scope key: an error found in the request head
-REQUEST_NUMBER_KEY = "parley.number"  # scope key: number of the request on its connection, from 1
-
-
-@functools.lru_cache(64)  # clients send the same one with every request
-def is_valid_host(host: bytes) -> bool:
-    """Whether the value of a Host header is a host name or address with an optional port, as far as its characters
-    tell, or empty."""
-    return HOST_PATTERN.fullmatch(host) is not None
-
-
-class TooManyConnections(Overloaded):
-    """There are more connections than are served."""
-
-
-def raise_head_error(scope: Scope, *, is_probe: bool) -> None:
-    """Raise the error in a request's head, if any. Probes are answered on any connection. Raises ParleyError."""
-    error = scope.get(HEAD_ERROR_KEY)
-    if error is not None and not (is_probe and isinstance(error, TooManyConnections)):
-        raise error
-
-
-class ReusableTimer:
-    """A timer with one action at a time.
-
-    Most actions are replaced or cleared before they are due. So the loop's timer is not cancelled each time; if it
-    fires too early, it is started again.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop = loop
-        self._action: Callable[[], None] | None = None
-        self._due_at = self._fires_at = 0.0
-        self._timer: TimerHandle | None = None
-
-    def schedule_action(self, seconds: float, action: Callable[[], None]) -> None:
-        """Run ``action`` in this number of seconds, in place of any earlier action."""
-        self._action, self._due_at = action, self._loop.time() + seconds
-        if self._timer is None or self._due_at < self._fires_at:
-            self._start_timer()
-
-    def clear_action(self) -> None:
-        """Drop the action; the timer keeps running."""
-        self._action = None
-
-    def stop_timer(self) -> None:
-        """Drop the action and cancel the timer."""
-        self._action = None
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _start_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._fires_at = self._loop.call_at(self._due_at, self._on_timer_due), self._due_at
-
-    def _on_timer_due(self) -> None:
-        self._timer = None
-        if self._action is None:
-            return
-        if self._due_at > self._fires_at:
-            self._start_timer()
-            return
-        action, self._action = self._action, None
-        action()
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -119,6 +60,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._request_count = 0  # of requests so far
         self._input_ended = False  # True: the client will send nothing more
+        self._may_be_http2 = True  # until enough of the first request has come to tell
+        self._opening_bytes = b""  # what has come until then
         self._over_limit = False  # True: above the connection limit, so its request is refused
         self._cancel_handshake: Callable[[], object] | None = None  # set while a TLS handshake runs
         self._timer = ReusableTimer(self.loop)
@@ -150,7 +93,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if self._cancel_handshake is None:
             self._over_limit = not self.options.connection_limit.add_connection(self)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            self._switch_to_http2()
+            return
         self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
+
+    def _switch_to_http2(self) -> Http2Protocol:
+        """Give the connection to the protocol of HTTP/2."""
+        from parley.web.framing.http2_protocol import Http2Protocol  # imports h2, which other servers need not load
+
+        http2 = Http2Protocol(self, self._over_limit)
+        self._timer.stop_timer()
+        self.connections.discard(self)
+        self.parser = None  # it refers to this object
+        self.options.connection_limit.replace_connection(self, http2)
+        self.transport.set_protocol(http2)
+        http2.connection_made(self.transport)
+        return http2
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timer and notify the cycles and all watchers."""
@@ -167,6 +127,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse data and check the size and duration of the request head."""
+        if self._may_be_http2:
+            data = self._opening_bytes + data
+            if len(data) < len(HTTP2_PREFACE) and HTTP2_PREFACE.startswith(data):
+                self._opening_bytes = data
+                return
+            self._may_be_http2, self._opening_bytes = False, b""
+            if data.startswith(HTTP2_PREFACE) and self.options.http2:
+                self._switch_to_http2().data_received(data)
+                return
         was_in_head, self._head_began = self._in_head, False
         try:
             self._feed_parser(data)
@@ -346,17 +315,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _check_head(self) -> ParleyError | None:
         if self._over_limit:
-            return TooManyConnections(
-                "The server has as many connections as it can serve. Try again later.", retry_after=1.0
-            )
-        size = len(self.url) + 4 * len(self.headers) + sum(map(len, chain.from_iterable(self.headers)))
-        if size > self.options.header_limit:
-            return HeadersTooLarge(f"The request's headers have {size} bytes; {self.options.header_limit} are allowed.")
-        if len(self.headers) > self.options.header_count:
-            return HeadersTooLarge(
-                f"The request has {len(self.headers)} headers; {self.options.header_count} are allowed."
-            )
-        return self._check_framing()
+            return too_many_connections()
+        return find_oversized_head(self.url, self.headers, self.options) or self._check_framing()
 
     def _check_framing(self) -> ParleyError | None:
         """Refuse a head that other servers might understand otherwise (RFC 9112, 3.2 and 6.1)."""
@@ -368,7 +328,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if (host is None and version == "1.1") or (has_repeats and self._count_headers(b"host") > 1):
             return BadRequest(f"The request has {self._count_headers(b'host')} Host headers; it must have one.")
         if host is not None and not is_valid_host(host):
-            return BadRequest("The Host header is not a host name or address with an optional port.")
+            return BadRequest(INVALID_HOST)
         if coding is not None and (
             version == "1.0" or self._count_headers(b"transfer-encoding") > 1 or coding.strip().lower() != b"chunked"
         ):

@@ -42,6 +42,7 @@ class HttpOptions:
     connection_limit: ConnectionLimit = field(default_factory=ConnectionLimit, compare=False)  # ports may share one
     grpc_connections: int = field(default=MAX_GRPC_CONNECTIONS, compare=False)  # connections of each gRPC port
     keep_alive: float = 75.0  # how long an idle connection is kept
+    http2: bool = True  # False: HTTP/1.1 only
     ping_interval: float | None = None  # between comments in a silent event stream; proxies cut idle connections
 
     access_log: bool = True

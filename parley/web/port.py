@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from ssl import SSLContext
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -116,6 +116,14 @@ def uvicorn_config(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = 
     )
 
 
+@runtime_checkable
+class AnnouncesShutdown(Protocol):
+    """A connection whose client can be told that the server will stop."""
+
+    def announce_shutdown(self) -> None:
+        """Tell the client."""
+
+
 class HttpServer(uvicorn.Server):
     """A uvicorn server without signal handling, for sockets that listen already."""
 
@@ -130,6 +138,8 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for sock in sockets or ():
             if self.config.ssl is not None:
+                import parley.web.framing.http2_protocol  # noqa: F401  # now, and not while the first client waits
+
                 self.servers.append(TlsListener(sock, self.config.ssl, self._create_protocol))
             else:
                 create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
@@ -147,6 +157,12 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone: the process handles them itself."""
         yield
+
+    def announce_shutdown(self) -> None:
+        """Ask clients of HTTP/2 to send further requests elsewhere: the server will stop soon."""
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, AnnouncesShutdown):
+                connection.announce_shutdown()
 
     def use_options(self, options: HttpOptions) -> None:
         """Take other options from now on, but keep the limit of connections."""

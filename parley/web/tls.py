@@ -15,13 +15,13 @@ class TlsFileError(Exception):
     """A TLS file cannot be used. The message names it."""
 
 
-def server_tls_context(tls: TlsFiles) -> ssl.SSLContext:
+def server_tls_context(tls: TlsFiles, *, http2: bool = False) -> ssl.SSLContext:
     """Return the TLS context of a port. An encrypted key without a password file is asked for at the terminal.
 
-    Raises BadTls.
+    ``http2``: offer HTTP/2 as well. Raises BadTls.
     """
     tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls_context.set_alpn_protocols(["http/1.1"])
+    tls_context.set_alpn_protocols(["h2", "http/1.1"] if http2 else ["http/1.1"])
     return _load_tls_files(tls_context, tls)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvloop
 from support.certificates import make_authority, make_certificate, revoke_certificate
@@ -101,7 +102,7 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
 
 
 @contextlib.asynccontextmanager
-async def encrypted_port(folder: Path, **limits: Any) -> AsyncIterator[int]:
+async def encrypted_port(folder: Path, tls: ssl.SSLContext | None = None, **limits: Any) -> AsyncIterator[int]:
     """Run an encrypted port whose one answer is 204, with these limits; yield its number."""
 
     async def answer_204(scope: Any, receive: Any, send: Any) -> None:
@@ -109,7 +110,7 @@ async def encrypted_port(folder: Path, **limits: Any) -> AsyncIterator[int]:
         await send({"type": "http.response.body"})
 
     sock = server.open_listener("127.0.0.1", 0)
-    config = server.uvicorn_config(HttpOptions(**limits), answer_204, server_tls_context(tls_options(folder)))
+    config = server.uvicorn_config(HttpOptions(**limits), answer_204, tls or server_tls_context(tls_options(folder)))
     http_server = server.HttpServer(config)
     serving = asyncio.create_task(http_server.serve(sockets=[sock]))
     async with asyncio.timeout(20):
@@ -122,6 +123,30 @@ def run_on_uvloop(coroutine: Coroutine[Any, Any, None]) -> None:
     """Run on the event loop that servers use; its transports differ from asyncio's."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(coroutine)
+
+
+async def count_http2_connections(port: int, context: ssl.SSLContext) -> str:
+    limits = httpx.Limits(max_connections=1)
+    async with httpx.AsyncClient(http2=True, verify=context, limits=limits, trust_env=False) as client:
+        url = f"https://127.0.0.1:{port}/"
+        answers = await asyncio.gather(*(client.post(url, content=bytes(100_000)) for _ in range(10)))
+        assert {answer.status_code for answer in answers} == {204}
+        (version,) = {answer.http_version for answer in answers}
+        return version
+
+
+def test_clients_choose_http2_by_alpn_with_their_certificates(tls_files):
+    async def ask_ports() -> None:
+        mutual = tls_options(tls_files, client_authorities=(tls_files / "ours.pem",))
+        async with encrypted_port(tls_files, tls=server_tls_context(mutual, http2=True)) as port:
+            assert await count_http2_connections(port, client_context(tls_files, "friend")) == "HTTP/2"
+            with pytest.raises(httpx.TransportError):
+                await count_http2_connections(port, client_context(tls_files, "stranger"))
+            assert (await get(port, client_context(tls_files, "friend"))).status == 204
+        async with encrypted_port(tls_files) as port:  # one without HTTP/2
+            assert await count_http2_connections(port, client_context(tls_files)) == "HTTP/1.1"
+
+    run_on_uvloop(ask_ports())
 
 
 def test_silent_tls_handshake_ends_after_the_header_timeout(tls_files):

@@ -24,7 +24,7 @@ Prints the version. With --all also those of Python and the packages, the kernel
 OPTIONS = [Option("all", switch_kind(), "Print everything that belongs into a report of a fault.", False)]
 PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy", "llguidance", "uvicorn",
-    "uvloop", "httptools", "msgspec", "grpcio", "ray", "pillow", "av", "pyzmq",
+    "uvloop", "httptools", "h2", "msgspec", "grpcio", "ray", "pillow", "av", "pyzmq",
 )  # fmt: skip
 USEFUL_FLAGS = (
     "avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "sve",

@@ -39,7 +39,7 @@ from parley.serving.pages.page_files import send_page_file
 from parley.tracing.request_trace import SpanExporter
 from parley.version import __version__
 from parley.web.auth import ApiKeys, BrowserGuard, presented_key, tenant_id
-from parley.web.http_protocol import REQUEST_NUMBER_KEY, raise_head_error
+from parley.web.framing.request_head import REQUEST_NUMBER_KEY, raise_head_error
 from parley.web.logs import log_access
 from parley.web.port import with_cors
 from parley.web.request_body import ClientGone
