@@ -258,3 +258,20 @@ async def test_http1_goes_on_beside_it_and_alone_where_http2_is_off(serve, conne
     request = build_request("POST", "/v1/chat/completions", HELLO_CHAT)
     await connection.send(request[1:])
     assert (await connection.answer()).status == 200
+
+
+async def test_coordinator_passes_streams_and_resets_on(live_cluster, connect):
+    cluster = await live_cluster("mixed", tick=0.002)
+    client = await connect(cluster.front)
+    stream, plain = (client.begin("/v1/chat/completions", HELLO_CHAT | {"stream": flag}) for flag in (True, False))
+    await client.flush()
+    assert (await client.answer(stream)).body.endswith(b"data: [DONE]\n\n")
+    assert (await client.answer(plain)).json["choices"]
+    left = client.begin("/v1/chat/completions", LONG_CHAT)
+    await client.flush()
+    while not client.bodies[left]:
+        await client.step()
+    client.h2.reset_stream(left, 8)
+    await client.flush()
+    await cluster.instances[0].idle()
+    assert (await client.call("/v1/models")).status == 200
