@@ -10,7 +10,7 @@ from typing import Any
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.frames import FrameSplitter, StreamFailure
 
-TIMINGS = re.compile(rb'("[a-z_]*(?:time|cost|time_arr|batch_size|_duration)": ?)([0-9.e+-]+|\[[^\]]*\])')
+TIMINGS = re.compile(rb'("[a-z_]*(?:time|cost|time_arr|batch_size|_duration|completed_at)": ?)([0-9.e+-]+|\[[^\]]*\])')
 EVENT_NAME = re.compile(rb"^event: [a-z_.]+\n")
 EVENT_BOUNDARY = re.compile(rb"(?<=\n\n)|(?<=\0)")
 TEXT_MEMBERS = {
