@@ -241,8 +241,7 @@ async def test_goaway_of_a_client_does_not_end_its_streams(serve, connect, monke
 
 async def test_idle_connection_is_closed(serve, connect, monkeypatch):
     monkeypatch.setattr(http2_protocol, "LINGER_SECONDS", 0.05)
-    server = await serve(keep_alive=0.1, header_timeout=0.1)
-    client, silent = await connect(server), await connect(server)
+    client, silent = await connect(await serve(keep_alive=0.1)), await connect(await serve(header_timeout=0.1))
     assert (await client.call("/health")).status == 200
     assert await client.closed() == 0
     assert await silent.closed() == ENHANCE_YOUR_CALM  # it has not sent a request in time
