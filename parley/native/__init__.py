@@ -23,10 +23,9 @@ from parley.native.layer import DecoderLayer, StateWeights
 from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
-from parley.native.mamba import Mamba2Shape, Mamba2Weights
 from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
 from parley.native.pool import PageFormat, PagePool
-from parley.native.state_shape import GatedDeltaShape, ShortConvolutionShape
+from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms import (
     torch_attention,
     torch_experts,
@@ -57,7 +56,6 @@ __all__ = [
     "LoraRows",
     "LowRank",
     "Mamba2Shape",
-    "Mamba2Weights",
     "Mixture",
     "Norm",
     "PackedLora",
@@ -67,6 +65,7 @@ __all__ = [
     "QuantizedRows",
     "Routing",
     "Stack",
+    "StateWeights",
     "absorb_queries",
     "activate",
     "add_norm",
@@ -221,7 +220,7 @@ def activate(
 
 
 def scan_mamba2(
-    rows: torch.Tensor, weights: Mamba2Weights, shape: Mamba2Shape, states: torch.Tensor, spans: torch.Tensor
+    rows: torch.Tensor, weights: StateWeights, shape: Mamba2Shape, states: torch.Tensor, spans: torch.Tensor
 ) -> torch.Tensor:
     """Return the outputs of a Mamba 2 layer for rows [T, inner + channels + heads]: [T, inner]; advance the states.
 
@@ -441,7 +440,7 @@ def build_stack(
     kernel_library = library.load_kernels()
     if (
         kernel_library is None
-        or any(shape.state is not None or shape.has_output_gate for shape in shapes)
+        or any(not (shape.has_attention and shape.has_mlp) or shape.has_output_gate for shape in shapes)
         or not Stack.supports_layers(layers)
         or not choose_page_format(kv, torch.bfloat16, embedding.device).tiled
     ):

@@ -28,12 +28,13 @@ from parley.native import (
 from parley.native.compiled_grouped import GroupedPacked
 from parley.native.compiled_int8 import CompiledRows, Int8Packed, allocate_output
 from parley.native.experts import Experts
+from parley.native.layer import StateWeights
 from parley.native.layer_shape import ACTIVATIONS, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
-from parley.native.mamba import Mamba2Shape, Mamba2Weights
 from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
+from parley.native.state_shape import Mamba2Shape
 from parley.native.torch_forms.torch_grouped import GroupedWeight
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -282,7 +283,7 @@ class CompiledKernels:
     def scan_mamba2(
         self,
         rows: torch.Tensor,
-        weights: Mamba2Weights,
+        weights: StateWeights,
         shape: Mamba2Shape,
         states: torch.Tensor,
         spans: torch.Tensor,

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from parley.native.mamba import Mamba2Shape, Mamba2Weights
+from parley.native.layer import StateWeights
+from parley.native.state_shape import Mamba2Shape
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 MAMBA_SIGNATURES: dict[str, list[Any]] = {
@@ -20,7 +21,7 @@ MAMBA_SIGNATURES: dict[str, list[Any]] = {
 def scan_mamba2(
     library: ctypes.CDLL,
     rows: torch.Tensor,
-    weights: Mamba2Weights,
+    weights: StateWeights,
     shape: Mamba2Shape,
     states: torch.Tensor,
     spans: torch.Tensor,
@@ -50,6 +51,7 @@ def scan_mamba2(
         shape.kernel,
         threads,
     )
+    assert weights.decay is not None and weights.step_bias is not None and weights.skip is not None
     library.scan_heads(
         active.data_ptr(),
         steps.data_ptr(),

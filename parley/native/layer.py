@@ -17,7 +17,7 @@ class StateWeights:
 
     ``convolution`` [kernel, channels], the current token's last, and its bias [channels]. ``decay`` [heads]: the
     negative rate at which a state decays, and ``step_bias`` [heads], added to its step. ``norm``: of each head's
-    output, with the weights of all heads.
+    output, with the weights of all heads. ``skip`` [heads]: the share of values in Mamba 2's outputs.
     """
 
     convolution: torch.Tensor
@@ -25,6 +25,7 @@ class StateWeights:
     decay: torch.Tensor | None = None
     step_bias: torch.Tensor | None = None
     norm: Norm | None = None
+    skip: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class DecoderLayer:
     [value_dim, rank] a sum of latents into a value. Both hold a weight of each head, one after another.
 
     In a layer with a ``state``, ``qkv`` gives what the kernel of its kind reads, and ``state_gates`` its numbers per
-    head, if it has any.
+    head, if it has any. Weights of parts that ``LayerShape`` says the layer does not have are None.
     """
 
-    qkv: PackedWeight
-    output: PackedWeight
+    qkv: PackedWeight | None
+    output: PackedWeight | None
     gate_up: PackedWeight | None
     down: PackedWeight | None
     attention_norm: Norm | None = None

@@ -86,6 +86,7 @@ class LayerShape:
 
     A layer with ``has_output_gate`` multiplies the result of attention by the sigmoid of a gate, which ``qkv`` gives
     after the queries. A layer with a ``state`` has a kernel of that kind in place of attention, and no keys and values.
+    Layers without ``has_mixer`` have neither, and those without ``has_mlp`` no MLP.
 
     Where the weights hold sinks, each head has one more score, which takes its share of the softmax and has no value.
     """
@@ -102,6 +103,13 @@ class LayerShape:
     routing: Routing | None = None
     has_output_gate: bool = False
     state: StateShape | None = None
+    has_mixer: bool = True
+    has_mlp: bool = True
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the layer has keys and values."""
+        return self.has_mixer and self.state is None
 
 
 @dataclass(frozen=True)

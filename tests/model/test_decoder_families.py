@@ -30,9 +30,11 @@ BY_NIGHT = {
     "glm4_moe_lite",
     "youtu",
     "qwen3_5",
+    "granite_hybrid without experts",
+    "mamba2",
 }  # each part of them is in another family, too
 # The schedules of all others run by night; ``test_layers`` draws every variation of a layer.
-KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi", "gpt_oss", "deepseek_v3", "qwen3_next", "lfm2"]
+KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi", "gpt_oss", "deepseek_v3", "qwen3_next", "lfm2", "bamba"]
 TESTED_ELSEWHERE = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
     "qwen3_vl_moe_text", "kimi_k2",

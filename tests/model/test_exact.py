@@ -282,6 +282,7 @@ PREEMPTED = [
     ("mistral", True, "tiny int8"),
     ("deepseek_v3", False, "tiny"),
     ("lfm2", False, "tiny"),
+    ("nemotron_h", False, "tiny"),
 ]
 PREEMPTED_BY_NIGHT = [
     ("deepseek_v2", True, "tiny int8"),
@@ -295,6 +296,9 @@ PREEMPTED_BY_NIGHT = [
     ("qwen3_next", False, "tiny"),
     ("qwen3_next", True, "tiny int8"),
     ("qwen3_5", False, "tiny"),
+    ("granite_hybrid", True, "tiny int8"),
+    ("bamba", False, "tiny"),
+    ("mamba2", False, "tiny"),
 ]
 
 

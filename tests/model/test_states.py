@@ -60,6 +60,18 @@ def test_choices_and_prefixes_have_the_same_bits_without_a_cache():
         assert serve_requests(runner, [alone])[0]["b", 0] == answers["a", index]
 
 
+def test_a_model_without_attention_serves_more_tokens_than_it_has_pages_for():
+    """Pages still count tokens, but hold nothing."""
+    folder = tiny_models.model_folder("mamba2")
+    requests = [EngineRequest(str(i), [3 + 5 * i] * (40 + i), 20, Sampling(), seed=i, logprobs=0) for i in range(6)]
+    expected = {}
+    for request in requests:
+        expected |= serve_requests(load_test_runner(folder, max_batch=4)[0], [request])[0]
+    runner, info = load_test_runner(folder, max_batch=4)
+    assert info.fused and runner.network.layers == []
+    assert serve_requests(runner, requests, batch=4, step=24, blocks=12)[0] == expected
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_linear_layers_may_be_quantized(quantization):
     folder = tiny_models.model_folder("qwen3_5", num_hidden_layers=2)
@@ -111,9 +123,29 @@ def test_states_take_half_of_the_memory_and_a_restart_the_same():
         ("lfm2", {"layer_types": ["mamba"] * 3}, "layer_types are not one of"),
         ("lfm2", {"conv_L_cache": 0}, "conv_L_cache as 0"),
         ("lfm2_moe", {"use_expert_bias": False}, "use_expert_bias as False"),
+        ("bamba", {"mamba_n_heads": 3}, "3 heads of 32 in 2 groups do not divide 128 numbers"),
+        ("bamba", {"hidden_act": "gelu"}, "its convolutions have the activation gelu"),
+        ("bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor as 1.0"),
+        ("granite_hybrid", {"time_step_limit": [1.0, 0.5]}, "time_step_limit as"),
+        ("granite_hybrid", {"time_step_limit": [{"__float__": "many"}, 1]}, "time_step_limit as"),
+        ("granite_hybrid", {"layer_types": ["mlp"] * 3}, "layer_types are not one of"),
+        ("nemotron_h", {"layers_block_type": None}, "layer_types are not one of"),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}, "its convolutions have the activation gelu"),
     ],
 )
 def test_configs_that_do_not_fit_have_no_fused_decoder(architecture, change, reason):
     model_type, fields = tiny_models.STATE_DECODERS[architecture]
     with pytest.raises(Unfusable, match=reason):
         read_decoder_config({"model_type": model_type, **fields, **change})
+
+
+def test_old_configs_name_layers_otherwise():
+    def shapes_of(architecture: str, **change) -> tuple:
+        model_type, fields = tiny_models.STATE_DECODERS[architecture]
+        return read_decoder_config({"model_type": model_type, **fields, **change}).layers
+
+    expected = shapes_of("granite_hybrid")
+    assert [shape.state is None for shape in expected] == [False, True, False]
+    assert shapes_of("granite_hybrid", layer_types=["mamba", "attention", "mamba"]) == expected
+    pattern = {"layers_block_type": None, "hybrid_override_pattern": "M-M*--", "num_hidden_layers": 6}
+    assert shapes_of("nemotron_h", **pattern) == shapes_of("nemotron_h")

@@ -33,11 +33,11 @@ def kernel_level(request):
         yield request.param
 
 
-def random_weights(shape: native.Mamba2Shape, *, has_bias: bool = True, has_norm: bool = True) -> native.Mamba2Weights:
+def random_weights(shape: native.Mamba2Shape, *, has_bias: bool = True, has_norm: bool = True) -> native.StateWeights:
     def numbers(*sizes: int, seed: int) -> torch.Tensor:
         return random_tensor(*sizes, seed=seed, dtype=torch.float32)
 
-    return native.Mamba2Weights(
+    return native.StateWeights(
         convolution=numbers(shape.kernel, shape.channels, seed=1),
         convolution_bias=numbers(shape.channels, seed=2) if has_bias else None,
         decay=-numbers(shape.heads, seed=3).exp(),
@@ -58,7 +58,7 @@ def used_states(shape: native.Mamba2Shape, slots: int) -> torch.Tensor:
     return states
 
 
-def scan_whole(rows: torch.Tensor, weights: native.Mamba2Weights, shape: native.Mamba2Shape) -> torch.Tensor:
+def scan_whole(rows: torch.Tensor, weights: native.StateWeights, shape: native.Mamba2Shape) -> torch.Tensor:
     """Return the outputs of one sequence, computed at once."""
     return native.scan_mamba2(rows, weights, shape, used_states(shape, 1), torch.tensor([[0, len(rows), 0, 1]]))
 
@@ -204,7 +204,7 @@ def test_layers_compute_the_same_as_those_of_transformers(family, kernel_level):
         is_gate_first=not getattr(norm, "norm_before_gate", False),
         step_limits=tuple(mixer.time_step_limit),
     )
-    weights = native.Mamba2Weights(
+    weights = native.StateWeights(
         convolution=mixer.conv1d.weight[:, 0].t().contiguous(),
         convolution_bias=mixer.conv1d.bias,
         decay=-mixer.A_log.exp(),

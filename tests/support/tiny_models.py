@@ -143,8 +143,45 @@ DELTA_NETS = BASE_CONFIG | {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
+MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 2}
+GRANITE_FACTORS = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8.0,
+}  # fmt: skip
 # Those with layers that keep a state. Only tests of the fused decoder load them.
 STATE_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite_hybrid": (
+        "granitemoehybrid",
+        BASE_CONFIG
+        | MAMBA2
+        | EXPERTS
+        | {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"shared_intermediate_size": 72, "intermediate_size": 48, "position_embedding_type": "rope"},
+    ),
+    "bamba": (
+        "bamba",
+        BASE_CONFIG
+        | MAMBA2
+        | {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_d_conv": 3, "mamba_proj_bias": True},
+    ),
+    "mamba2": (
+        "mamba2",
+        {name: BASE_CONFIG[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+        | {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2, "use_bias": True},
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {name: value for name, value in BASE_CONFIG.items() if name != "num_hidden_layers"}
+        | {"layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp", "mlp"]}
+        | {"head_dim": 24, "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2},
+    ),
+    "granite_hybrid without experts": (
+        "granitemoehybrid",
+        BASE_CONFIG
+        | MAMBA2
+        | GRANITE_FACTORS
+        | {"layer_types": ["linear_attention", "full_attention"], "mamba_proj_bias": True, "num_local_experts": 0}
+        | {"shared_intermediate_size": 96, "mamba_conv_bias": False, "tie_word_embeddings": True},
+    ),
     "qwen3_next": (
         "qwen3_next",
         DELTA_NETS

@@ -152,12 +152,14 @@ class DecoderWeights:
     def linear_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer, each as the parts to be merged, in order."""
         s, state = self.config, self.config.layers[layer].state
-        parts = self._attention_parts(layer) if state is None else self.states.linear_parts(layer, state)
+        parts: dict[str, list[LinearSpec]] = {}
+        if s.layers[layer].has_mixer:
+            parts = self._attention_parts(layer) if state is None else self.states.linear_parts(layer, state)
         gate_up, down, width = s.tensors.gate_up, s.tensors.down, s.intermediate
         if s.layers[layer].routing is not None:
             names = self.mixtures.names
             gate_up, down, width = names.shared_gate_up, names.shared_down, s.shared_width
-        if width:
+        if width and s.layers[layer].has_mlp:
             widths = [width] * (1 + s.layers[layer].is_gated)
             parts["gate_up"] = self._name_parts("gate_up", layer, gate_up, widths, s.hidden)
             parts["down"] = self._name_parts("down", layer, (down,), [s.hidden], width)
@@ -229,8 +231,12 @@ class DecoderWeights:
             "query_norm": s.head_dim * (s.heads if whole else 1),
             "key_norm": s.head_dim * (s.kv_heads if whole else 1),
         }
-        if s.layers[layer].state is not None:
+        if not s.layers[layer].has_attention:
             del widths["query_norm"], widths["key_norm"]
+        if not s.layers[layer].has_mixer:
+            del widths["attention_norm"], widths["attention_after_norm"]
+        if not s.layers[layer].has_mlp:
+            del widths["mlp_norm"], widths["mlp_after_norm"]
         if s.latent is not None:
             widths |= {"query_latent_norm": s.latent.query_rank, "latent_norm": s.latent.rank}
         names = {field: getattr(s.tensors, field) for field in widths}
@@ -376,7 +382,12 @@ class DecoderWeights:
         norms = {field: self.read_norm(*place) for field, place in self.layer_norms(index).items()}
         norms |= {field: replace(norm, eps=LATENT_EPS) for field, norm in norms.items() if field in LATENT_NORMS}
         head_norm = self._merge_head_norms(norms.pop("query_norm", None), norms.pop("key_norm", None))
-        members: dict[str, Any] = {"gate_up": None, "down": None, **packed, **norms, "head_norm": head_norm}
+        members: dict[str, Any] = {
+            **dict.fromkeys(("qkv", "output", "gate_up", "down")),
+            **packed,
+            **norms,
+            "head_norm": head_norm,
+        }
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         members["state"] = self.states.read_layer(index)
         layer = DecoderLayer(**members)

@@ -264,10 +264,12 @@ def reference_logits(
             return norm_rows(x, *norms[field]) if field in norms else x
 
         before = x
-        attended = attend_rows(normed(x, "attention_norm"), layer, norms)
-        x = x + shape.residual_scale * normed(attended, "attention_after_norm")
-        inside = run_layer_mlp(normed(before if shape.is_parallel else x, "mlp_norm"), layer)
-        x = x + shape.residual_scale * normed(inside, "mlp_after_norm")
+        if shape.has_mixer:
+            attended = attend_rows(normed(x, "attention_norm"), layer, norms)
+            x = x + shape.residual_scale * normed(attended, "attention_after_norm")
+        if shape.has_mlp:
+            inside = run_layer_mlp(normed(before if shape.is_parallel else x, "mlp_norm"), layer)
+            x = x + shape.residual_scale * normed(inside, "mlp_after_norm")
         checkpoint.release_pages(*weights.layer_tensors(layer))
     rows = norm_rows(x[-1:], config.tensors.norm, config.hidden)
     logits = weights.read_linear(weights.head, outputs).multiply_rows(rows)

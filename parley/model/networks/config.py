@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from parley.model.networks.families.decoder_family import FULL, LLAMA_TENSORS, SLIDING, DecoderFamily, TensorNames
+from parley.model.networks.families.decoder_family import FULL, LLAMA_TENSORS, MLP, SLIDING, DecoderFamily, TensorNames
 from parley.model.networks.families.table import FAMILIES, FUSABLE_TYPES
 from parley.model.networks.mixtures import SIZE_UNIT, MixtureNames
 from parley.model.networks.rope import (
@@ -39,12 +39,16 @@ ACTIVATION_NAMES = {
 }
 
 
+# Names of layer types in older configs of models with layers that keep a state, to those of newer ones.
+OLD_LAYER_TYPES = {"attention": FULL, "mamba": "linear_attention"}
+
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """Sizes of a decoder, and what it and each of its ``layers`` compute.
 
-    ``biases``: the groups of linear layers with a bias, of qkv, output, gate_up, down, head and state (all of layers
-    with a state). All norms have ``eps``;
+    ``biases``: the groups of linear layers with a bias, of qkv, output, gate_up, down, head, state (the linear layers
+    of layers with a state) and convolution. All norms have ``eps``;
     ``norm_offset`` is added to their stored weights. ``are_norms_centered``: they are LayerNorms, not RMS norms.
 
     Embeddings are multiplied by ``embedding_scale``, rounded to the dtype of the model, and logits by ``logit_scale``;
@@ -101,7 +105,7 @@ class DecoderConfig:
     @property
     def attention_count(self) -> int:
         """The number of layers with attention, which have keys and values."""
-        return sum(shape.state is None for shape in self.layers)
+        return sum(shape.has_attention for shape in self.layers)
 
     @property
     def state_sizes(self) -> list[int]:
@@ -174,6 +178,8 @@ def _read_biases(family: DecoderFamily, fields: dict[str, Any]) -> frozenset[str
     by_group = dict(family.biases)
     if family.state is not None and family.state.has_bias is not None:
         by_group["state"] = family.state.has_bias
+    if family.state is not None and family.state.has_convolution_bias is not None:
+        by_group["convolution"] = family.state.has_convolution_bias
     return frozenset(name for name, by in by_group.items() if by is True or fields[str(by)])
 
 
@@ -295,17 +301,23 @@ def _read_layers(
             routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
             has_output_gate=family.has_output_gate and layer_type != state_type,
             state=state if layer_type == state_type else None,
+            has_mixer=layer_type != MLP,
+            has_mlp=layer_type == MLP or not family.has_single_parts,
         )
         for i, (layer_type, rope) in enumerate(zip(layer_types, ropes, strict=True))
     )
 
 
 def _read_layer_types(family: DecoderFamily, fields: dict[str, Any], count: int) -> list[str]:
-    """Return for each layer FULL, SLIDING, or the type of the family's layers with a state."""
+    """Return for each layer FULL, SLIDING, the type of the family's layers with a state, or MLP."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
         layer_types = family.layer_types(fields, count)
+    if family.state is not None and isinstance(layer_types, list):
+        layer_types = [OLD_LAYER_TYPES.get(name, name) if isinstance(name, str) else name for name in layer_types]
     known = [FULL, SLIDING] if family.state is None else [FULL, SLIDING, family.state.layer_type]
+    if family.has_single_parts:
+        known.append(MLP)
     if len(layer_types) != count or not set(layer_types) <= set(known):
         raise Unfusable(f"its layer_types are not one of {' and '.join(known)} per layer")
     return list(layer_types)

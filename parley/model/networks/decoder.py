@@ -19,7 +19,7 @@ from parley.model.networks.config import DecoderConfig
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.model.networks.state_arena import BatchStates, temporary_states
 from parley.native.layer import DecoderLayer
-from parley.native.state_shape import GatedDeltaShape
+from parley.native.state_shape import GatedDeltaShape, Mamba2Shape
 
 # The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of the
 # last two.
@@ -68,7 +68,7 @@ class FusedDecoder:
         self.state_sizes = config.state_sizes
         # The number of each layer among those with pages, or among those with a state.
         self._store_numbers = [
-            sum((shape.state is None) == (other.state is None) for other in config.layers[:i])
+            sum(other.has_mixer and (shape.state is None) == (other.state is None) for other in config.layers[:i])
             for i, shape in enumerate(config.layers)
         ]
         self.layer_weights = layer_weights
@@ -204,27 +204,39 @@ class FusedDecoder:
         # later. A LoRA adapter reads rows unquantised; the layer then quantises them itself, with the same result.
         has_adapters = batch.adapted is not None
         norms_with_readers = [
-            (block.attention_norm, None if has_adapters else block.qkv) for block in self.layer_weights
-        ] + [(self._norm, None)]
+            *(self._first_norm(i, has_adapters) for i in range(len(config.layers))),
+            (self._norm, None),
+        ]
         norm, reader = norms_with_readers[0]
         x = native.norm_rows(residual, norm, consumer=reader)
         layers = zip(self.layer_weights, config.layers, norms_with_readers[1:], strict=True)
         states = batch.states or temporary_states(self.state_sizes, batch.spans)
         for i, (block, shape, (norm, reader)) in enumerate(layers):
             beat()
-            if shape.state is None:
+            if shape.has_attention:
                 attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope])
-            else:
+            elif shape.has_mixer:
                 attended = self._run_state_layer(i, x, batch, states)
-            x, residual = self._finish_attention(i, self._apply_linear(attended, batch, i, "output"), residual, batch)
-            x = self._run_mlp(i, x, batch) if block.mixture is None else self._mix_experts(i, x, batch)
-            after, scale = block.mlp_after_norm, shape.residual_scale
+            if shape.has_mixer:
+                x, after = self._apply_linear(attended, batch, i, "output"), block.attention_after_norm
+            if shape.has_mixer and shape.has_mlp:
+                x, residual = self._finish_attention(i, x, residual, batch)
+            if shape.has_mlp:
+                x = self._run_mlp(i, x, batch) if block.mixture is None else self._mix_experts(i, x, batch)
+                after = block.mlp_after_norm
+            scale = shape.residual_scale
             x, residual = native.add_norm(x, residual, norm, after=after, scale=scale, consumer=reader)
             if batch.media is not None and i < len(batch.media.deep):
                 residual[batch.media.tokens] += batch.media.deep[i]
                 x = native.norm_rows(residual, norm, consumer=reader)
         result: torch.Tensor = x
         return result
+
+    def _first_norm(self, layer: int, has_adapters: bool) -> tuple[native.Norm | None, native.PackedWeight | None]:
+        """Return the norm of a layer's input, and the only linear layer that reads it, None if there are several."""
+        shape, block = self.config.layers[layer], self.layer_weights[layer]
+        norm, reader = (block.attention_norm, block.qkv) if shape.has_mixer else (block.mlp_norm, block.gate_up)
+        return norm, None if has_adapters or not (shape.has_mixer or block.mixture is None) else reader
 
     def _attend_layer(
         self,
@@ -280,6 +292,8 @@ class FusedDecoder:
         if isinstance(shape, GatedDeltaShape):
             gates = self._apply_linear(x, batch, layer, "state_gates")
             return native.scan_gated_delta(rows, gates, weights, shape, stored, states.spans)
+        if isinstance(shape, Mamba2Shape):
+            return native.scan_mamba2(rows, weights, shape, stored, states.spans)
         return native.convolve_gated(rows, weights, shape, stored, states.spans)
 
     def _write_latents(

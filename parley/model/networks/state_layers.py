@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from parley.model.networks.rope import Unfusable
-from parley.native.state_shape import GatedDeltaShape, ShortConvolutionShape, StateShape
+from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class StateNames:
     """The names of the tensors of a layer with a state; those that are None or empty do not exist.
 
     ``input`` lists the linear layers to be merged that read the layer's input, ``gates`` those of the numbers per head.
-    ``decay`` holds the logarithm of the rate at which a state decays.
+    ``decay`` holds the logarithm of the rate at which a state decays. ``skip`` is that of ``StateWeights``.
     """
 
     input: tuple[str, ...]
@@ -25,20 +26,23 @@ class StateNames:
     norm: str | None = None
     decay: str | None = None
     step_bias: str | None = None
+    skip: str | None = None
 
 
 @dataclass(frozen=True)
 class StateFamily:
     """How the layers with a state of one model type are read. ``layer_type``: their name in layer_types of the config.
 
-    ``has_bias``: the field that says whether their linear layers and their convolution have biases; None: they have
-    none. ``read_shape`` reads their sizes from a config's fields, and raises Unfusable.
+    ``has_bias``: the field that says whether their linear layers have biases, and ``has_convolution_bias`` whether
+    their convolutions have; None: they have none. ``read_shape`` reads their sizes from a config's fields, and raises
+    Unfusable.
     """
 
     layer_type: str
     names: StateNames
     read_shape: Callable[[Mapping[str, Any]], StateShape]
     has_bias: str | None = None
+    has_convolution_bias: str | None = None
 
 
 def read_gated_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
@@ -57,6 +61,45 @@ def read_gated_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
 def read_short_convolution(fields: Mapping[str, Any]) -> ShortConvolutionShape:
     """Return the sizes of a short convolution. Raises Unfusable."""
     return ShortConvolutionShape(_read_size(fields, "hidden_size"), _read_size(fields, "conv_L_cache"))
+
+
+def read_mamba2(fields: Mapping[str, Any]) -> Mamba2Shape:
+    """Return the sizes of a Mamba 2 layer. Raises Unfusable."""
+    heads, state_dim, groups, kernel = (
+        _read_size(fields, f"mamba_{name}") for name in ("n_heads", "d_state", "n_groups", "d_conv")
+    )
+    inner = _read_inner(fields)
+    head_dim = inner // heads if fields["mamba_d_head"] == "auto" else _read_size(fields, "mamba_d_head")
+    if heads * head_dim != inner or heads % groups:
+        raise Unfusable(f"{heads} heads of {head_dim} in {groups} groups do not divide {inner} numbers")
+    activation = fields.get("mamba_hidden_act", fields["hidden_act"])
+    if activation not in ("silu", "swish"):
+        raise Unfusable(f"its convolutions have the activation {activation}")
+    return Mamba2Shape(heads, head_dim, state_dim, groups, kernel, groups, step_limits=_read_step_limits(fields))
+
+
+def _read_inner(fields: Mapping[str, Any]) -> int:
+    """Return the numbers of all heads: ``mamba_d_ssm``, or ``mamba_expand`` times the hidden size, or with neither the
+    product of the heads and their size. Raises Unfusable."""
+    if fields.get("mamba_d_ssm") is not None:
+        return _read_size(fields, "mamba_d_ssm")
+    if fields["mamba_expand"] is None:
+        return _read_size(fields, "mamba_n_heads") * _read_size(fields, "mamba_d_head")
+    return _read_size(fields, "mamba_expand") * _read_size(fields, "hidden_size")
+
+
+def _read_step_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the least and the largest step. Transformers writes infinity as {"__float__": "Infinity"}."""
+    limits = fields["time_step_limit"]
+    if limits is None:
+        return 0.0, math.inf
+    try:
+        least, most = (float(each["__float__"] if isinstance(each, dict) else each) for each in limits)
+    except (KeyError, TypeError, ValueError):
+        least, most = math.nan, math.nan
+    if not 0 <= least <= most:
+        raise Unfusable(f"its config gives time_step_limit as {limits!r}")
+    return least, most
 
 
 def _read_size(fields: Mapping[str, Any], name: str) -> int:
@@ -97,4 +140,32 @@ LFM2_STATES = StateFamily(
     StateNames(input=("conv.in_proj",), output="conv.out_proj", convolution="conv.conv"),
     read_short_convolution,
     has_bias="conv_bias",
+    has_convolution_bias="conv_bias",
+)
+MAMBA2_STATES = StateFamily(
+    "linear_attention",
+    StateNames(
+        input=("mamba.in_proj",),
+        output="mamba.out_proj",
+        convolution="mamba.conv1d",
+        norm="mamba.norm",
+        decay="mamba.A_log",
+        step_bias="mamba.dt_bias",
+        skip="mamba.D",
+    ),
+    read_mamba2,
+    has_bias="mamba_proj_bias",
+    has_convolution_bias="mamba_conv_bias",
+)
+MIXER_STATES = replace(
+    MAMBA2_STATES,
+    names=StateNames(
+        input=("mixer.in_proj",),
+        output="mixer.out_proj",
+        convolution="mixer.conv1d",
+        norm="mixer.norm",
+        decay="mixer.A_log",
+        step_bias="mixer.dt_bias",
+        skip="mixer.D",
+    ),
 )

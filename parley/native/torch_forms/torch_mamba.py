@@ -1,8 +1,6 @@
 """Mamba 2 (arXiv 2405.21060) in torch operators: the definition of the kernel, and its implementation without it.
 
-Tokens of a sequence are computed one after another, and sequences one by one, so the bits of a row depend neither on
-other rows nor on how a sequence is cut into steps. Exponential functions are computed in float64, because torch's in
-float32 have other bits at the end of a vector.
+``spans`` and ``states`` are those of ``torch_states``, and bits depend on as little.
 """
 
 from __future__ import annotations
@@ -10,12 +8,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from parley.native.layer import StateWeights
 from parley.native.layer_shape import Norm
-from parley.native.mamba import Mamba2Shape, Mamba2Weights
+from parley.native.state_shape import Mamba2Shape
+from parley.native.torch_forms.torch_states import begin_spans, convolve_rows, silu
 
 
 def scan_mamba2(
-    rows: torch.Tensor, weights: Mamba2Weights, shape: Mamba2Shape, states: torch.Tensor, spans: torch.Tensor
+    rows: torch.Tensor, weights: StateWeights, shape: Mamba2Shape, states: torch.Tensor, spans: torch.Tensor
 ) -> torch.Tensor:
     """Return the outputs of a Mamba 2 layer before its output layer: [T, inner], in the dtype of ``rows``.
 
@@ -27,46 +27,22 @@ def scan_mamba2(
         y = C S + skip * x
 
     and the result is norm(y * silu(gate_scale * gate)), or norm(y) * silu(gate_scale * gate).
-
-    ``spans`` int64 [S, 4]: for each sequence, its first row, its count of rows, the row of its state in ``states``
-    float32 [slots, size], and whether it begins with these rows. A sequence that begins has the state zero, whatever
-    lies there.
     """
     out = rows.new_empty(len(rows), shape.inner)
-    for first, count, slot, begins in spans.tolist():
-        if begins:
-            states[slot].zero_()
-        recurrent, tail = states[slot].split([shape.recurrent_size, shape.size - shape.recurrent_size])
-        recurrent, tail = recurrent.view(shape.heads, shape.state_dim, -1), tail.view(-1, shape.channels)
-        gates, inputs, steps = rows[first : first + count].float().split([shape.inner, shape.channels, shape.heads], 1)
-        active = _silu(_convolve(inputs, tail, weights))
-        y = _scan_heads(active, steps, weights, shape, recurrent)
-        out[first : first + count] = _norm_gated(y, _silu(gates * shape.gate_scale), weights.norm, shape)
+    for span in begin_spans(states, spans):
+        recurrent, tail = span.state.split([shape.recurrent_size, shape.size - shape.recurrent_size])
+        gates, inputs, steps = rows[span.rows].float().split([shape.inner, shape.channels, shape.heads], 1)
+        active = silu(convolve_rows(inputs, tail.view(-1, shape.channels), weights))
+        y = _scan_heads(active, steps, weights, shape, recurrent.view(shape.heads, shape.state_dim, -1))
+        out[span.rows] = _norm_gated(y, silu(gates * shape.gate_scale), weights.norm, shape)
     return out
 
 
-def _silu(x: torch.Tensor) -> torch.Tensor:
-    """Return x * sigmoid(x) of float32 numbers."""
-    wide = x.double()
-    return (wide * wide.sigmoid()).float()
-
-
-def _convolve(inputs: torch.Tensor, tail: torch.Tensor, weights: Mamba2Weights) -> torch.Tensor:
-    """Return the causal convolution of float32 inputs [T, channels] that follow ``tail`` [kernel - 1, channels], which
-    becomes the last inputs."""
-    rows, count = torch.cat((tail, inputs)), len(inputs)
-    bias = torch.zeros(()) if weights.convolution_bias is None else weights.convolution_bias
-    total = bias.to(inputs.device).expand(inputs.shape)
-    for i, weight in enumerate(weights.convolution):
-        total = total + rows[i : i + count] * weight
-    tail.copy_(rows[count:])
-    return total
-
-
 def _scan_heads(
-    active: torch.Tensor, steps: torch.Tensor, weights: Mamba2Weights, shape: Mamba2Shape, recurrent: torch.Tensor
+    active: torch.Tensor, steps: torch.Tensor, weights: StateWeights, shape: Mamba2Shape, recurrent: torch.Tensor
 ) -> torch.Tensor:
     """Return y of all heads, float32 [T, inner], and advance the recurrent state [heads, state_dim, head_dim]."""
+    assert weights.decay is not None and weights.step_bias is not None and weights.skip is not None
     key_width = shape.groups * shape.state_dim
     x, b, c = active.split([shape.inner, key_width, key_width], 1)
     x = x.unflatten(1, (shape.heads, 1, -1))

@@ -39,13 +39,10 @@ STATES = "which keep more than keys and values"
 # What the config says is enough to refuse these
 REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({"model_type": "mamba"}, STATES),
-    "mamba2": ({"model_type": "mamba2", "head_dim": 16, "num_heads": 8}, STATES),
     "falcon_mamba": ({"model_type": "falcon_mamba"}, STATES),
     "jamba": ({"model_type": "jamba"}, STATES),
-    "bamba": ({"model_type": "bamba"}, STATES),
-    "granitemoehybrid": ({"model_type": "granitemoehybrid"}, STATES),
     "falcon_h1": ({"model_type": "falcon_h1"}, STATES),
-    "nemotron_h": ({"model_type": "nemotron_h"}, STATES),
+    "nemotron_h with experts": ({"model_type": "nemotron_h"}, STATES),
     "recurrent_gemma": ({"model_type": "recurrent_gemma"}, STATES),
     "kimi_linear": ({"model_type": "kimi_linear"}, STATES),
     "minimax": ({"model_type": "minimax"}, STATES),

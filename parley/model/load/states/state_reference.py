@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from parley.native.layer import StateWeights
-from parley.native.state_shape import GatedDeltaShape, ShortConvolutionShape, StateShape
+from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
 
 
 def convolve_inputs(x: torch.Tensor, weights: StateWeights) -> torch.Tensor:
@@ -30,6 +30,8 @@ def run_state_layer(shape: StateShape, weights: StateWeights, rows: torch.Tensor
     """
     if isinstance(shape, GatedDeltaShape):
         return run_gated_delta(shape, weights, rows, gates)
+    if isinstance(shape, Mamba2Shape):
+        return run_mamba2(shape, weights, rows)
     return run_short_convolution(shape, weights, rows)
 
 
@@ -70,3 +72,31 @@ def run_gated_delta(
         gate = z[:, head * shape.value_dim : (head + 1) * shape.value_dim]
         outputs.append(out * gate * gate.sigmoid())
     return torch.cat(outputs, 1) * weights.norm.weight
+
+
+def run_mamba2(shape: Mamba2Shape, weights: StateWeights, rows: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of a Mamba 2 layer (arXiv 2405.21060, equation 2), each head by itself:
+    S_t = exp(A step_t) S_(t-1) + step_t x_t B_t^T and y_t = S_t C_t + D x_t."""
+    assert weights.decay is not None and weights.step_bias is not None and weights.skip is not None
+    z, mixed, steps = rows.split([shape.inner, shape.channels, shape.heads], 1)
+    active = convolve_inputs(mixed, weights)
+    active = active * active.sigmoid()
+    steps = torch.logaddexp(steps * shape.step_scale + weights.step_bias, torch.zeros(())).clamp(*shape.step_limits)
+    key_width = shape.groups * shape.state_dim
+    x, b, c = active.split([shape.inner, key_width, key_width], 1)
+    x = x.unflatten(1, (shape.heads, -1))
+    b, c = (each.unflatten(1, (shape.groups, -1)).repeat_interleave(shape.heads // shape.groups, 1) for each in (b, c))
+    state, outputs = torch.zeros(shape.heads, shape.head_dim, shape.state_dim), []
+    for t in range(len(rows)):
+        kept, added = (weights.decay * steps[t]).exp(), steps[t, :, None] * x[t]
+        state = kept[:, None, None] * state + added[:, :, None] * b[t][:, None]
+        outputs.append(torch.einsum("hpn,hn->hp", state, c[t]) + weights.skip[:, None] * x[t])
+    y: torch.Tensor = torch.stack(outputs).flatten(1)
+    gate: torch.Tensor = z * shape.gate_scale
+    gate = gate * gate.sigmoid()
+    if weights.norm is None:
+        return y * gate
+    parts = (y * gate if shape.is_gate_first else y).unflatten(1, (shape.norm_groups, -1))
+    parts = parts / (parts.square().mean(-1, keepdim=True) + weights.norm.eps).sqrt()
+    normed: torch.Tensor = parts.flatten(1) * weights.norm.weight
+    return normed if shape.is_gate_first else normed * gate

@@ -12,7 +12,7 @@ from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.networks.config import DecoderConfig
 from parley.native.layer import StateWeights
-from parley.native.state_shape import GatedDeltaShape, StateShape
+from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, StateShape
 
 
 class TensorReader(Protocol):
@@ -51,6 +51,9 @@ class LayerStateWeights:
             ]
 
         output = LinearSpec(self._weights.layer_name(layer, names.output), hidden, shape.inner, has_bias)
+        if isinstance(shape, Mamba2Shape):
+            outs = [shape.inner + shape.channels + shape.heads]
+            return {"qkv": parts(names.input, outs, hidden, []), "output": [output]}
         if not isinstance(shape, GatedDeltaShape):
             return {"qkv": parts(names.input, [3 * shape.width], hidden, []), "output": [output]}
         share = shape.value_heads // shape.key_heads
@@ -67,12 +70,17 @@ class LayerStateWeights:
         if shape is None or names is None:
             return {}
         tensors: dict[str, tuple[int, ...]] = {names.convolution + ".weight": (shape.channels, 1, shape.kernel)}
-        if "state" in self._config.biases:
+        if "convolution" in self._config.biases:
             tensors[names.convolution + ".bias"] = (shape.channels,)
         if isinstance(shape, GatedDeltaShape):
             for name in (names.decay, names.step_bias):
                 tensors[str(name)] = (shape.value_heads,)
             tensors[f"{names.norm}.weight"] = (shape.value_dim,)
+        if isinstance(shape, Mamba2Shape):
+            for name in (names.decay, names.step_bias, names.skip):
+                tensors[str(name)] = (shape.heads,)
+            if names.norm is not None:
+                tensors[f"{names.norm}.weight"] = (shape.inner,)
         return {self._weights.layer_name(layer, name): sizes for name, sizes in tensors.items()}
 
     def check_shapes(self, layer: int) -> None:
@@ -93,9 +101,12 @@ class LayerStateWeights:
             return stored.to(device=self._weights.device, dtype=torch.float32, copy=True)
 
         convolution = read(names.convolution + ".weight")[:, 0].t().contiguous()
-        bias = read(names.convolution + ".bias") if "state" in self._config.biases else None
-        if not isinstance(shape, GatedDeltaShape):
+        bias = read(names.convolution + ".bias") if "convolution" in self._config.biases else None
+        if not isinstance(shape, GatedDeltaShape | Mamba2Shape):
             return StateWeights(convolution, bias)
-        norm = self._weights.read_norm(self._weights.layer_name(layer, str(names.norm)), shape.value_dim, 0.0)
-        norm = replace(norm, weight=norm.weight.repeat(shape.value_heads))
-        return StateWeights(convolution, bias, -read(str(names.decay)).exp(), read(str(names.step_bias)), norm)
+        width, norm = shape.inner if isinstance(shape, Mamba2Shape) else shape.value_dim, None
+        if names.norm is not None:
+            norm = self._weights.read_norm(self._weights.layer_name(layer, names.norm), width, 0.0)
+            norm = replace(norm, weight=norm.weight.repeat(shape.inner // width))
+        skip = None if names.skip is None else read(names.skip)
+        return StateWeights(convolution, bias, -read(str(names.decay)).exp(), read(str(names.step_bias)), norm, skip)

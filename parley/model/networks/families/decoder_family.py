@@ -14,6 +14,7 @@ from parley.model.networks.mixtures import MixtureFamily
 from parley.model.networks.state_layers import StateFamily
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+MLP = "mlp"  # a layer of a model with ``has_single_parts``
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class DecoderFamily:
     others are fields of ``LayerShape``.
     ``has_output_gate``: as in ``LayerShape``; the queries' layer gives a head's query and then its gate.
     ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``: as in ``DecoderConfig``.
+    ``has_single_parts``: a layer is either an MLP or attention, or what stands in its place.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
     layers after the last that predict further tokens, and are not used. ``variant``: returns the row for a config, if
     names of tensors depend on it. ``state``: how the layers that keep a state are read.
@@ -134,6 +136,7 @@ class DecoderFamily:
     is_parallel: bool | str = False
     has_grouped_qkv: bool = False
     has_output_gate: bool = False
+    has_single_parts: bool = False
     activation: str | None = None
     mixture: MixtureFamily | None = None
     state: StateFamily | None = None

@@ -21,6 +21,7 @@ from parley.model.networks.families.layer_norm_decoders import (
     STABLELM,
     STARCODER2,
 )
+from parley.model.networks.families.mamba_decoders import BAMBA, GRANITE_HYBRID, MAMBA2, NEMOTRON_HYBRID
 from parley.model.networks.families.mixture_decoders import (
     DOTS1,
     ERNIE_MOE,
@@ -109,5 +110,9 @@ FAMILIES: dict[str, DecoderFamily] = {
     "qwen3_5_moe_text": QWEN3_5_MOE,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "granitemoehybrid": GRANITE_HYBRID,
+    "bamba": BAMBA,
+    "mamba2": MAMBA2,
+    "nemotron_h": NEMOTRON_HYBRID,
 }
 FUSABLE_TYPES = frozenset(FAMILIES)

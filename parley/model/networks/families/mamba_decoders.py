@@ -1,0 +1,202 @@
+"""The decoders with Mamba 2 layers: one row each. ``state_layers.py`` says how these layers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from parley.model.networks.families.decoder_family import (
+    ATTENTION_BIASES,
+    COMMON_FIELDS,
+    FULL,
+    MLP,
+    MLP_BIASES,
+    DecoderFamily,
+    TensorNames,
+)
+from parley.model.networks.families.mixture_decoders import GRANITE_MOE_SHARED
+from parley.model.networks.state_layers import MAMBA2_STATES, MIXER_STATES
+
+MAMBA_FIELDS: dict[str, Any] = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "time_step_limit": None,
+}
+
+
+def all_mamba(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: all keep a state."""
+    return [MAMBA2_STATES.layer_type] * count
+
+
+def full_at_attention_indices(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: those in ``attn_layer_indices`` see the whole context, others are Mamba."""
+    indices = fields["attn_layer_indices"] or ()
+    return [FULL if i in indices else MAMBA2_STATES.layer_type for i in range(count)]
+
+
+def none_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: none has."""
+    return [False] * len(layer_types)
+
+
+def rotated_by_name(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: attention has if ``position_embedding_type`` is rope."""
+    return [fields["position_embedding_type"] == "rope" and layer_type == FULL for layer_type in layer_types]
+
+
+def granite_hybrid_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of Granite 4. Without experts, the shared one is the MLP of each layer."""
+    if config.get("num_local_experts", 8):
+        return GRANITE_HYBRID
+    tensors = replace(GRANITE_HYBRID.tensors, gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
+    renamed = {"shared_intermediate_size": "intermediate_size", "intermediate_size": "expert_intermediate_size"}
+    fields = {**GRANITE_HYBRID.fields, "intermediate_size": 1024}
+    return replace(GRANITE_HYBRID, fields=fields, renamed=renamed, tensors=tensors, mixture=None)
+
+
+GRANITE_HYBRID = replace(
+    GRANITE_MOE_SHARED,
+    fields={
+        **GRANITE_MOE_SHARED.fields,
+        **MAMBA_FIELDS,
+        "shared_expert_intermediate_size": 1024,
+        "position_embedding_type": None,
+        "layer_types": None,
+    },
+    layer_types=all_mamba,
+    rotated=rotated_by_name,
+    variant=granite_hybrid_variant,
+    state=MAMBA2_STATES,
+)
+BAMBA = DecoderFamily(
+    COMMON_FIELDS
+    | MAMBA_FIELDS
+    | {
+        "vocab_size": 128000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 262144,
+        "partial_rotary_factor": 0.5,
+        "attn_layer_indices": None,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    required={"partial_rotary_factor": 0.5},
+    biases=ATTENTION_BIASES | MLP_BIASES,
+    tensors=TensorNames(
+        norm="model.final_layernorm",
+        gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+        mlp_norm="pre_ff_layernorm",
+    ),
+    layer_types=full_at_attention_indices,
+    state=MAMBA2_STATES,
+)
+# Both types have these, besides names of their own that other types use for attention.
+MIXER_RENAMED = {
+    "layer_norm_epsilon": "rms_norm_eps",
+    "n_groups": "mamba_n_groups",
+    "conv_kernel": "mamba_d_conv",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+    "mamba_proj_bias": "unused_proj_bias",
+    "mamba_expand": "unused_expand",
+}
+MIXER_TENSORS = TensorNames(
+    embedding="backbone.embeddings",
+    norm="backbone.norm_f",
+    layer="backbone.layers.",
+    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    output="mixer.o_proj",
+    gate_up=("mixer.up_proj",),
+    down="mixer.down_proj",
+    attention_norm="norm",
+    mlp_norm="norm",
+)
+MAMBA2 = DecoderFamily(
+    COMMON_FIELDS
+    | MAMBA_FIELDS
+    | {
+        "vocab_size": 32768,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 1,  # no layer has attention
+        "rms_norm_eps": 1e-5,
+        "mamba_n_groups": 8,
+        "mamba_d_state": 128,
+        "mamba_d_head": 64,
+    },
+    renamed=MIXER_RENAMED
+    | {
+        "num_heads": "mamba_n_heads",
+        "head_dim": "mamba_d_head",
+        "state_size": "mamba_d_state",
+        "expand": "mamba_expand",
+    },
+    tensors=MIXER_TENSORS,
+    layer_types=all_mamba,
+    rotated=none_rotated,
+    has_single_parts=True,
+    state=MIXER_STATES,
+)
+
+
+def nemotron_hybrid_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of Nemotron-H. Its layers are listed, or are letters of a pattern."""
+    types, pattern = config.get("layers_block_type") or config.get("layer_types"), config.get("hybrid_override_pattern")
+    if types is None and isinstance(pattern, str):
+        types = [PATTERN_LETTERS.get(letter, letter) for letter in pattern]
+    if not isinstance(types, list):
+        types = ["linear_attention", "moe", "full_attention", "mlp"]
+    renamed = dict(NEMOTRON_HYBRID.renamed) | {
+        "num_hidden_layers": "stated_hidden_layers",
+        "layer_types": "stated_types",
+    }
+    fields = {**NEMOTRON_HYBRID.fields, "layer_types": types, "num_hidden_layers": len(types)}
+    return replace(NEMOTRON_HYBRID, fields=fields, renamed=renamed)
+
+
+PATTERN_LETTERS = {"M": MAMBA2_STATES.layer_type, "*": FULL, "-": MLP, "E": "moe"}
+NEMOTRON_HYBRID = DecoderFamily(
+    COMMON_FIELDS
+    | MAMBA_FIELDS
+    | {
+        "vocab_size": 131072,
+        "intermediate_size": 21504,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_act": "relu2",
+        "mamba_hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "mamba_n_groups": 8,
+        "mamba_d_state": 128,
+        "mamba_d_head": 64,
+        "mamba_expand": None,
+        "mlp_bias": False,
+        "layer_types": None,
+    },
+    renamed=MIXER_RENAMED
+    | {
+        "hidden_act": "unused_act",
+        "mlp_hidden_act": "hidden_act",
+        "mamba_num_heads": "mamba_n_heads",
+        "mamba_head_dim": "mamba_d_head",
+        "ssm_state_size": "mamba_d_state",
+    },
+    biases=MLP_BIASES,
+    tensors=MIXER_TENSORS,
+    rotated=none_rotated,
+    is_gated=False,
+    has_single_parts=True,
+    variant=nemotron_hybrid_variant,
+    state=MIXER_STATES,
+)
