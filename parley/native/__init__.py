@@ -440,7 +440,10 @@ def build_stack(
     kernel_library = library.load_kernels()
     if (
         kernel_library is None
-        or any(not (shape.has_attention and shape.has_mlp) or shape.has_output_gate for shape in shapes)
+        or any(
+            shape.state is not None or not (shape.has_mixer and shape.has_mlp) or shape.has_output_gate
+            for shape in shapes
+        )
         or not Stack.supports_layers(layers)
         or not choose_page_format(kv, torch.bfloat16, embedding.device).tiled
     ):

@@ -42,7 +42,8 @@ class DecoderLayer:
     [value_dim, rank] a sum of latents into a value. Both hold a weight of each head, one after another.
 
     In a layer with a ``state``, ``qkv`` gives what the kernel of its kind reads, and ``state_gates`` its numbers per
-    head, if it has any. Weights of parts that ``LayerShape`` says the layer does not have are None.
+    head, if it has any. If it has attention as well, the state has ``state_input`` and ``state_output`` of its own.
+    Weights of parts that ``LayerShape`` says the layer does not have are None.
     """
 
     qkv: PackedWeight | None
@@ -63,3 +64,5 @@ class DecoderLayer:
     mixture: Mixture | None = None
     state: StateWeights | None = None
     state_gates: PackedWeight | None = None
+    state_input: PackedWeight | None = None
+    state_output: PackedWeight | None = None

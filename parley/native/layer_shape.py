@@ -86,7 +86,10 @@ class LayerShape:
 
     A layer with ``has_output_gate`` multiplies the result of attention by the sigmoid of a gate, which ``qkv`` gives
     after the queries. A layer with a ``state`` has a kernel of that kind in place of attention, and no keys and values.
-    Layers without ``has_mixer`` have neither, and those without ``has_mlp`` no MLP.
+    Layers without ``has_mixer`` have neither, and those without ``has_mlp`` no MLP. In a layer that ``is_hybrid``,
+    attention and the state's kernel read the same rows; the latter's outputs, times ``state_scale``, are added to the
+    residual first. ``mlp_scale`` replaces ``residual_scale`` for the MLP, and ``gate_scale`` multiplies the gates
+    before their activation.
 
     Where the weights hold sinks, each head has one more score, which takes its share of the softmax and has no value.
     """
@@ -105,11 +108,15 @@ class LayerShape:
     state: StateShape | None = None
     has_mixer: bool = True
     has_mlp: bool = True
+    is_hybrid: bool = False
+    state_scale: float = 1.0
+    mlp_scale: float | None = None
+    gate_scale: float = 1.0
 
     @property
     def has_attention(self) -> bool:
         """Whether the layer has keys and values."""
-        return self.has_mixer and self.state is None
+        return self.has_mixer and (self.state is None or self.is_hybrid)
 
 
 @dataclass(frozen=True)

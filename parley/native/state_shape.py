@@ -77,9 +77,10 @@ class Mamba2Shape:
     tokens [channels], and steps [heads]. The convolution gives values [heads, head_dim], and then the vectors B and C
     [groups, state_dim], which adjacent heads share. A head has a recurrent state [state_dim, head_dim].
 
-    Steps are multiplied by ``step_scale`` and gates by ``gate_scale``. ``step_limits``: the least and the largest step.
-    The gated RMS norm, if the weights hold one, is over each of ``norm_groups`` parts of a row. ``is_gate_first``: the
-    norm is of gated rows; or else rows are gated after it.
+    Steps are multiplied by ``step_scale`` and gates by ``gate_scale``; weights of the convolution are multiplied by
+    ``input_scales`` for values, B and C at load. ``step_limits``: the least and the largest step. The gated RMS norm,
+    if the weights hold one, is over each of ``norm_groups`` parts of a row. ``is_gate_first``: the norm is of gated
+    rows; or else rows are gated after it.
     """
 
     heads: int
@@ -92,6 +93,7 @@ class Mamba2Shape:
     step_limits: tuple[float, float] = (0.0, math.inf)
     step_scale: float = 1.0
     gate_scale: float = 1.0
+    input_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     @property
     def inner(self) -> int:

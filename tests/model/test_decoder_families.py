@@ -32,6 +32,7 @@ BY_NIGHT = {
     "qwen3_5",
     "granite_hybrid without experts",
     "mamba2",
+    "falcon_h1 with norms",
 }  # each part of them is in another family, too
 # The schedules of all others run by night; ``test_layers`` draws every variation of a layer.
 KERNEL_FAMILIES = ["gemma3", "olmo2", "cohere2", "phi", "gpt_oss", "deepseek_v3", "qwen3_next", "lfm2", "bamba"]

@@ -298,6 +298,7 @@ PREEMPTED_BY_NIGHT = [
     ("qwen3_5", False, "tiny"),
     ("granite_hybrid", True, "tiny int8"),
     ("bamba", False, "tiny"),
+    ("falcon_h1", False, "tiny"),
     ("mamba2", False, "tiny"),
 ]
 

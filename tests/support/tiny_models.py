@@ -163,6 +163,21 @@ STATE_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         | MAMBA2
         | {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_d_conv": 3, "mamba_proj_bias": True},
     ),
+    "falcon_h1": (
+        "falcon_h1",
+        BASE_CONFIG
+        | MAMBA2
+        | {"mamba_d_ssm": 128, "mlp_bias": True, "mlp_multipliers": [0.9, 0.6], "key_multiplier": 0.4}
+        | {"ssm_multipliers": [0.35, 0.25, 0.4, 0.5, 0.3], "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.2}
+        | {"attention_in_multiplier": 1.5, "attention_out_multiplier": 0.9, "embedding_multiplier": 5.6}
+        | {"lm_head_multiplier": 0.04},
+    ),
+    "falcon_h1 with norms": (
+        "falcon_h1",
+        BASE_CONFIG
+        | MAMBA2
+        | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "ssm_multipliers": [0.8, 2.0, 0.4, 0.5, 2.0]},
+    ),
     "mamba2": (
         "mamba2",
         {name: BASE_CONFIG[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}

@@ -155,6 +155,8 @@ class DecoderWeights:
         parts: dict[str, list[LinearSpec]] = {}
         if s.layers[layer].has_mixer:
             parts = self._attention_parts(layer) if state is None else self.states.linear_parts(layer, state)
+        if state is not None and s.layers[layer].is_hybrid:
+            parts = {**self._attention_parts(layer), "state_input": parts["qkv"], "state_output": parts["output"]}
         gate_up, down, width = s.tensors.gate_up, s.tensors.down, s.intermediate
         if s.layers[layer].routing is not None:
             names = self.mixtures.names

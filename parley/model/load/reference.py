@@ -194,7 +194,7 @@ def reference_logits(
 
     def attend_rows(x: torch.Tensor, layer: int, norms: dict[str, tuple[str, int]]) -> torch.Tensor:
         shape, gate = config.layers[layer], torch.ones(())
-        if shape.state is not None:
+        if shape.state is not None and not shape.is_hybrid:
             return run_state(x, layer, shape.state)
         if config.latent is None:
             rows = project_parts(x, "qkv", layer)
@@ -222,9 +222,10 @@ def reference_logits(
         parts = weights.linear_parts(layer)
         rows, gates = (
             torch.cat([x[:, :0], *(project_rows(x, linear) for linear in parts.get(key, []))], -1)
-            for key in ("qkv", "state_gates")
+            for key in ("state_input" if "state_input" in parts else "qkv", "state_gates")
         )
-        return project_parts(run_state_layer(shape, state_weights, rows, gates), "output", layer)[0]
+        outputs = run_state_layer(shape, state_weights, rows, gates)
+        return project_parts(outputs, "state_output" if "state_output" in parts else "output", layer)[0]
 
     def run_layer_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:
         routing = config.layers[layer].routing
@@ -253,6 +254,7 @@ def reference_logits(
     def run_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:
         rows, shape = torch.cat(project_parts(x, "gate_up", layer), -1), config.layers[layer]
         gate, up = rows.chunk(2, -1) if shape.is_gated else (rows, 1.0)
+        gate = gate * shape.gate_scale
         return project_parts(ACTIVATION_DEFINITIONS[shape.activation](gate, up), "down", layer)[0]
 
     embedding = read_plain_weight(checkpoint, weights.embedding, config.vocab, config.hidden)
@@ -266,10 +268,13 @@ def reference_logits(
         before = x
         if shape.has_mixer:
             attended = attend_rows(normed(x, "attention_norm"), layer, norms)
+            if shape.is_hybrid and shape.state is not None:
+                x = x + shape.state_scale * run_state(normed(x, "attention_norm"), layer, shape.state)
             x = x + shape.residual_scale * normed(attended, "attention_after_norm")
         if shape.has_mlp:
             inside = run_layer_mlp(normed(before if shape.is_parallel else x, "mlp_norm"), layer)
-            x = x + shape.residual_scale * normed(inside, "mlp_after_norm")
+            scale = shape.residual_scale if shape.mlp_scale is None else shape.mlp_scale
+            x = x + scale * normed(inside, "mlp_after_norm")
         checkpoint.release_pages(*weights.layer_tensors(layer))
     rows = norm_rows(x[-1:], config.tensors.norm, config.hidden)
     logits = weights.read_linear(weights.head, outputs).multiply_rows(rows)

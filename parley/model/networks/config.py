@@ -287,6 +287,8 @@ def _read_layers(
     routing = None if mixture is None else mixture.read_routing(fields)
     state_type = None if family.state is None else family.state.layer_type
     state = None if family.state is None else family.state.read_shape(fields)
+    factors = {} if family.layer_factors is None else family.layer_factors(fields)
+    score_scale *= factors.pop("score_scale", 1.0)
     return tuple(
         LayerShape(
             score_scale=score_scale,
@@ -297,10 +299,11 @@ def _read_layers(
             activation=activation,
             is_gated=family.is_gated,
             is_parallel=bool(fields[family.is_parallel] if isinstance(family.is_parallel, str) else family.is_parallel),
-            residual_scale=_read_factor(fields, "residual_multiplier"),
+            **({"residual_scale": _read_factor(fields, "residual_multiplier")} | factors),
             routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
             has_output_gate=family.has_output_gate and layer_type != state_type,
-            state=state if layer_type == state_type else None,
+            state=state if family.is_hybrid or layer_type == state_type else None,
+            is_hybrid=family.is_hybrid,
             has_mixer=layer_type != MLP,
             has_mlp=layer_type == MLP or not family.has_single_parts,
         )

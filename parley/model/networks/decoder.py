@@ -66,10 +66,12 @@ class FusedDecoder:
         self._kv = config.layer_kv
         self.layers = [self._kv] * config.attention_count
         self.state_sizes = config.state_sizes
-        # The number of each layer among those with pages, or among those with a state.
+        # The number of each layer among those with pages, and among those with a state.
         self._store_numbers = [
-            sum(other.has_mixer and (shape.state is None) == (other.state is None) for other in config.layers[:i])
-            for i, shape in enumerate(config.layers)
+            sum(other.has_attention for other in config.layers[:i]) for i in range(len(layer_weights))
+        ]
+        self._state_numbers = [
+            sum(other.state is not None for other in config.layers[:i]) for i in range(len(layer_weights))
         ]
         self.layer_weights = layer_weights
         self._embedding = embedding
@@ -190,7 +192,7 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """Apply one linear layer and add the LoRA adapters' share."""
         y = native.linear(x, getattr(self.layer_weights[layer], name))
-        if batch.adapted is not None:
+        if batch.adapted is not None and name in LINEAR_SITES:
             assert isinstance(x, torch.Tensor), "adapters read rows as they are"
             batch.adapted.add_lora(x, y, LINEAR_SITES[name] + layer * SITES_OF_LAYER)
         return y
@@ -213,6 +215,9 @@ class FusedDecoder:
         states = batch.states or temporary_states(self.state_sizes, batch.spans)
         for i, (block, shape, (norm, reader)) in enumerate(layers):
             beat()
+            if shape.is_hybrid:
+                added = self._apply_linear(self._run_state_layer(i, x, batch, states), batch, i, "state_output")
+                residual = native.add_norm(added, residual, None, scale=shape.state_scale)[1]
             if shape.has_attention:
                 attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope])
             elif shape.has_mixer:
@@ -224,7 +229,7 @@ class FusedDecoder:
             if shape.has_mlp:
                 x = self._run_mlp(i, x, batch) if block.mixture is None else self._mix_experts(i, x, batch)
                 after = block.mlp_after_norm
-            scale = shape.residual_scale
+            scale = shape.mlp_scale if shape.has_mlp and shape.mlp_scale is not None else shape.residual_scale
             x, residual = native.add_norm(x, residual, norm, after=after, scale=scale, consumer=reader)
             if batch.media is not None and i < len(batch.media.deep):
                 residual[batch.media.tokens] += batch.media.deep[i]
@@ -236,7 +241,8 @@ class FusedDecoder:
         """Return the norm of a layer's input, and the only linear layer that reads it, None if there are several."""
         shape, block = self.config.layers[layer], self.layer_weights[layer]
         norm, reader = (block.attention_norm, block.qkv) if shape.has_mixer else (block.mlp_norm, block.gate_up)
-        return norm, None if has_adapters or not (shape.has_mixer or block.mixture is None) else reader
+        has_several = shape.is_hybrid or not (shape.has_mixer or block.mixture is None)
+        return norm, None if has_adapters or has_several else reader
 
     def _attend_layer(
         self,
@@ -287,8 +293,8 @@ class FusedDecoder:
         """Return the result of a layer with a state before its output layer, [T, inner]; advance the states."""
         shape, weights = self.config.layers[layer].state, self.layer_weights[layer].state
         assert shape is not None and weights is not None
-        stored = states.layers[self._store_numbers[layer]]
-        rows = self._apply_linear(x, batch, layer, "qkv")
+        stored = states.layers[self._state_numbers[layer]]
+        rows = self._apply_linear(x, batch, layer, "state_input" if self.config.layers[layer].is_hybrid else "qkv")
         if isinstance(shape, GatedDeltaShape):
             gates = self._apply_linear(x, batch, layer, "state_gates")
             return native.scan_gated_delta(rows, gates, weights, shape, stored, states.spans)
@@ -336,8 +342,11 @@ class FusedDecoder:
     def _run_mlp(self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch) -> torch.Tensor:
         """Return the output of a layer's MLP, or of its shared expert: [T, hidden]."""
         shape, down = self.config.layers[layer], self.layer_weights[layer].down
+        rows = self._apply_linear(x, batch, layer, "gate_up")
+        if shape.gate_scale != 1:
+            rows[:, : rows.shape[1] // 2] *= shape.gate_scale
         active = native.activate(
-            self._apply_linear(x, batch, layer, "gate_up"),
+            rows,
             shape.activation,
             is_gated=shape.is_gated,
             consumer=None if batch.adapted is not None else down,

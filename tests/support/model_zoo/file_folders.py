@@ -41,7 +41,6 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({"model_type": "mamba"}, STATES),
     "falcon_mamba": ({"model_type": "falcon_mamba"}, STATES),
     "jamba": ({"model_type": "jamba"}, STATES),
-    "falcon_h1": ({"model_type": "falcon_h1"}, STATES),
     "nemotron_h with experts": ({"model_type": "nemotron_h"}, STATES),
     "recurrent_gemma": ({"model_type": "recurrent_gemma"}, STATES),
     "kimi_linear": ({"model_type": "kimi_linear"}, STATES),

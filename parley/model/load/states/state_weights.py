@@ -101,6 +101,9 @@ class LayerStateWeights:
             return stored.to(device=self._weights.device, dtype=torch.float32, copy=True)
 
         convolution = read(names.convolution + ".weight")[:, 0].t().contiguous()
+        if isinstance(shape, Mamba2Shape):
+            widths = [shape.inner, shape.groups * shape.state_dim, shape.groups * shape.state_dim]
+            convolution *= torch.tensor(shape.input_scales).repeat_interleave(torch.tensor(widths)).to(convolution)
         bias = read(names.convolution + ".bias") if "convolution" in self._config.biases else None
         if not isinstance(shape, GatedDeltaShape | Mamba2Shape):
             return StateWeights(convolution, bias)

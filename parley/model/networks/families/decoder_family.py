@@ -111,7 +111,8 @@ class DecoderFamily:
     others are fields of ``LayerShape``.
     ``has_output_gate``: as in ``LayerShape``; the queries' layer gives a head's query and then its gate.
     ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``: as in ``DecoderConfig``.
-    ``has_single_parts``: a layer is either an MLP or attention, or what stands in its place.
+    ``has_single_parts``: a layer is either an MLP or attention, or what stands in its place. ``is_hybrid``:
+    as in ``LayerShape``. ``layer_factors``: reads its factors from a config; that of scores multiplies ``score_scale``.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
     layers after the last that predict further tokens, and are not used. ``variant``: returns the row for a config, if
     names of tensors depend on it. ``state``: how the layers that keep a state are read.
@@ -137,6 +138,8 @@ class DecoderFamily:
     has_grouped_qkv: bool = False
     has_output_gate: bool = False
     has_single_parts: bool = False
+    is_hybrid: bool = False
+    layer_factors: Callable[[dict[str, Any]], dict[str, float]] | None = None
     activation: str | None = None
     mixture: MixtureFamily | None = None
     state: StateFamily | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,9 @@ from parley.model.networks.families.decoder_family import (
     TensorNames,
 )
 from parley.model.networks.families.mixture_decoders import GRANITE_MOE_SHARED
-from parley.model.networks.state_layers import MAMBA2_STATES, MIXER_STATES
+from parley.model.networks.rope import Unfusable
+from parley.model.networks.state_layers import MAMBA2_STATES, MIXER_STATES, read_mamba2
+from parley.native.state_shape import Mamba2Shape
 
 MAMBA_FIELDS: dict[str, Any] = {
     "mamba_n_heads": 128,
@@ -100,6 +103,94 @@ BAMBA = DecoderFamily(
     ),
     layer_types=full_at_attention_indices,
     state=MAMBA2_STATES,
+)
+
+
+def read_multipliers(fields: Mapping[str, Any], name: str, count: int) -> list[float]:
+    """Return a config's list of ``count`` factors, 1 each if there is none. Raises Unfusable."""
+    values = fields[name]
+    if values is None:
+        return [1.0] * count
+    if not isinstance(values, list | tuple) or len(values) != count or not all(is_factor(each) for each in values):
+        raise Unfusable(f"its config gives {name} as {values!r}")
+    return [float(each) for each in values]
+
+
+def is_factor(value: object) -> bool:
+    """Whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def falcon_h1_factors(fields: dict[str, Any]) -> dict[str, float]:
+    """Return the factors of Falcon-H1's layers. Linear layers pass on factors of their inputs."""
+    for name in ("key", "attention_in", "attention_out", "ssm_out"):
+        if not is_factor(fields[f"{name}_multiplier"]):
+            raise Unfusable(f"its config gives {name}_multiplier as {fields[f'{name}_multiplier']!r}")
+    gate, down = read_multipliers(fields, "mlp_multipliers", 2)
+    entering = fields["attention_in_multiplier"]
+    return {
+        "score_scale": entering * entering * fields["key_multiplier"],
+        "residual_scale": entering * fields["attention_out_multiplier"],
+        "state_scale": fields["ssm_out_multiplier"],
+        "mlp_scale": down,
+        "gate_scale": gate,
+    }
+
+
+def read_falcon_h1_state(fields: Mapping[str, Any]) -> Mamba2Shape:
+    """Return the sizes and factors of Falcon-H1's Mamba 2 layers. Raises Unfusable."""
+    if not is_factor(fields["ssm_in_multiplier"]):
+        raise Unfusable(f"its config gives ssm_in_multiplier as {fields['ssm_in_multiplier']!r}")
+    factors = [fields["ssm_in_multiplier"] * each for each in read_multipliers(fields, "ssm_multipliers", 5)]
+    return replace(
+        read_mamba2(fields),
+        is_gate_first=not fields["mamba_norm_before_gate"],
+        gate_scale=factors[0],
+        input_scales=(factors[1], factors[2], factors[3]),
+        step_scale=factors[4],
+    )
+
+
+def falcon_h1_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of Falcon-H1, whose Mamba 2 layers may have a norm."""
+    if config.get("mamba_rms_norm"):
+        return FALCON_H1
+    return replace(FALCON_H1, state=replace(FALCON_H1_STATES, names=replace(FALCON_H1_STATES.names, norm=None)))
+
+
+FALCON_H1_STATES = replace(MAMBA2_STATES, read_shape=read_falcon_h1_state)
+FALCON_H1 = DecoderFamily(
+    COMMON_FIELDS
+    | MAMBA_FIELDS
+    | {
+        "vocab_size": 128000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "mamba_d_ssm": 1024,
+        "mamba_norm_before_gate": True,
+        "projectors_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "mlp_multipliers": None,
+        "ssm_multipliers": None,
+        "embedding_multiplier": 1.0,
+        "logit_scale": 1.0,
+        "key_multiplier": 1.0,
+        "attention_in_multiplier": 1.0,
+        "attention_out_multiplier": 1.0,
+        "ssm_in_multiplier": 1.0,
+        "ssm_out_multiplier": 1.0,
+    },
+    renamed={"lm_head_multiplier": "logit_scale"},
+    required={"projectors_bias": False, "attention_bias": False, "mamba_proj_bias": False},
+    biases=MLP_BIASES,
+    tensors=BAMBA.tensors,
+    is_hybrid=True,
+    layer_factors=falcon_h1_factors,
+    variant=falcon_h1_variant,
+    state=FALCON_H1_STATES,
 )
 # Both types have these, besides names of their own that other types use for attention.
 MIXER_RENAMED = {

@@ -21,7 +21,7 @@ from parley.model.networks.families.layer_norm_decoders import (
     STABLELM,
     STARCODER2,
 )
-from parley.model.networks.families.mamba_decoders import BAMBA, GRANITE_HYBRID, MAMBA2, NEMOTRON_HYBRID
+from parley.model.networks.families.mamba_decoders import BAMBA, FALCON_H1, GRANITE_HYBRID, MAMBA2, NEMOTRON_HYBRID
 from parley.model.networks.families.mixture_decoders import (
     DOTS1,
     ERNIE_MOE,
@@ -112,6 +112,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "lfm2_moe": LFM2_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
     "bamba": BAMBA,
+    "falcon_h1": FALCON_H1,
     "mamba2": MAMBA2,
     "nemotron_h": NEMOTRON_HYBRID,
 }
