@@ -1,8 +1,9 @@
 """Part of ``make bench``: linear layers compared with the machine's limits, and steps on quantized weights.
 
 Linear layers of the 0.5B shape, with weights too large for any cache, by number of rows: the share that they reach of
-max(bytes / bandwidth, operations / rate), both measured just before. Then whole steps on int8 and int4 compared with
-bf16, in CPU time of one thread, taking turns in one process. The tables go to ``.peers/kernels.md`` for ``report.py``.
+max(bytes / bandwidth, operations / rate), both measured just before. Then a linear layer on types of GGUF that kernels
+read packed, and whole steps on int8 and int4, compared with bf16, in CPU time of one thread, taking turns in one
+process. The tables go to ``.peers/kernels.md`` for ``report.py``; ``--types`` prints the second one alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from install import MODELS, ROOT
 from limits import Limits, measure_limits
 
 from parley import native
+from parley.gguf.header import BLOCK_TYPES
+from parley.model.checkpoint.weights import BlockWeight
 from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
 from parley.model.runner import DecoderRunner
@@ -30,6 +33,9 @@ COPIES = 8  # of a decoder layer: 240 MB in bf16
 CONTEXT = 320
 PAGE = 16
 RUNS = 9
+GGUF_TYPES = ("Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+GGUF_SHAPE = 4096, 2048  # out, in: 16 MiB in bf16
+GGUF_ROWS = (1, 8, 32, 512)
 
 
 def random_layers(kind: str) -> list[native.PackedWeight]:
@@ -75,6 +81,34 @@ def median_seconds(action: Callable[[], object], clock: Callable[[], float]) -> 
     return statistics.median(times)
 
 
+def random_gguf_layer(name: str) -> native.PackedWeight:
+    """Return a layer of random blocks of a type of GGUF."""
+    out, into = GGUF_SHAPE
+    blocks = next(each for each in BLOCK_TYPES.values() if each.name == name)
+    rows = torch.randint(0, 32, (out, into // blocks.numbers * blocks.size), dtype=torch.uint8)  # no scale is infinite
+    cpu = torch.device("cpu")
+    return BlockWeight.pack_merged([BlockWeight(rows, blocks)], None, torch.bfloat16, cpu)
+
+
+def compare_gguf_types() -> str:
+    """Return a table of CPU times of one thread over that of bf16, by type of GGUF and number of rows."""
+    torch.set_num_threads(1)
+    layers = {"bf16": native.pack_weight(torch.randn(GGUF_SHAPE).bfloat16())}
+    layers |= {name: random_gguf_layer(name) for name in GGUF_TYPES}
+    ratios: dict[str, list[str]] = {name: [] for name in GGUF_TYPES}
+    for rows in GGUF_ROWS:
+        x = torch.randn(rows, GGUF_SHAPE[1]).bfloat16()
+        times: dict[str, list[float]] = {name: [] for name in layers}
+        for _ in range(RUNS):
+            for name, layer in layers.items():
+                began = time.thread_time()
+                native.linear(x, layer)
+                times[name].append(time.thread_time() - began)
+        for name in GGUF_TYPES:
+            ratios[name].append(f"{statistics.median(times[name]) / statistics.median(times['bf16']):.2f}")
+    return markdown_table(["rows", *map(str, GGUF_ROWS)], [[name, *each] for name, each in ratios.items()])
+
+
 def decode_batch(rows: int) -> PackedBatch:
     """Return a decode batch of this many sequences."""
     pages = CONTEXT // PAGE
@@ -103,6 +137,9 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> str:
 
 @torch.inference_mode()
 def main() -> int:
+    if sys.argv[1:] == ["--types"]:
+        print(compare_gguf_types())
+        return 0
     reached = []
     for kind in ("bf16", "int8"):
         reached.append([kind, *(f"{share:.2f}" for share in measure_shares(kind))])
@@ -110,7 +147,7 @@ def main() -> int:
     text = "Linear layers of the 0.5B shape by number of rows: share of what the machine allows just then.\n\n"
     text += markdown_table(["rows", *map(str, ROWS)], reached)
 
-    torch.set_num_threads(1)
+    text += "\n\nA linear layer on types of GGUF, CPU time of one thread, of that in bf16.\n\n" + compare_gguf_types()
     loads = {f"batch {rows}": decode_batch(rows) for rows in (1, 8, 32)} | {"prefill of 256": prefill_batch(256)}
     kinds = ("none", "int8", "int4")
     model = str(MODELS / "0.5b")

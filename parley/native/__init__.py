@@ -37,7 +37,7 @@ from parley.native.torch_forms import (
     torch_states,
     torch_vocabulary,
 )
-from parley.native.torch_forms.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
+from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight, dequantize_grouped, round_int4
 from parley.native.torch_forms.torch_kernels import EmbeddingRows, embed_tokens
 
 QuantizedRows = torch_int8.TorchRows | compiled_int8.CompiledRows
@@ -47,6 +47,7 @@ LoraRows = compiled_lora.CompiledLoraRows | torch_lora.TorchLoraRows
 
 __all__ = [
     "AttentionPlan",
+    "BlockedWeight",
     "DecoderLayer",
     "EmbeddingRows",
     "Experts",
@@ -79,6 +80,7 @@ __all__ = [
     "embed_tokens",
     "gate_rows",
     "group_lora_rows",
+    "has_grouped_kernel",
     "linear",
     "linear_heads",
     "lm_head_logits",
@@ -86,6 +88,7 @@ __all__ = [
     "mix_experts",
     "norm_rows",
     "pack_grouped",
+    "pack_grouped_parts",
     "pack_heads",
     "pack_int8",
     "pack_lora",
@@ -151,6 +154,21 @@ def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.
     """Pack a weight of 4 or 8 bits in groups, for rows of ``dtype``."""
     kernels = compiled_kernels() if dtype == torch.bfloat16 and weight.values.is_cpu else None
     return kernels.pack_grouped(weight, bias) if kernels else torch_kernels.pack_grouped(weight, bias, dtype)
+
+
+def has_grouped_kernel(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights in groups stay packed for rows of ``dtype``. Without a kernel, they are dequantized."""
+    return dtype == torch.bfloat16 and device.type == "cpu" and compiled_kernels() is not None
+
+
+def pack_grouped_parts(weights: Sequence[GroupedWeight | BlockedWeight], bias: torch.Tensor | None) -> PackedWeight:
+    """Pack weights of the same inputs as one with the outputs of all, each with its own code, for bfloat16 rows.
+
+    ``has_grouped_kernel`` must be true. Raises ValueError for groups that the kernel does not have.
+    """
+    kernels = compiled_kernels()
+    assert kernels is not None
+    return kernels.pack_grouped_parts(weights, bias)
 
 
 def _takes_int8(consumer: PackedWeight | None) -> bool:

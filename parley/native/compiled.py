@@ -35,7 +35,7 @@ from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
 from parley.native.state_shape import Mamba2Shape
-from parley.native.torch_forms.torch_grouped import GroupedWeight
+from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
@@ -133,6 +133,12 @@ class CompiledKernels:
     def pack_grouped(self, weight: GroupedWeight, bias: torch.Tensor | None = None) -> GroupedPacked:
         """Pack a weight in groups. Raises ValueError if these are neither multiples of 8 nor whole rows."""
         return compiled_grouped.pack_grouped_weight(self._library, weight, bias)
+
+    def pack_grouped_parts(
+        self, weights: Sequence[GroupedWeight | BlockedWeight], bias: torch.Tensor | None = None
+    ) -> GroupedPacked:
+        """Pack weights of the same inputs as one with the outputs of all. Raises ValueError as above."""
+        return compiled_grouped.pack_grouped_parts(self._library, weights, bias)
 
     def pack_lora(self, sites: Sequence[Sequence[LowRank]]) -> compiled_lora.CompiledLora:
         """Pack a LoRA adapter for bfloat16 rows: ``sites`` holds its parts for each linear layer, by number."""

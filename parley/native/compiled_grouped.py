@@ -1,15 +1,16 @@
-"""Calls ``grouped.cpp``: linear layers on weights of 4 or 8 bits in groups, and bfloat16 rows."""
+"""Calls ``grouped.cpp``: linear layers on weights of 2 to 8 bits in groups, and bfloat16 rows."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from parley.native import memory
-from parley.native.torch_forms.torch_grouped import GroupedWeight
+from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight
 
 P, N = ctypes.c_void_p, ctypes.c_int64
 GROUPED_SIGNATURES = {
@@ -18,7 +19,10 @@ GROUPED_SIGNATURES = {
     "grouped_linear": [N, P, P, P, P, P, N, N, N, N, N, N],
 }
 GROUPED_RETURN_INT64 = ("grouped_size",)  # functions that return an int64
-GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1")  # numbered as in grouped.cpp
+BLOCK_GROUPS = {"q2_k": 16, "q3_k": 16, "q4_k": 32, "q5_k": 32, "q6_k": 16}  # numbers that share a scale
+SEVERAL = "several"  # the code of a weight whose parts have codes of their own
+GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1", *BLOCK_GROUPS, SEVERAL)  # numbered as in grouped.cpp
+SEVERAL_HEADER = 16  # words before the parts
 GROUPED_UNIT = 8  # groups and rows are padded to multiples of it
 
 
@@ -48,29 +52,81 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
     numbers of bfloat16.
     """
     out, into = weight.values.shape
-    group = weight.group if weight.group < into else into + -into % GROUPED_UNIT
-    if group % GROUPED_UNIT:
-        raise ValueError(f"groups of {group} numbers; only multiples of {GROUPED_UNIT} can be packed")
-    if weight.code == "e2m1" and not torch.equal(weight.scales.float(), weight.scales.bfloat16().float()):
-        raise ValueError("scales of e2m1 that bfloat16 does not have")
-    code = GROUPED_CODES.index(weight.code)
-    values, scales = weight.values.contiguous(), weight.scales.float().contiguous()
-    zeros = None if weight.zeros is None else weight.zeros.contiguous()
-    packed = memory.map_tensor(library.grouped_size(code, out, into, group), torch.int32)
-    library.grouped_pack(
-        code,
-        values.data_ptr(),
-        scales.data_ptr(),
-        0 if zeros is None else zeros.data_ptr(),
-        packed.data_ptr(),
-        out,
-        into,
-        group,
-        torch.get_num_threads(),
-    )
-    bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+    part = _GroupedPart(weight)
+    packed = memory.map_tensor(part.words(library), torch.int32)
+    part.pack_into(library, packed)
     out_scales = None if weight.out_scales is None else weight.out_scales.float().contiguous()
-    return GroupedPacked(weight.code, packed, out_scales, bias, weight.order, group, out, into)
+    return GroupedPacked(part.code, packed, out_scales, _packed_bias(bias), weight.order, part.group, out, into)
+
+
+def pack_grouped_parts(
+    library: ctypes.CDLL, weights: Sequence[GroupedWeight | BlockedWeight], bias: torch.Tensor | None
+) -> GroupedPacked:
+    """Pack weights of the same inputs as one with the outputs of all, in order. Each keeps its own code.
+
+    Raises ValueError as ``pack_grouped_weight`` does, and if one has a permutation or scales of outputs.
+    """
+    grouped = [each for each in weights if isinstance(each, GroupedWeight)]
+    if any(each.order is not None or each.out_scales is not None for each in grouped):
+        raise ValueError("a part with a permutation or scales of outputs")
+    parts = [_GroupedPart(weight) for weight in weights]
+    sizes = [part.words(library) for part in parts]
+    header = SEVERAL_HEADER if len(parts) > 1 else 0
+    packed = memory.map_tensor(header + sum(sizes), torch.int32)
+    for part, place in zip(parts, packed[header:].split(sizes), strict=True):
+        part.pack_into(library, place)
+    code, group = parts[0].code, parts[0].group
+    if header:
+        code, group = SEVERAL, GROUPED_UNIT
+        table = [len(parts)]
+        for part in parts:
+            table += [GROUPED_CODES.index(part.code), part.group, part.out]
+        packed[:header] = torch.tensor(table + [0] * (header - len(table)), dtype=torch.int32)
+    return GroupedPacked(
+        code, packed, None, _packed_bias(bias), None, group, sum(part.out for part in parts), parts[0].into
+    )
+
+
+def _packed_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.to(torch.bfloat16).contiguous()
+
+
+class _GroupedPart:
+    """A weight with what its packing needs. Raises ValueError as ``pack_grouped_weight`` does."""
+
+    def __init__(self, weight: GroupedWeight | BlockedWeight):
+        self.values, self.code = weight.values.contiguous(), weight.code
+        self.out, self.into = self.values.shape
+        self.zeros: torch.Tensor | None = None
+        if isinstance(weight, BlockedWeight):
+            self.group, self.scales = BLOCK_GROUPS[weight.code], weight.heads.contiguous()
+            return
+        self.group = weight.group if weight.group < self.into else self.into + -self.into % GROUPED_UNIT
+        if self.group % GROUPED_UNIT:
+            raise ValueError(f"groups of {self.group} numbers; only multiples of {GROUPED_UNIT} can be packed")
+        if weight.code == "e2m1" and not torch.equal(weight.scales.float(), weight.scales.bfloat16().float()):
+            raise ValueError("scales of e2m1 that bfloat16 does not have")
+        self.scales = weight.scales.float().contiguous()
+        self.zeros = None if weight.zeros is None else weight.zeros.contiguous()
+
+    def words(self, library: ctypes.CDLL) -> int:
+        """Return the words of 32 bits that the packed weight takes."""
+        words: int = library.grouped_size(GROUPED_CODES.index(self.code), self.out, self.into, self.group)
+        return words
+
+    def pack_into(self, library: ctypes.CDLL, packed: torch.Tensor) -> None:
+        """Pack into int32 [words]."""
+        library.grouped_pack(
+            GROUPED_CODES.index(self.code),
+            self.values.data_ptr(),
+            self.scales.data_ptr(),
+            0 if self.zeros is None else self.zeros.data_ptr(),
+            packed.data_ptr(),
+            self.out,
+            self.into,
+            self.group,
+            torch.get_num_threads(),
+        )
 
 
 def multiply_grouped(library: ctypes.CDLL, x: torch.Tensor, packed: GroupedPacked, dtype: torch.dtype) -> torch.Tensor:

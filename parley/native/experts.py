@@ -38,7 +38,8 @@ class Mixture:
 def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
     """Join one packed weight of each of ``count`` experts. Only one of them is in memory besides the result.
 
-    Raises ValueError if a weight needs a permutation of its rows' numbers: each expert would have its own.
+    Raises ValueError if a weight needs a permutation of its rows' numbers, as each expert would have its own, or if
+    experts have weights of different forms.
     """
     first = _dense(next(packed))
     if isinstance(first, GroupedPacked) and first.order is not None:
@@ -52,9 +53,16 @@ def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
         stacked[name] = tensor.new_empty(shape) if place is None else place.view(shape)
     for expert in range(count):
         weight = first if expert == 0 else _dense(next(packed))
+        if _form(weight, names) != _form(first, names):
+            raise ValueError("the weights of experts are quantized differently")
         for name in names:
             stacked[name][expert].copy_(getattr(weight, name))
     return _replace_tensors(first, stacked)
+
+
+def _form(weight: PackedWeight, names: list[str]) -> list[object]:
+    """Return what the weights of all experts must share. ``names``: the fields with tensors."""
+    return [type(weight), getattr(weight, "code", None), *(getattr(weight, name).shape for name in names)]
 
 
 def _dense(weight: PackedWeight) -> PackedWeight:

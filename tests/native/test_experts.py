@@ -37,6 +37,14 @@ def pack_random(kind: str, out: int, into: int, seed: int) -> native.PackedWeigh
     if kind == "int8":
         rows = native.quantize_rows(weight)
         return native.pack_int8(rows.values[:, :into], rows.scales, bias, torch.bfloat16)
+    if kind in ("q4_k", "q6_k"):
+        if native.compiled_kernels() is None:
+            pytest.skip("without compiled kernels, blocks are decoded")
+        source = torch.Generator().manual_seed(seed)
+        values = torch.randint(0, 16 if kind == "q4_k" else 64, (out, into), generator=source).byte()
+        heads = torch.randint(0, 256, (out, into // 256, 20), generator=source).byte()
+        heads[..., 1:4:2] = 5  # scales and minimums of about 1e-4
+        return native.pack_grouped_parts([native.BlockedWeight(values, heads.view(torch.int32), kind)], bias)
     if kind == "int4":
         return native.pack_grouped(native.round_int4(weight, 32), bias, torch.bfloat16)
     return native.pack_weight(weight.bfloat16(), bias)
@@ -64,11 +72,13 @@ def random_routing(rows: int, experts: int, chosen: int, seed: int = 0) -> tuple
         (("int8", "int4"), "silu"),
         (("int4", "int8"), "gelu"),
         (("e2m1", "e2m1"), "clamped_swiglu"),
+        (("q4_k", "q6_k"), "silu"),
     ],
 )
 def test_experts_equal_dense_layers(kinds, activation):
     """The MLP of an expert gives a row what the same weights give in a dense layer."""
-    hidden, width, count, chosen = 64, 40, 5, 2
+    count, chosen = 5, 2
+    hidden, width = (256, 512) if kinds[0] == "q4_k" else (64, 40)
     experts, single = random_experts(kinds, count, hidden, width)
     x, shared = random_tensor(30, hidden), random_tensor(30, hidden, seed=5)
     ids, weights = random_routing(30, count, chosen)
@@ -130,6 +140,12 @@ def test_stacked_weights_reject_a_permutation():
         pytest.skip("torch's kernels undo the permutation")
     with pytest.raises(ValueError, match="order of their own"):
         native.stack_experts(iter([native.pack_grouped(weight, None, torch.bfloat16)]), 1)
+
+
+def test_stacked_weights_reject_different_forms():
+    packed = [pack_random(kind, 256, 256, seed) for seed, kind in enumerate(("bf16", "int8"))]
+    with pytest.raises(ValueError, match="quantized differently"):
+        native.stack_experts(iter(packed), 2)
 
 
 ROUTINGS = [

@@ -12,11 +12,18 @@ from support.random_tensors import random_tensor
 from parley import native
 from parley.native import build, library
 from parley.native.compiled import CompiledKernels
-from parley.native.compiled_grouped import GROUPED_CODES
 from parley.native.torch_forms import torch_kernels
-from parley.native.torch_forms.torch_grouped import GroupedWeight, dequantize_grouped, round_int4
+from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight, dequantize_grouped, round_int4
 
 COUNTS = [*range(1, 65), 100, 128, 256, 512]
+GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1")
+BLOCK_CODES = {  # bits of the integers, numbers in a group, whether groups have minimums
+    "q2_k": (4, 16, True),
+    "q3_k": (4, 16, False),
+    "q4_k": (4, 32, True),
+    "q5_k": (5, 32, True),
+    "q6_k": (6, 16, False),
+}
 
 
 @pytest.fixture(scope="module", params=build.usable_levels())
@@ -150,6 +157,54 @@ def test_every_number_of_8_bits_is_exact_and_rows_are_batch_invariant(kernels, t
     assert torch.equal(actual.double(), dequantized_weight(weight).T.float().double())
     threads(1)
     assert torch.equal(torch.cat([kernels.lm_head_logits(row, packed) for row in x.split(9)]), actual)
+
+
+def random_blocked_weight(code: str, outer: int, inner: int, seed: int = 0) -> tuple[BlockedWeight, torch.Tensor]:
+    """A weight of random blocks, and its numbers by the definition of GGUF's types: float64 [out, in]."""
+    source = torch.Generator().manual_seed(seed)
+    bits, group, has_minimums = BLOCK_CODES[code]
+    blocks = (outer, inner // 256)
+    values = torch.randint(0, 1 << bits, (outer, inner), generator=source, dtype=torch.uint8)
+    factors = (torch.rand(*blocks, 2, generator=source) * 0.01).half()
+    factors[0, 0] = torch.tensor([2.0**-24, 0.25])  # the smallest subnormal number, which is not taken for zero
+    integers = torch.randint(-128, 128, (*blocks, 256 // group, 1 + has_minimums), generator=source).to(torch.int8)
+    heads = torch.cat((factors.view(torch.uint8), integers.view(torch.uint8).flatten(2)), -1).view(torch.int32)
+    scales = factors[..., :1].double() * integers[..., 0].double()
+    middle = 0 if has_minimums else 1 << (bits - 1)
+    numbers = (values.double() - middle).view(*scales.shape, group) * scales[..., None]
+    if has_minimums:
+        numbers -= (factors[..., 1:].double() * integers[..., 1].double())[..., None]
+    return BlockedWeight(values, heads, code), numbers.reshape(outer, inner)
+
+
+@pytest.mark.parametrize("code", BLOCK_CODES)
+def test_blocks_of_gguf_are_exact_in_float32_and_rows_are_batch_invariant(kernels, threads, code):
+    weight, numbers = random_blocked_weight(code, 133, 512)
+    bias = random_tensor(133, seed=2)
+    packed, x = kernels.pack_grouped_parts([weight], bias), random_tensor(60, 512)
+    threads(1)
+    rows_alone = torch.cat([kernels.lm_head_logits(row, packed) for row in x.split(1)])
+    for count in (2, 3, 6, 7, 13, 49, 60):
+        threads(1 + count % 3)
+        assert torch.equal(kernels.lm_head_logits(x[-count:], packed), rows_alone[-count:]), count
+    check_accuracy(rows_alone, x, numbers, bias)
+    # A row of the identity selects a number, which has at most two roundings to float32
+    one = kernels.lm_head_logits(torch.eye(512, dtype=torch.bfloat16), kernels.pack_grouped_parts([weight]))
+    size = numbers.abs().amax()
+    assert (one.double() - numbers.T).abs().max() <= size * 2**-21
+
+
+def test_parts_with_codes_of_their_own_are_computed_as_alone(kernels):
+    weights = [random_blocked_weight(code, outer, 256)[0] for code, outer in (("q4_k", 70), ("q6_k", 5), ("q5_k", 64))]
+    weights.append(random_weight(40, 256, 32))
+    x, bias = random_tensor(9, 256), random_tensor(179, seed=2)
+    alone = [
+        kernels.linear(x, kernels.pack_grouped_parts([weight], part))
+        for weight, part in zip(weights, bias.split([70, 5, 64, 40]), strict=True)
+    ]
+    assert torch.equal(kernels.linear(x, kernels.pack_grouped_parts(weights, bias)), torch.cat(alone, -1))
+    with pytest.raises(ValueError, match="permutation"):
+        kernels.pack_grouped_parts([weights[0], random_weight(4, 256, 32, ordered=True)])
 
 
 def test_nan_and_inf_stay_in_their_row_of_int4_linear(kernels):

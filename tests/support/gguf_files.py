@@ -104,11 +104,17 @@ def write_folder(folder: Path, model_type: str, **fields: Any) -> Path:
 
 
 def write_gguf(
-    path: Path, folder: Path, kind: str = "F32", *, packed: dict[str, np.ndarray] | None = None, **metadata: Any
+    path: Path,
+    folder: Path,
+    kind: str = "F32",
+    *,
+    packed: dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
+    **metadata: Any,
 ) -> Path:
     """Write a folder's model as one file. ``kind``: the type of its linear weights where their shape allows it.
 
-    ``packed``: the blocks of weights by name in the folder, uint8 [out, bytes of a row], where they exist already.
+    ``packed``: the blocks of weights by name in the folder, uint8 [out, bytes of a row], and their type, where they
+    exist already. Then ``kind`` may be a mixture of types.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
@@ -121,19 +127,20 @@ def write_gguf(
         factors = llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"])
         writer.add_tensor("rope_freqs.weight", factors.numpy())
     for name, tensor in split_experts(load_file(folder / "model.safetensors")).items():
-        blocks = (packed or {}).get(name)
+        blocks, type_ = (packed or {}).get(name, (None, None))
         tensor = tensor if blocks is None else torch.from_numpy(blocks)
         if arch == "llama" and (".q_proj" in name or ".k_proj" in name):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
             tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
         if blocks is not None:
-            type_ = gguf.GGMLQuantizationType[kind]
             writer.add_tensor(gguf_name(name, arch), tensor.contiguous().numpy(), raw_dtype=type_)
             continue
         tensor = tensor.float() + 1 if arch.startswith("gemma") and name.endswith("norm.weight") else tensor.float()
         if name.endswith("shared_expert_gate.weight"):
             tensor = tensor.flatten()
-        add_tensor(writer, gguf_name(name, arch), tensor.numpy(), "F32" if name.endswith("mlp.gate.weight") else kind)
+        add_tensor(
+            writer, gguf_name(name, arch), tensor.numpy(), "F32" if name.endswith("mlp.gate.weight") or packed else kind
+        )
     close_writer(writer)
     return path
 

@@ -3,18 +3,22 @@
 Each function takes blocks as uint8 [blocks, bytes of a block]. Those that begin with ``decode`` return the numbers,
 float32 [blocks, numbers of a block], computed as ggml's reference does (ggml-quants.c), so that the bits are the same.
 Those that begin with ``split`` return scales [blocks, groups] and integers [blocks, groups, numbers of a group], both
-float32, for types without minimums: a number is the product of both.
+float32, for types without minimums: a number is the product of both. Those that begin with ``block`` return the
+integers of K types as uint8 [blocks, numbers of a block], and the heads of ``native.BlockedWeight`` as uint8 [blocks,
+bytes]: float16 scale and minimum, then an int8 scale for each group, and after each its minimum if there are any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
-from parley.native import GroupedWeight
+from parley.native import BlockedWeight, GroupedWeight
 
 SplitBlocks = tuple[torch.Tensor, torch.Tensor]
+BlockParts = tuple[torch.Tensor, torch.Tensor]
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice those of the format
 
@@ -67,21 +71,24 @@ def split_q8_0(blocks: torch.Tensor) -> SplitBlocks:
     return _float16(blocks[:, :2]), blocks[:, 2:].view(torch.int8).float()[:, None]
 
 
-def decode_q2_k(blocks: torch.Tensor) -> torch.Tensor:
+def block_q2_k(blocks: torch.Tensor) -> BlockParts:
     """16 scales and minimums of 4 bits each, 256 numbers of 2 bits, scale of the scales, scale of the minimums."""
-    scales = _float16(blocks[:, 80:82]) * (blocks[:, :16] & 15).float()
-    minimums = _float16(blocks[:, 82:84]) * (blocks[:, :16] >> 4).float()
-    numbers = _bits(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16).float()
-    return (scales[..., None] * numbers - minimums[..., None]).flatten(1)
+    scales = torch.stack((blocks[:, :16] & 15, blocks[:, :16] >> 4), -1)
+    return _bits(blocks[:, 16:80].reshape(-1, 2, 32), 2).flatten(1), torch.cat((blocks[:, 80:], scales.flatten(1)), -1)
 
 
-def split_q3_k(blocks: torch.Tensor) -> SplitBlocks:
+def block_q3_k(blocks: torch.Tensor) -> BlockParts:
     """256 third bits, 256 numbers of 2 bits, 16 scales of 6 bits in 12 bytes, scale of the scales."""
     low, high = _nibbles(blocks[:, 96:104]), _bits(blocks[:, 104:108], 2).flatten(1)
-    scales = _float16(blocks[:, 108:]) * ((low | high << 4).float() - 32)
-    third = _bits(blocks[:, :32], 1).reshape(-1, 16, 16)
-    numbers = _bits(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
-    return scales, (numbers | third << 2).float() - 4
+    scales = (low | high << 4).view(torch.int8) - 32
+    third = _bits(blocks[:, :32], 1).flatten(1)
+    numbers = _bits(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
+    return (numbers | third << 2) + 4, _scale_heads(blocks[:, 108:], scales)
+
+
+def _scale_heads(factors: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return the heads of blocks without minimums, of float16 factors uint8 [blocks, 2] and scales int8."""
+    return torch.cat((factors, torch.zeros_like(factors), scales.view(torch.uint8)), -1)
 
 
 def unpack_k_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,30 +100,27 @@ def unpack_k_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def _decode_k(blocks: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return scaled numbers, uint8 [blocks, 8, 32], of blocks that begin as Q4_K does."""
-    scales, minimums = (each.float() for each in unpack_k_scales(blocks[:, 4:16]))
-    scales, minimums = _float16(blocks[:, :2]) * scales, _float16(blocks[:, 2:4]) * minimums
-    return (scales[..., None] * numbers.float() - minimums[..., None]).flatten(1)
+def _k_heads(blocks: torch.Tensor) -> torch.Tensor:
+    """Return the heads of blocks that begin as Q4_K does."""
+    return torch.cat((blocks[:, :4], torch.stack(unpack_k_scales(blocks[:, 4:16]), -1).flatten(1)), -1)
 
 
-def decode_q4_k(blocks: torch.Tensor) -> torch.Tensor:
+def block_q4_k(blocks: torch.Tensor) -> BlockParts:
     """Scale of the scales and of the minimums, 8 of each of 6 bits in 12 bytes, 256 numbers of 4 bits."""
-    return _decode_k(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+    return _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1), _k_heads(blocks)
 
 
-def decode_q5_k(blocks: torch.Tensor) -> torch.Tensor:
+def block_q5_k(blocks: torch.Tensor) -> BlockParts:
     """As Q4_K, with 256 fifth bits before the numbers."""
-    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
-    return _decode_k(blocks, low | _bits(blocks[:, 16:48], 1) << 4)
+    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).flatten(1)
+    return low | _bits(blocks[:, 16:48], 1).flatten(1) << 4, _k_heads(blocks)
 
 
-def split_q6_k(blocks: torch.Tensor) -> SplitBlocks:
+def block_q6_k(blocks: torch.Tensor) -> BlockParts:
     """256 numbers of 4 bits, their 2 further bits, 16 scales of 8 bits, scale of the scales."""
-    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 16, 16)
-    high = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
-    scales = _float16(blocks[:, 208:]) * blocks[:, 192:208].view(torch.int8).float()
-    return scales, (low | high << 4).float() - 32
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).flatten(1)
+    high = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).flatten(1)
+    return low | high << 4, _scale_heads(blocks[:, 208:], blocks[:, 192:208])
 
 
 def split_iq4_nl(blocks: torch.Tensor) -> SplitBlocks:
@@ -140,22 +144,30 @@ def split_mxfp4(blocks: torch.Tensor) -> SplitBlocks:
     return bits.int().view(torch.float32), numbers[:, None]
 
 
+class BlockKind(NamedTuple):
+    """A type that kernels read as it is: its rearrangement, bits of a number with scales, middle of its integers."""
+
+    rearrange: Callable[[torch.Tensor], BlockParts]
+    bits: float
+    middle: int
+
+
 SPLITTERS: dict[str, Callable[[torch.Tensor], SplitBlocks]] = {
     "Q4_0": split_q4_0,
     "Q5_0": split_q5_0,
     "Q8_0": split_q8_0,
-    "Q3_K": split_q3_k,
-    "Q6_K": split_q6_k,
     "IQ4_NL": split_iq4_nl,
     "IQ4_XS": split_iq4_xs,
     "MXFP4": split_mxfp4,
 }
-DECODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Q4_1": decode_q4_1,
-    "Q5_1": decode_q5_1,
-    "Q2_K": decode_q2_k,
-    "Q4_K": decode_q4_k,
-    "Q5_K": decode_q5_k,
+DECODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"Q4_1": decode_q4_1, "Q5_1": decode_q5_1}
+# The middle is 0 for types with minimums
+K_TYPES = {
+    "Q2_K": BlockKind(block_q2_k, 5.125, 0),
+    "Q3_K": BlockKind(block_q3_k, 4.625, 8),
+    "Q4_K": BlockKind(block_q4_k, 4.625, 0),
+    "Q5_K": BlockKind(block_q5_k, 5.625, 0),
+    "Q6_K": BlockKind(block_q6_k, 6.625, 32),
 }
 
 
@@ -163,19 +175,35 @@ def decode_blocks(blocks: torch.Tensor, kind: str) -> torch.Tensor:
     """Return the numbers of blocks of a type: uint8 [blocks, bytes of a block] -> float32 [blocks, numbers]."""
     if kind in DECODERS:
         return DECODERS[kind](blocks)
+    if kind in K_TYPES:
+        return _decode_k(*K_TYPES[kind].rearrange(blocks), K_TYPES[kind].middle)
     scales, numbers = SPLITTERS[kind](blocks)
     return (scales[..., None] * numbers).flatten(1)
 
 
+def _decode_k(values: torch.Tensor, heads: torch.Tensor, middle: int) -> torch.Tensor:
+    """Return the numbers of blocks of a K type from its parts."""
+    groups = heads[:, 4:].view(torch.int8).float()
+    if middle:
+        scales = _float16(heads[:, :2]) * groups
+        return (scales[..., None] * (values.float() - middle).view(*scales.shape, -1)).flatten(1)
+    scales, minimums = _float16(heads[:, :2]) * groups[:, ::2], _float16(heads[:, 2:4]) * groups[:, 1::2]
+    return (scales[..., None] * values.float().view(*scales.shape, -1) - minimums[..., None]).flatten(1)
+
+
 def grouped_bits(kind: str) -> float | None:
-    """Return the bits of a number in the form of ``group_blocks``, scales included; None for types with minimums."""
-    if kind not in SPLITTERS:
-        return None
-    return (4 if kind == "Q4_0" else 8) + 32 / (16 if kind in ("Q3_K", "Q6_K") else 32)
+    """Return the bits of a number in the form of ``group_blocks``, scales included; None for types that have none."""
+    if kind in K_TYPES:
+        return K_TYPES[kind].bits
+    return None if kind not in SPLITTERS else 5 if kind == "Q4_0" else 9
 
 
-def group_blocks(blocks: torch.Tensor, kind: str, rows: int) -> GroupedWeight | None:
-    """Return the weight of ``rows`` outputs as integers in groups, without rounding; None for types with minimums."""
+def group_blocks(blocks: torch.Tensor, kind: str, rows: int) -> GroupedWeight | BlockedWeight | None:
+    """Return the weight of ``rows`` outputs in a form that kernels read, without rounding; None if it has none."""
+    if kind in K_TYPES:
+        numbers, heads = K_TYPES[kind].rearrange(blocks)
+        words = heads.contiguous().view(torch.int32)
+        return BlockedWeight(numbers.view(rows, -1), words.view(rows, -1, words.shape[1]), kind.lower())
     if kind not in SPLITTERS:
         return None
     scales, numbers = SPLITTERS[kind](blocks)

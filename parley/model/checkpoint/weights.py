@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from parley import native
 from parley.gguf.header import BlockType
 from parley.model.checkpoint.gguf_blocks import decode_blocks, group_blocks
-from parley.native import GroupedWeight, memory
+from parley.native import BlockedWeight, GroupedWeight, memory
 
 INT4_GROUP = 128  # weights of an output that share a scale when they are rounded to 4 bits
 QUANTIZED_AT_ONCE = 1 << 22  # numbers quantised at a time; bounds the float32 intermediates
@@ -166,27 +166,43 @@ class BlockWeight:
         for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
             yield decode_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name).view(len(rows), -1)
 
-    def grouped(self) -> GroupedLinearWeight | None:
-        """Return the same weight as integers in groups, None if its blocks have minimums."""
-        parts = []
+    def regroup(self) -> GroupedWeight | BlockedWeight | None:
+        """Return the same weight in a form that kernels read; None if they cannot read its type."""
+        forms: list[Any] = []
         for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
-            part = group_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name, len(rows))
-            if part is None:
-                return None
-            parts.append(part)
-        values, scales, zeros = (torch.cat(each) for each in zip(*(part[:3] for part in parts), strict=True))
-        return GroupedLinearWeight(parts[0]._replace(values=values, scales=scales, zeros=zeros))
+            forms.append(group_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name, len(rows)))
+        tensors = (
+            [name for name, value in forms[0]._asdict().items() if isinstance(value, torch.Tensor)] if forms[0] else []
+        )
+        joined = {name: torch.cat([getattr(form, name) for form in forms]) for name in tensors}
+        return forms[0]._replace(**joined) if forms[0] else None
 
     @classmethod
     def pack_merged(
-        cls, parts: Sequence[Self], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+        cls,
+        parts: Sequence[PlainWeight | BlockWeight],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> native.PackedWeight:
-        """Pack the parts as integers in groups if a kernel reads them so; else decode them into ``dtype``."""
-        if dtype == torch.bfloat16 and device.type == "cpu" and len({part.blocks for part in parts}) == 1:
-            grouped = [part.grouped() for part in parts]
-            if None not in grouped:
-                return GroupedLinearWeight.pack_merged([each for each in grouped if each], bias, dtype, device)
+        """Pack the parts as they are if a kernel reads them so; else decode all of them into ``dtype``."""
+        if native.has_grouped_kernel(dtype, device):
+            forms = [each.regroup() if isinstance(each, BlockWeight) else None for each in _join_alike(parts)]
+            if None not in forms:
+                return native.pack_grouped_parts([form for form in forms if form is not None], bias)
         return PlainWeight.pack_merged(parts, bias, dtype, device)
+
+
+def _join_alike(parts: Sequence[PlainWeight | BlockWeight]) -> list[PlainWeight | BlockWeight]:
+    """Join adjacent parts with the same type of blocks."""
+    joined: list[PlainWeight | BlockWeight] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if isinstance(part, BlockWeight) and isinstance(last, BlockWeight) and part.blocks == last.blocks:
+            joined[-1] = BlockWeight(torch.cat((last.rows, part.rows)), part.blocks)
+        else:
+            joined.append(part)
+    return joined
 
 
 @dataclass(frozen=True)

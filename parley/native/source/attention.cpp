@@ -17,7 +17,7 @@
 
 #include "kernels.h"
 #include "pages.h"
-#include "team.h"
+#include "shares.h"
 #include "tile.h"
 
 namespace {

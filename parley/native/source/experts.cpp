@@ -7,7 +7,7 @@
 #include "experts.h"
 
 #include "kernels.h"
-#include "team.h"
+#include "shares.h"
 
 namespace {
 

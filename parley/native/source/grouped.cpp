@@ -1,12 +1,12 @@
-// Linear layers with weights of 4 or 8 bits in groups: y = x W^T + bias with W[n][k] = scale (value(q) - zero). Scale and
-// zero belong to an output and a group of adjacent numbers of K. Inputs stay bf16: the gain is that fewer bytes of
-// weights are read. `Code` says what the bits mean: integers have zeros, floating-point numbers have none.
+// Linear layers with weights of 2 to 8 bits in groups: y = x W^T + bias. A number of W is a scale times a value of few bits,
+// and for some codes plus a shift. Both belong to an output and a group of adjacent numbers of K. Inputs stay bf16: the
+// gain is that fewer bytes of weights are read. `Code` says what the bits mean (codes.h).
 //
 // An output element is computed group by group, from first to last: a chain of x times value over the group's pairs,
-// starting at zero; for integers minus the group's sum of x times the zero; times the scale; added to the element. Each
-// value is exact in bf16; integers count from the middle of their range. With few rows, weights become bf16 in registers;
-// with more, once in a buffer that all tiles of rows read. The numbers and chains are the same, so the number of rows
-// cannot change a bit.
+// starting at zero; with the group's sum of x times the shift; times the scale; added to the element. Each value is exact
+// in bf16; integers count from the middle of their range. With few rows, weights become bf16 in registers; with more,
+// once in a buffer that all tiles of rows read. The numbers and chains are the same, so the number of rows cannot change
+// a bit.
 //
 // Numbers of 4 bits in small groups may have scales of 8 bits, which 16 bits hold, times one of 32 bits of the output.
 //
@@ -14,11 +14,20 @@
 // words of weights. A panel is BLOCK outputs. A word of weights holds adjacent pairs of K: the lowest bits of its low
 // half are the first number of the first pair, those of its high half the second. A scale is a float, whose last bits are
 // the zero of an integer, or a bf16.
+//
+// Blocks of GGUF files are [panels][blocks] of Code::HEAD rows of BLOCK words and then [groups] of Code::PART rows. The
+// first word of a head holds the scale as float16 and above it the minimum. The others hold the groups' integers, a byte
+// each, that of the scale before that of the minimum. A group has words of four low bits, as above, and a word of the
+// others: in each half of it, those of pair 4 s + j begin at bit 4 j + HIGH s.
+//
+// A weight of several codes begins with a row of HEADER words: the number of parts, then code, group and number of outputs
+// of each. The parts follow, packed as weights of their own.
 #include <omp.h>
 
 #include <algorithm>
 #include <memory>
 
+#include "codes.h"
 #include "kernels.h"
 #include "shares.h"
 #include "tile.h"
@@ -26,113 +35,12 @@
 
 namespace {
 
-constexpr int VECTORS = 4;                // of a panel: fewer parallel chains would wait for each other
-constexpr int BLOCK = VECTORS * LANES;    // columns of a panel
 constexpr int FEW = LANES == 16 ? 6 : 2;  // rows whose sums, with a panel's numbers, fill the registers
 constexpr long PASS = 256;                // rows whose sums are kept at once
 // Up to this many rows, weights are unpacked again for each tile, which then costs less than a buffer: fewer rows if
-// weights of 8 bits are unpacked
-constexpr long NARROW = LANES == 16 ? 48 : 2, NARROW_8 = LANES == 16 ? FEW : 2;
-
-#if defined(__AVX512BF16__)
-typedef Bits Pairs;  // of weights as bf16, one pair per lane
-
-// Bits 4 j to 4 j + 3 of each half of the words select an entry of `table`
-static inline Pairs look_up(Bits words, int j, const bf16* table) {
-  return (Bits)_mm512_permutexvar_epi16((__m512i)(words >> 4 * j), _mm512_load_si512(table));
-}
-
-// Numbers that bf16 has exactly
-static inline Pairs pairs_of(Vec first, Vec second) { return ((Bits)second & 0xffff0000) | ((Bits)first >> 16); }
-
-static inline Vec multiply(Vec sum, Bits x, Pairs weights) { return dot(sum, x, weights); }
-#else
-struct Pairs {  // as two floats
-  Vec first, second;
-};
-
-static inline Pairs pairs_of(Vec first, Vec second) { return {first, second}; }
-
-static inline Vec multiply(Vec sum, Bits x, Pairs weights) {
-  return fma((Vec)(x & 0xffff0000), weights.second, fma((Vec)(x << 16), weights.first, sum));
-}
-#endif
-
-// Number j of BITS bits in the low or high half of each word, moved to the top
-template <int BITS> static inline Ints at_top(Bits words, int j, bool high) {
-  return (Ints)(words << ((high ? 16 : 32) - BITS * (j + 1)));
-}
-
-// Integers of BITS bits, stored as the signed distance from the middle of their range
-template <int BITS> struct Integers {
-  static constexpr long WORD = 16 / BITS;  // pairs in a word
-  static constexpr long SCALES = 1;        // in a word
-  static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = MIDDLE, ZERO = 2 * MIDDLE - 1;  // bits of the zero point
-
-  // Pair j of each lane's word
-  static inline Pairs unpack(Bits words, int j) {
-#if defined(__AVX512BF16__)
-    alignas(64) static const bf16 table[32] = {  // five bits select an entry, a number has four: doubled
-        0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0,
-        0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
-        0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
-    if (BITS == 4) return look_up(words, j, table);
-#endif
-    Ints first = at_top<BITS>(words, j, false) >> (32 - BITS), second = at_top<BITS>(words, j, true) >> (32 - BITS);
-    return pairs_of(__builtin_convertvector(first, Vec), __builtin_convertvector(second, Vec));
-  }
-};
-
-// Floating-point numbers of a sign, EXPONENT bits and MANTISSA bits, without infinities. As the bits of a float they are
-// 2^(BIAS - 127) of their value, also if subnormal.
-template <int EXPONENT, int MANTISSA> struct Floats {
-  static constexpr int BITS = 1 + EXPONENT + MANTISSA, BIAS = (1 << (EXPONENT - 1)) - 1;
-  static constexpr long WORD = 16 / BITS, SCALES = BITS == 4 ? 2 : 1;
-  static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO = 0;
-
-  static inline Vec widen(Ints top) {
-    constexpr uint32_t keep = 0x80000000 | ((1 << (BITS - 1)) - 1) << (23 - MANTISSA);
-    constexpr uint32_t factor = (254 - BIAS) << 23;  // 2^(127 - BIAS)
-    float scale;
-    memcpy(&scale, &factor, sizeof scale);
-    return (Vec)((Bits)(top >> (8 - EXPONENT)) & keep) * scale;
-  }
-
-  static inline Pairs unpack(Bits words, int j) {
-#if defined(__AVX512BF16__)
-    if (BITS == 4) {
-      alignas(64) static const bf16 table[32] = {
-          0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80,
-          0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0, 0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
-          0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
-      return look_up(words, j, table);
-    }
-    if (EXPONENT == 4) {
-      // In 16 bits, as that is half of the work. The product of bf16 takes subnormal numbers for zero, so they cannot be
-      // scaled afterwards: those of the 8 bits are looked up.
-      alignas(64) static const bf16 subnormal[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
-      __m512i top = (__m512i)(j ? words : words << 8), exponent = _mm512_set1_epi16(0x7800);
-      __m512i normal = _mm512_add_epi16(_mm512_and_si512(_mm512_srli_epi16(top, 4), _mm512_set1_epi16(0x07f0)),
-                                        _mm512_set1_epi16((127 - BIAS) << 7));
-      __m512i both = _mm512_mask_permutexvar_epi16(normal, _mm512_testn_epi16_mask(top, exponent), _mm512_srli_epi16(top, 8),
-                                                   _mm512_load_si512(subnormal));
-      return (Bits)both | ((Bits)top & 0x80008000);
-    }
-#endif
-    return pairs_of(widen(at_top<BITS>(words, j, false)), widen(at_top<BITS>(words, j, true)));
-  }
-};
-
-using Int4 = Integers<4>;
-using Int8 = Integers<8>;
-using E4m3 = Floats<4, 3>;
-using E2m1 = Floats<2, 1>;
-
-// Vector i of a group's scales, with the zeros of integers in their last bits
-template <class Code> static inline Bits scales_of(const uint32_t* scales, int i) {
-  if (Code::SCALES == 2) return (Bits)load((const bf16*)scales + i * LANES);
-  return read<Bits>(scales + i * LANES);
-}
+// that is more work
+constexpr long NARROW = LANES == 16 ? 48 : 2, NARROW_HARD = LANES == 16 ? FEW : 2;
+constexpr long HEADER = 16;  // words before the parts of a weight of several codes
 
 // Pairs of K unpacked at once: they stay in the L1 cache for all tiles
 constexpr long STRETCH = 16384 / VECTORS / sizeof(Pairs);
@@ -140,11 +48,7 @@ constexpr long STRETCH = 16384 / VECTORS / sizeof(Pairs);
 // A panel's part of a group, packed: vector i of pair k + j
 template <class Code> struct Narrow {
   const uint32_t* words;
-  Pairs operator()(long k, int j, int i) const {
-    const uint32_t* from = words + k / Code::WORD * BLOCK + i * LANES;
-    if (j == 0 && i * LANES % 16 == 0) __builtin_prefetch((const char*)from + AHEAD);
-    return Code::unpack(read<Bits>(from), j);
-  }
+  Pairs operator()(long k, int j, int i) const { return Code::unpack(words, k, j, i); }
 };
 
 // The same, unpacked
@@ -187,8 +91,7 @@ void tile(const Pair* x, long stride, Weights weights, long steps, Sums sums) {
     }
 #pragma GCC unroll 4
   for (int i = 0; i < WIDTH; i++) {
-    Bits word = scales_of<Code>(sums.scales, i);
-    Vec scale = (Vec)(word & ~Code::ZERO), zero = (float)Code::MIDDLE - __builtin_convertvector(word & Code::ZERO, Vec);
+    typename Code::Factors factors(sums.scales, i);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       long at = r * BLOCK + i * LANES;
@@ -196,8 +99,8 @@ void tile(const Pair* x, long stride, Weights weights, long steps, Sums sums) {
         put(sums.rest + at, acc[r][i]);
         continue;
       }
-      Vec group = Code::ZERO ? fma(zero, fill(sums.x[r * sums.groups]), acc[r][i]) : acc[r][i];
-      put(sums.totals + at, fma(group, scale, read<Vec>(sums.totals + at)));
+      float x_sum = Code::SHIFTED ? sums.x[r * sums.groups] : 0;
+      put(sums.totals + at, factors.add(read<Vec>(sums.totals + at), acc[r][i], x_sum));
     }
   }
 }
@@ -225,16 +128,15 @@ void tiles(const Pair* x, long stride, Weights weights, long steps, Sums sums, l
 
 // totals [rows][BLOCK] += one group
 template <class Code> void add(const Pair* x, long stride, const uint32_t* words, long steps, Sums sums, long rows) {
-  if (rows <= (Code::WORD == 2 ? NARROW_8 : NARROW))
+  if (rows <= (Code::BITS == 4 ? NARROW : NARROW_HARD))
     return tiles<Code, FEW, VECTORS>(x, stride, Narrow<Code>{words}, steps, sums, rows);
   Pairs wide[STRETCH * VECTORS];
   for (long k = 0; k < steps; k += STRETCH) {
     long count = std::min(STRETCH, steps - k);
-    Narrow<Code> from = {words + k / Code::WORD * BLOCK};
     for (long s = 0; s < count; s += Code::WORD)
       for (int i = 0; i < VECTORS; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < Code::WORD; j++) wide[(s + j) * VECTORS + i] = from(s, j, i);
+        for (int j = 0; j < Code::WORD; j++) wide[(s + j) * VECTORS + i] = Code::unpack(words, k + s, j, i);
     for (int i = 0; i < VECTORS; i += 2) {
       Sums half = sums;
       half.rest += i * LANES, half.totals += i * LANES, half.scales += i * LANES / Code::SCALES;
@@ -254,54 +156,152 @@ template <class Code> struct Cut {
   long steps(long g) const { return std::min(group, pairs - g * group); }
 };
 
-template <class Code, class T>
-void run(const Pair* x, const uint32_t* packed, const float* scales, const bf16* bias, T* y, Slices slices, long N,
-         Cut<Code> cut, int threads) {
-  long panels = (N + BLOCK - 1) / BLOCK;
-  std::vector<RowSlice> pieces = cut_slices(slices, panels, PASS, threads);
+// K is whole blocks
+template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS> struct Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>> {
+  using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>;
+  static constexpr long group = GROUP / 2;
+  long pairs, groups;
+  Cut(long K, long) : pairs(K / 2), groups(K / GROUP) {}
+  long words() const { return groups / Code::GROUPS * Code::WORDS * BLOCK; }
+  long steps(long) const { return group; }
+};
+
+// totals [rows][BLOCK] += the product of rows of x and a panel. sums.scales: unused
+template <class Code> void multiply_panel(const Pair* x, const uint32_t* panel, Cut<Code> cut, Sums sums, long rows) {
+  for (long g = 0; g < cut.groups; g++, sums.x++) {
+    sums.scales = panel + cut.at(g);
+    add<Code>(x + g * cut.group, cut.pairs, sums.scales + cut.HEAD, cut.steps(g), sums, rows);
+  }
+}
+
+template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS>
+void multiply_panel(const Pair* x, const uint32_t* panel, Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>> cut, Sums sums,
+                    long rows) {
+  using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>;
+  for (long b = 0; b < cut.groups / Code::GROUPS; b++, panel += Code::WORDS * BLOCK) {
+    typename Code::Head head(panel);
+    for (long g = 0; g < Code::GROUPS; g++, sums.x++, x += cut.group) {
+      sums.scales = (const uint32_t*)head.scales[g];
+      add<Code>(x, cut.pairs, panel + (Code::HEAD + g * Code::PART) * BLOCK, cut.group, sums, rows);
+    }
+  }
+}
+
+// f(code) for the code of this number, as Python counts them
+template <class F> auto with_code(int64_t code, F f) {
+  switch (code) {
+    case 0: return f(Int4{});
+    case 1: return f(Int8{});
+    case 2: return f(E4m3{});
+    case 3: return f(E2m1{});
+    case 4: return f(Q2K{});
+    case 5: return f(Q3K{});
+    case 6: return f(Q4K{});
+    case 7: return f(Q5K{});
+    default: return f(Q6K{});
+  }
+}
+
+constexpr long SEVERAL = 9;  // the code of weights whose parts have codes of their own
+
+long panels_of(long outputs) { return (outputs + BLOCK - 1) / BLOCK; }
+
+template <class Code> Cut<Code> cut_of(Code, long K, long group) { return Cut<Code>(K, group); }
+
+// Words of a panel
+long panel_words(long code, long K, long group) {
+  return with_code(code, [=](auto code) { return cut_of(code, K, group).words(); });
+}
+
+// Outputs that have the same code.
+struct Part {
+  long code, group, first, outputs;  // the first output
+  long panel, start, words;          // the first panel, its place, the words of a panel
+  std::shared_ptr<float[]> sums;     // of x, [rows][groups], if the code needs them
+};
+
+struct Parts {
+  std::vector<Part> list;
+  long outputs = 0, panels = 0, words = 0;
+
+  Parts(long code, const uint32_t* packed, long N, long K, long group) {
+    words = code == SEVERAL ? HEADER : 0;
+    if (code != SEVERAL) add(code, group, N, K);
+    else for (uint32_t i = 0; i < packed[0]; i++) add(packed[3 * i + 1], packed[3 * i + 2], packed[3 * i + 3], K);
+  }
+
+  void add(long code, long group, long count, long K) {
+    list.push_back({code, group, outputs, count, panels, words, panel_words(code, K, group), nullptr});
+    outputs += count, panels += panels_of(count), words += panels_of(count) * list.back().words;
+  }
+
+  const Part& with_panel(long panel) const {
+    auto part = list.begin();
+    while (panel >= part->panel + panels_of(part->outputs)) part++;
+    return *part;
+  }
+};
+
+// The sums over the groups of rows of x, by a team
+template <class Code> void sum_groups(const Pair* x, long M, Cut<Code> cut, float* sums) {
+#pragma omp for
+  for (long m = 0; m < M; m++)
+    for (long g = 0; g < cut.groups; g++) {
+      const bf16* from = (const bf16*)(x + m * cut.pairs + g * cut.group);
+      Vec v = {};
+      for (long i = 0, count = 2 * cut.steps(g); i < count; i += LANES) v += load(from + i, count - i);
+      sums[m * cut.groups + g] = sum(v);
+    }
+}
+
+template <class T>
+void run(const Pair* x, const uint32_t* packed, Parts parts, const float* scales, const bf16* bias, T* y, Slices slices,
+         long N, long K, int threads) {
+  std::vector<RowSlice> pieces = cut_slices(slices, parts.panels, PASS, threads);
   if (pieces.empty()) return;
   long M = pieces.back().first + pieces.back().rows;
-  Shares shares(pieces.size() * panels, threads);
-  std::unique_ptr<float[]> sums(new float[M * cut.groups]);
+  for (Part& part : parts.list)
+    with_code(part.code, [&](auto code) {
+      auto cut = cut_of(code, K, part.group);
+      if (code.SHIFTED) part.sums.reset(new float[M * cut.groups]);
+    });
+  Shares shares(pieces.size() * parts.panels, threads);
 #pragma omp parallel num_threads(threads)
   {
-#pragma omp for
-    for (long m = 0; m < (Code::ZERO ? M : 0); m++)
-      for (long g = 0; g < cut.groups; g++) {
-        const bf16* from = (const bf16*)(x + m * cut.pairs + g * cut.group);
-        Vec v = {};
-        for (long i = 0, count = 2 * cut.steps(g); i < count; i += LANES) v += load(from + i, count - i);
-        sums[m * cut.groups + g] = sum(v);
-      }
+    for (const Part& part : parts.list)
+      with_code(part.code, [&](auto code) {
+        if (code.SHIFTED) sum_groups(x, M, cut_of(code, K, part.group), part.sums.get());
+      });
     alignas(64) float totals[PASS * BLOCK], rest[PASS * BLOCK];
     for (Shares::Tasks some; (some = shares.take(omp_get_thread_num())).end;)
       for (long task = some.first; task < some.end; task++) {
-        auto [first, rows, weight] = pieces[task / panels];
-        long panel = weight * panels + task % panels, n = task % panels * BLOCK;
+        auto [first, rows, weight] = pieces[task / parts.panels];
+        const Part& part = parts.with_panel(task % parts.panels);
+        long number = task % parts.panels - part.panel, n = number * BLOCK, count = part.outputs - n;
         std::fill(totals, totals + rows * BLOCK, 0.f);
-        for (long g = 0; g < cut.groups; g++) {
-          const uint32_t* group = packed + panel * cut.words() + cut.at(g);
-          Sums each = {rest, totals, sums.get() + first * cut.groups + g, group, cut.groups, true, true};
-          add<Code>(x + first * cut.pairs + g * cut.group, cut.pairs, group + cut.HEAD, cut.steps(g), each, rows);
-        }
+        with_code(part.code, [&, first = first, rows = rows, weight = weight](auto code) {
+          auto cut = cut_of(code, K, part.group);
+          const float* x_sums = code.SHIFTED ? part.sums.get() + first * cut.groups : nullptr;
+          multiply_panel(x + first * cut.pairs, packed + weight * parts.words + part.start + number * part.words, cut,
+                         {rest, totals, x_sums, nullptr, cut.groups, true, true}, rows);
+        });
+        n += part.first;
         for (long r = 0; r < rows; r++)
-          for (long i = 0; i < BLOCK && n + i < N; i += LANES) {
+          for (long i = 0; i < BLOCK && i < count; i += LANES) {
             Vec v = read<Vec>(totals + r * BLOCK + i);
-            if (scales) v *= load(scales + weight * N + n + i, N - n - i);
-            if (bias) v += load(bias + weight * N + n + i, N - n - i);
-            store(y + (first + r) * N + n + i, v, N - n - i);
+            if (scales) v *= load(scales + weight * N + n + i, count - i);
+            if (bias) v += load(bias + weight * N + n + i, count - i);
+            store(y + (first + r) * N + n + i, v, count - i);
           }
       }
   }
 }
 
 template <class Code>
-void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t* packed, long N, long K, long group,
+void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t* packed, long N, long K, Cut<Code> cut,
           int threads) {
-  constexpr int BITS = 16 / Code::WORD;
-  Cut<Code> cut(K, group);
 #pragma omp parallel for num_threads(threads)
-  for (long p = 0; p < (N + BLOCK - 1) / BLOCK; p++)
+  for (long p = 0; p < panels_of(N); p++)
     for (long g = 0; g < cut.groups; g++) {
       uint32_t *to = packed + p * cut.words() + cut.at(g), *words = to + cut.HEAD;
       for (long j = 0; j < BLOCK; j++) {
@@ -318,7 +318,7 @@ void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t*
           for (long i = 0; i < 2 * Code::WORD; i++) {
             long k = 2 * (g * cut.group + s) + i;
             uint32_t value = n < N && k < K ? q[n * K + k] ^ Code::FLIP : 0;
-            word |= value << (BITS * (i / 2) + 16 * (i % 2));
+            word |= value << (Code::BITS * (i / 2) + 16 * (i % 2));
           }
           words[s / Code::WORD * BLOCK + j] = word;
         }
@@ -326,13 +326,27 @@ void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t*
     }
 }
 
-// f(code) for the code of this number, as Python counts them
-template <class F> auto with_code(int64_t code, F f) {
-  switch (code) {
-    case 0: return f(Int4{});
-    case 1: return f(Int8{});
-    case 2: return f(E4m3{});
-    default: return f(E2m1{});
+template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS>
+void pack(const uint8_t* q, const uint32_t* heads, const uint8_t*, uint32_t* packed, long N, long K,
+          Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>> cut, int threads) {
+  using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>;
+#pragma omp parallel for num_threads(threads)
+  for (long p = 0; p < panels_of(N); p++) {
+    uint32_t* to = packed + p * cut.words();
+    std::fill(to, to + cut.words(), 0);
+    for (long j = 0; j < BLOCK && p * BLOCK + j < N; j++)
+      for (long b = 0; b < K / NUMBERS; b++) {
+        long n = p * BLOCK + j, block = n * (K / NUMBERS) + b;
+        uint32_t* rows = to + b * Code::WORDS * BLOCK + j;
+        for (long i = 0; i < Code::HEAD; i++) rows[i * BLOCK] = heads[block * Code::HEAD + i];
+        for (long k = 0; k < NUMBERS; k++) {
+          uint32_t value = q[block * NUMBERS + k] ^ Code::FLIP;
+          long pair = k % GROUP / 2, s = pair / 4, half = 4 * (pair % 4) + 16 * (k % 2);
+          uint32_t* group = rows + (Code::HEAD + k / GROUP * Code::PART) * BLOCK;
+          group[s * BLOCK] |= (value & 15) << half;
+          if (HIGH) group[Code::LOW * BLOCK] |= (value >> 4) << (half + HIGH * s);
+        }
+      }
   }
 }
 
@@ -340,24 +354,24 @@ template <class F> auto with_code(int64_t code, F f) {
 
 void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, const float* scales, const bf16* bias, void* y,
                            Slices slices, long N, long K, long group, bool wide, long threads) {
-  with_code(code, [=](auto code) {
-    Cut<decltype(code)> cut(K, group);
-    if (wide) run((const Pair*)x, packed, scales, bias, (float*)y, slices, N, cut, threads);
-    else run((const Pair*)x, packed, scales, bias, (bf16*)y, slices, N, cut, threads);
-  });
+  Parts parts(code, packed, N, K, group);
+  if (wide) run((const Pair*)x, packed, parts, scales, bias, (float*)y, slices, N, K, threads);
+  else run((const Pair*)x, packed, parts, scales, bias, (bf16*)y, slices, N, K, threads);
 }
 
 extern "C" {
 
 // Words of a packed weight [N, K] with groups of `group`, a multiple of 8.
-int64_t grouped_size(int64_t code, int64_t N, int64_t K, int64_t group) {
-  return with_code(code, [=](auto code) { return (N + BLOCK - 1) / BLOCK * Cut<decltype(code)>(K, group).words(); });
-}
+int64_t grouped_size(int64_t code, int64_t N, int64_t K, int64_t group) { return panels_of(N) * panel_words(code, K, group); }
 
-// q [N, K], scales [N, groups], zeros [N, groups] of integers -> packed
-void grouped_pack(int64_t code, const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t* packed, int64_t N,
+// q [N, K], scales [N, groups], zeros [N, groups] of integers -> packed. Blocks have heads [N, blocks, Code::HEAD] instead
+// of scales, and no zeros.
+void grouped_pack(int64_t code, const uint8_t* q, const void* scales, const uint8_t* zeros, uint32_t* packed, int64_t N,
                   int64_t K, int64_t group, int64_t threads) {
-  with_code(code, [=](auto code) { pack<decltype(code)>(q, scales, zeros, packed, N, K, group, threads); });
+  with_code(code, [=](auto code) {
+    using Scale = std::conditional_t<code.IS_BLOCK, uint32_t, float>;
+    pack(q, (const Scale*)scales, zeros, packed, N, K, cut_of(code, K, group), threads);
+  });
 }
 
 // y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is a multiple of 8; bias may be null, and so may the

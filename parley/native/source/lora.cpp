@@ -12,7 +12,7 @@
 
 #include "kernels.h"
 #include "lora.h"
-#include "team.h"
+#include "shares.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "team.h"
+#include "shares.h"
 #include "vector.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "experts.h"
-#include "team.h"
+#include "shares.h"
 
 namespace {
 

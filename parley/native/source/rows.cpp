@@ -6,7 +6,7 @@
 
 #include "kernels.h"
 #include "pages.h"
-#include "team.h"
+#include "shares.h"
 
 namespace {
 

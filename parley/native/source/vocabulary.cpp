@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "team.h"
+#include "shares.h"
 #include "vector.h"
 
 namespace {

@@ -31,6 +31,18 @@ class GroupedWeight(NamedTuple):
     out_scales: torch.Tensor | None = None
 
 
+class BlockedWeight(NamedTuple):
+    """A weight [out, in] in blocks of GGUF's K types, with their bits rearranged and no number rounded.
+
+    ``values`` uint8 [out, in]: integers of 4 bits, of 5 for Q5_K, 6 for Q6_K. ``heads`` int32 [out, blocks, words]: the
+    scales and minimums of each block, as ``grouped.cpp`` describes them. ``code`` names the type, such as "q4_k".
+    """
+
+    values: torch.Tensor
+    heads: torch.Tensor
+    code: str
+
+
 def round_int4(weight: torch.Tensor, group: int) -> GroupedWeight:
     """Round a weight to 4 bits. Each group's range runs from its smallest to its largest number and includes zero."""
     parts = [_round_groups(rows, group) for rows in weight.split(max(1, ROUNDING_PORTION // max(weight.shape[1], 1)))]

@@ -16,6 +16,9 @@ from support.model_zoo.quantized_files import change_config
 from support.model_zoo.zoo_folder import write_plain
 
 PLAIN_KINDS = ("F32", "F16", "BF16")
+# The types that llama.cpp gives the weights of a mixture of types
+MIXTURE_TYPES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
+LARGER = ("v_proj", "down_", "lm_head", "embed_tokens")  # parts of the names of those that get the second
 WIDE = {"hidden_size": 256, "intermediate_size": 512}  # whole blocks of every type
 SCALE_PLACES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
@@ -54,17 +57,19 @@ def write_gguf_pair(home: Path, model_type: str, fields: Mapping[str, Any], kind
             name: tensor * 1.5 if tensor.dim() > 1 else tensor + (name == "model.norm.weight")
             for name, tensor in load_file(folder / "model.safetensors").items()
         }
-    type_ = gguf.GGMLQuantizationType[kind]
+    usual, larger = MIXTURE_TYPES.get(kind, (kind, kind))
     numbers, packed = dict(tensors), {}
     for seed, (name, tensor) in enumerate(tensors.items()):
         if tensor.dim() == 1 or ".mlp.gate." in name or "shared_expert_gate" in name or kind in PLAIN_KINDS:
             continue
         *outer, columns = tensor.shape
+        type_ = gguf.GGMLQuantizationType[larger if any(part in name for part in LARGER) else usual]
         try:
-            packed[name] = gguf.quants.quantize(tensor.float().numpy(), type_)
+            blocks = gguf.quants.quantize(tensor.float().numpy(), type_)
         except NotImplementedError:  # the package only reads this type
-            packed[name] = random_blocks(type_, math.prod(outer), columns, seed).reshape(*outer, -1)
-        numbers[name] = torch.from_numpy(gguf.quants.dequantize(packed[name], type_))
+            blocks = random_blocks(type_, math.prod(outer), columns, seed).reshape(*outer, -1)
+        packed[name] = blocks, type_
+        numbers[name] = torch.from_numpy(gguf.quants.dequantize(blocks, type_))
     save_file(gguf_files.join_experts(tensors), folder / "model.safetensors", {"format": "pt"})
     path = gguf_files.write_gguf(home / "model.gguf", folder, kind, packed=packed)
     plain = {name: tensor.float() for name, tensor in gguf_files.join_experts(numbers).items()}

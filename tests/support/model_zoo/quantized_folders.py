@@ -38,7 +38,7 @@ PUBLISHED_FORMS = {
 }
 GGUF_KINDS = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
-    "IQ4_XS", "MXFP4",
+    "IQ4_XS", "MXFP4", "Q4_K_M", "Q5_K_M",
 )  # fmt: skip
 GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
 GGUF_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,7 +63,7 @@ GGUF_MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"norm_topk_prob": True},
     ),
 }
-MIXTURE_KINDS = ("BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
+MIXTURE_KINDS = ("BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "Q4_K_M")
 
 
 def quantized_folders() -> list[ZooFolder]:

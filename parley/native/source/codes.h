@@ -1,0 +1,243 @@
+// What the bits of a weight in groups mean: integers, floating-point numbers, or the blocks of GGUF files.
+//
+// A code turns words of bits into pairs of numbers adjacent in K, exact in bf16, and adds the sum of a group to an output.
+// `grouped.cpp` says how words lie.
+#pragma once
+#include "tile.h"
+
+constexpr int VECTORS = 4;              // of a panel: fewer parallel chains would wait for each other
+constexpr int BLOCK = VECTORS * LANES;  // columns of a panel
+
+#if defined(__AVX512BF16__)
+typedef Bits Pairs;  // of weights as bf16, one pair per lane
+
+struct alignas(64) Table {
+  bf16 entries[64];
+};
+
+// The integer `n` of at most 8 bits
+constexpr bf16 bf16_of(int n) {
+  int size = n < 0 ? -n : n, exponent = 0;
+  while (size >> exponent > 1) exponent++;
+  return n ? (n < 0) << 15 | (127 + exponent) << 7 | (size << (7 - exponent) & 0x7f) : 0;
+}
+
+// The integers of BITS bits with a sign, repeated
+template <int BITS> constexpr Table signed_integers() {
+  Table table{};
+  for (int i = 0; i < 64; i++) table.entries[i] = bf16_of((i & ((1 << BITS) - 1)) - ((i >> (BITS - 1) & 1) << BITS));
+  return table;
+}
+
+// The lowest five bits of each half of the words select an entry
+static inline Bits look_up(Bits words, const bf16* table) {
+  return (Bits)_mm512_permutexvar_epi16((__m512i)words, _mm512_load_si512(table));
+}
+
+// The lowest six bits
+static inline Bits look_up_6(Bits words, const bf16* table) {
+  return (Bits)_mm512_permutex2var_epi16(_mm512_load_si512(table), (__m512i)words, _mm512_load_si512(table + 32));
+}
+
+// Numbers that bf16 has exactly
+static inline Pairs pairs_of(Vec first, Vec second) { return ((Bits)second & 0xffff0000) | ((Bits)first >> 16); }
+
+static inline Vec multiply(Vec sum, Bits x, Pairs weights) { return dot(sum, x, weights); }
+#else
+struct Pairs {  // as two floats
+  Vec first, second;
+};
+
+static inline Pairs pairs_of(Vec first, Vec second) { return {first, second}; }
+
+static inline Vec multiply(Vec sum, Bits x, Pairs weights) {
+  return fma((Vec)(x & 0xffff0000), weights.second, fma((Vec)(x << 16), weights.first, sum));
+}
+#endif
+
+// Number j of BITS bits in the low or high half of each word, moved to the top
+template <int BITS> static inline Ints at_top(Bits words, int j, bool high) {
+  return (Ints)(words << ((high ? 16 : 32) - BITS * (j + 1)));
+}
+
+// Number j of BITS bits with a sign in each half of the words, as a pair
+template <int BITS> static inline Pairs signed_pair(Bits words, int j) {
+  Ints first = at_top<BITS>(words, j, false) >> (32 - BITS), second = at_top<BITS>(words, j, true) >> (32 - BITS);
+  return pairs_of(__builtin_convertvector(first, Vec), __builtin_convertvector(second, Vec));
+}
+
+// Vector i of row k / WORD of a panel's words
+static inline Bits read_words(const uint32_t* words, long row, int i, bool ahead) {
+  const uint32_t* from = words + row * BLOCK + i * LANES;
+  if (ahead && i * LANES % 16 == 0) __builtin_prefetch((const char*)from + AHEAD);
+  return read<Bits>(from);
+}
+
+// Integers of BITS bits, stored as the signed distance from the middle of their range
+template <int SIZE> struct Integers {
+  static constexpr int BITS = SIZE;
+  static constexpr long WORD = 16 / BITS;  // pairs in a word
+  static constexpr long SCALES = 1;        // in a word
+  static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = MIDDLE, ZERO = 2 * MIDDLE - 1;  // bits of the zero point
+  static constexpr bool IS_BLOCK = false, SHIFTED = true;  // SHIFTED: outputs need sums of x
+
+  struct Factors {
+    Vec scale, zero;
+    Factors(const uint32_t* scales, int i) {
+      Bits word = read<Bits>(scales + i * LANES);
+      scale = (Vec)(word & ~ZERO), zero = (float)MIDDLE - __builtin_convertvector(word & ZERO, Vec);
+    }
+    // total + the part of a group, whose sum of x times values is `sum`
+    Vec add(Vec total, Vec sum, float x) const { return fma(fma(zero, fill(x), sum), scale, total); }
+  };
+
+  // Vector i of pair k + j of a group's words
+  static inline Pairs unpack(const uint32_t* words, long k, int j, int i) {
+    Bits word = read_words(words, k / WORD, i, j == 0);
+#if defined(__AVX512BF16__)
+    static constexpr Table table = signed_integers<BITS>();
+    if (BITS == 4) return look_up(word >> 4 * j, table.entries);
+#endif
+    return signed_pair<BITS>(word, j);
+  }
+};
+
+// Floating-point numbers of a sign, EXPONENT bits and MANTISSA bits, without infinities. As the bits of a float they are
+// 2^(BIAS - 127) of their value, also if subnormal.
+template <int EXPONENT, int MANTISSA> struct Floats {
+  static constexpr int BITS = 1 + EXPONENT + MANTISSA, BIAS = (1 << (EXPONENT - 1)) - 1;
+  static constexpr long WORD = 16 / BITS, SCALES = BITS == 4 ? 2 : 1;
+  static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO = 0;
+  static constexpr bool IS_BLOCK = false, SHIFTED = false;
+
+  struct Factors {
+    Vec scale;
+    Factors(const uint32_t* scales, int i)
+        : scale(SCALES == 2 ? load((const bf16*)scales + i * LANES) : read<Vec>(scales + i * LANES)) {}
+    Vec add(Vec total, Vec sum, float) const { return fma(sum, scale, total); }
+  };
+
+  static inline Vec widen(Ints top) {
+    constexpr uint32_t keep = 0x80000000 | ((1 << (BITS - 1)) - 1) << (23 - MANTISSA);
+    constexpr uint32_t factor = (254 - BIAS) << 23;  // 2^(127 - BIAS)
+    float scale;
+    memcpy(&scale, &factor, sizeof scale);
+    return (Vec)((Bits)(top >> (8 - EXPONENT)) & keep) * scale;
+  }
+
+  static inline Pairs unpack(const uint32_t* from, long k, int j, int i) {
+    Bits words = read_words(from, k / WORD, i, j == 0);
+#if defined(__AVX512BF16__)
+    if (BITS == 4) {
+      alignas(64) static const bf16 table[32] = {
+          0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80,
+          0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0, 0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
+          0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+      return look_up(words >> 4 * j, table);
+    }
+    if (EXPONENT == 4) {
+      // In 16 bits, as that is half of the work. The product of bf16 takes subnormal numbers for zero, so they cannot be
+      // scaled afterwards: those of the 8 bits are looked up.
+      alignas(64) static const bf16 subnormal[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+      __m512i top = (__m512i)(j ? words : words << 8), exponent = _mm512_set1_epi16(0x7800);
+      __m512i normal = _mm512_add_epi16(_mm512_and_si512(_mm512_srli_epi16(top, 4), _mm512_set1_epi16(0x07f0)),
+                                        _mm512_set1_epi16((127 - BIAS) << 7));
+      __m512i both = _mm512_mask_permutexvar_epi16(normal, _mm512_testn_epi16_mask(top, exponent), _mm512_srli_epi16(top, 8),
+                                                   _mm512_load_si512(subnormal));
+      return (Bits)both | ((Bits)top & 0x80008000);
+    }
+#endif
+    return pairs_of(widen(at_top<BITS>(words, j, false)), widen(at_top<BITS>(words, j, true)));
+  }
+};
+
+// The bits of a float16 in each lane
+static inline Vec widen_half(Bits half) {
+  Bits size = (half & 0x7fff) << 13;
+  Vec finite = (Vec)size * 0x1p112f;
+  Bits bits = size >= 0x0f800000 ? size | 0x7f800000 : (Bits)finite;  // infinite or NaN
+  return (Vec)(bits | (half & 0x8000) << 16);
+}
+
+// Blocks of GGUF files: NUMBERS adjacent numbers of K, in groups of GROUP. A number is scale * integer - minimum. Scale and
+// minimum belong to a group: they are float16s of the block, times integers of the group if a block has several.
+// Integers have 4 + HIGH bits and are stored as the signed distance from the middle of their range.
+template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS> struct Blocks {
+  static constexpr int BITS = 4 + HIGH;
+  static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = MIDDLE;
+  static constexpr long WORD = 4, GROUPS = NUMBERS / GROUP, LOW = GROUP / 8;  // LOW: words of four pairs' low bits
+  static constexpr long HEAD = GROUPS == 1 ? 1 : 1 + GROUPS * (1 + MINIMUMS) / 4;  // words of scales and minimums
+  static constexpr long PART = LOW + !!HIGH, WORDS = HEAD + GROUPS * PART;         // of a group, of a block
+  static constexpr bool IS_BLOCK = true, SHIFTED = MINIMUMS;
+  static constexpr long SCALES = 1;
+  static_assert(HIGH == 0 || HIGH * GROUP == 32, "the high bits of a group fill a word");
+
+  // The scales of a block's groups and what they add for the sum of x, as floats
+  struct alignas(64) Head {
+    float scales[GROUPS][BLOCK], shifts[MINIMUMS ? GROUPS : 1][BLOCK];
+
+    Head(const uint32_t* words) {
+      for (int i = 0; i < BLOCK; i += LANES) {
+        Bits both = read<Bits>(words + i);
+        Vec scale = widen_half(both & 0xffff), minimum = MINIMUMS ? widen_half(both >> 16) : Vec{};
+#pragma GCC unroll 16
+        for (int g = 0; g < GROUPS; g++) {
+          Vec s = GROUPS == 1 ? scale : scale * integer(words + i, g * (1 + MINIMUMS));
+          put(scales[g] + i, s);
+          if (!MINIMUMS) continue;
+          Vec m = GROUPS == 1 ? minimum : minimum * integer(words + i, g * 2 + 1);
+          put(shifts[g] + i, (float)MIDDLE * s - m);
+        }
+      }
+    }
+
+    // Byte `n` after the block's factors
+    static inline Vec integer(const uint32_t* words, int n) {
+      Ints bytes = (Ints)(read<Bits>(words + (1 + n / 4) * BLOCK) << (24 - n % 4 * 8));
+      return __builtin_convertvector(bytes >> 24, Vec);
+    }
+  };
+
+  struct Factors {
+    Vec scale, shift = {};
+    Factors(const uint32_t* scales, int i) : scale(read<Vec>(scales + i * LANES)) {
+      if (MINIMUMS) shift = read<Vec>(scales + (GROUPS * VECTORS + i) * LANES);
+    }
+    Vec add(Vec total, Vec sum, float x) const {
+      return fma(sum, scale, MINIMUMS ? fma(shift, fill(x), total) : total);
+    }
+  };
+
+  static inline Pairs unpack(const uint32_t* words, long k, int j, int i) {
+    Bits low = read_words(words, k / WORD, i, j == 0);
+    if (HIGH == 0) return low_pair(low, j);
+    Bits high = read_words(words, LOW, i, j == 0 && k == 0) >> (int)(HIGH * k / WORD);
+    constexpr uint32_t low_mask = 0x000f000f, high_mask = ((1 << HIGH) - 1) * 0x00100010;
+    Bits both = (low >> 4 * j & low_mask) | ((j ? high >> 4 * (j - 1) : high << 4) & high_mask);
+#if defined(__AVX512BF16__)
+    static constexpr Table table = signed_integers<BITS>();
+    return HIGH == 1 ? look_up(both, table.entries) : look_up_6(both, table.entries);
+#else
+    return signed_pair<BITS>(both, 0);
+#endif
+  }
+
+  static inline Pairs low_pair(Bits low, int j) {
+#if defined(__AVX512BF16__)
+    static constexpr Table table = signed_integers<4>();
+    return look_up(low >> 4 * j, table.entries);
+#else
+    return signed_pair<4>(low, j);
+#endif
+  }
+};
+
+using Int4 = Integers<4>;
+using Int8 = Integers<8>;
+using E4m3 = Floats<4, 3>;
+using E2m1 = Floats<2, 1>;
+using Q2K = Blocks<0, 16, 256, true>;
+using Q3K = Blocks<0, 16, 256, false>;
+using Q4K = Blocks<0, 32, 256, true>;
+using Q5K = Blocks<1, 32, 256, true>;
+using Q6K = Blocks<2, 16, 256, false>;
