@@ -29,6 +29,7 @@ AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 # CPU flags that each level needs, as spelled in /proc/cpuinfo. Best level first.
 LEVELS = {"avx512bf16": (*AVX512, "avx512_bf16"), "avx512": AVX512, "avx2": AVX2, "generic": ()}
 X86 = ("x86_64", "AMD64")
+COMPILE_TIMEOUT = 1800  # seconds for one library: half a minute on an idle machine, and minutes on a busy one
 
 
 class BuildError(Exception):
@@ -84,7 +85,7 @@ def compile_level(level: str, folder: Path) -> Path:
         with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
             output = Path(scratch) / target.name
             command = [find_compiler(), *COMPILER_FLAGS, *machine, *map(str, source_files()), "-o", str(output)]
-            result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
+            result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT)
             if result.returncode:
                 raise BuildError(f"the compiler failed: {(result.stderr.strip() or str(result.returncode))[:2000]}")
             os.replace(output, target)
