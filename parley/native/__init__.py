@@ -416,7 +416,9 @@ def scan_gated_delta(
 
     ``torch_states`` defines it, and ``spans``.
     """
-    return torch_states.scan_gated_delta(rows, gates, weights, shape, states, spans)
+    form: Any = (compiled_kernels() if rows.dtype == torch.bfloat16 and rows.is_cpu else None) or torch_states
+    result: torch.Tensor = form.scan_gated_delta(rows, gates, weights, shape, states, spans)
+    return result
 
 
 def convolve_gated(
@@ -427,12 +429,16 @@ def convolve_gated(
     spans: torch.Tensor,
 ) -> torch.Tensor:
     """Return the outputs of a gated short convolution for rows [T, 3 * width]: [T, width]; advance the states."""
-    return torch_states.convolve_gated(rows, weights, shape, states, spans)
+    form: Any = (compiled_kernels() if rows.dtype == torch.bfloat16 and rows.is_cpu else None) or torch_states
+    result: torch.Tensor = form.convolve_gated(rows, weights, shape, states, spans)
+    return result
 
 
 def gate_rows(rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Return rows * sigmoid(gates): [T, width]."""
-    return torch_states.gate_rows(rows, gates)
+    """Return rows * sigmoid(gates): [T, width]. The rows may be overwritten."""
+    form: Any = (compiled_kernels() if rows.dtype == torch.bfloat16 and rows.is_cpu else None) or torch_states
+    result: torch.Tensor = form.gate_rows(rows, gates)
+    return result
 
 
 def build_stack(

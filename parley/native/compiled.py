@@ -23,6 +23,7 @@ from parley.native import (
     compiled_latent,
     compiled_lora,
     compiled_mamba,
+    compiled_states,
     memory,
 )
 from parley.native.compiled_grouped import GroupedPacked
@@ -34,7 +35,7 @@ from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
-from parley.native.state_shape import Mamba2Shape
+from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -61,6 +62,7 @@ SIGNATURES = {
     **compiled_latent.LATENT_SIGNATURES,
     **compiled_lora.LORA_SIGNATURES,
     **compiled_mamba.MAMBA_SIGNATURES,
+    **compiled_states.STATES_SIGNATURES,
 }
 # Functions that return an int64.
 RETURN_INT64 = (
@@ -285,6 +287,33 @@ class CompiledKernels:
     ) -> torch.Tensor:
         """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden], and of ``shared``."""
         return compiled_experts.mix_experts(self._library, x, experts, ids, weights, shared, activation)
+
+    def scan_gated_delta(
+        self,
+        rows: torch.Tensor,
+        gates: torch.Tensor,
+        weights: StateWeights,
+        shape: GatedDeltaShape,
+        states: torch.Tensor,
+        spans: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the outputs of the gated delta rule: bfloat16 [T, inner]; advance the states."""
+        return compiled_states.scan_gated_delta(self._library, rows, gates, weights, shape, states, spans)
+
+    def convolve_gated(
+        self,
+        rows: torch.Tensor,
+        weights: StateWeights,
+        shape: ShortConvolutionShape,
+        states: torch.Tensor,
+        spans: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the outputs of a gated short convolution: bfloat16 [T, width]; advance the states."""
+        return compiled_states.convolve_gated(self._library, rows, weights, shape, states, spans)
+
+    def gate_rows(self, rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Return rows * sigmoid(gates): bfloat16 [T, width]; the rows are overwritten."""
+        return compiled_states.gate_rows(self._library, rows, gates)
 
     def scan_mamba2(
         self,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+MOST_KEYS = 512  # the largest key_dim of a gated delta net, as in delta.cpp
+
 
 @dataclass(frozen=True)
 class GatedDeltaShape:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parley.model.networks.rope import Unfusable
-from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
+from parley.native.state_shape import MOST_KEYS, GatedDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def read_gated_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
     )
     if value_heads % key_heads:
         raise Unfusable(f"{value_heads} value heads over {key_heads} key heads do not divide")
+    if key_dim > MOST_KEYS:
+        raise Unfusable(f"its keys have {key_dim} numbers, of at most {MOST_KEYS}")
     if fields["hidden_act"] not in ("silu", "swish"):
         raise Unfusable(f"its convolutions have the activation {fields['hidden_act']}")
     return GatedDeltaShape(key_heads, value_heads, key_dim, value_dim, kernel)

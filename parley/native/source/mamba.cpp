@@ -1,40 +1,14 @@
 // Layers that keep a state of fixed size for each sequence: the causal convolution, and the scan of Mamba 2 (arXiv
-// 2405.21060; native/torch_forms/torch_mamba.py defines the whole layer). Tokens of a sequence are computed one after another in fp32, by one thread for each part of the state, so
-// bits depend neither on the chunks of a prompt nor on the batch.
-//
-// spans [count][4]: the first row of a sequence in the batch, its number of rows, its slot in the states, and whether it
-// begins with these rows, and thus with a state of zeros. States of slots are `stride` floats apart.
+// 2405.21060; native/torch_forms/torch_mamba.py defines the whole layer). Tokens of a sequence are computed one after
+// another in fp32, by one thread for each part of the state, so bits depend neither on the chunks of a prompt nor on the
+// batch.
 #include <algorithm>
-#include <cmath>
 
-#include "shares.h"
-#include "vector.h"
+#include "states.h"
 
 namespace {
 
-constexpr long FEW = 32768;  // multiplications below which a second thread costs more than it gains
 constexpr long BLOCK = 64;   // channels of a convolution that are one task
-
-struct StateSpan {
-  int64_t first, count, slot, begins;
-};
-
-long tokens_of(const StateSpan* spans, long count) {
-  long tokens = 0;
-  for (long i = 0; i < count; i++) tokens += spans[i].count;
-  return tokens;
-}
-
-// Calls f(span, part) for all parts of all spans, by a team.
-template <class F> void each_part(const StateSpan* spans, long count, long parts, long work, long threads, F f) {
-  together(tokens_of(spans, count) * work < FEW ? 1 : threads, [=] {
-#pragma omp for schedule(dynamic)
-    for (long task = 0; task < count * parts; task++) f(spans[task / parts], task % parts);
-  });
-}
-
-// softplus(x) = log(1 + e^x)
-float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 // state [state_dim][width] = kept * state + keys * values, and out = queries * state, for V vectors of values. All are
 // `left` numbers, if that is less than V vectors.
