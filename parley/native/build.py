@@ -63,7 +63,7 @@ def library_name(level: str) -> str:
 
 def source_files(pattern: str = "*.cpp") -> list[Path]:
     """Return the kernel sources that match ``pattern``, sorted."""
-    return sorted((HERE / "source").glob(pattern))
+    return sorted((HERE / "source").rglob(pattern))
 
 
 def find_compiler() -> str:

@@ -62,6 +62,8 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "qwen2_5_vl": _QWEN_VL,
     "qwen3_vl": _QWEN_VL,
     "qwen3_vl_moe": _QWEN_VL,
+    "qwen3_5": _QWEN_VL,
+    "qwen3_5_moe": _QWEN_VL,
     "idefics3": _FamilyRow({"image": _IMAGE}),
     "smolvlm": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
     "internvl": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),

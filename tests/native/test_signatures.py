@@ -18,7 +18,7 @@ FUNCTION = re.compile(r"^(void|int64_t|int) (\w+)\(([^)]*)\)\s*\{", re.MULTILINE
 def exported_functions() -> dict[str, tuple[str, list[str]]]:
     """Return the return type and parameter types of each exported function, by name."""
     functions: dict[str, tuple[str, list[str]]] = {}
-    for source in sorted(SOURCES.glob("*.cpp")):
+    for source in sorted(SOURCES.rglob("*.cpp")):
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", source.read_text("utf-8"), flags=re.DOTALL)
         _, _, exported = text.partition('extern "C" {')  # the block ends the file
         for result, name, parameters in FUNCTION.findall(exported):

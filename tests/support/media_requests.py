@@ -158,7 +158,7 @@ def _process(family: str, parts: list[Any]) -> Any:
         options["do_sample_frames"] = False
     if clips:
         options |= {"audio": clips, "sampling_rate": SAMPLING_RATE}
-    if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
+    if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
         options["return_mm_token_type_ids"] = True
     return family_processor(family)(text=[text], return_tensors="pt", **options)
 

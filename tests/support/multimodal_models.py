@@ -46,6 +46,15 @@ QWEN3_VISION = {
 IDEFICS_VISION = VISION | {"image_size": 32, "patch_size": 8}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 INTERLEAVED_MROPE = {"rope_parameters": MROPE["rope_parameters"] | {"mrope_interleaved": True}}
+GATED_DELTA = {  # of Qwen3.5: one layer with attention, whose heads rotate by half
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": INTERLEAVED_MROPE["rope_parameters"] | {"partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "num_experts": 4}
 AUDIO = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 80}
 QWEN_MARKS = {
@@ -254,6 +263,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3_vl_moe": Family(
         QWEN3_VL.config | {"text_config": QWEN3_VL.config["text_config"] | EXPERTS},
+        QWEN_MARKS,
+        QWEN_PARTS,
+        QWEN3_VL.processor,
+        QWEN_IDS,
+    ),
+    "qwen3_5": Family(
+        {"text_config": TEXT | GATED_DELTA, "vision_config": QWEN3_VISION | {"deepstack_visual_indexes": []}},
         QWEN_MARKS,
         QWEN_PARTS,
         QWEN3_VL.processor,

@@ -31,7 +31,7 @@ def test_reads_the_kinds_and_marks_of_a_family(family: str):
         assert marks[kind].prompt_mark in part
         assert marks[kind].placeholder in FAMILIES[family].marks.values()
         assert marks[kind].opening + marks[kind].prompt_mark + marks[kind].closing in part
-        assert bool(marks[kind].opening) == ("_vl" in family)
+        assert bool(marks[kind].opening) == ("<|vision_start|>" in part)
         if (family, kind) in OTHER_MARKS:
             assert marks[kind] == OTHER_MARKS[family, kind]
         else:

@@ -5,8 +5,8 @@
 #pragma once
 #include <cmath>
 
-#include "shares.h"
-#include "vector.h"
+#include "../shares.h"
+#include "../vector.h"
 
 struct StateSpan {
   int64_t first, count, slot, begins;
