@@ -154,7 +154,9 @@ class CoordinatorOptions:
         SECONDS_KIND, 15.0, "Limit for a request's headers, and for the handshakes of TLS and gRPC."
     )
     keep_alive_seconds: float = config_key(SECONDS_KIND, 180.0, "How long an idle connection is kept open.")
-    http2: bool = config_key(switch_kind(), True, "Speak HTTP/2 with clients that offer it.")
+    http2: bool = config_key(
+        switch_kind(), True, "Speak HTTP/2 with clients that offer it; needs `pip install 'parley-llm[http2]'`."
+    )
     memory_limit: int = config_key(
         size_kind(1 << 20), 2 << 30, "Memory for the bodies of open requests; more are refused."
     )

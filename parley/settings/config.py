@@ -640,7 +640,8 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "http2",
         switch_kind(),
-        "Speak HTTP/2 with clients that offer it: over TLS, and without TLS to those that begin with it.",
+        "Speak HTTP/2 with clients that offer it: over TLS, and without TLS to those that begin with it; needs "
+        "`pip install 'parley-llm[http2]'`.",
         True,
         section="server",
         configurable=True,

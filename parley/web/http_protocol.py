@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parley.errors import BadRequest, ParleyError
 from parley.web.connection import HttpCycle
+from parley.web.framing import HAS_HTTP2
 from parley.web.framing.request_head import (
     HEAD_ERROR_KEY,
     INVALID_HOST,
@@ -133,7 +134,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._opening_bytes = data
                 return
             self._may_be_http2, self._opening_bytes = False, b""
-            if data.startswith(HTTP2_PREFACE) and self.options.http2:
+            if HAS_HTTP2 and self.options.http2 and data.startswith(HTTP2_PREFACE):
                 self._switch_to_http2().data_received(data)
                 return
         was_in_head, self._head_began = self._in_head, False

@@ -21,6 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from parley.settings.kinds import UNIX_PREFIX
+from parley.web.framing import HAS_HTTP2
 from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.options import HttpOptions
 from parley.web.tls_listener import TlsListener
@@ -138,8 +139,8 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for sock in sockets or ():
             if self.config.ssl is not None:
-                import parley.web.framing.http2_protocol  # noqa: F401  # now, and not while the first client waits
-
+                if HAS_HTTP2:
+                    import parley.web.framing.http2_protocol  # noqa: F401  # now, and not while the first client waits
                 self.servers.append(TlsListener(sock, self.config.ssl, self._create_protocol))
             else:
                 create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from parley.web.framing import HAS_HTTP2
 from parley.web.options import TlsFiles
 
 
@@ -18,10 +19,10 @@ class TlsFileError(Exception):
 def server_tls_context(tls: TlsFiles, *, http2: bool = False) -> ssl.SSLContext:
     """Return the TLS context of a port. An encrypted key without a password file is asked for at the terminal.
 
-    ``http2``: offer HTTP/2 as well. Raises BadTls.
+    ``http2``: offer HTTP/2 as well, if its package is installed. Raises BadTls.
     """
     tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls_context.set_alpn_protocols(["h2", "http/1.1"] if http2 else ["http/1.1"])
+    tls_context.set_alpn_protocols(["h2", "http/1.1"] if http2 and HAS_HTTP2 else ["http/1.1"])
     return _load_tls_files(tls_context, tls)
 
 

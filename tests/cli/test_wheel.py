@@ -118,7 +118,7 @@ def test_wheel_installs_the_command_and_names_the_licence(wheel):
 
 def test_wheel_dependencies_are_few_and_locked(wheel):
     required = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra)", read_member(wheel, ".dist-info/METADATA"), re.M)
-    assert len(required) <= 17
+    assert len(required) <= 16
     locked = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "requirements.lock").read_text(), re.M))
     assert {name.lower().replace("_", "-") for name in required} <= set(locked)
     assert locked["torch"] == "2.13.0"

@@ -155,6 +155,12 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     assert [shape.window for shape in config.layers] == windows
 
 
+def test_missing_fields_of_mamba2_have_the_defaults_of_transformers():
+    config, expected = read_decoder_config({"model_type": "mamba2"}), AutoConfig.for_model("mamba2")
+    assert (config.vocab, config.hidden) == (expected.vocab_size, expected.hidden_size)
+    assert (config.layer_count, config.eps) == (expected.num_hidden_layers, expected.layer_norm_epsilon)
+
+
 def test_encoders_take_no_memory():
     _, info = load_test_runner(multimodal_folder("llava"), dtype="float32")
     checkpoint = Checkpoint(multimodal_folder("llava"))
