@@ -1,4 +1,4 @@
-"""What a folder holds instead of a model in Hugging Face format, and what to do about it. Reads no weights."""
+"""Explains folders that hold no model in Hugging Face format, and says how to get one. Reads no weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 LFS_START = b"version https://git-lfs.github.com/"  # a pointer that stands for a file which was not downloaded
-# What weight files that are not read tell, as a clause, and their patterns; the first that matches counts.
+# Kinds of weight files that are not read, each as a clause with the files' patterns; the first match counts.
 FOREIGN_WEIGHTS = {
     "its weights are in the format of their maker (consolidated files); name the same model in Hugging Face format, "
     "with config.json and model.safetensors": ("consolidated*",),
@@ -39,7 +39,7 @@ def config_problem(folder: Path) -> str:
 
 
 def weights_problem(folder: Path) -> str:
-    """Return what weights a folder has that are not read, as a clause; empty if there are none."""
+    """Return a clause about the folder's weights in formats that are not read; empty if there are none."""
     found = (text for text, patterns in FOREIGN_WEIGHTS.items() if any(any(folder.glob(each)) for each in patterns))
     return next(found, "")
 

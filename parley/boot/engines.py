@@ -41,7 +41,7 @@ def vllm_engine(settings: VLLMSettings, name: str) -> Engine:
 
 
 def attached_engine(settings: AttachedSettings, name: str) -> Engine:
-    """Return a vLLM server that somebody else runs."""
+    """Return an engine that computes on a vLLM server that runs already."""
     return AttachedEngine(settings, name=name)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 
 class ServiceManager:
-    """The program that started this process, if it wants to be told what it does."""
+    """The program that started this process, if it takes reports of the process's state."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ):
         address = environment.get("NOTIFY_SOCKET", "")

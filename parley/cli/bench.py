@@ -243,7 +243,7 @@ def _random_source(config: ResolvedOptions, client: OpenAIClient, model: str) ->
 
 
 def _dataset_source(config: ResolvedOptions, client: OpenAIClient, model: str, order: DatasetOrder) -> TakePrompts:
-    """Return a source of the prompts of a data set, whatever the seed. It raises ClientError."""
+    """Return a source of the prompts of a data set, which ignores the seed. It raises ClientError."""
     from parley.cli.load.generator import PromptRow
 
     def count_tokens(text: str) -> int:

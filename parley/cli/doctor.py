@@ -283,7 +283,7 @@ def check_network(config: ResolvedOptions) -> Iterator[Finding]:
 
 
 def _check_server_options(options: ServerOptions) -> Iterator[Finding]:
-    """Check what serve checks before it listens: planes open to strangers, certificates, the endpoints file."""
+    """Make the checks of serve before it listens: planes open to strangers, certificates, the endpoints file."""
     from parley.boot.places import find_open_plane, listening_places
     from parley.serving.endpoints.traffic_split import BadEndpointFile, read_endpoint_file
     from parley.web.tls import TlsFileError, client_tls_context, server_tls_context

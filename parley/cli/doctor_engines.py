@@ -1,4 +1,4 @@
-"""What ``parley doctor`` checks of engines that are not parley's own: the vLLM that it would start, or a server."""
+"""Checks of ``parley doctor`` for engines other than parley's own: the vLLM that it would start, or a server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_vllm(settings: VLLMSettings) -> Generator[Finding, None, bool]:
 
 
 def lacks_video_decoder(settings: VLLMSettings) -> bool:
-    """Whether vLLM's Python cannot import PyAV, with which parley decodes video and sound there."""
+    """Whether vLLM's Python cannot import PyAV, which parley needs there to decode video and sound."""
     command = python_command("-c", "import av", python=settings.python)
     try:
         return subprocess.run(command, capture_output=True, timeout=MODULE_SECONDS, check=False).returncode != 0
@@ -51,7 +51,7 @@ def lacks_video_decoder(settings: VLLMSettings) -> bool:
 
 
 def check_server(settings: AttachedSettings, name: str) -> Generator[Finding, None, bool]:
-    """Ask a server what serve would ask it. ``name``: the model's. Return whether serve would refuse it."""
+    """Ask a server the same questions as serve. ``name``: the model's. Return whether serve would refuse it."""
     from parley.worker.attached.server_calls import ServerAway
     from parley.worker.attached.server_facts import AttachRefused
 
@@ -73,7 +73,7 @@ def check_server(settings: AttachedSettings, name: str) -> Generator[Finding, No
 
 
 async def _read_facts(settings: AttachedSettings, name: str) -> ServerFacts:
-    """Return what the server says of itself. Raises AttachRefused, ServerAway."""
+    """Return the server's facts: version, model, limits. Raises AttachRefused, ServerAway."""
     from parley.worker.attached.server_calls import ServerCalls
     from parley.worker.attached.server_facts import read_facts
 

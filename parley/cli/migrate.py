@@ -1,6 +1,6 @@
 """``parley migrate``: translates the command line of another inference server into one of ``parley serve``.
 
-The command goes to standard output, and what became of each flag to standard error.
+The command goes to standard output, and a report on each flag to standard error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATES = {"translated": "", "needless": "not needed: ", "missing": "no counterpa
 
 
 def run(config: ResolvedOptions) -> int:
-    """Print the translated command and what became of each flag. Return 1 if parley would refuse the command."""
+    """Print the translated command and a report on each flag. Return 1 if parley would refuse the command."""
     if config["server"] is None or config["old-command"] is None:
         raise ConfigError("Write the server's name, then --, then its command line.")
     translation = translate_command(read_peer(config["server"]), config["old-command"])
@@ -40,12 +40,12 @@ def run(config: ResolvedOptions) -> int:
 
 
 def explain_flag(flag: str) -> str:
-    """Return what to do about a flag of another server that is not behind ``--``."""
+    """Return advice about a flag of another server that does not follow ``--``."""
     return f"Write -- before the other server's command: parley migrate SERVER -- ... {flag} ..."
 
 
 def format_report(translation: Translation) -> str:
-    """Return what became of each flag, a line for each, and the command with the other server's engine."""
+    """Return the report: a line for each flag, and the command with the other server's engine."""
     rows = [(shlex.join(result.written), _outcome(result)) for result in translation.results]
     width = min(max((len(written) for written, _ in rows), default=0), 40)
     lines = [f"  {written:<{width}}  {outcome}" for written, outcome in rows]

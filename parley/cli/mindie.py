@@ -234,7 +234,7 @@ def _first_model(deploy: ConfigSection) -> ConfigSection:
 
 
 def _model_context_length(model: EngineSettings) -> int | None:
-    """Return the context length in the model's own configuration, with what overrides it, or None."""
+    """Return the context length in the model's own configuration, after overrides, or None."""
     try:
         folder = hub.find_model(model.model, overrides=model.overrides)
         if folder is None:

@@ -49,14 +49,14 @@ def run(config: ResolvedOptions) -> int:
 
 
 def explain_flag(flag: str) -> str:
-    """Return whose flag this is, if another server has it, and what to write here instead; else ""."""
+    """Name the server that has this flag, and its counterpart here; "" if no other server has it."""
     from parley.cli.peers.foreign import explain_foreign_flag  # reads the tables of other servers
 
     return explain_foreign_flag(flag)
 
 
 def plan_models(config: ResolvedOptions) -> tuple[MindIEPlan | None, ResolvedOptions]:
-    """Return what ``read_mindie_plan`` returns, with the context length of the models. Raises ConfigError."""
+    """Like ``read_mindie_plan``, with the context length of the models. Raises ConfigError."""
     plan, config = read_mindie_plan(config)
     if plan is not None:
         plan.check_model(config["model"])
@@ -66,7 +66,7 @@ def plan_models(config: ResolvedOptions) -> tuple[MindIEPlan | None, ResolvedOpt
 
 
 def read_mindie_plan(config: ResolvedOptions) -> tuple[MindIEPlan | None, ResolvedOptions]:
-    """Return what MindIE's config.json says, None without one, and the options with its values. Raises ConfigError."""
+    """Read MindIE's config.json, if there is one; return it, and the options with its values. Raises ConfigError."""
     if not config["mindie-config"]:
         return None, config
     from parley.cli import mindie
@@ -76,7 +76,7 @@ def read_mindie_plan(config: ResolvedOptions) -> tuple[MindIEPlan | None, Resolv
 
 
 def planned_server_options(plan: MindIEPlan | None, config: ResolvedOptions) -> ServerOptions:
-    """Return the server's part of the options, with what MindIE's config.json says. Raises ConfigError."""
+    """Return the server's part of the options, with the values of MindIE's config.json. Raises ConfigError."""
     options = server_options(config)
     return options if plan is None else plan.apply_to_options(options, config["mindie-profile"])
 

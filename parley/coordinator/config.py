@@ -175,7 +175,7 @@ class CoordinatorOptions:
         integer_kind(1, 90_000), 10_000, "Requests that may wait to be given to instances."
     )
     max_res_num: int = config_key(integer_kind(1, 5000), 5000, "Largest number of instances.")
-    # what clients refer to later
+    # responses, conversations and other records that later requests refer to
     response_store: int = config_key(
         size_kind(0), 64 << 20, "Room for the responses and conversations of the Responses API; 0: none are kept."
     )

@@ -64,7 +64,7 @@ class EngineLoop:
     steps; without it a step waits for an adapter to be read. ``prepare_request`` prepares a request and then calls its
     callback in the loop's thread. ``on_pages_leased(request_id, pages)`` is called with the pages added to the lease of
     a request, before the outputs of their step are emitted. ``post`` lets the loop's thread call a function between
-    steps; without it a step waits until media are encoded. ``publish_events`` gets what happened to the prefix cache
+    steps; without it a step waits until media are encoded. ``publish_events`` gets the events of the prefix cache
     in a step.
     """
 
@@ -225,7 +225,7 @@ class EngineLoop:
         return not self.is_idle
 
     def _flush_events(self, publish_events: Callable[[list[CacheEvent]], None]) -> None:
-        """Publish what happened to the prefix cache since the last call."""
+        """Publish the events of the prefix cache since the last call."""
         if self.pool.event_log is not None and (events := self.pool.event_log.take_events()):
             publish_events(events)
 
@@ -283,7 +283,7 @@ class EngineLoop:
         return encode_queue
 
     def _lend_processor(self, encode_queue: EncodeQueue) -> None:
-        """Let the encoder compute: for what the step has left of its time, or until the next step if none is due."""
+        """Let the encoder compute: for the rest of the step's time, or until the next step if none is due."""
         if self.is_idle:
             encode_queue.encoder.lend_processor(inf)
         elif encode_queue.is_encoding and (self.prefill_share.allows_prefill or encode_queue.delays_output):

@@ -50,6 +50,6 @@ class PrefillShare:
             self._debt_seconds = max(debt, min(self._debt_seconds, -seconds * self.share))
 
     def charge_encoding(self, seconds: float) -> None:
-        """Charge time after a step in which media were encoded and decodes had to wait."""
+        """Charge the time after a step while media were encoded and decodes had to wait."""
         if self._has_decodes:
             self._debt_seconds += min(seconds, MAX_CHARGED_SECONDS) * (1 - self.share)

@@ -1,9 +1,9 @@
 """The rotary positions of a prompt with pictures and videos, for models whose positions have three axes (M-RoPE).
 
 A text token has the same position on all axes: time, height and width. The tokens of a picture, and of a video's
-frames, lie in a grid that begins at the position after the text; the text after it goes on at a distance of the larger
-of rows and columns. This is ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL and Qwen3-VL in Transformers (paper: arXiv
-2409.12191, section 2.1), as a function of the prompt alone, so all instances agree.
+frames, lie in a grid that begins at the position after the text; the text after it continues at a distance of the
+larger of rows and columns. This is ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL and Qwen3-VL in Transformers (paper:
+arXiv 2409.12191, section 2.1), as a function of the prompt alone, so all instances agree.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class RopePositions:
 def largest_position(media: Sequence[MediaItem], prompt_len: int) -> int:
     """Return the largest position of a prompt's tokens on any axis; without grids that is ``prompt_len - 1``.
 
-    It may exceed the number of tokens, because frames far apart in time have positions far apart. Output tokens go on
-    after it, so it and their number must fit into the model's context together.
+    It may exceed the number of tokens, because frames far apart in time have positions far apart. Output tokens
+    continue after it, so it and their number must fit into the model's context together.
     """
     positions = RopePositions.of_prompt(media, prompt_len)
     return prompt_len - 1 + (0 if positions is None else positions.output_delta)
@@ -108,7 +108,7 @@ def _text_position(piece: _Piece, token: int) -> int:
 def _frame_time(frame: int, step: float) -> int:
     """Return the time of a frame in positions. The product is rounded to float32 first, as in Transformers.
 
-    Steps of LARGEST_STEP and more count as that, and what is not a number as 0.
+    Steps of LARGEST_STEP and more count as that, and anything but a number as 0.
     """
     step = min(max(0.0, step), LARGEST_STEP)
     return int(_round_to_float32(frame * _round_to_float32(step)))

@@ -52,8 +52,8 @@ factors, and is recomputed like a preempted one, but keeps its slot. The two set
 **Media.** A sequence gets a chunk only if it holds the embeddings of all media items that it will compute. Otherwise it
 waits in the encode queue (``core.media.encode_queue``) without slot and pages, does not hold back others, and returns
 to its position when it has them. Some models let the tokens of an item see later ones of the same item, so no chunk
-ends within such an item: it is shortened to the item's start, or takes the whole item, whatever the budget. A chunk may
-begin within one, after cached pages, because those were computed together with the whole item.
+ends within such an item: it is shortened to the item's start, or takes the whole item, even beyond the budget. A chunk
+may begin within one, after cached pages, because those were computed together with the whole item.
 
 This module knows neither outputs nor why a sequence ends.
 """

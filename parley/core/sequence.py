@@ -66,8 +66,8 @@ class Sequence:
 
     ``blocks[i]`` is the page that holds tokens ``i * BLOCK_SIZE ..``. ``slot`` is its row in the sampler's tables while
     it runs, else -1. ``hashes[i]`` is the chained hash of page i (only full pages have one), ``hash_root`` the start of
-    the chain, from which ``long_rope_root`` derives another one for sequences that use the long rotary factors.
-    ``computed`` advances when a step is scheduled, so a model runner must use its row, not the sequence.
+    the chain; ``long_rope_root`` derives another start for sequences that use the long rotary factors. ``computed``
+    advances when a step is scheduled, so a model runner must use its row, not the sequence.
     """
 
     request_id: str
@@ -226,7 +226,7 @@ class ModelRunner(Protocol):
     long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set
     generates: bool  # whether it can sample tokens
     dimensions: int  # of its vectors; 0: it returns none
-    pooling_tasks: frozenset[PoolingTask]  # what it computes instead of text
+    pooling_tasks: frozenset[PoolingTask]  # tasks that it computes instead of text
     proposer: DraftProposer | None  # a draft model
     media_encoder: MediaEncoder | None  # None: it reads text only
     # Sequences whose states it can hold, for a model with layers that keep a state of a sequence in its slot: what its

@@ -69,7 +69,7 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortList:
-    """Abort the client's open requests with these ids, whatever their model, and then send the answer. Unknown ids are
+    """Abort the client's open requests with these ids, in all models, and then send the answer. Unknown ids are
     ignored."""
 
     labels: frozenset[str]

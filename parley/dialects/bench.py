@@ -39,7 +39,7 @@ TimedBytes = tuple[float, bytes]  # arrival time, data
 
 
 def sse_events(pieces: Sequence[TimedBytes]) -> Iterator[TimedBytes]:
-    """Yield the data of each event of a stream with the time at which its line was complete."""
+    """Yield the data of each event of a stream, with the time when its line was complete."""
     rest = b""
     for when, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")

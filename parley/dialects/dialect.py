@@ -36,7 +36,7 @@ from parley.types import (
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """What the operator of a server chooses for OpenAI's and vLLM's APIs, with flags that have vLLM's names.
+    """The operator's choices for OpenAI's and vLLM's APIs, made by flags with vLLM's names.
 
     ``max_logprobs``: the largest number of alternatives per token; -1: no limit, also for requests that ask for the
     whole vocabulary; None: as each API has it. ``force_include_usage``: every chunk of every stream has its usage.
@@ -65,12 +65,12 @@ class RequestContext:
     requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
     cache holds and can hold, the number of waiting sequences, the sampling defaults of its generation_config.json,
     under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
-    what it computes instead (``pooling_tasks``), the names of its classes if it is a classifier, how many items of each
-    kind of media a request may have (a kind that is missing: the model cannot read it), its model type if it reads
-    media, and what its chat template and tokenizer allow (``abilities``).
-    About the server: ``api_options``, the seal of reasoning that clients send back, and the tenant's records. About the
-    HTTP request: the decoded path parts that the route names, the headers with lower-case names, the query string, and
-    the tenant's id; where endpoints are managed, also the ``client`` itself.
+    the tasks that it computes instead (``pooling_tasks``), the names of its classes if it is a classifier, how many
+    items of each kind of media a request may have (a kind that is missing: the model cannot read it), its model type if
+    it reads media, and its ``abilities``, by its chat template and tokenizer. About the server: ``api_options``, the
+    seal of reasoning that clients send back, and the tenant's records. About the HTTP request: the decoded path parts
+    that the route names, the headers with lower-case names, the query string, and the tenant's id; where endpoints are
+    managed, also the ``client`` itself.
     """
 
     unique_id: str
@@ -186,7 +186,7 @@ class Reply(ABC):
         raise AssertionError("it does not run in the background")
 
     def render_ping(self) -> bytes:
-        """Return what is sent into a silent stream now."""
+        """Return the bytes to send into a silent stream now."""
         return self.ping_bytes
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
@@ -267,8 +267,8 @@ RouteKind = Literal[
     "stop",  # shut the server down: reader(RequestContext) -> bool (at once?); writer(first call?) -> Answer
     "metrics",
     "page",  # a file of the web page, by the path
-    "activity",  # what the status page shows
-    "usage",  # what each API key has used
+    "activity",  # data of the status page
+    "usage",  # usage of each API key
     # of an instance of a cluster
     "results",  # the results of requests that a coordinator handed over to the instance
     "results_flow",  # pause some of these results

@@ -21,7 +21,7 @@ class ModelCard:
     closed; held or prepared after a ``PauseCommand`` of that kind. ``adapter_folder``: the folder of the adapter, if
     the name is an adapter's; ``root`` is then its base model. ``totals``: counts over all names of the model.
     ``purpose``: the model's task as far as it is known: conversations and text, text only, vectors only. ``info``: the
-    engine's description, None until the model is loaded. ``abilities``: what its chat template and tokenizer allow.
+    engine's description, None until the model is loaded. ``abilities``: by its chat template and tokenizer.
     ``config``: its config.json. ``sampling_defaults``: the values in its generation_config.json, by their names there.
     """
 
@@ -112,7 +112,7 @@ ALL_KEYS_GROUP, ADMIN_GROUP = "users", "admins"  # groups that exist everywhere
 
 
 class EndpointGrant(msgspec.Struct, frozen=True):
-    """What clients may do with an endpoint. Users and service principals are the names of API keys."""
+    """Permissions on an endpoint. Users and service principals are the names of API keys."""
 
     principal: str
     kind: PrincipalKind
@@ -153,7 +153,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     table: EndpointTable | None = None
 
     def client_level(self, client: Tenant) -> GrantLevel | None:
-        """Return what a client may do with it; None: nothing."""
+        """Return a client's permission level; None: it may do nothing."""
         if not self.grants or not client.id or client.is_admin:
             return "manage"
         return max((grant.level for grant in self.grants if grant.covers(client)), key=GRANT_LEVELS.index, default=None)

@@ -43,7 +43,7 @@ class UploadedFile:
 
 
 class FormWording(ErrorWording):
-    """OpenAI's wording for members that come as texts, whatever their type."""
+    """OpenAI's wording for members of forms, where all types arrive as texts."""
 
     def convert_value(self, path: str, expected: str, value: Any) -> Any:
         """Convert a text to a boolean, an integer or a number. Raises BadRequest."""
@@ -100,7 +100,7 @@ def model_in_form(body: bytes) -> str:
 
 
 def peek_model_in_form(body: bytes) -> tuple[str, bytes]:
-    """Return the model named in a form, and no prompt: what a clip costs is not known before it is decoded."""
+    """Return the model named in a form, and no prompt: the cost of a clip is unknown before it is decoded."""
     return model_in_form(body), b""
 
 
@@ -196,7 +196,7 @@ def _decode_text(data: bytes, subject: str) -> str:
 
 
 def _add_member(members: dict[str, Any], name: str, key: str | None, value: Any) -> None:
-    """Add a part to the members. ``key``: what its name has in brackets; None if it has none."""
+    """Add a part to the members. ``key``: the text in brackets after its name; None without brackets."""
     present = members.get(name)
     if key:
         if not isinstance(members.setdefault(name, {}), dict):

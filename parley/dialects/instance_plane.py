@@ -49,7 +49,7 @@ class ResumedBody(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InstancePlane:
-    """``routes``: the paths at which instances answer coordinators. ``render_order_refusal`` returns the answer to an
+    """``routes``: the paths where instances answer coordinators. ``render_order_refusal`` returns the answer to an
     order that an instance refuses. ``stopping_answer``: the status of an instance that is about to stop.
 
     ``read_resumed`` reads the body of a request that another instance began and that arrived at a path; it raises

@@ -1,7 +1,7 @@
 """Media in bodies: where an item is, its place among the texts, and how many items a request may have.
 
-What all APIs share. The forms of parts and the sentences of refusals are each API's own. Nothing is fetched or decoded
-here: ``BadMedia`` with the faults of fetching and decoding comes later, and is worded by the same functions.
+This is shared by all APIs. The forms of parts and the sentences of refusals are each API's own. Nothing is fetched or
+decoded here: ``BadMedia`` with the faults of fetching and decoding comes later, and is worded by the same functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parley.types import EncodedMedia, Media, MediaAddress, MediaKind, MediaPath
 MAX_URL_LENGTH = 4096  # characters of an http or https URL
 MAX_HEADER = 128  # characters of a data: URL before its data
 MAX_UUID = 256  # characters of a client's name for an item
-SCHEME_LENGTH = 8  # characters in which the scheme of a URL ends
+SCHEME_LENGTH = 8  # the scheme of a URL ends within so many characters
 KIND_NOUNS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "audio"}
 
 
@@ -45,7 +45,7 @@ def interleave_parts(parts: Iterable[str | Media], joint: str = "") -> Interleav
 def read_media_url(
     url: str, kind: MediaKind, field: str, *, files: bool = True
 ) -> EncodedMedia | MediaAddress | MediaPath:
-    """Return what a URL points to: http, https, data, and with ``files`` also file. Raises BadMedia."""
+    """Return the source that a URL names: http, https, data, and with ``files`` also file. Raises BadMedia."""
     match url[: max(0, url.find(":", 0, SCHEME_LENGTH))].lower():
         case "data":
             return read_data_url(url, kind, field)
@@ -96,6 +96,6 @@ def check_media_counts(media: Iterable[Media], limits: Mapping[MediaKind, int]) 
 
 
 def name_readable_kinds(kinds: Container[MediaKind]) -> str:
-    """Return what a model reads, such as "text, images and audio". ``kinds``: those of media that it reads."""
+    """Name the inputs of a model, such as "text, images and audio". ``kinds``: those of media that it reads."""
     *names, last = ["text", *(noun for kind, noun in KIND_NOUNS.items() if kind in kinds)]
     return f"{', '.join(names)} and {last}" if names else last

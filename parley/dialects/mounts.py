@@ -118,7 +118,7 @@ API_MOUNTS = (
 API_NAMES = tuple(dict.fromkeys(mount.dialect.name for mount in API_MOUNTS))  # as API keys may be limited to them
 INSTANCE_PLANE = mindie.INSTANCE_PLANE  # the routes between instances and coordinators
 COORDINATOR_TEXTS = mindie.COORDINATOR_TEXTS  # the texts of a coordinator's own errors
-BODY_FAULT = mindie.BODY_FAULT  # finds the error for which a strict coordinator refuses a body
+BODY_FAULT = mindie.BODY_FAULT  # finds the error in a body that a strict coordinator refuses
 # Routes of the server itself and of its instance plane.
 SERVER_MOUNT = ApiMount(
     "",

@@ -1,7 +1,7 @@
 """The OpenAPI documents of APIs, from their tables of routes and the schemas of bodies that ``bodies.json`` has.
 
-``docs/openapi.py`` learns these schemas from the readers. They are true for a text model with every ability: what is
-valid under a schema is taken. Members that no schema can express are allowed and listed in descriptions.
+``docs/openapi.py`` learns these schemas from the readers. They are true for a text model with every ability: bodies
+that are valid under a schema are accepted. Members that no schema can express are allowed and listed in descriptions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from parley.errors import (
 Json = dict[str, Any]
 PlacedRoutes = Mapping[tuple[str, str], Sequence[tuple[Route, Dialect]]]  # by method and path, the default first
 
-# The sizes of the model for which the schemas were learned. A document has the bounds of the models that are served.
+# The sizes of the model that the schemas were learned with. A document has the bounds of the models that are served.
 LEARNED_CONTEXT, LEARNED_VOCABULARY = 33_323, 32_003
 PROMPT_ROOM = 1024  # tokens
 # The model's name and that of a key's owner when the schemas were learned.
@@ -140,8 +140,8 @@ def body_key(route: Route) -> str:
 
 
 def find_bodies(route: Route, dialect: Dialect) -> list[Json]:
-    """Return what is known of a route's bodies (``schema``, ``left_out``, ``needs`` and ``answers`` each): none if it
-    reads none, and several if other routes of its API read one each."""
+    """Return the descriptions of a route's bodies (``schema``, ``left_out``, ``needs`` and ``answers`` each): none if
+    it reads none, and several if other routes of its API read one each."""
     table = body_table()
     by_key = table["surfaces"].get(dialect.body_schemas, {})
     keys = [body_key(each) for each in dialect.routes if each.path in route.body_paths] or [body_key(route)]
@@ -150,8 +150,8 @@ def find_bodies(route: Route, dialect: Dialect) -> list[Json]:
 
 
 class ServedModels(NamedTuple):
-    """What documents say about the models of a server. ``context_length`` and ``vocabulary`` are the least of all, None
-    until a model is loaded."""
+    """Facts about the models of a server, for documents. ``context_length`` and ``vocabulary`` are the least of all,
+    None until a model is loaded."""
 
     names: tuple[str, ...]
     context_length: int | None = None
@@ -170,7 +170,7 @@ class ServedModels(NamedTuple):
 
 
 def describe_models(facts: ServerFacts) -> ServedModels:
-    """Return what documents say about the models."""
+    """Return the facts about the models, for documents."""
     lengths = [card.max_model_len for card in facts.cards if card.max_model_len is not None]
     vocabularies = [card.info.vocab_size for card in facts.cards if card.info is not None]
     names = tuple(dict.fromkeys(card.name for card in facts.cards))
@@ -180,12 +180,12 @@ def describe_models(facts: ServerFacts) -> ServedModels:
 class OpenApiDocument:
     """The reader that answers with the OpenAPI document of some routes, built when it is asked for.
 
-    ``base_url``: what the paths of the routes are relative to. ``version``: of the API, if it is not the server's.
+    ``base_url``: paths of routes are relative to it. ``version``: of the API, if it is not the server's.
     """
 
     def __init__(self, title: str, base_url: str, places: PlacedRoutes, version: str = ""):
         self.title, self.base_url, self.places, self.version = title, base_url, places, version
-        self._built: tuple[object, Answer] | None = None  # the last document, with what it depends on
+        self._built: tuple[object, Answer] | None = None  # the last document, and the values that it depends on
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OpenApiDocument) and self._described == other._described
@@ -409,7 +409,7 @@ def _operation_id(method: str, path: str) -> str:
 
 
 def _body_notes(known: Json) -> list[str]:
-    """Return sentences about what the schema of a body does not say."""
+    """Return sentences about limits that the schema of a body cannot express."""
     notes = []
     if "schema" not in known:
         notes.append("Every request is refused: the server does not have this.")
@@ -484,7 +484,7 @@ def _expected_errors(route: Route, path: str, reads_body: bool) -> list[ParleyEr
 
 
 def _error_statuses(dialect: Dialect, errors: Sequence[ParleyError]) -> list[str]:
-    """Return the statuses with which an API answers these errors."""
+    """Return the statuses of an API's answers to these errors."""
     return list(dict.fromkeys(str(dialect.render_error(error).status) for error in errors))
 
 

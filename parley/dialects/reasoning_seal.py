@@ -17,7 +17,7 @@ KEY_PURPOSE = b"parley reasoning seal"
 
 
 class ReasoningSeal:
-    """Seals data for one tenant, and opens what it has sealed for that tenant.
+    """Seals data for one tenant, and opens its own seals for that tenant.
 
     ``secret``: servers with the same secret open each other's seals; empty: a random key, which ends with this object.
     """

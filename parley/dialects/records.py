@@ -14,7 +14,7 @@ RecordChange = Callable[[bytes], tuple[bytes, Sequence[str]]]  # a record's data
 class TenantRecords(Protocol):
     """The records of one tenant. Records of others are unknown here.
 
-    A record has a ``name`` and the names of its ``parts``, by which it is found as well. Old records are dropped when
+    A record has a ``name`` and the names of its ``parts``; each of them finds it. Old records are dropped when
     the store is full or they have expired.
     """
 
@@ -30,8 +30,8 @@ class TenantRecords(Protocol):
         """Keep a record in place of any other of this name. A part that another record has is this one's from now."""
 
     def change(self, name: str, change: RecordChange) -> bool:
-        """Replace a record by what ``change`` returns for it; nothing else changes it meanwhile. Return whether there
-        is one. Raises what ``change`` raises, and leaves the record as it is then."""
+        """Replace a record by the result of ``change``; nothing else changes it meanwhile. Return whether the record
+        exists. Exceptions of ``change`` leave the record as it is, and are raised."""
 
     def find(self, name: str) -> bytes | None:
         """Return the record of this name, None if there is none."""

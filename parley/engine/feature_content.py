@@ -1,4 +1,4 @@
-"""Reads a feature file: what the model's processor made of one item, in memory that the API process keeps."""
+"""Reads a feature file: the tensors that the model's processor made of one item, in memory of the API process."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ MediaForm = Literal["file", "base64", "base64_frames", "base64_embeddings"]
 
 
 class DecodingLimits(msgspec.Struct, frozen=True):
-    """What a decoded item may have. ``pixels``: of a picture or of one frame; ``seconds``: of a clip; ``frames``: that
-    are kept of a video; ``frame_bytes``: of these frames together, which are made smaller if they take more."""
+    """Limits of a decoded item. ``pixels``: of a picture or of one frame; ``seconds``: of a clip; ``frames``: kept
+    frames of a video; ``frame_bytes``: of these frames together, which are scaled down if they take more."""
 
     pixels: int = 50_000_000
     seconds: float = 600.0

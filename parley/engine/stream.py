@@ -40,7 +40,7 @@ def split_steps(arrived: StepArrivals) -> list[StepArrivals]:
 
 
 class StreamGroup:
-    """Reads the outputs of its streams together. Streams are numbered from 0 in the order in which they join.
+    """Reads the outputs of its streams together. Streams are numbered from 0 in the order of joining.
 
     Streams refer to their group, and the group does not refer to them: no cycle is left to the garbage collector.
     """

@@ -55,7 +55,7 @@ def vllm_command(settings: VLLMSettings, *arguments: str) -> list[str]:
 
 
 def media_marks(config: Mapping[str, Any]) -> dict[MediaKind, int | str]:
-    """Return what stands for media in the prompts of a model with this config.json (``VLLMSettings.media_marks``)."""
+    """Return the marks of media in prompts of a model with this config.json (``VLLMSettings.media_marks``)."""
     family = read_media_family(config)
     return {} if family is None else {**family.placeholder_ids, **family.prompt_marks}
 

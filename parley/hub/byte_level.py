@@ -1,7 +1,7 @@
 """Makes tokenizer.json of ``vocab.json`` and ``merges.txt``, as GPT-2, OPT, RoBERTa, BART and Qwen 2 have them.
 
 Both files are those of byte-level BPE (github.com/openai/gpt-2, encoder.py): the id of each token, and the merges in
-order, one pair in a line. How texts are split and what is added to them depends on the tokenizer's class, as in
+order, one pair in a line. The tokenizer's class decides how texts are split and which tokens are added, as in
 Transformers. Files of other classes are refused, because the same files mean other ids there.
 """
 
@@ -151,7 +151,7 @@ def _pre_tokenizer(kind: ByteLevelClass, has_prefix: bool) -> dict[str, Any]:
 def _post_processor(
     kind: ByteLevelClass, config: dict[str, Any], ids: dict[str, int], texts: dict[str, str]
 ) -> dict[str, Any] | None:
-    """Return what adds tokens to a text. Raises BadTokenizerModel if there are no such tokens."""
+    """Return the post-processor that adds tokens to a text. Raises BadTokenizerModel if there are no such tokens."""
     if not kind.frames and config.get("add_bos_token") is not True:
         return None
     name = "cls_token" if kind.frames else "bos_token"

@@ -1,6 +1,6 @@
-"""Makes a model folder with another config, tokenizer or chat template: links to the files, and what is written anew.
+"""Makes a model folder with another config, tokenizer or chat template: links to the old files, and new files.
 
-So all else that reads models sees one folder, whatever was overridden. A tokenizer in a format of its maker becomes a
+So all code that reads models sees one folder, and knows no overrides. A tokenizer in its maker's own format becomes a
 tokenizer.json. The folder is in the user's cache, under a name
 that depends on the files and on the overrides; it is written once and never changed.
 """
@@ -146,7 +146,7 @@ def _convert_tekken_file(links: dict[str, Path]) -> dict[str, Any]:
     return converted
 
 
-# Files that a tokenizer.json can be made of, and what returns the contents of the files to write.
+# Files that a tokenizer.json can be made of, and functions that return the contents of the files to write.
 TOKENIZER_SOURCES: dict[str, Callable[[dict[str, Path]], dict[str, Any]]] = {
     "tekken.json": _convert_tekken_file,
     "tokenizer.model": _convert_model_file,
@@ -185,7 +185,7 @@ def _write_once(name: str, links: dict[str, Path], contents: dict[str, str], sou
 
 
 def _digest(links: dict[str, Path], contents: dict[str, str], source: str | None) -> str:
-    """Return a text that changes with the files, and with what a tokenizer is made of. Raises OSError."""
+    """Return a digest of the files, and of the sources of the tokenizer. Raises OSError."""
     digest = hashlib.sha256(str(CONTENT_VERSION).encode())
     for name, path in sorted(links.items()):
         digest.update(f"\0{name}\0{path}".encode())

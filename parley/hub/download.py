@@ -34,7 +34,7 @@ def is_hub_name(model: str) -> bool:
 
 
 def find_cached(model: str, *, needs_weights: bool) -> Path | None:
-    """Return the folder in the cache of what the hub calls ``model``, or its GGUF file; None if files are missing."""
+    """Return the cached folder, or GGUF file, of the hub's ``model``; None if files are missing."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -62,7 +62,7 @@ def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str,
 
 
 def download_model(model: str, report: ReportProgress, *, needs_weights: bool = True) -> Path:
-    """Download a model, or without weights what else it has; return its folder or GGUF file. Raises ModelMissing."""
+    """Download a model, or its files without weights; return its folder or GGUF file. Raises ModelMissing."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,

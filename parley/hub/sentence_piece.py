@@ -216,7 +216,7 @@ def _added_tokens(
 
 
 def _post_processor(model: SentencePieceModel, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what adds BOS and EOS to a text: BOS, unless the config says otherwise."""
+    """Return the post-processor that adds BOS and EOS to a text: only BOS by default."""
     adds = {"bos": config.get("add_bos_token") is not False, "eos": bool(config.get("add_eos_token"))}
     ids = {name: model.special_ids[name] for name in adds if adds[name] and model.special_ids[name] >= 0}
     if not ids:

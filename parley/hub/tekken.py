@@ -82,7 +82,7 @@ def _special_token(number: int, text: str) -> dict[str, Any]:
 
 
 def _begin_processor(special_texts: list[str]) -> dict[str, Any] | None:
-    """Return what puts the token of a beginning before a text."""
+    """Return the post-processor that puts the begin token before a text."""
     if "<s>" not in special_texts:
         return None
     begin: dict[str, Any] = {"SpecialToken": {"id": "<s>", "type_id": 0}}

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-WINDOW_SECONDS = 10.0  # over which the speed is averaged
+WINDOW_SECONDS = 10.0  # averaging window of the speed
 REPORT_SECONDS = 0.1  # between two reports
 UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 

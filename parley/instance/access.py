@@ -50,8 +50,8 @@ class ClusterAccess:
     ) -> VouchedClient | None:
         """Return the client that a coordinator names, None if there is none, or the sender may not name any.
 
-        Where clients need keys (``has_keys``), and on a port that strangers reach, only what members alone have shows
-        that.
+        The sender has to prove that it is a member by the secret where clients need keys (``has_keys``), and on a port
+        that strangers reach.
         """
         if not pd_headers.shows_secret(headers, self.secret):
             is_stranger = self._is_open and reach == "public"

@@ -34,7 +34,7 @@ from parley.types import EngineOutput, EngineRequest, KVPrefix, OutputBatch, Pro
 from parley.web.connection import CYCLE_KEY
 
 PULL_FAILED = "Pull kv failed irreversibly."  # the text that MindIE's coordinators expect
-PAGE_TIMEOUT = 5.0  # seconds without a page after which the missing pages are computed here
+PAGE_TIMEOUT = 5.0  # seconds without a new page until the missing pages are computed here
 
 
 class DecodeStage(RequestStage):
@@ -177,7 +177,7 @@ class DecodeStage(RequestStage):
         return recent
 
     def _counted_tokens(self) -> UsedTokens | None:
-        """Return what the request has used so far, if the coordinator counts it."""
+        """Return the request's token usage so far, if the coordinator counts it."""
         return self._running_request.used_tokens if self._message.limits_counted and self._is_accepted else None
 
     def _with_features(self, item: ProcessedMedia) -> ProcessedMedia:

@@ -26,7 +26,7 @@ from parley.web.exchange import Exchange
 EVENT_STREAM_TYPE = "text/event-stream"
 MIXED_WITHOUT_RESULTS = "Non DMI does not support dresult request"
 NOT_A_DECODE_INSTANCE = "Only the Decode node supports dresult but you send to {}"
-UNACKNOWLEDGED_MILLISECONDS = 30_000  # milliseconds after which unacknowledged data ends a connection for results
+UNACKNOWLEDGED_MILLISECONDS = 30_000  # unacknowledged data of this age, in milliseconds, ends a connection for results
 
 
 class PauseCommand(msgspec.Struct):

@@ -1,6 +1,6 @@
-"""Instance state: a server's role, results and rates, and the address at which other instances reach it.
+"""Instance state: a server's role, results and rates, and its address for other instances.
 
-Every server has one, whatever its role; a mixed server without a coordinator never uses it.
+Servers of every role have one; a mixed server without a coordinator never uses it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class InstanceState:
         self.models.remove(model)
 
     def address_for(self, exchange: Exchange) -> InstanceAddress:
-        """Return the address at which other instances reach this one, as the sender of the request does."""
+        """Return this instance's address for other instances: the one that the sender of the request used."""
         host, port = exchange.scope.get("server") or ("127.0.0.1", 0)
         return InstanceAddress(host.removeprefix(MAPPED_IPV4_PREFIX), self._links.handover_port or port or 0)
 

@@ -252,7 +252,7 @@ class PrefillStage(RequestStage):
         return recent
 
     def _counted_tokens(self) -> UsedTokens | None:
-        """Return what the request has used so far, if the coordinator counts it."""
+        """Return the request's token usage so far, if the coordinator counts it."""
         return self._running_request.used_tokens if self._exchange.limits_counted and self._engine_asked else None
 
     # -- the instance that continues

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 from parley.types import EngineStats
 
-RATE_MEMORY = 10.0  # seconds of steps after which a measurement's weight has fallen to about a third
+RATE_MEMORY = 10.0  # seconds of steps until a measurement's weight falls to about a third
 
 
 class TokenRate:

@@ -32,8 +32,8 @@ class RemoteResponseWriter:
     """Writes an answer to a result channel.
 
     ``native``: results carry records; ``recent`` returns the outputs rendered since the last call. ``is_silent``:
-    discard everything. ``response_started``: the client has the beginning of this stream. ``used_tokens`` returns what
-    the request has used, for a coordinator that counts it; None if it does not.
+    discard everything. ``response_started``: the client has the beginning of this stream. ``used_tokens`` returns
+    the request's usage, for a coordinator that counts it; else None.
     """
 
     body_complete = True

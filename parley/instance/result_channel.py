@@ -62,7 +62,7 @@ class ResultChannel:
         """Send a result. ``last``: it is the last one of the request.
 
         ``record``: the encoded outputs that it was rendered from. ``head``: status and headers of a complete answer.
-        ``used_tokens``: what the request has used, for a coordinator that counts it. They are sent only to coordinators
+        ``used_tokens``: the request's usage, for a coordinator that counts it. They are sent only to coordinators
         with a name.
         """
         native = self._client.native

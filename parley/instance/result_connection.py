@@ -11,7 +11,7 @@ from typing import Protocol
 
 from parley.disagg.wire import result_frames
 
-HEARTBEAT_SILENCE = 5.0  # seconds without data after which a heartbeat is sent
+HEARTBEAT_SILENCE = 5.0  # seconds without data until a heartbeat is sent
 SILENCE_CHECK_PERIOD = 1.0  # seconds between two checks for silence
 
 

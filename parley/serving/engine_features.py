@@ -14,7 +14,7 @@ from parley.errors import Incapable, Invalid, Unsupported, excerpt
 from parley.text.grammar.answer_grammar import allows_any_text, callable_tools
 from parley.types import Chat, EngineBound, EngineFeature, ModelInfo, PoolingTask, Request, Sampling
 
-FieldReader = Callable[[Request], str | None]  # returns the field by which a request uses a feature
+FieldReader = Callable[[Request], str | None]  # returns the name of the field that needs a feature, or None
 
 DEFAULT_SAMPLING = Sampling()
 MISSING_TASKS: dict[PoolingTask, str] = {
@@ -143,7 +143,7 @@ FEATURE_FIELDS: dict[EngineFeature, FieldReader] = {
 }
 
 
-# Features that only one kind of request uses: what an error adds to the name of the engine.
+# Features that only one kind of request uses: errors add these words to the name of the engine.
 FEATURE_CONTEXTS: dict[EngineFeature, str] = {
     "beam_edits": " together with a beam search",
     "limited_grammar": " together with a grammar",

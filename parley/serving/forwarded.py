@@ -1,6 +1,6 @@
-"""What a proxy says of the client whose request it passes on, and the path below which the proxy shows the server.
+"""Reads the headers in which a proxy names its client, and the path below which it shows the server.
 
-Only proxies that the operator trusts are believed: anybody can send these headers.
+Only proxies that the operator trusts are believed, because any client can send these headers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class TrustedProxies:
     def apply_headers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Set a request's client and scheme to those that a trusted proxy names.
 
-        The client is the last address in the chain that is no trusted proxy, because what stands before it may be
-        invented. ``Forwarded`` (RFC 7239) goes before ``X-Forwarded-For`` and ``X-Forwarded-Proto``.
+        The client is the last address in the chain that is no trusted proxy; addresses before it may be invented.
+        ``Forwarded`` (RFC 7239) goes before ``X-Forwarded-For`` and ``X-Forwarded-Proto``.
         """
         sender = str((scope.get("client") or ("", 0))[0])
         if not (self._networks.contains_host(sender) if sender else self._trusts_sockets):
@@ -70,7 +70,7 @@ def _read_forwarded(value: str) -> tuple[list[str], str]:
     """Return the values of ``for`` in order, and the last of ``proto``, of a header Forwarded.
 
     Each comma ends an element, even in quotation marks: no proxy writes one there, and a client that opens a quotation
-    must not hide what the proxy adds after it.
+    must not hide the elements that the proxy adds after it.
     """
     hosts, scheme = [], ""
     for element in value.split(","):

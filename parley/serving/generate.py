@@ -188,7 +188,7 @@ async def _answer_token_count(model: ServedModel, reply: Reply, exchange: Exchan
 
 
 def _admit_to_endpoint(registry: ModelRegistry, exchange: Exchange, reply: Reply) -> Callable[[int], None] | None:
-    """Count a request for an endpoint that has limits, and return what counts its tokens; None without limits.
+    """Count a request for an endpoint that has limits. Return a function that counts its tokens; None without limits.
 
     Raises Overloaded. A request that another instance began was counted there.
     """
@@ -215,8 +215,8 @@ def request_context(registry: ModelRegistry, model: ServedModel, exchange: Excha
 
 
 def _tenant_records(registry: ModelRegistry, exchange: Exchange) -> TenantRecords:
-    """Return the records of the client's tenant. A coordinator keeps them for all its instances, or nobody does: the
-    next request that refers to one may come to another instance."""
+    """Return the records of the client's tenant. Instances keep none, because the next request may come to another
+    instance; their coordinator keeps them, if any."""
     if RECORDS_HEADER in exchange.headers:
         return INLINED_RECORDS
     if exchange.stage is not None or FORWARDED_HEADER in exchange.headers:

@@ -48,7 +48,7 @@ UNANSWERED_MESSAGE = "The engine ended this request without an answer."
 
 class Generation:
     """One request from admission to its last event. ``tenant``: the client, by its API key. ``stage``: the stage of a
-    separated request that runs here, None for a whole request. ``account``: pays for its tokens; None: nobody counts.
+    separated request that runs here, None for a whole request. ``account``: is charged for its tokens, if they count.
 
     It ends in one of these ways: it finishes by itself; its client cancels it by an id (``cancel_by_id``) or by
     disconnecting (``close``); it is finished early with the output so far (``finish_early``); an error ends it
@@ -343,7 +343,7 @@ class Generation:
             self._stage.close_stage()
 
     def _delivered_tokens(self) -> list[int]:
-        """Return the number of tokens of each choice of which the client has a part."""
+        """Return the number of tokens of each choice that the client has received in part or whole."""
         return [
             choice.usage.completion_tokens
             for prompt_stream in self._prompt_streams

@@ -52,10 +52,10 @@ SHARED_SEAL_SECRET = "a cluster without a secret"
 class MediaOptions:
     """Where pictures, videos and sound may come from, and how many and how large they may be. Sizes in bytes.
 
-    ``hosts``: what may be fetched over HTTP; ``folder``: below which files may be read; without them, neither. Per
+    ``hosts``: may be fetched from over HTTP; ``folder``: files below it may be read; without them, neither. Per
     request: ``counts`` by kind, and ``request_size`` for all items as they come, encoded. ``sizes``: of one item, by
-    kind. ``memory``: for what is being fetched for a model, and as much again for what has been processed for
-    them; ``cache``: for what is kept for later requests.
+    kind. ``memory``: for items of a model that are being fetched, and as much again for processed items of its
+    requests; ``cache``: for items that are kept for later requests.
 
     ``pixels``: the most that a picture or a frame of a video may have. ``workers``: processes that decode, for each
     model; ``eager``: start one with the server. ``accepts_embeddings``: clients may send embeddings instead of media.
@@ -107,7 +107,7 @@ class ServerOptions(HttpOptions):
     hashed_keys: tuple[HashedKey, ...] | None = None  # of a key file in TOML; None: there is no such file
     key_files: tuple[Path, ...] = ()  # read again when they change
     audit_log: str | None = None  # the file of calls that may change the server; None: none is kept
-    usage_db: str | None = None  # the database of what each key has used; None: it is not counted
+    usage_db: str | None = None  # the database of the usage of keys; None: usage is not counted
     share_prefixes: bool = False  # requests with different API keys share cached prefixes
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may continue after SIGTERM

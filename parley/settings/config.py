@@ -1059,7 +1059,7 @@ KNOWN_VARIABLES = sorted(
 
 
 def model_overrides(config: Mapping[str, Any]) -> ModelOverrides:
-    """Return what of a model is not read from its own folder, taken from the options."""
+    """Return the parts of a model that the options replace, instead of its own folder's."""
     from parley.types import ModelOverrides
 
     return ModelOverrides(

@@ -27,7 +27,7 @@ async def file_changes(files: tuple[Path, ...], poll_seconds: float = POLL_SECON
 
 
 def _file_states(files: tuple[Path, ...]) -> list[FileState]:
-    """Return what changes with each file; None for one that cannot be read. Links are followed."""
+    """Return a state of each file that differs after each change; None for unreadable files. Links are followed."""
     states: list[FileState] = []
     for path in files:
         try:

@@ -1,7 +1,7 @@
 """The key file in TOML: API keys with their limits, stored as salted hashes.
 
-A key is ``parley-ID-SECRET``. The file has the id, by which a key is found, and a hash of the secret. The secret is 256
-random bits, which nobody can guess, so that a fast hash is enough. Other lines stay as they are when keys are added and
+A key is ``parley-ID-SECRET``. The file has the id, which finds a key, and a hash of the secret. The secret is 256
+random bits and cannot be guessed, so a fast hash is enough. Other lines stay as they are when keys are added and
 removed. Knows neither requests nor APIs.
 """
 
@@ -87,7 +87,7 @@ def split_key(key: str) -> tuple[str, str]:
 
 
 def make_key(name: str, **members: Any) -> tuple[str, HashedKey]:
-    """Return a new key and what the file has of it. ``members``: those of ``HashedKey``. Raises ConfigError."""
+    """Return a new key and its entry in the file. ``members``: those of ``HashedKey``. Raises ConfigError."""
     key_id, secret, salt = (
         secrets.token_hex(ID_BYTES),
         secrets.token_urlsafe(SECRET_BYTES),

@@ -1,4 +1,4 @@
-"""Hosts that pictures, videos and sound may be fetched from, and the one way in which parley writes a host.
+"""Hosts that pictures, videos and sound may be fetched from, and the one form in which parley writes a host.
 
 Options and URLs are both read by ``canonical_host``, so a host in a URL equals the host in an option exactly if both
 mean the same one.
@@ -59,7 +59,7 @@ def parse_media_host(text: str) -> MediaHost:
     if is_address(name):
         if entry.startswith("*."):
             raise ValueError(FORM)
-        return MediaHost(name, port, internal=True)  # whoever writes an address means that very address
+        return MediaHost(name, port, internal=True)  # an operator who writes an address means exactly that one
     if name == ANY_PUBLIC and entry != text:
         raise ValueError("a host: internal: needs the name of one")
     return MediaHost(f"*.{name}" if entry.startswith("*.") else name, port, internal=entry != text)

@@ -1,4 +1,4 @@
-"""What is known of a multimodal model from its config.json alone: the kinds of media that it takes, and their marks.
+"""The facts in a multimodal model's config.json: the kinds of media that it takes, and their marks.
 
 A family is a model type that both the encoder (``model/media/``) and the prompt support. The ids of its marks are in
 the config, and the tokenizer has their texts, so that a checkpoint with marks of its own needs nothing here.
@@ -15,9 +15,9 @@ from parley.types import MediaKind
 
 
 class MediaMarks(NamedTuple):
-    """``prompt_mark``: the text that a chat template writes for an item, and that the item's replacement takes the
-    place of. ``placeholder``: the token in the replacement that each embedding replaces. ``opening``, ``closing``: what
-    the template writes around the mark, and what an item in a plain text needs around it."""
+    """``prompt_mark``: the text that a chat template writes for an item; the item's replacement takes its place.
+    ``placeholder``: the token in the replacement that each embedding replaces. ``opening``, ``closing``: the texts that
+    the template writes around the mark; in a plain text, an item needs them as well."""
 
     prompt_mark: str
     placeholder: str
@@ -107,7 +107,7 @@ class MediaFamily:
 
 
 def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
-    """Return what a model's config.json says of its media; None if the model takes text only."""
+    """Return the media family of a model with this config.json; None if it takes text only."""
     row = _FAMILIES.get(str(config.get("model_type")))
     if row is None:
         return None

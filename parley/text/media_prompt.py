@@ -1,7 +1,7 @@
 """Pictures, videos and sound in the text of a prompt: where they stand, before and after their replacement.
 
 A chat template writes one mark for each item of a turn's content, such as ``<|image_pad|>``. The processor's
-replacement, in which one placeholder token stands for each embedding, takes the place of the mark, and then the whole
+replacement, with one placeholder token for each embedding, takes the place of the mark, and then the whole
 text is tokenized at once: other tokens would come out at its edges otherwise. Marks that clients write are text: they
 are hidden while the marks are counted (``parsing/client_special_tokens.py``), and refused where that is off.
 """
@@ -20,7 +20,7 @@ from parley.types import EmbeddingRun, MediaItem, MediaKind, PlacedMedia, Proces
 
 
 def template_marks(marks: Mapping[MediaKind, MediaMarks]) -> dict[MediaKind, str]:
-    """Return what chat templates write in the place of each kind of media."""
+    """Return the marks that chat templates write for each kind of media."""
     return {kind: each.prompt_mark for kind, each in marks.items()}
 
 

@@ -29,7 +29,7 @@ def shorter_chats(chat: Chat) -> list[Chat]:
 
 
 def fit_chat(chat: Chat, prepare: Callable[[Chat], T]) -> T:
-    """Return what ``prepare`` makes of the longest of these conversations that it does not refuse as too long.
+    """Call ``prepare`` with the longest of these conversations that it does not refuse as too long; return the result.
 
     Raises ContextLength if it refuses the last turn alone.
     """

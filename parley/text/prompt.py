@@ -111,9 +111,9 @@ class PreparedPrompt:
 class RenderedChat(NamedTuple):
     """A conversation as the model reads it.
 
-    ``text``: what it looks like. ``template_text``: the same, with placeholders for special tokens that clients wrote.
+    ``text``: the prompt as text. ``template_text``: the same, with placeholders for special tokens that clients wrote.
     ``encoder`` encodes ``encodable``, which is as long as ``text``: the spans of tokens are the same in both.
-    ``media``: the conversation's items, in the order in which the template placed them.
+    ``media``: the conversation's items, in the order of their places in the text.
     """
 
     text: str
@@ -128,7 +128,7 @@ class TextPipeline:
 
     ``generation_defaults``: the sampling values that the model's makers recommend, if any. ``embedding_prompts``: the
     prompts that they put before texts to embed. ``trust_marks``: special tokens that clients write in a
-    conversation are special, as the template's are. ``media_marks``: what stands for media in prompts.
+    conversation are special, as the template's are. ``media_marks``: the marks of media in prompts.
     ``media_family``: the model type of a model that reads media, "" for others.
     ``answer_grammars``: the compiled grammars of recent requests.
     """
@@ -269,7 +269,7 @@ class TextPipeline:
 
     @cached_property
     def abilities(self) -> frozenset[ModelAbility]:
-        """What the chat template and the tokenizer allow."""
+        """The abilities that follow from the chat template and the tokenizer."""
         abilities: set[ModelAbility] = set()
         if self.template:
             abilities.add("chat")

@@ -1,4 +1,4 @@
-"""How speech models are asked for what is said in a clip, and how they write it: one row for each family.
+"""How speech models are asked for a transcript, and the form of their answers: one row for each family.
 
 A family without a row that reads audio is asked in words, like any model that follows instructions.
 """
@@ -34,7 +34,7 @@ QWEN3_ASR_CODES = (
 class SpeechFamily:
     """``languages``: the names of the languages that can be asked for, by their codes.
 
-    ``header_start`` and ``header_end``: what the model writes before and after the language at the start of its answer;
+    ``header_start`` and ``header_end``: the marks around the language at the start of the model's answer;
     such a model is trained for transcription and takes no instructions. Empty: it is asked in words.
     """
 
@@ -93,7 +93,7 @@ class TranscriptReader:
     """Separates the text of an answer from the header that names its language, and from white space around it.
 
     The pieces that it returns, joined, are the text. ``language``: its name, as asked for or as the model writes it; ""
-    while it is unknown. ``hears_nobody``: the model says that nobody speaks. ``tokens``: those of the text.
+    while it is unknown. ``hears_nobody``: the model reports that no speech is heard. ``tokens``: those of the text.
     """
 
     def __init__(self, family: SpeechFamily, language: str = ""):
@@ -119,7 +119,7 @@ class TranscriptReader:
         return self._take_text()
 
     def finish_text(self) -> str:
-        """Return what was held back at the end of the answer: all of it, if it has no header."""
+        """Return the text that was held back at the end of the answer: all of it, if it has no header."""
         self._expects_header = False
         return self._take_text()
 

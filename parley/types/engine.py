@@ -86,7 +86,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
 
 
 class KVPrefix(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The tokens of a prefix, and what else their keys and values depend on.
+    """The tokens of a prefix, and all else that determines their keys and values.
 
     ``media``: the items among the tokens; ``adapter``: name of the LoRA adapter, and ``adapter_digest``: the required
     digest of its content (hexadecimal), empty for any.
@@ -255,7 +255,7 @@ EngineFeature = Literal[
     "page_transfer",
 ]
 ALL_ENGINE_FEATURES: frozenset[EngineFeature] = frozenset(get_args(EngineFeature))
-# What a model's chat template and tokenizer allow: conversations, calls of tools, reasoning, text between two others.
+# Abilities by a model's chat template and tokenizer: conversations, tool calls, reasoning, filling in the middle.
 ModelAbility = Literal["chat", "tools", "thinking", "insert"]
 ALL_MODEL_ABILITIES: frozenset[ModelAbility] = frozenset(get_args(ModelAbility))
 EngineBound = Literal[
@@ -316,7 +316,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
     @property
     def pooling_tasks(self) -> frozenset[PoolingTask]:
-        """What it computes instead of text."""
+        """The tasks that it computes instead of text."""
         offered: dict[PoolingTask, bool] = {
             "embed": self.dimensions > 0,
             "token_embed": self.token_vectors,
@@ -326,7 +326,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
 
 class CacheEventSettings(msgspec.Struct, frozen=True):
-    """Where an engine publishes what happens to its prefix cache, over ZeroMQ.
+    """Where an engine publishes the events of its prefix cache, over ZeroMQ.
 
     ``endpoint``: it waits there for subscribers if it has a star, else it connects. ``replay_endpoint``: where it
     answers requests for the last ``buffer_steps`` batches; "" for nowhere. ``form``: of an event. ``high_water_mark``:
@@ -342,7 +342,7 @@ class CacheEventSettings(msgspec.Struct, frozen=True):
 
 
 class ModelOverrides(msgspec.Struct, frozen=True):
-    """What of a model is not read from its own folder; empty: nothing.
+    """The parts of a model that are not read from its own folder; empty: none.
 
     ``revision``: branch, tag or commit on the hub. ``tokenizer``: a folder or hub name whose tokenizer, with its chat
     template, is used. ``chat_template``: a Jinja file, or the template itself. ``hf_overrides``: members of config.json
@@ -370,7 +370,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     kv_memory: int | None = None  # bytes; None: a share of the free memory
     kv_share: float = 1.0  # fraction of that share, if several models divide it
     set_aside: int = 0  # bytes of free memory that other models will need
-    cache_events: CacheEventSettings | None = None  # where it publishes what happens to its prefix cache
+    cache_events: CacheEventSettings | None = None  # where it publishes the events of its prefix cache
     # LoRA adapters
     adapters: dict[str, str] = {}  # folders by name; loaded on first use
     max_adapters: int = 8  # adapters in memory at once
@@ -422,12 +422,12 @@ class VLLMSettings(EngineSettings, kw_only=True):
     arguments: list[str] = []  # flags for vLLM's own parser
     loads_adapters: bool = False  # requests may use LoRA adapters; ``max_rank`` 0: the highest rank in ``adapters``
     exact: bool = False  # the bits of an answer do not depend on other requests
-    # What stands for media in a prompt before vLLM's processor replaces it: the id of a token, or a text.
+    # The marks of media in a prompt, which vLLM's processor replaces: the id of a token, or a text.
     media_marks: dict[MediaKind, int | str] = {}
 
 
 class AttachedSettings(EngineSettings, kw_only=True):
-    """The settings of a vLLM server that somebody else runs. ``model``: a folder with its tokenizer and config.json.
+    """The settings of a vLLM server that runs already. ``model``: a folder with its tokenizer and config.json.
 
     ``max_batch``: choices that the server is given at once.
     """

@@ -24,7 +24,7 @@ class StructuralTag(msgspec.Struct, frozen=True, tag=True):
 
 
 class TriggeredTags(msgspec.Struct, frozen=True, tag=True):
-    """Free text in which anything that begins with one of ``triggers`` must be a complete, valid tag of ``tags``.
+    """Free text; wherever one of ``triggers`` begins, a complete, valid tag of ``tags`` must follow.
 
     ``at_least_one``: the text begins with a tag. ``stop_after_first``: the first tag ends the text.
     """

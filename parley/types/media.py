@@ -19,8 +19,8 @@ ImageDetail = Literal["auto", "low", "high", "original"]
 
 
 class EncodedMedia(msgspec.Struct, frozen=True, tag=True):
-    """A file in base64, as the client sent it. ``media_type``: what the client calls it, such as "image/png"; "" if it
-    says nothing. ``field`` of the ``Media`` names it; nothing has been decoded yet."""
+    """A file in base64, as the client sent it. ``media_type``: the client's name for the format, such as
+    "image/png", or "". ``field`` of the ``Media`` names it; nothing has been decoded yet."""
 
     base64: str
     media_type: str = ""
@@ -82,7 +82,7 @@ class PlacedMedia(msgspec.Struct, frozen=True):
 
 
 class FeatureFile(msgspec.Struct, array_like=True, frozen=True):
-    """What the encoder reads, as a safetensors file of ``size`` bytes in memory, opened at ``/proc/{pid}/fd/{fd}``.
+    """The encoder's input, as a safetensors file of ``size`` bytes in memory, opened at ``/proc/{pid}/fd/{fd}``.
 
     It holds the processor's tensors for one item, by the names of the encoder's arguments. The process ``pid`` keeps
     it until all requests that use it have ended.
@@ -97,8 +97,8 @@ class EmbeddingRun(msgspec.Struct, array_like=True, frozen=True):
     """``count`` consecutive tokens whose embeddings an encoder computes.
 
     ``offset``: distance from the item's first such token. ``grid``: the frames, rows and columns of the tokens, for
-    models whose positions have three axes (M-RoPE); None: positions go on as in text. ``frame_step``: by how much the
-    position grows from frame to frame.
+    models whose positions have three axes (M-RoPE); None: positions continue as in text. ``frame_step``: the
+    difference in position between two frames.
     """
 
     offset: int

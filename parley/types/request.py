@@ -15,7 +15,7 @@ class Text(msgspec.Struct, frozen=True):
 
     ``turn``: wrap the text as a user turn in the model's chat template, if it has one. ``max_tokens``: keep only the
     text's first tokens, at most this many; special tokens around it do not count. ``media``: items within the text.
-    ``suffix``: the text that follows what is to be written between the two, for models that have marks for that.
+    ``suffix``: the text that follows the missing middle, for models that have marks for that.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Chat(msgspec.Struct, frozen=True):
     model's default. ``options``: extra variables for the template; they override all of the above.
     ``continue_final``: leave the last turn open so that the model continues it. ``special``: add the special tokens
     that the model expects around plain text, besides those in its template. ``preceding_ids``: tokens before the
-    conversation's own, such as those of an earlier one that it goes on from.
+    conversation's own, such as those of an earlier one that it continues.
     """
 
     messages: list[Message]
@@ -217,7 +217,7 @@ class Request(msgspec.Struct, kw_only=True):
     output_options: OutputOptions = OutputOptions()
     banned_words: list[str] = []  # words that must not be written; ``sampling.banned`` has them as tokens
     grammar: Grammar | None = None
-    thinking_budget: int | None = None  # most reasoning tokens, after which reasoning is closed; None: no limit
+    thinking_budget: int | None = None  # reasoning is closed after this many tokens; None: no limit
     n: int = 1
     best_of: int | None = None
     beam: BeamOptions | None = None
@@ -237,7 +237,7 @@ class Request(msgspec.Struct, kw_only=True):
     context_limit: int | None = None
     # Count the tokens of a prompt that is too long up to this number, to name it in the refusal.
     counted_tokens: int = 0
-    cancel_ids: tuple[str, ...] = ()  # further ids by which clients can cancel the request
+    cancel_ids: tuple[str, ...] = ()  # further ids that clients can cancel the request by
     prediction: str = ""  # the text that the client expects; affects speed only
     exclusive_id: str = ""  # one of ``labels`` that no other open request to the model may have
 

@@ -1,4 +1,4 @@
-"""The owner of a request, and what its API key allows."""
+"""The owner of a request, and the rights of its API key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Authentication: API keys, and the Host and Origin checks that protect a local server from foreign web pages.
 
 Keys are stored and compared as SHA-256 digests. Every digest is compared each time, so that the time of a refusal
-reveals nothing about a key. Keys of which only a salted hash is known have an id, by which one is found. This module
+reveals nothing about a key. A key that is known only by its salted hash is found by an id in it. This module
 reads headers and does not depend on routes.
 """
 
@@ -57,7 +57,7 @@ class ApiKeys:
     ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, no client
     may change a server that has API keys, and every client one that has none. ``priority_keys``: keys whose requests
     compete by priority with those of all tenants, besides the admin keys. ``cluster_secret``: see ``tenant_id``.
-    ``owners``: who has a key, by key. ``hashed_keys``: further keys, of which only hashes are known; None: there is no
+    ``owners``: who has a key, by key. ``hashed_keys``: further keys, known only by their hashes; None: there is no
     file for them. With a file that has no key, no client is accepted. ``clock`` returns seconds since the epoch.
     """
 

@@ -54,13 +54,13 @@ class ResponseWriter(Protocol):
 
 
 class CycleTransport(Protocol):
-    """What carries a request and its response: a connection, or a stream of one."""
+    """The carrier of a request and its response: a connection, or a stream of one."""
 
     def write(self, data: bytes) -> None:
         """Send data, now or later."""
 
     def close(self) -> None:
-        """Close it, after what was written."""
+        """Close it after sending all written bytes."""
 
     def abort(self) -> None:
         """Close it at once."""

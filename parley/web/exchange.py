@@ -283,7 +283,7 @@ class Exchange:
         return self._writer.write_part(data)
 
     def coordinator_headers(self, error: ParleyError | None) -> HeaderList:
-        """Return what tells a coordinator about an error; ``None`` is a refusal that the dialect has worded."""
+        """Return headers that report an error to a coordinator; ``None`` is a refusal in the dialect's own words."""
         return self.stage.coordinator_headers(error) if self.stage is not None else ()
 
     async def send_error(self, error: ParleyError, extra_headers: HeaderList = ()) -> None:

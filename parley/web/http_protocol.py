@@ -35,7 +35,7 @@ from parley.web.options import HttpOptions
 if TYPE_CHECKING:
     from parley.web.framing.http2_protocol import Http2Protocol
 
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # what clients of HTTP/2 send first
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of an HTTP/2 client
 LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a body that was refused
 # Seconds until the first check for a reset; each wait is twice as long as the one before, up to the second number.
 RESET_CHECK_SECONDS = (0.01, 1.0)
@@ -62,7 +62,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._request_count = 0  # of requests so far
         self._input_ended = False  # True: the client will send nothing more
         self._may_be_http2 = True  # until enough of the first request has come to tell
-        self._opening_bytes = b""  # what has come until then
+        self._opening_bytes = b""  # the bytes until then
         self._over_limit = False  # True: above the connection limit, so its request is refused
         self._cancel_handshake: Callable[[], object] | None = None  # set while a TLS handshake runs
         self._timer = ReusableTimer(self.loop)
@@ -154,7 +154,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.options.connection_limit.mark_opening(self)
             self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
         elif was_in_head and not self.transport.is_closing():
-            # Data in which a head begins may consist mostly of earlier requests, so it is not counted.
+            # Where a head begins, the data may be mostly of earlier requests, so it is not counted.
             self._head_bytes += len(data)
             if self._head_bytes > self.options.header_limit:
                 self._refuse_connection(431, "The request's headers are too large.")

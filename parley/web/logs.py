@@ -120,7 +120,7 @@ class AccessLogEntry:
     client: str = ""  # its IP address
     key: str = ""  # the name of its API key, never the key itself
     model: str = ""
-    error: str = ""  # what the client was told
+    error: str = ""  # the message that the client got
     field: str = ""  # the member of the request that the error is about
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

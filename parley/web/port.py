@@ -66,7 +66,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def _open_unix_listener(path: str) -> socket.socket:
-    """Return a listening Unix socket for owner and group; one that nobody listens on is replaced. Raises OSError."""
+    """Return a listening Unix socket for owner and group; a stale one is replaced. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(path) == errno.ECONNREFUSED:
             os.unlink(path)
@@ -119,7 +119,7 @@ def uvicorn_config(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = 
 
 @runtime_checkable
 class AnnouncesShutdown(Protocol):
-    """A connection whose client can be told that the server will stop."""
+    """A connection that can tell its client of the server's end."""
 
     def announce_shutdown(self) -> None:
         """Tell the client."""

@@ -1,4 +1,4 @@
-"""How many lines of refused requests are logged: so many that one sees them all, so few that they fill no disk.
+"""Limits the log lines of refused requests: usually all are logged, but a flood of them does not fill the disk.
 
 The lines of a window that are left out are counted, and one line tells their number.
 """
@@ -37,7 +37,7 @@ class RefusalLimit:
             return True
         if source not in self._dropped and len(self._dropped) >= LINES_PER_WINDOW:  # bounded, however many clients
             source = ("others", status)
-        if not self._dropped:  # nobody else may come who ends the window
+        if not self._dropped:  # perhaps no other request comes that would end the window
             asyncio.get_running_loop().call_later(self._window_end - monotonic(), self.end_window)
         self._dropped[source] += 1
         return False

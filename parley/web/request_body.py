@@ -16,9 +16,9 @@ from starlette.types import Receive
 from parley.errors import Overloaded, TimedOut, TooLarge
 from parley.web.offload import trim_memory
 
-RATE_WINDOW = 10.0  # seconds over which the rate of a body is measured
+RATE_WINDOW = 10.0  # seconds; the window in which the rate of a body is measured
 SLOW_SECONDS = 5.0  # a body that takes longer makes room for others if memory runs out
-TRIM_SIZE = 1 << 20  # bytes of a body after which freed memory is returned to the system
+TRIM_SIZE = 1 << 20  # bytes; after larger bodies, freed memory is returned to the system
 TRIM_DELAY = 1.0  # seconds until then, because the values of the body are freed a little later
 
 OUT_OF_MEMORY = "The server holds as many bytes of unfinished requests as it may ({} MiB). Try again later."
@@ -35,7 +35,7 @@ class BodyBudget:
     def __init__(self, limit: int = 256 << 20):
         self.limit = limit
         self.held_bytes = 0
-        self._arriving: dict[HeldBody, None] = {}  # in the order in which they began
+        self._arriving: dict[HeldBody, None] = {}  # in order of their start
         self._trim_scheduled = False
 
     def hold_body(self) -> HeldBody:

@@ -185,7 +185,7 @@ class LoadGenerator:
     def encode_request(self, prompt: Any) -> bytes:
         """Return the bytes of one request. They are encoded before the measurement starts.
 
-        ``prompt``: what the API takes as a prompt, or a ``PromptRow``, which has an output length of its own.
+        ``prompt``: in the API's form, or a ``PromptRow``, which has an output length of its own.
         """
         members = self.api.build_body(
             replace(self.shape, output_tokens=self._requested_tokens(prompt)), _content(prompt)

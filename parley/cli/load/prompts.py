@@ -75,7 +75,7 @@ def tokenize(client: OpenAIClient, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def random_prompts(pool: TokenPool, config: ResolvedOptions, api: BenchApi, count: int, seed: str) -> list[Any]:
-    """Return random prompts of exactly ``prompt-len`` tokens, the first ``shared-prefix`` of which are one of
+    """Return random prompts of exactly ``prompt-len`` tokens. Their first ``shared-prefix`` tokens are one of
     ``num-prefixes`` prefixes in turn.
 
     Pictures come before the text and in addition to its length.

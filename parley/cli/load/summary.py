@@ -1,4 +1,4 @@
-"""What one load says: latencies, rates, and how much they vary within it."""
+"""The summary of one load: latencies, rates, and how much they vary within it."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def summarize_parts(
 ) -> list[dict[str, Any]]:
     """Return the measurements of ``PARTS`` parts of one load, whose spread shows the noise (the method of batch means).
 
-    A part's times are of as many requests as every other's, in the order in which they were sent; its rates are of
-    an equal part of the ``wall`` seconds. Return [] if there are too few requests.
+    Each part has the times of equally many requests, in the order of sending, and the rates of an equal share of the
+    ``wall`` seconds. Return [] if there are too few requests.
     """
     successes = sorted((sample for sample in samples if not sample.error), key=lambda sample: sample.start)
     if len(successes) < PARTS * 2 or wall <= 0:

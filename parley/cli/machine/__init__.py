@@ -1,1 +1,1 @@
-"""Commands about this machine: the models in its cache, the shell's completion, and what is installed."""
+"""Commands about this machine: models in its cache, shell completion, installed versions."""

@@ -1,4 +1,4 @@
-"""``parley show``: what a model on this machine is, read from its files without loading it."""
+"""``parley show``: describes a model on this machine from its files, without loading it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = [
 
 
 def run(config: ResolvedOptions) -> int:
-    """Print what the model is. Return 1 if it is not on this machine."""
+    """Print the description. Return 1 if the model is not on this machine."""
     from parley import hub
 
     name = config["model"] or hub.BUILT_IN

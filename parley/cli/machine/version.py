@@ -53,7 +53,7 @@ def run(config: ResolvedOptions) -> int:
 
 
 def all_versions() -> Iterator[tuple[str, str]]:
-    """Yield the names and versions of what is installed; packages that are missing are left out."""
+    """Yield the names and versions of installed packages; missing ones are left out."""
     yield "python", f"{platform.python_version()} in {sys.prefix}"
     yield (
         "system",

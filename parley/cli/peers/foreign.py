@@ -7,7 +7,7 @@ from parley.cli.peers.translate import counterpart
 
 
 def explain_foreign_flag(flag: str) -> str:
-    """Return whose flag this is and what to write instead, as sentences; "" if no other server has it."""
+    """Name the servers that have this flag and its counterpart here, as sentences; "" if no other server has it."""
     owners = [(peer, row) for peer in read_peers() if (row := peer.find_flag(flag)) and flag.startswith("-")]
     if not owners:
         return ""

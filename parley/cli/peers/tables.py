@@ -1,4 +1,4 @@
-"""Read the tables of other servers' flags, which lie beside this file. Imports nothing heavy."""
+"""Read the tables of other servers' flags, which lie next to this file. Imports nothing heavy."""
 
 from __future__ import annotations
 

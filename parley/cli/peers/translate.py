@@ -1,7 +1,7 @@
 """Translate a command line of another server into one of ``parley serve``, flag by flag.
 
-``HOW`` holds the ways in which values change, by the names that the tables use. A way returns words of our command, or
-raises ``NoCounterpart`` with the reason.
+``HOW`` holds functions that translate values, by the names that the tables use. Each returns words of parley's command,
+or raises ``NoCounterpart`` with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NoCounterpart(Exception):
 
 @dataclass(frozen=True)
 class FlagResult:
-    """What became of a flag. ``written``: as it was; ``words``: ours, empty unless ``state`` is "translated".
+    """The translation of a flag. ``written``: the original; ``words``: parley's, if ``state`` is "translated".
 
     ``state`` is "translated", "needless", "missing" or "unknown"; ``reason`` says why, or how ours differs.
     """
@@ -49,7 +49,7 @@ class FlagResult:
 class Translation:
     """A translated command line.
 
-    ``added``: our flags for what the other server does by default. ``skipped``: words before the name of its program
+    ``added``: parley's flags for defaults of the other server. ``skipped``: words before the name of its program
     that are no variables, such as those of ``docker run``.
     """
 
@@ -124,7 +124,7 @@ def translate_command(peer: PeerServer, words: Sequence[str]) -> Translation:
 
 
 def _split_command(peer: PeerServer, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what stands before the flags of a command, down to the name of its program, and its flags."""
+    """Split a command after the name of its program. Return the words before its flags, and the flags."""
     start = 0
     for number, word in enumerate(words):
         if any(re.fullmatch(program, word) for program in peer.programs):
@@ -193,7 +193,7 @@ def has_counterpart(row: PeerFlag) -> bool:
 
 
 def counterpart(row: PeerFlag) -> str:
-    """Return what to write here instead of a flag, as a clause."""
+    """Return parley's counterpart of a flag, as a clause."""
     if has_counterpart(row):
         place = f"{row.to} in the environment" if row.how == "variable" else row.to
         return f"here it is {place}" + (f" ({row.note})" if row.note else "")

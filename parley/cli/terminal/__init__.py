@@ -1,1 +1,1 @@
-"""What the commands share that talk to a person at a terminal."""
+"""Shared code of the commands that talk to a person at a terminal."""

@@ -13,7 +13,7 @@ BLOCK = '"""'  # begins and ends a message of several lines
 def read_message(prompt: str = ">>> ", more: str = "... ", read_line: Callable[[str], str] = input) -> str:
     """Return a message. Raises EOFError and KeyboardInterrupt.
 
-    Pasted text is one message, whatever its lines are, as far as the terminal marks what is pasted. A line that ends
+    Pasted text of any number of lines is one message, if the terminal marks pasted text. A line that ends
     with a backslash continues on the next one, and three quotation marks begin and end a message of several lines.
     """
     line = read_line(prompt)

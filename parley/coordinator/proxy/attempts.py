@@ -162,7 +162,7 @@ class RequestRunner:
 
     @property
     def used_tokens(self) -> UsedTokens | None:
-        """What the request has used, if this coordinator counts it; None if no instance accepted it."""
+        """The request's token usage, if this coordinator counts it; None if no instance accepted the request."""
         return self._merge.used_tokens or self.client.forwarded_use()
 
     def fail_request(self, error: ParleyError) -> None:

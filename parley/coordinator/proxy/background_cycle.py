@@ -81,7 +81,7 @@ class BackgroundCycle:
         self.status, self.headers = status, headers
 
     def write_part(self, data: bytes, *, last: bool = False) -> bool:
-        """Keep a part of the answer; what comes after its end is dropped."""
+        """Keep a part of the answer. Parts after its end are dropped."""
         if self.kept.has_ended:
             return True
         if self.status == 200:
@@ -107,7 +107,7 @@ class BackgroundCycle:
         self.end_with_error(EngineError(CUT_OFF))
 
     def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
-        """Return True: nobody disconnects."""
+        """Return True: there is no connection that could be lost."""
         return True
 
     def unwatch_disconnect(self, on_disconnect: Callable[[], None]) -> None:

@@ -43,23 +43,23 @@ NOT_RETURNED = (HOP_HEADERS - {b"content-encoding"}) | {
 
 
 class AnswerSizes(Protocol):
-    """Sees the parts of an answer of a server that does not report what was used."""
+    """Estimates token usage from the parts of an answer, for servers that do not report it."""
 
     def add_bytes(self, data: bytes) -> None:
         """Take note of a part of the answer."""
 
     def used_tokens(self) -> UsedTokens | None:
-        """Return what was used; None without an answer."""
+        """Return the token usage; None without an answer."""
 
 
 class DownstreamClient(Exchange):
     """The request of one client.
 
     ``records_inlined``: its body for instances contains the records that it refers to. ``watcher`` sees the answer.
-    ``vouched_headers``: what tells an instance of parley that its key is checked here. ``account``: pays for its
-    tokens; None: nobody counts them, or it is settled. ``reserved_prompt_tokens``: those of its prompts, if an instance
-    was asked. ``used_tokens``: what a forwarded request has used, if its answer says it; ``meter`` sees the parts of an
-    answer that cannot.
+    ``vouched_headers``: headers that tell a parley instance that the key was checked here. ``account``: is charged for
+    its tokens; None if they are not counted, or are settled. ``reserved_prompt_tokens``: tokens of its prompts, if an
+    instance was asked. ``used_tokens``: the usage that the answer to a forwarded request reports; ``meter`` estimates
+    it from the parts of an answer without such a report.
     """
 
     records_inlined = False
@@ -130,7 +130,7 @@ class DownstreamClient(Exchange):
         return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *cors_headers]
 
     def forwarded_use(self) -> UsedTokens | None:
-        """Return what the request has used, as far as the answer says it; None if it was refused or says nothing."""
+        """Return the request's token usage as far as the answer reports it; None if it was refused or reports none."""
         if self.used_tokens is None and self.meter is not None and self.status < 400:
             return self.meter.used_tokens()
         return self.used_tokens
@@ -141,7 +141,7 @@ class DownstreamClient(Exchange):
         self.response_sent = True
 
     def note_refusal(self, status: int, body: bytes) -> None:
-        """Note what an instance refused the request with, for the log. ``body``: of its answer, or the beginning."""
+        """Note an instance's refusal for the log. ``body``: the body of its answer, or the beginning of it."""
         if status >= 400 and not self.log_entry.error:
             self.log_entry.error = body[:MAX_LOGGED_ERROR].decode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""The API keys of a coordinator's clients: who may do what, what each request counts for, and what it has used.
+"""The API keys of a coordinator's clients: their permissions, limits and usage.
 
 Keys, limits and accounts are those of a single server (``serving.keys``). The coordinator counts for all instances, and
 tells them so together with the name of the client (``disagg.wire.vouched_client``).
@@ -68,8 +68,8 @@ class ClientKeys:
         client.account = self.ledger.admit_request(client)
 
     def settle_request(self, client: DownstreamClient, used_tokens: UsedTokens | None, *, left: bool) -> None:
-        """Settle what a request has used; None: nothing. ``left``: the client left, so that it may have used its prompt
-        without anybody having said so."""
+        """Charge a request's key for its usage; None: nothing was used. ``left``: the client left before any instance
+        reported usage, so the prompt may have been computed."""
         account, client.account = client.account, None
         if account is None:
             return
@@ -87,5 +87,5 @@ class ClientKeys:
             self._audit_log.record_call(client)
 
     async def usage_page(self, client: DownstreamClient) -> bytes:
-        """Return what the keys have used, as JSON. Raises Invalid, NotFound, NotReady."""
+        """Return the usage of all keys as JSON. Raises Invalid, NotFound, NotReady."""
         return await render_usage(self._usage_store, client.scope.get("query_string", b"").decode("latin-1"))

@@ -192,8 +192,8 @@ async def _ask_all(
 def forwarded_headers(
     connections: InstanceConnections, client: DownstreamClient, instance: ClusterInstance
 ) -> list[tuple[bytes, bytes]]:
-    """Return the headers with which a client's request goes to an instance. Only parley's know this coordinator, and
-    believe what it says of the client."""
+    """Return the headers that an instance gets with a client's request. Only parley instances know this coordinator
+    and trust its statements about the client."""
     headers = client.forwarded_headers()
     if not instance.native:
         return headers

@@ -98,7 +98,7 @@ class InferenceFront:
             runner.fail_request(Stopping(SHUTDOWN_TEXT, retry_after=5))
 
     async def close(self) -> None:
-        """Release what outlives requests."""
+        """Close the stores that outlive requests."""
         await self._record_keeper.close()
         if self._client_keys is not None:
             await self._client_keys.close()
@@ -466,7 +466,7 @@ class InferenceFront:
         try:
             await self._record_keeper.answer_accepted(client, inlined, cycle)
         except BaseException:
-            if not cycle.response_started:  # nobody knows its name
+            if not cycle.response_started:  # the client has not seen its name
                 runs.stop(tenant, name)
             raise
 

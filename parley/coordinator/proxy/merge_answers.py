@@ -36,7 +36,7 @@ def unite_lists(pages: Iterable[bytes]) -> bytes:
 
 
 def merge_activity(pages: Iterable[bytes]) -> bytes:
-    """Return what the status pages of all instances show as one: their models, each with the number of the instance if
+    """Merge the data of all instances' status pages: their models, each with the number of the instance if
     there are several, and the requests under way.
 
     Raises msgspec.MsgspecError or UnicodeDecodeError for pages that are not JSON.
@@ -55,7 +55,7 @@ def merge_activity(pages: Iterable[bytes]) -> bytes:
 
 
 def _entry_id(entry: Any) -> str:
-    """Return what identifies an entry of a list of models: its id, or its name in APIs without ids."""
+    """Return the id of an entry in a list of models, or its name in APIs without ids."""
     return str(entry.get("id", entry.get("name")) if isinstance(entry, dict) else entry)
 
 

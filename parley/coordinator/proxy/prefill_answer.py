@@ -46,8 +46,8 @@ class PrefillAnswer(msgspec.Struct, gc=False):
     """The answer of the prefill instance (P).
 
     ``status`` and ``headers`` start the client's answer. ``native``: P is a parley server; ``record`` then holds the
-    engine outputs that produced ``output`` (MessagePack in base64). ``used_tokens``: what the request has used so far,
-    if this coordinator counts it.
+    engine outputs that produced ``output`` (MessagePack in base64). ``used_tokens``: the request's token usage so
+    far, if this coordinator counts it.
     """
 
     stream: bool

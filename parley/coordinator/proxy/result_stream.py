@@ -29,7 +29,7 @@ RESUME_WINDOW = 15.0  # seconds until a broken connection can no longer be resum
 EPOCH_WAIT = 0.1  # seconds without an epoch frame until the instance counts as a server other than parley
 FLUSH_DELAY = 0.005  # seconds until a payload that may be cut at a NUL byte counts as complete
 RECONNECT_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to connect
-LASTING_FAILURES = 5  # failed attempts in a row after which the reason is reported
+LASTING_FAILURES = 5  # this many failed attempts in a row are reported, with the reason
 MAX_ORPHANS = 4096  # ids of orphaned requests that are remembered
 
 

@@ -81,7 +81,7 @@ class StreamMerge:
         self.sent, self.exact = False, True
         self._client, self._out = client, BackpressureBuffer(client)
         self._records: list[bytes] = []  # engine outputs of the part that the client has, in base64
-        self._used_tokens: UsedTokens | None = None  # what the request has used, as an instance last said
+        self._used_tokens: UsedTokens | None = None  # the last usage that an instance reported
         self._used_is_final = False
 
     def begin_attempt(self, on_token: Callable[[], None]) -> None:
@@ -103,8 +103,8 @@ class StreamMerge:
 
     @property
     def used_tokens(self) -> UsedTokens | None:
-        """What the request has used, if this coordinator counts it; None if it was not accepted. Of an answer that was
-        cut off, the tokens that arrived."""
+        """The request's token usage, if this coordinator counts it; None if it was not accepted. An answer that was
+        cut off counts the tokens that arrived."""
         used_tokens = self._used_tokens
         if used_tokens is None or self._used_is_final:
             return used_tokens
@@ -259,7 +259,7 @@ class StreamMerge:
             self.done.set_result(None)
 
     def _meter_part(self, data: bytes) -> None:
-        """Let the client's meter see a part of an answer that does not report what was used."""
+        """Pass a part of an answer that does not report its usage to the client's meter."""
         if self._client.meter is not None and not self.exact:
             self._client.meter.add_bytes(data)
 

@@ -1,8 +1,8 @@
 """The tokens of a request, before and after it runs, for the limits and the usage of its client's key.
 
 Only instances tokenize prompts, so one of them is asked how many tokens a request reserves; it runs nothing for that.
-In the end the instance that answers says how many were used. Servers of another make can do neither: there, what the
-answer says of its usage counts, or else an estimate.
+At the end the answering instance reports how many were used. Other servers can do neither: for them, the usage in the
+answer counts, or else an estimate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _AnswerUsage(msgspec.Struct):
 
 
 class AnswerMeter:
-    """Finds out what an answer of a server of another make has used. ``prompt_tokens``: estimated."""
+    """Measures the token usage of an answer from a server other than parley. ``prompt_tokens``: an estimate."""
 
     def __init__(self, model: str, prompt_tokens: int, characters_per_token: float):
         self._model, self._prompt_tokens, self._rate = model, prompt_tokens, characters_per_token
@@ -54,7 +54,7 @@ class AnswerMeter:
         self._events += data.count(b"data:") - data.count(b"data: [DONE]")
 
     def used_tokens(self) -> UsedTokens | None:
-        """Return what was used; None without an answer. A stream that does not say it has a token in each event."""
+        """Return the token usage; None without an answer. Without a report, each event of a stream counts as one."""
         if not self._size:
             return None
         for member in reversed(USAGE_MEMBER.findall(self._end)):

@@ -103,7 +103,7 @@ class InstanceTable:
     def set_attached(self, instance: ClusterInstance, attached: bool, reason: str = "") -> None:
         """Set whether an instance's results can be received. ``reason`` why not: given once the failure lasts.
 
-        An instance that is loading or stopping sends no results; of any other, watchers are told each reason once.
+        An instance that is loading or stopping sends no results. Of any other, watchers get each reason once.
         """
         was_attached, instance.attached = instance.attached, attached
         if attached and not was_attached:

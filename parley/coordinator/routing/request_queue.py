@@ -64,7 +64,7 @@ class RequestQueue(Generic[P]):
         self._accepted_tenants.add(tenant)
 
     def line_of(self, tenant: str) -> str:
-        """Return the tenant in whose line, and at whose cost, requests of ``tenant`` are served."""
+        """Return the tenant that requests of ``tenant`` queue as, and are charged to."""
         return tenant if tenant in self._accepted_tenants else ""
 
     @property

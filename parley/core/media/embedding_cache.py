@@ -1,7 +1,7 @@
 """LRU cache of the embeddings of media items, by the digests of the items.
 
 Sequences hold the embeddings that they may still need. Held embeddings are never dropped, so they may exceed the
-capacity; ``EncodeQueue`` decides what else is encoded then.
+capacity; ``EncodeQueue`` decides whether more is encoded then.
 
 Knows nothing of sequences; everything belongs to the engine loop's thread.
 """

@@ -2,7 +2,7 @@
 
 A sequence runs only while it holds the embeddings of all items that it will compute. Items whose tokens all lie in
 cached pages need none. The scheduler asks whenever a sequence is about to get a chunk (``claim_embeddings``), because
-pages may have gone since the last time. A sequence that lacks an item waits here, and the sequences behind it go on; it
+pages may have gone since the last time. A sequence that lacks an item waits here, and those behind it continue; it
 returns to its position in the scheduler's queue when it has all items. It keeps what it holds until it has computed
 past an item (``release_computed``), also while it waits for a slot or after a preemption.
 
@@ -59,7 +59,7 @@ class EncodeQueue:
         self._fail_sequence = fail_sequence
         self._missing: dict[Sequence, dict[bytes, MediaItem]] = {}  # items that waiting sequences lack, by digest
         self._holders: set[Sequence] = set()  # sequences that hold embeddings
-        self._current: tuple[Sequence, MediaItem] | None = None  # being encoded, and for which sequence
+        self._current: tuple[Sequence, MediaItem] | None = None  # being encoded, and the sequence that waits for it
 
     def __contains__(self, sequence: Sequence) -> bool:
         """Whether the sequence waits here."""

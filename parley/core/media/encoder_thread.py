@@ -2,7 +2,7 @@
 
 An encoder and a model step would compete for the same cores, and a large picture takes seconds. So the encoder pauses
 between the blocks of its network: it computes while the loop lends it the processor, and the loop runs no step then.
-The loop lends what a step leaves of its time, and all time in which it waits for messages.
+The loop lends the rest of a step's time, and all time while it waits for messages.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ MAX_PLACEHOLDER_ID = 2**32 - 1  # may be outside of the vocabulary: the token it
 
 
 def placement_fault(media: Sequence[MediaItem], prompt_length: int) -> str | None:
-    """Return what is wrong with the places of items in a prompt of so many tokens, or None."""
+    """Return the fault in the places of items in a prompt of this length in tokens, or None."""
     end = 0
     for item in media:
         if not end <= item.start < item.end <= prompt_length:

@@ -91,8 +91,8 @@ def count_pages(tokens: int) -> int:
 class BlockPool:
     """A pool of ``page_count`` pages, numbered from 0. ``free_count`` of them have no holder.
 
-    ``event_log`` records the removal of pages from the prefix cache. Whoever caches a page records that, because the
-    pool does not know its tokens.
+    ``event_log`` records the removal of pages from the prefix cache. The code that caches a page records that, because
+    the pool does not know its tokens.
     """
 
     def __init__(self, page_count: int, event_log: CacheEventLog | None = None):

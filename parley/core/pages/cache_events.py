@@ -1,7 +1,7 @@
-"""What happens to the prefix cache, for those outside who follow it: pages that are stored and removed.
+"""Events of the prefix cache for outside observers: pages that are stored and removed.
 
-The pool and its users record here, where somebody follows; the loop takes the events after each step. Everything that
-costs time, such as encoding, is left to the taker.
+The pool and its users record here if there is an observer; the loop takes the events after each step. Slow work, such
+as encoding, is left to the observer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Anthropic's Messages API: its table of routes.
 
-``STRICT`` refuses what the original refuses; ``DIALECT`` drops refusals that only get in a client's way. Both refuse by
-name what would change the answer and is not available: hosted tools, PDF files, batches.
+``STRICT`` has all refusals of the original; ``DIALECT`` drops refusals that only get in a client's way. Both refuse by
+name features that would change the answer and are not available: hosted tools, PDF files, batches.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ IMAGE_MEMBERS = {"type", "source", "cache_control", "transformations"}
 DOCUMENT_MEMBERS = {"type", "source", "cache_control", "citations", "context", "title"}
 RESULT_MEMBERS = {"type", "source", "title", "content", "cache_control", "citations"}
 REFERENCE_MEMBERS = {"type", "tool_name", "cache_control"}
-# What hosted tools left in a conversation that began at the original.
+# Blocks of hosted tools, from a conversation that began at the original.
 HOSTED_BLOCKS = frozenset({
     "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
     "bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result",
@@ -213,7 +213,7 @@ def _read_base64_image(source: Fields) -> EncodedMedia:
 
 
 def _read_image_url(url: str, path: str) -> EncodedMedia | MediaAddress:
-    """Return what a URL points to. Raises BadMedia for a path on the server's disk."""
+    """Return the source that a URL names. Raises BadMedia for a path on the server's disk."""
     source = media.read_media_url(url, "image", path, files=False)
     assert isinstance(source, EncodedMedia | MediaAddress)
     return source

@@ -178,7 +178,7 @@ class MessagesReply(Reply):
         return sse_event("message_delta", event) + sse_event("message_stop", {"type": "message_stop"})
 
     def fail_stream(self, error: ParleyError) -> bytes:
-        """Return the error event, after which the stream ends."""
+        """Return the error event. The stream ends after it."""
         return sse_event("error", shared.error_object(error, self._context.unique_id))
 
     def _message_start(self, prompt_tokens: int) -> bytes:
@@ -236,5 +236,5 @@ class MessagesReply(Reply):
         return ("tool_use" if called else "end_turn"), None
 
     def _context_member(self) -> dict[str, Any]:
-        """Return the edits of the context, of which there are never any, if the request asked for some."""
+        """Return the edits of the context, always none, if the request asked for some."""
         return {"context_management": {"applied_edits": []}} if self._manages_context else {}

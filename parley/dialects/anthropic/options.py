@@ -116,7 +116,7 @@ def read_sampling(body: Fields, rules: AnthropicRules) -> Sampling:
 def read_stop_conditions(body: Fields, rules: AnthropicRules, max_tokens: int) -> StopConditions:
     """Read when the answer stops. It may be shorter than ``max_tokens`` if the context has no room. Raises BadRequest.
 
-    Clients send the same ``max_tokens`` to every model, whatever its context.
+    Clients send the same ``max_tokens`` to every model, even above its context length.
     """
     sequences = body.strings("stop_sequences", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS)
     if rules.strict and not all(map(str.strip, sequences)):
@@ -130,7 +130,7 @@ def read_stop_conditions(body: Fields, rules: AnthropicRules, max_tokens: int) -
     )
 
 
-# -- members that ask for what only the original has
+# -- members for features that only the original has
 
 
 def _refuse_content(body: Fields, name: str) -> None:
@@ -189,7 +189,7 @@ def _check_context_management(management: Fields, rules: AnthropicRules, context
 
 
 def _trigger_of(edit: Fields, kind: str) -> int:
-    """Return the number of tokens at which an edit takes place; 0 for triggers of other kinds."""
+    """Return the number of tokens that triggers an edit; 0 for triggers of other kinds."""
     trigger = edit.object("trigger")
     if trigger is None:
         return EDIT_TRIGGERS[kind]

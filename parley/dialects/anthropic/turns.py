@@ -25,7 +25,7 @@ ROLES = ("user", "assistant", "system")
 JOINT = "\n"  # between two texts of one turn
 # Claude Code writes its version and a hash of each request here, before 40 KB that are always the same.
 BILLING_HEADER = "x-anthropic-billing-header:"
-ERROR_PREFIX = "Error: "  # before the result of a call that failed, for which templates have no mark
+ERROR_PREFIX = "Error: "  # before the result of a failed call, because templates have no mark for that
 MESSAGE_MEMBERS = {"role", "content", "clear_at", "output_config"}
 THINKING_MEMBERS = {"type", "thinking", "signature"}
 USE_MEMBERS = {"type", "id", "name", "input", "cache_control", "caller", "toolset_name"}
@@ -52,7 +52,7 @@ class ToolChanges:
 
 @dataclass
 class AssistantTurn:
-    """What an assistant's turn consists of so far."""
+    """The parts of an assistant's turn so far."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)

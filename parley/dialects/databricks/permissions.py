@@ -1,7 +1,7 @@
 """Permissions of an endpoint: who may see and query it. Without any, every client may.
 
 Users and service principals are names of API keys, groups are groups of keys. Changes need an admin key, as everything
-that changes the server, so that ``CAN_MANAGE`` allows other keys what ``CAN_QUERY`` does.
+that changes the server, so ``CAN_MANAGE`` allows other keys no more than ``CAN_QUERY``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NO_KEYS = (
 
 
 def list_permissions(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
-    """Return who may do what. Raises UnknownModel, Forbidden."""
+    """Return the permissions of each user and group. Raises UnknownModel, Forbidden."""
     endpoint = find_by_id(context, facts, created)
     endpoint.check_client(context.client, "view")
     return json_answer(_access_list(endpoint))

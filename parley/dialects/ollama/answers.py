@@ -1,4 +1,4 @@
-"""What the answers of chat and generate have in common: one JSON object per line, or the same joined in one.
+"""Answers of chat and generate: one JSON object per line, or all of them joined in one.
 
 A tool call is one line with all of its arguments, so its pieces wait until the call is complete. The last line has the
 times and counts; they are known when the stream ends.

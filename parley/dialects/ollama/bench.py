@@ -16,7 +16,7 @@ def conversation(shape: LoadShape, content: Any) -> dict[str, Any]:
 
 
 def split_lines(pieces: Sequence[TimedBytes]) -> Iterator[TimedBytes]:
-    """Yield each line of a stream with the time at which it was complete."""
+    """Yield each line of a stream, with the time when it was complete."""
     rest = b""
     for when, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")

@@ -110,7 +110,7 @@ class GenerateReply(OllamaReply):
 
 
 def _refuse_members(body: Fields, name: str, context: RequestContext) -> None:
-    """Refuse what the API has and this server does not. Raises Unsupported, Incapable."""
+    """Refuse members that this server does not support. Raises Unsupported, Incapable."""
     if body.string("template", ""):
         raise Unsupported(
             "'template' is not available on this server: prompts follow the model's own chat template.",
@@ -132,7 +132,7 @@ def _read_prompt(body: Fields, images: Sequence[PlacedMedia], think: ThinkMember
 
 
 def _read_gap(body: Fields) -> Text:
-    """Return the prompt and its suffix, between which the model writes."""
+    """Return the prompt and its suffix; the model writes the text between them."""
     for member in ("system", "context", "images"):
         if body.raw_value(member):
             raise body.member_error(member, "cannot be used together with 'suffix'.")

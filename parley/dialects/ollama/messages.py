@@ -68,7 +68,7 @@ def read_images(item: Fields, context: RequestContext) -> list[PlacedMedia]:
 
 
 def _read_image(text: str, field: str) -> EncodedMedia:
-    """Return a picture in base64, also behind what a data: URL has before it, which some clients send."""
+    """Return a picture in base64, without the start of a data: URL, which some clients send."""
     if text[:5].lower() == "data:":
         return media.read_data_url(text, "image", field)
     return EncodedMedia(text)

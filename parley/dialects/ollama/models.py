@@ -41,7 +41,7 @@ HIDDEN_PARAMETERS = ("max_new_tokens",)
 
 
 def answer_root(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
-    """Return the text by which clients recognize the server."""
+    """Return the text that clients recognize the server by."""
     return Answer(200, ROOT_TEXT, b"text/plain; charset=utf-8")
 
 
@@ -201,7 +201,7 @@ def _quantization_level(card: ModelCard) -> str:
 
 
 def _capabilities(card: ModelCard) -> dict[str, list[str]]:
-    """Return what the model can do, in the words by which clients choose models."""
+    """Return the model's abilities, in the words that clients choose models by."""
     names = []
     if card.purpose != "vectors":
         names = ["completion", *(name for ability, name in ABILITY_NAMES.items() if ability in card.abilities)]
@@ -223,7 +223,7 @@ def _parameter_lines(defaults: Mapping[str, float]) -> str:
 
 
 def _template_stand_in(card: ModelCard) -> str:
-    """Return what clients look for in a template: the variables that say what the model can do."""
+    """Return a text with the variables that clients look for in a template, as signs of the model's abilities."""
     parts = []
     if "insert" in card.abilities:
         parts.append("{{ if .Suffix }}{{ .Prompt }}{{ .Suffix }}{{ else }}")

@@ -142,7 +142,7 @@ def read_think(body: Fields, name: str, context: RequestContext) -> ThinkMember:
 
 
 def check_keep_alive(body: Fields, rules: OllamaRules) -> bool:
-    """Check how long the model is to be kept. Return False if it is to be unloaded now. Raises BadRequest.
+    """Check how long the model should be kept. Return False to unload it now. Raises BadRequest.
 
     It stays loaded in any case, because it is not this client's alone.
     """

@@ -172,7 +172,7 @@ def failed_line(error: ParleyError) -> bytes:
 
 
 def incapable_model(name: str, ability: str) -> Incapable:
-    """Return the error for a model that cannot do what a request asks for."""
+    """Return the error for a model that lacks an ability that a request needs."""
     return Incapable(f'"{name}" does not support {ability}', field="model")
 
 

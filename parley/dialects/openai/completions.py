@@ -345,7 +345,7 @@ class CompletionReply(Reply):
 
 
 def _with_suffix(prompt_list: list[Prompt], body: Fields, context: RequestContext) -> list[Prompt]:
-    """Return the prompts with the text that follows what is to be written. Raises BadRequest."""
+    """Return the prompts with the text that follows the missing middle. Raises BadRequest."""
     suffix = body.string("suffix", "")
     if not suffix:
         return prompt_list

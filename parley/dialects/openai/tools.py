@@ -53,7 +53,7 @@ class DeclaredTool(msgspec.Struct, frozen=True):
 
     @property
     def schema_field(self) -> str:
-        """The body's member that says what calls must look like."""
+        """The body's member that prescribes the form of calls."""
         if self.kind == "custom":
             return self.fields.member_path("format") + ".grammar.definition"
         return self.fields.member_path("parameters")

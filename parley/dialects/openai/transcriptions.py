@@ -298,7 +298,7 @@ class TranscriptionReply(Reply):
 
 
 def _read_spoken_context(form: Fields) -> str:
-    """Return the client's hints at what is said: an earlier text or spellings, and words that may occur."""
+    """Return the client's hints about the speech: an earlier text or spellings, and words that may occur."""
     keywords = form.strings("keywords", cap=MAX_LISTED, total=MAX_CONTEXT_CHARACTERS)
     hints = (
         form.string("prompt", "", cap=MAX_CONTEXT_CHARACTERS),
@@ -345,7 +345,7 @@ def _read_granularities(form: Fields, response_format: str) -> None:
 
 
 def _refuse_unavailable(form: Fields) -> None:
-    """Check the members that ask for what no model here can do. Raises BadRequest."""
+    """Refuse members for abilities that no model here has. Raises BadRequest."""
     if form.strings("known_speaker_names", cap=MAX_SPEAKERS, total=MAX_CONTEXT_CHARACTERS):
         raise shared.unsupported_member(form, "known_speaker_names", "Telling speakers apart is")
     if form.array("known_speaker_references", cap=MAX_SPEAKERS):

@@ -23,7 +23,7 @@ PLAIN_TEXT = b"text/plain; charset=utf-8"
 class Transcript:
     """The text of a clip. ``language``: the name or code to show; "" if it is unknown. ``tokens``: those of the text.
 
-    ``seconds``: the length of the clip. ``hears_nobody``: the model says that nobody speaks.
+    ``seconds``: the length of the clip. ``hears_nobody``: the model reports that no speech is heard.
     """
 
     task: SpeechTask

@@ -1,7 +1,7 @@
 """The API of Hugging Face's Text Embeddings Inference (TEI): its table of routes.
 
 ``STRICT`` keeps the original's limits; ``DIALECT`` lifts those that only get in a client's way. At a root of several
-APIs, the paths that TEI shares with TGI are TEI's if the main model is an encoder, with which TGI can do nothing;
+APIs, the paths that TEI shares with TGI are TEI's if the main model is an encoder, which is useless to TGI;
 ``/rerank`` is TEI's if a body has its member ``texts``. ``/v1`` belongs to OpenAI there.
 """
 
@@ -22,7 +22,7 @@ BodyReader = Callable[[TeiRules, bytes, RequestContext], Reply | Answer]
 
 
 def read_main_task(rules: TeiRules, body: bytes, context: RequestContext) -> Reply | Answer:
-    """Read a request for what the model is made for: vectors, ranks, or classes. Raises BadRequest."""
+    """Read a request for the model's own task: vectors, ranks, or classes. Raises BadRequest."""
     fields = decode_fields(body, TGI_WORDING)
     if not context.labels:
         return embed.read_features(rules, fields, context)

@@ -36,7 +36,7 @@ def read_similarity(rules: TeiRules, body: bytes, context: RequestContext) -> Si
 
 
 def read_features(rules: TeiRules, body: Fields, context: RequestContext) -> EmbedReply | SimilarityReply:
-    """Read what clients of Hugging Face send to ``/``: texts, or sentences to compare unless strict. Raises
+    """Read a body that clients of Hugging Face send to ``/``: texts, or sentences to compare unless strict. Raises
     BadRequest."""
     if not rules.strict:
         is_comparison = isinstance(body.raw_value("inputs"), dict)

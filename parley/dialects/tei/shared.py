@@ -64,7 +64,7 @@ class BatchTooLarge(Invalid):
 
 
 class UnfitModel(Invalid):
-    """The model cannot do what was requested."""
+    """The model lacks the requested ability."""
 
 
 def check_batch(rules: TeiRules, size: int, name: str) -> None:

@@ -1,9 +1,9 @@
 """The server's counts under the metric names of Text Generation Inference. Knows no other names.
 
 A batch of TGI's router corresponds to a step of the engine here; steps with prefill are counted as ``prefill``. Prompts
-join the running sequences and finished ones leave within a step, and tokens are chosen in it; so what TGI reports of
-filtering and joining batches, and of decoding apart from the step, takes no time here: dashboards get the number of
-steps, and 0 seconds.
+join the running sequences and finished ones leave within a step, and tokens are chosen in it; so the times that TGI
+reports for filtering and joining batches, and for decoding apart from the step, are zero here: dashboards get the
+number of steps, and 0 seconds.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _read_cohere_texts(body: Fields) -> list[str]:
 
 
 def _read_embedding_types(body: Fields) -> list[str]:
-    """Return the encodings in which each vector is requested, without duplicates."""
+    """Return the requested encodings of each vector, without duplicates."""
     forms = body.strings("embedding_types", cap=len(EMBEDDING_TYPES), total=MAX_PROMPT_SIZE)
     for index, form in enumerate(forms):
         item_path = f"embedding_types[{index}]"

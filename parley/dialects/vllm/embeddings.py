@@ -59,7 +59,7 @@ class VllmEmbeddingReply(embeddings.EmbeddingReply):
 
 
 def _read_task(body: Fields, context: RequestContext) -> PoolingTask:
-    """Return what is requested; the first task of the model by default. Raises Unsupported."""
+    """Return the requested task; the first task of the model by default. Raises Unsupported."""
     supported = [task for task in OFFERED_TASKS if task in context.pooling_tasks] or ["embed"]
     name = body.string("task", supported[0], allowed=POOLING_TASKS)
     for task in supported:
@@ -77,7 +77,7 @@ class PoolingReply(VllmEmbeddingReply):
         task = _read_task(body, context)
         if body.has_value("data"):
             raise unsupported_member(body, "data", "Input for plugins is")
-        if task == "token_embed":  # the original's vectors of tokens have length 1, whatever the model's settings say
+        if task == "token_embed":  # the original's vectors of tokens have length 1, even if the model's settings differ
             body = body.with_defaults({"normalize": True})
         super().__init__(body, context, task)
 

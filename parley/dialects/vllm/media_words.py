@@ -1,7 +1,7 @@
 """vLLM's sentences about pictures, video and sound that cannot be used, and their statuses.
 
 In the original, a URL that cannot be fetched through the client's fault is a 422. Here that holds for every such URL:
-the fault of somebody else's server is no error of this one.
+the fault of another server is no error of this one.
 """
 
 from __future__ import annotations

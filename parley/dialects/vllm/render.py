@@ -68,7 +68,7 @@ class CompletionRendering(VllmCompletionReply, PromptRenderer):
 
 
 def _check_renderable(request: Request, body: Fields) -> None:
-    """Refuse what the rendered request could not express. Raises BadRequest."""
+    """Refuse options that the rendered request could not express. Raises BadRequest."""
     if request.beam is not None:
         raise Invalid(BEAM_SEARCH_SENTENCE)
     if request.grammar is not None and request.grammar.kind == "tags":

@@ -97,7 +97,7 @@ def read_stop_conditions(params: Fields, context: RequestContext) -> StopConditi
 
 
 def read_output_options(params: Fields, context: RequestContext, stream: bool) -> OutputOptions:
-    """Read what is reported about tokens; tokens are reported at once and are not parsed. Raises BadRequest."""
+    """Read the options of reports about tokens; tokens are sent at once and not parsed. Raises BadRequest."""
     logprobs = shared.read_alternatives(params, "logprobs", requests.VLLM_RULES, context.api_options)
     prompt_logprobs = shared.read_alternatives(params, "prompt_logprobs", requests.VLLM_RULES, context.api_options)
     if stream and prompt_logprobs is not None:
@@ -162,7 +162,7 @@ def write_sampling_params(request: Request, max_tokens: int) -> dict[str, Any]:
 
 
 def _drawing_members(sampling: Sampling) -> dict[str, Any]:
-    """Return how a token is drawn. With greedy sampling what limits the choice of tokens has no effect.
+    """Return the options that draw a token. With greedy sampling, limits of the choice of tokens have no effect.
 
     ``typical_p`` and ``no_repeat_ngram_size`` are not the original's; the route that continues the prompt has them.
     """

@@ -174,7 +174,7 @@ def _relevance_score(result: dict[str, Any]) -> float:
 
 
 def _read_token_limit(body: Fields, name: str, context: RequestContext) -> int | None:
-    """Return the number of tokens to which each text of a side is cut; None for 0, which asks for nothing."""
+    """Return the number of tokens that each text of a side is cut to; None for 0, which means no limit."""
     limit = body.integer(name, 0, 0, MAX_TOKENS)
     if context.context_length and limit >= context.context_length:
         raise Invalid(f"{name} ({limit}) must be less than max_model_len ({context.context_length}).")

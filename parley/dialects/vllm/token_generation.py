@@ -258,7 +258,7 @@ def _read_token_ids(body: Fields) -> list[int]:
 
 
 def _refuse_unsupported(body: Fields) -> None:
-    """Refuse what asks for media or for a transfer of KV blocks. Raises BadRequest."""
+    """Refuse members about media or a transfer of KV blocks. Raises BadRequest."""
     for name in ("features", *sampling_params.TRANSFER_MEMBERS):
         if body.free_object(name):
             raise unsupported_member(body, name, UNSUPPORTED_MEMBERS[name])

@@ -36,7 +36,7 @@ FINAL_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # seal
 
 
 class SharedMemoryOffer(msgspec.Struct, array_like=True, frozen=True):
-    """How to get the file of an arena, and what it holds. ``sender`` and ``token``: see ``file_passing``."""
+    """How to get the file of an arena, and its contents. ``sender`` and ``token``: see ``file_passing``."""
 
     sender: bytes
     token: bytes

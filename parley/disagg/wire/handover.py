@@ -104,7 +104,7 @@ def encode_record(batches: Sequence[OutputBatch]) -> bytes:
 
 
 def ping_record() -> OutputBatch:
-    """Return what records a ping: an API may number its pings, and the next instance goes on from there."""
+    """Return the record of a ping: an API may number its pings, and the next instance continues the count."""
     return [(PING_NUMBER, EngineOutput("", 0))]
 
 
@@ -174,8 +174,8 @@ def restore_prompt(
 
 
 def items_beyond_pages(engine_requests: Iterable[EngineRequest], page_size: int) -> set[bytes]:
-    """Return the digests of items of which the next instance computes tokens, even if it gets all pages: those of the
-    incomplete last page, and all if it computes the prompt's log-probabilities. ``page_size``: tokens in a page."""
+    """Return the digests of items that the next instance needs even if it gets all pages: items with tokens in the
+    incomplete last page, and all items if it computes the prompt's log-probabilities. ``page_size``: in tokens."""
     digests: set[bytes] = set()
     for request in engine_requests:
         paged = 0 if request.prompt_logprobs >= 0 else (len(request.token_ids) - 1) // page_size * page_size
@@ -189,7 +189,7 @@ def engine_was_lost(state: str, outputs: Sequence[EngineOutput]) -> bool:
 
 
 def media_pages_were_lost(outputs: Sequence[EngineOutput]) -> bool:
-    """Whether these outputs failed because only an instance that processes the request's media can go on."""
+    """Whether these outputs failed because only an instance that processes the request's media can continue."""
     return any(output.error == FEATURES_ELSEWHERE for output in outputs)
 
 

@@ -37,7 +37,7 @@ NATIVE_PREFIX = b"parley-"
 LOST_HEADER = NATIVE_PREFIX + b"lost"
 # In an answer to a coordinator: the context is too short here, but may suffice elsewhere.
 SHORT_HEADER = NATIVE_PREFIX + b"short"
-# In an answer to a coordinator: the request is at fault, whatever status its API has for that.
+# In an answer to a coordinator: the request is at fault. APIs have different statuses for that.
 REFUSED_HEADER = NATIVE_PREFIX + b"refused"
 # In a client's request that a coordinator forwards: who reaches the coordinator's port, "private" or "public".
 FORWARDED_HEADER = NATIVE_PREFIX + b"forwarded"

@@ -34,7 +34,7 @@ VALUE_START = re.compile(rb'\s*:\s*(?:\[\s*)?"(?=[A-Za-z0-9+/=_\\-]{%d})' % MEDI
 
 
 def _compute_mark_positions() -> tuple[int, ...]:
-    """Return the byte positions at which hashes are taken: every 128 at first, then each an eighth further."""
+    """Return the byte positions where hashes are taken: every 128 at first, then each an eighth further."""
     marks = [FIRST_MARK]
     while marks[-1] < MAX_BODY_SIZE:
         marks.append(max(marks[-1] + MARK_STEP, int(marks[-1] * MARK_GROWTH)))

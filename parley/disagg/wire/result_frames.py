@@ -147,7 +147,7 @@ class FrameReader:
         return self._held_frame is not None
 
     def feed_bytes(self, data: bytes) -> list[ResultFrame]:
-        """Return the frames that these bytes complete. Raises BadFrame, after which the stream is unusable."""
+        """Return the frames that these bytes complete. Raises BadFrame; the stream is then unusable."""
         if not data:
             return []
         if b"\0" not in data:

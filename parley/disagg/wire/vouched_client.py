@@ -1,7 +1,7 @@
-"""What coordinator and instance say to each other about a client whose API key the coordinator has checked.
+"""Messages between coordinator and instance about a client whose API key the coordinator has checked.
 
-The coordinator enforces the limits of the key and keeps its usage, so it names the client to the instances, asks them
-how many tokens a request may use, and is told how many it has used. Pure: values in, bytes out.
+The coordinator enforces the limits of the key and keeps its usage. So it names the client to the instances, asks them
+how many tokens a request may use, and gets the number that it used. Pure: values in, bytes out.
 """
 
 from __future__ import annotations

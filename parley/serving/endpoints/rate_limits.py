@@ -29,7 +29,7 @@ WindowKey = tuple[str, EndpointLimit, str]  # the endpoint, the limit, and the c
 
 
 class EndpointUsage:
-    """Counts the use of endpoints with limits, and refuses what exceeds them."""
+    """Counts the use of endpoints with limits, and refuses requests that exceed them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock

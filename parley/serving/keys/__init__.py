@@ -1,1 +1,1 @@
-"""What API keys may use and have used: limits, reservations, usage, and the changes that they made."""
+"""Limits, reservations and usage of API keys, and the log of changes that they made."""

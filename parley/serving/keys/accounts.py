@@ -1,4 +1,4 @@
-"""The account of one request: what it reserves, and what it has used when it ends.
+"""The account of one request: its reservation, and its usage when it ends.
 
 It settles with everything that counts the use of tokens: the limits of the client's key, those of the endpoint that the
 request is for, and the usage of each key.
@@ -39,9 +39,9 @@ class RequestAccount:
     def settle(
         self, model: str, usage: Usage, output_tokens: int, *, was_submitted: bool, handed_over: bool = False
     ) -> None:
-        """Settle what the request has used. ``was_submitted``: the engine had it, or it has used nothing.
-        ``handed_over``: it continues on another instance, which counts its usage; of the limits, it keeps what was
-        reserved here."""
+        """Charge the key for the request. ``was_submitted``: the engine had it; otherwise it used nothing.
+        ``handed_over``: it continues on another instance, which counts its usage; the limits here keep its
+        reservation."""
         if self.report_tokens is not None:
             self.report_tokens(usage.prompt_tokens + output_tokens)
         if handed_over:

@@ -3,7 +3,7 @@
 A budget per minute is full at first and refills evenly, as those of OpenAI and Anthropic do. Tokens are reserved before
 a request is queued, and settled when it has ended. All counts are integers, so that no rounding admits one request too
 many or refuses one too many. Knows neither HTTP nor models, and nothing of other servers: each counts for itself,
-except the instances behind a coordinator that counts for all of them.
+except that a coordinator counts for all its instances.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class DailyBudget:
 
 
 class KeyMeter:
-    """What one key has used, and its limits now. ``token_budgets``: those of tokens that limit it."""
+    """The usage of one key, and its current limits. ``token_budgets``: the limits that count tokens."""
 
     def __init__(self, limits: KeyLimits, clock: Callable[[], int], wall_clock: Callable[[], float]):
         self._clock, self._wall_clock = clock, wall_clock
@@ -108,7 +108,7 @@ class KeyMeter:
         self.use_limits(limits)
 
     def use_limits(self, limits: KeyLimits) -> None:
-        """Take other limits from now on. What was used stays used."""
+        """Replace the limits. Earlier usage still counts."""
         self.limits = limits
         self.requests = self._changed_budget(self.requests, limits.requests_per_minute)
         self.tokens = self._changed_budget(self.tokens, limits.tokens_per_minute)
@@ -177,7 +177,7 @@ class KeyLease:
         self._count(used_tokens - self._reserved)
 
     def end_as_reserved(self) -> None:
-        """End the request: it has used what was reserved, as far as is known."""
+        """End the request and count its whole reservation as used, because its usage is unknown."""
         self.end(self._reserved)
 
     def _count(self, tokens: int) -> None:
@@ -189,7 +189,7 @@ class KeyLease:
 
 
 class KeyLimiter:
-    """Counts what the keys use, and refuses what exceeds their limits.
+    """Counts the usage of keys, and refuses requests that exceed their limits.
 
     ``clock``: nanoseconds that never go back; ``wall_clock``: seconds since the epoch. ``used_today`` returns the
     tokens that a tenant has used today before this process began.

@@ -1,4 +1,4 @@
-"""The page ``/v1/usage``: what each key has used, for administrators."""
+"""The page ``/v1/usage``: the usage of each key, for administrators."""
 
 from __future__ import annotations
 

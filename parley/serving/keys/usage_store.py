@@ -1,6 +1,6 @@
-"""What each key has used, per day and model: counted in memory, and kept in a SQLite file.
+"""The usage of each key per day and model: counted in memory, and kept in a SQLite file.
 
-A thread writes what was counted, at most once per second, so that requests never wait for the disk. If the process is
+A thread writes new counts, at most once per second, so that requests never wait for the disk. If the process is
 killed, at most the last second is missing. Rows of old days are removed.
 """
 
@@ -40,7 +40,7 @@ ORDER BY day, key_name, key_id, model LIMIT ?
 WRITE_SECONDS = 1.0  # between two writes
 KEPT_DAYS = 400
 DAY_SECONDS = 86_400
-MAX_PENDING = 100_000  # rows in memory while the file cannot be written; what exceeds them is lost
+MAX_PENDING = 100_000  # rows in memory while the file cannot be written; further ones are lost
 LOCK_SECONDS = 5.0  # how long to wait for another process that writes
 WARNING_SECONDS = 60.0  # between two warnings about the file
 
@@ -55,7 +55,7 @@ class BadUsageFile(Exception):
 
 
 class UsageRow(NamedTuple):
-    """What a key has used of a model on a day (UTC, as YYYY-MM-DD). ``key_id``: the tenant's id, "" without keys."""
+    """The usage of a model by a key on a day (UTC, as YYYY-MM-DD). ``key_id``: the tenant's id, "" without keys."""
 
     day: str
     key_id: str
@@ -75,7 +75,7 @@ class UsageStore:
 
     def __init__(self, file: str, clock: Callable[[], float] = time.time):
         self._clock = clock
-        self._lock = threading.Lock()  # of what is counted
+        self._lock = threading.Lock()  # of the counts
         self._database_lock = threading.Lock()
         self._database = _open_database(file)
         self._pending: dict[PendingKey, list[int]] = {}  # counts by day, key's id and model
@@ -120,7 +120,7 @@ class UsageStore:
             return int(self._database.execute(query, (day_text(self._clock()), key_id)).fetchone()[0])
 
     def write_pending(self) -> None:
-        """Write what was counted; keep it if that fails. Raises sqlite3.Error."""
+        """Write the new counts; keep them if that fails. Raises sqlite3.Error."""
         with self._database_lock:
             with self._lock:
                 pending, self._pending = self._pending, {}

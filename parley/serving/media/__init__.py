@@ -1,1 +1,1 @@
-"""Pictures, videos and sound of requests: where they come from, and what they become before the engine sees them."""
+"""Pictures, videos and sound of requests: fetching them, and processing them before the engine sees them."""

@@ -1,7 +1,7 @@
 """URLs and IP addresses: how a URL is read, and which addresses are public.
 
-A URL is taken apart once. What is checked and what is connected to are the same parts, so there is no second parser
-that could understand the URL in another way.
+A URL is parsed once. The checks and the connection use the same parts, so no second parser can read the URL in another
+way.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FetchAddress(NamedTuple):
 def parse_fetch_url(url: str) -> FetchAddress:
     """Read an http or https URL. Raises ValueError with a clause that completes "The URL …".
 
-    User names, spaces, control characters and backslashes are refused: parsers disagree on what they mean.
+    User names, spaces, control characters and backslashes are refused: parsers disagree on their meaning.
     """
     if len(url) > MAX_URL_LENGTH:
         raise ValueError(f"has {len(url)} characters; at most {MAX_URL_LENGTH} are allowed")

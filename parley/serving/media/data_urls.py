@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parley.types import MediaKind
 
-# The first bytes of the formats that servers accept; "RIFF" files say at byte 8 what they are.
+# The first bytes of the formats that servers accept; "RIFF" files name their format at byte 8.
 MAGIC_NUMBERS = (
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -39,7 +39,7 @@ def sniff_media_type(data: bytes) -> str | None:
 def media_part(data: bytes, kind: MediaKind | None = None) -> dict[str, Any]:
     """Return a file as a part of a message's content, in vLLM's form of OpenAI's API. Raises ValueError.
 
-    ``kind``: what it is sent as, because MP4 and WebM may be sound as well; None: what its first bytes say.
+    ``kind``: the kind that the client names, because MP4 and WebM may be sound as well; None: the first bytes decide.
     """
     media_type = sniff_media_type(data)
     if media_type is None:

@@ -1,7 +1,7 @@
 """Fetches pictures, videos and sound over HTTP from the hosts that the operator allows, and from no others.
 
-Every redirect is checked like the first URL. Errors are ``BadMedia``; they name the host that the client named, and
-nothing of what a server or a library says.
+Every redirect is checked like the first URL. Errors are ``BadMedia``; they name the host that the client named,
+and quote neither servers nor libraries.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class MediaFetcher:
     async def fetch(
         self, url: str, kind: MediaKind, field: str, request_connections: RequestConnections | None = None
     ) -> bytes:
-        """Return what is at a URL. ``request_connections``: shared by the fetches of a request.
+        """Return the content of a URL. ``request_connections``: shared by the fetches of a request.
 
-        Raises BadMedia; Overloaded if what is being fetched takes all memory.
+        Raises BadMedia; Overloaded if running fetches take all memory.
         """
         held_body = self.budget.hold_body()
         self.budget.end_arrival(held_body)  # it never makes room for others by being slow
@@ -132,7 +132,7 @@ class ItemFetch:
         self._named_host = ""  # in the client's URL; errors never name a host that is known from a redirect
 
     async def fetch(self, url: str) -> bytes:
-        """Return what is at a URL, or where it is redirected to. Raises BadMedia, Overloaded."""
+        """Return the content of a URL, after any redirects. Raises BadMedia, Overloaded."""
         try:
             address = parse_fetch_url(url)
         except ValueError as problem:

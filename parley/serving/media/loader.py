@@ -97,7 +97,7 @@ class _Data(msgspec.Struct, frozen=True):
 
 
 class _RequestShare:
-    """What the items of one request share: the limit of their bytes, and the limits of connections."""
+    """Limits that the items of one request share: of their bytes, and of connections."""
 
     def __init__(self, options: MediaOptions, connections: RequestConnections) -> None:
         self._options = options
@@ -222,7 +222,7 @@ class MediaLoader:
         return stored
 
     def _make_room(self, size: int) -> None:
-        """Drop what no request uses if there is no room for ``size`` bytes. Raises Overloaded."""
+        """Drop unused items if there is no room for ``size`` bytes. Raises Overloaded."""
         try:
             self._budget.check_room(size)
         except Overloaded:

@@ -65,7 +65,7 @@ class LocalMediaFolder:
 
 
 class FileRequest:
-    """One item that is read from a file: its limit, and what its errors name."""
+    """One item that is read from a file: its limit, and its name in errors."""
 
     def __init__(self, kind: MediaKind, field: str, size_limit: int):
         self.name = KIND_NAMES[kind]
@@ -79,7 +79,7 @@ class FileRequest:
         if status.st_size > self._size_limit:
             self._refuse_size(size=status.st_size)
         with open(f"/proc/self/fd/{file_number}", "rb") as file:
-            return file.read(status.st_size)  # what is added to the file meanwhile is left out
+            return file.read(status.st_size)  # bytes that are appended meanwhile are left out
 
     def _refuse_size(self, **detail: int) -> NoReturn:
         limit = self._size_limit

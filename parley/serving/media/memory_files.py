@@ -12,13 +12,13 @@ import weakref
 from parley.errors import Overloaded
 from parley.types import FeatureFile
 
-JOB_FILES = 2  # of a job: what it reads and what it writes
+JOB_FILES = 2  # of a job: its input and its output
 FINAL = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class MemoryBudget:
-    """Counts all memory files and their bytes. ``limit``, ``file_limit``: the most, in bytes and in files, at which a
-    new job is still accepted."""
+    """Counts all memory files and their bytes. ``limit``, ``file_limit``: above so many bytes and files, new jobs are
+    refused."""
 
     def __init__(self, limit: int, file_limit: int | None = None):
         self.limit, self.used = limit, 0
@@ -87,7 +87,7 @@ class MemoryFile:
         self._count(len(data))
 
     def seal(self) -> None:
-        """Keep the file as it is: whoever reads it may rely on its size. Raises OSError if it is being written."""
+        """Make the file immutable, so that readers may rely on its size. Raises OSError if it is being written."""
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, FINAL)
         self._count(os.fstat(self._file).st_size)
 

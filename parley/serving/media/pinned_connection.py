@@ -1,4 +1,4 @@
-"""HTTP connections for fetching: to addresses that were checked before, and with a limit of what a server may send.
+"""HTTP connections for fetching: to addresses that were checked before, with a limit on the bytes that a server sends.
 
 ``httpcore2`` sends a request and parses the answer. It follows no redirects, decodes no content, and knows neither
 proxies nor cookies.
@@ -21,7 +21,7 @@ CONNECT_SECONDS = 5.0
 MIN_RATE = 1000  # bytes per second of a body, measured over RATE_SECONDS
 RATE_SECONDS = 5.0
 MAX_TRIED = 4  # addresses of a host that are tried
-MAX_OVERHEAD = 64 << 10  # bytes of headers, and of what stands between the parts of a body
+MAX_OVERHEAD = 64 << 10  # bytes of headers and of chunk framing
 OVERHEAD_SHARE = 1 / 64  # of the body, in addition
 HEADERS = (
     (b"User-Agent", b"parley"),
@@ -37,7 +37,7 @@ def system_tls_context() -> ssl.SSLContext:
 
 
 class TrafficMeter:
-    """Compares what a server sent with the body in it, both in bytes.
+    """Compares all bytes that a server sent with those of the body.
 
     Parsing costs processor time for each part of a body. Without a limit, a server could send endless headers, or a
     body in millions of tiny parts.
@@ -47,13 +47,13 @@ class TrafficMeter:
         self.received = self.body = 0
 
     def check_overhead(self) -> None:
-        """Raise RemoteProtocolError if too little of what came is the body."""
+        """Raise RemoteProtocolError if the body is too small a part of the received bytes."""
         if self.received - self.body > MAX_OVERHEAD + self.body * OVERHEAD_SHARE:
             raise httpcore2.RemoteProtocolError("The headers, or the parts between which the body is split, are long.")
 
 
 class MeteredStream(httpcore2.AsyncNetworkStream):
-    """A network stream that counts what is read. All that was read before has been parsed at the next read."""
+    """A network stream that counts the bytes read. All earlier bytes have been parsed at the next read."""
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream, meter: TrafficMeter):
         self._stream, self._meter = stream, meter
@@ -76,7 +76,7 @@ class MeteredStream(httpcore2.AsyncNetworkStream):
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.AsyncNetworkStream:
-        """Return an encrypted stream over this one, which counts what it decrypts."""
+        """Return an encrypted stream over this one, which counts decrypted bytes."""
         return MeteredStream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._meter)
 
     def get_extra_info(self, info: str) -> Any:
@@ -85,14 +85,14 @@ class MeteredStream(httpcore2.AsyncNetworkStream):
 
 
 class PinnedBackend(httpcore2.AnyIOBackend):
-    """Connects to the first of some addresses that answers, whatever the name of the host resolves to by now."""
+    """Connects to the first of the given addresses that answers, without resolving the host's name again."""
 
     def __init__(self, addresses: Sequence[IpAddress], meter: TrafficMeter):
         self._addresses, self._meter = addresses[:MAX_TRIED], meter
         self._stream: httpcore2.AsyncNetworkStream | None = None
 
     async def close_connection(self) -> None:
-        """Close the connection, in whatever state it is; also one whose handshake was interrupted."""
+        """Close the connection in any state, also after an interrupted handshake."""
         if self._stream is not None:
             await self._stream.aclose()
 

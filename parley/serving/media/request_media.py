@@ -46,7 +46,7 @@ def _without_media(prompt: Prompt) -> Prompt:
 
 
 def check_prompt_is_whole(request: Request, token_count: int) -> None:
-    """Raise Invalid if a prompt with media would be cut: what is left of an item would mean nothing."""
+    """Raise Invalid if a prompt with media would be cut: a part of an item has no meaning."""
     most = request.max_prompt_tokens
     if most is not None and token_count > most:
         raise Invalid(

@@ -16,7 +16,7 @@ class _RunningTask(Generic[T]):
 
 
 class SharedTasks(Generic[T]):
-    """Tasks by key. A task that nobody waits for any more is cancelled."""
+    """Tasks by key. A task is cancelled when no request waits for it any more."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, _RunningTask[T]] = {}
@@ -43,4 +43,4 @@ class SharedTasks(Generic[T]):
         if (running := self._running.get(key)) is not None and running.task is task:
             del self._running[key]
         if task.done() and not task.cancelled():
-            task.exception()  # asyncio complains of an error that nobody has waited for
+            task.exception()  # asyncio warns of errors that are never retrieved

@@ -29,7 +29,7 @@ log = logging.getLogger("parley.server")
 
 PROCESS_COMMAND = python_command("-m", "parley.worker.media_process")
 SILENCE_SECONDS = 180.0  # a process that does not answer for this long is killed, even if it computed little
-KILL_DELAY = 5.0  # seconds that a job whose client has left may go on: as long as a new process takes to start
+KILL_DELAY = 5.0  # seconds that a job may still run after its client left: as long as a new process takes to start
 END_SECONDS = 5.0  # that a process has to end once its socket is closed
 KEPT_VARIABLES = frozenset(
     {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", FORMAT_VARIABLE, LEVEL_VARIABLE}
@@ -43,7 +43,7 @@ _decoder: msgspec.msgpack.Decoder[FromMediaProcess] = msgspec.msgpack.Decoder(Fr
 
 
 def process_environment() -> dict[str, str]:
-    """Return the environment of a media process: of this process's, only what Python needs. It may hold keys."""
+    """Return the environment of a media process: only Python's variables, because others may hold keys."""
     kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith("PYTHON")}
     return kept | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -64,7 +64,7 @@ class MediaWorker(WorkerProcess[FromMediaProcess]):
             end_seconds=END_SECONDS,
             environment=process_environment(),
         )
-        self._killed = False  # because nobody wants the result of its job
+        self._killed = False  # because its job was abandoned
 
     def ensure_running(self) -> None:
         """Start the process, unless it runs, and wait until it is ready. Raises NotReady, Unsupported."""
@@ -91,7 +91,7 @@ class MediaWorker(WorkerProcess[FromMediaProcess]):
         return TOO_SLOW if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) else CRASHED
 
     def kill(self) -> None:
-        """Kill the process because nobody wants the result of its job."""
+        """Kill the process because its job was abandoned."""
         self._killed = True
         super().kill()
 
@@ -160,7 +160,7 @@ class _JobCall:
         worker.ensure_running()
         with self._lock:
             if self._given_up:
-                return TOO_SLOW  # nobody waits for it
+                return TOO_SLOW  # no request waits for it
             self._worker = worker
         try:
             return worker.process_media(self._job)

@@ -1,6 +1,6 @@
-"""Answers what the status page shows: the models, the last hour, and the requests under way. No text of a request.
+"""The data of the status page: models, the last hour, and running requests, without any text of a request.
 
-A client sees its own requests only; an administrator, and everybody on a server without keys, sees all.
+A client sees only its own requests. Administrators see all, and so do all clients of a server without keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happened in the last hour, as samples that are taken every few seconds and forgotten after an hour."""
+"""The activity of the last hour, as samples that are taken every few seconds and dropped after an hour."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class BackgroundRuns:
         run = self._runs.get((tenant, name))
         if run is None or run.kept.has_ended:
             return False
-        run.kept.end()  # what the engine sends before the task has stopped is not wanted any more
+        run.kept.end()  # outputs that arrive before the task has stopped are dropped
         run.task.cancel()
         return True
 
@@ -182,7 +182,7 @@ class RecordsOfTenant:
         self._store.keep(self._tenant, name, data, parts)
 
     def change(self, name: str, change: RecordChange) -> bool:
-        """Replace a record by what ``change`` returns for it. Return whether there is one."""
+        """Replace a record by the result of ``change``. Return whether the record exists."""
         return self._store.change(self._tenant, name, change)
 
     def find(self, name: str) -> bytes | None:

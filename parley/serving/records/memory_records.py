@@ -18,7 +18,7 @@ RecordKey = tuple[str, str]  # tenant, and name
 
 
 class MemoryRecord(msgspec.Struct):
-    """A record. ``kept_at``: when it was kept or touched. ``size``: in bytes, with what the dictionaries need."""
+    """A record. ``kept_at``: when it was kept or touched. ``size``: in bytes, with its share of the dictionaries."""
 
     data: bytes
     parts: tuple[str, ...]
@@ -31,8 +31,8 @@ class MemoryRecordStore:
 
     def __init__(self, size: int, lifetime: float, *, clock: Callable[[], float] = time.time):
         self.size, self.lifetime = size, lifetime
-        self._records: dict[RecordKey, MemoryRecord] = {}  # in the order in which they expire
-        self._names: dict[str, dict[str, None]] = {}  # of each tenant's records, in the order in which they were kept
+        self._records: dict[RecordKey, MemoryRecord] = {}  # in order of expiry
+        self._names: dict[str, dict[str, None]] = {}  # of each tenant's records, oldest first
         self._parts: dict[RecordKey, str] = {}  # tenant, and name of a part -> name of the record that has it
         self._sizes: dict[str, int] = {}  # of each tenant's records, in bytes
         self._total_size = 0
@@ -45,7 +45,7 @@ class MemoryRecordStore:
             self._write(tenant, name, data, parts)
 
     def change(self, tenant: str, name: str, change: RecordChange) -> bool:
-        """Replace a record by what ``change`` returns for it. Return whether there is one."""
+        """Replace a record by the result of ``change``. Return whether the record exists."""
         with self._lock:
             data = self._find(tenant, name)
             if data is not None:

@@ -69,9 +69,9 @@ class RecordStore:
             self._write(tenant, name, data, parts)
 
     def change(self, tenant: str, name: str, change: RecordChange) -> bool:
-        """Replace a record by what ``change`` returns for it. Return whether there is one."""
+        """Replace a record by the result of ``change``. Return whether the record exists."""
         with self._use_database() as database:
-            database.execute("BEGIN IMMEDIATE")  # other processes wait, so that none changes what was read
+            database.execute("BEGIN IMMEDIATE")  # other processes wait, so that none changes the record meanwhile
             data = self._select(BY_NAME, tenant, name)
             if data is not None:
                 self._write(tenant, name, *change(data))
@@ -112,7 +112,7 @@ class RecordStore:
 
     @contextmanager
     def _use_database(self) -> Iterator[sqlite3.Connection]:
-        """Hold the database; what is done to it is done as a whole or not at all. Raises NotReady."""
+        """Hold the database for one transaction. Raises NotReady."""
         try:
             with self._lock, self._database as database:
                 yield database

@@ -1,1 +1,1 @@
-"""Processes and threads that do slow work beside the event loop."""
+"""Processes and threads that do slow work outside of the event loop."""

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def run_in_daemon_thread(work: Callable[[], T], name: str) -> T:
-    """Return the result of ``work``, or raise what it raises. If the task is cancelled, the work goes on unheard."""
+    """Return the result of ``work``, or raise its exception. If the task is cancelled, the work continues unseen."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 

@@ -30,7 +30,7 @@ ResultT = TypeVar("ResultT")
 
 
 class UnreadJob(NotReady):
-    """A process ended before it read the last message, so that its job is not to blame."""
+    """A process ended before it read the last message, so its job is not the cause."""
 
 
 class WorkerProcess(Generic[MessageT]):

@@ -165,7 +165,7 @@ class _LarkParser:
         return node if close == ")" else RepeatNode(node, 0, 1)
 
     def _before_ignored(self, node: GrammarNode, is_terminal: bool) -> GrammarNode:
-        """Return a terminal with what may be ignored behind it, if it stands in a rule."""
+        """Return a terminal, in a rule followed by the terminals that may be ignored."""
         if self._ignores and is_terminal and not self._in_terminal:
             return SequenceNode((node, RuleReference(IGNORED)))
         return node

@@ -11,7 +11,7 @@ from typing import Any
 MAX_GRAMMAR_CHARS = 128 << 10  # characters of a compiled grammar
 MAX_QUESTION_CHARS = 4 << 20  # characters of everything that a grammar is compiled from, tools included
 COMPILE_SECONDS = 0.5  # seconds of processor time to compile it
-KILL_SECONDS = 3  # seconds of processor time after which the kernel ends a worker that compiles an answer's grammar
+KILL_SECONDS = 3  # seconds of processor time; then the kernel ends a worker that compiles an answer's grammar
 WORKER_MEMORY = 2 << 30  # bytes of address space of a worker
 TOO_SLOW = "it takes too long to prepare"
 CRASHED = "the grammar library crashed on it"

@@ -30,7 +30,7 @@ FLAGS = {"i": re.IGNORECASE, "s": re.DOTALL, "m": re.MULTILINE, "x": re.VERBOSE}
 
 
 def parse_regex(expression: str, flags: str = "") -> GrammarNode:
-    """Return what an expression matches. Raises GrammarRefused, and RecursionError if it is nested too deeply."""
+    """Return the grammar of an expression. Raises GrammarRefused, and RecursionError if it is nested too deeply."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of classes that Python may read differently one day
             parsed = _parser.parse(expression, sum(FLAGS.get(flag, 0) for flag in set(flags)))

@@ -52,7 +52,7 @@ class CallArguments(dict[str, Any]):
 
 
 class TemplateNeeds(NamedTuple):
-    """What a template needs. ``short_ids``: ids of calls with nine characters. ``ids_as_names``: ids made of the calls'
+    """The needs of a template. ``short_ids``: ids of calls with nine characters. ``ids_as_names``: ids made of calls'
     names. ``call_form``: calls are written into the content in this form. ``one_text``: content that precedes calls is
     reasoning. ``results_in_caller``: results of calls are in the turn that called. ``one_call``: a call per turn."""
 
@@ -66,7 +66,7 @@ class TemplateNeeds(NamedTuple):
 
 @lru_cache(16)  # a source is long, and each model has only one or two
 def _find_needs(source: str) -> TemplateNeeds:
-    """Find out what a template needs, by its source."""
+    """Find out the needs of a template from its source."""
     forms = () if CALLS_MEMBER in source else detect_markup(source).call_forms
     return TemplateNeeds(
         NINE_CHARACTER_IDS.search(source) is not None,

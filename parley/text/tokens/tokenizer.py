@@ -2,7 +2,7 @@
 
 Uses the ``tokenizers`` library alone. Everything that Transformers adds on top (the tokens and flags of
 tokenizer_config.json, the model's end tokens) is read here from the same files. A folder without tokenizer.json is
-refused: ``hub`` has converted what can be converted without Transformers and with it torch.
+refused: ``hub`` has converted all formats that need no Transformers, which would import torch.
 
 Special tokens written inside a text are parsed as special tokens. In conversations ``template_encoder`` parses only the
 chat template's: a user's text cannot end its turn.
@@ -121,7 +121,7 @@ class Tokenizer(TextEncoder):
 
     @cached_property
     def template_encoder(self) -> TemplateEncoder:
-        """Encodes conversations in which clients wrote special tokens: those become text."""
+        """The encoder of conversations with special tokens that clients wrote: those become text."""
         named_ids = {self.backend.token_to_id(text) for text in self.names.values()}
         return TemplateEncoder(
             self.backend,

@@ -1,4 +1,4 @@
-"""What HTTP/1.1 and HTTP/2 share about request heads and timers, and the framing of HTTP/2."""
+"""Request heads and timers of HTTP/1.1 and HTTP/2, and the framing of HTTP/2."""
 
 from importlib.util import find_spec
 

@@ -1,8 +1,8 @@
 """Reads the frames of an HTTP/2 connection before they are parsed, and ends connections that flood the server.
 
 A frame costs its sender next to nothing, so each connection has an allowance of frames that carry no body, and another
-of streams that end before their response does (CVE-2023-44487, CVE-2025-8671). Both refill with time and with what the
-server sends. The layout of frames is that of RFC 9113, section 4.1.
+of streams that end before their response does (CVE-2023-44487, CVE-2025-8671). Both refill with time and with data
+that the server sends. The layout of frames is that of RFC 9113, section 4.1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import NamedTuple
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # what a client's first frame follows
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the start of every connection, before the first frame
 FRAME_HEADER = 9  # bytes
 MAX_FRAME_SIZE = 16384  # bytes of a frame's payload; the smallest limit that a server may set
 
@@ -25,7 +25,7 @@ PROTOCOL_ERROR, FRAME_SIZE_ERROR, ENHANCE_YOUR_CALM = 1, 6, 11
 FRAME_BURST, FRAMES_PER_SECOND = 4096, 512
 FRAMES_PER_DATA = 2  # a client may answer each frame of data with a window update for the stream and the connection
 RESET_BURST, RESETS_PER_SECOND = 512, 64
-FIELDS_PER_FRAME, FIELD_BYTES_PER_FRAME = 16, 4096  # so many headers of a request, and bytes of them, cost a frame
+FIELDS_PER_FRAME, FIELD_BYTES_PER_FRAME = 16, 4096  # headers of a request, and bytes of headers, that cost one frame
 SETTING_SIZE = 6  # bytes of one setting
 SMALL_DATA = 64  # bytes; a smaller frame of data that is not the last of its stream counts as one without a body
 
@@ -67,7 +67,7 @@ class ReceivedFrame(NamedTuple):
 
 
 class FrameGuard:
-    """Splits what a client sends into frames.
+    """Splits a client's bytes into frames.
 
     ``header_block_limit``: bytes of an encoded header block, with its continuations. ``in_header_block``: one has begun
     and is not complete, so that no other frame may come.

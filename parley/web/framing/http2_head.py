@@ -1,4 +1,4 @@
-"""Reads the head of an HTTP/2 request, and refuses what a server of HTTP/1.1 might understand otherwise.
+"""Reads the head of an HTTP/2 request, and refuses heads that an HTTP/1.1 server might read differently.
 
 It takes the place of h2's own checks, which look at each character in Python: headers that cost a client a few bytes,
 since they are compressed, would take a processor for milliseconds.
@@ -18,7 +18,7 @@ from parley.web.options import HttpOptions
 NAME_PATTERN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")  # RFC 9113, 8.2.1; capitals are not allowed
 VALUE_PATTERN = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 METHOD_PATTERN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}")
-PATH_PATTERN = re.compile(rb"/[!\"$-~]*|\*")  # what may stand in a request line, without a fragment
+PATH_PATTERN = re.compile(rb"/[!\"$-~]*|\*")  # the target of a request line, without a fragment
 LENGTH_PATTERN = re.compile(rb"[0-9]{1,18}")
 REQUEST_FIELDS = {b":method", b":scheme", b":path", b":authority"}
 # Fields of HTTP/1.1 connections, which must not be sent (RFC 9113, 8.2.2)

@@ -43,7 +43,7 @@ STREAM_WINDOW = 256 << 10  # bytes of a body that a client may send before the a
 CONNECTION_WINDOW = 1 << 20  # the same for all bodies of a connection
 MIN_HEADER_LIST = 16 << 10  # bytes
 WRITE_SIZE = 64 << 10  # bytes that are handed to the transport at once
-ENCODER_TABLE = 4096  # bytes of the table that compresses headers of responses, whatever the client allows
+ENCODER_TABLE = 4096  # bytes of the table that compresses response headers, even if the client allows more
 KNOWN_SETTINGS = frozenset(SettingCodes)
 LINGER_SECONDS = 2.0  # a client has this long to close an idle connection after GOAWAY, and to stop a refused body
 NO_ERROR, REFUSED_STREAM = 0, 7  # error codes
@@ -118,7 +118,7 @@ class Http2Protocol(asyncio.Protocol):
         self._end_streams()
 
     def data_received(self, data: bytes) -> None:
-        """Handle what a client has sent."""
+        """Handle bytes from the client."""
         try:
             for frame in self._guard.split_frames(data):
                 if self._is_closed:
@@ -152,7 +152,7 @@ class Http2Protocol(asyncio.Protocol):
         self._write_timer.schedule_action(self.options.write_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Continue to send: the transport has room again."""
         self.write_paused = False
         if self._is_closed:
             return
@@ -178,7 +178,7 @@ class Http2Protocol(asyncio.Protocol):
         if not self._streams:
             self._close(NO_ERROR)
 
-    # -- what streams need
+    # -- for the streams
 
     def get_extra_info(self, name: str) -> Any:
         """Return a property of the transport."""
@@ -195,7 +195,7 @@ class Http2Protocol(asyncio.Protocol):
         self._schedule_write()
 
     def send_stream(self, stream: Http2Stream) -> None:
-        """Send what a stream has queued, now or as soon as the client takes it."""
+        """Send the queued data of a stream, now or as soon as the client takes it."""
         self._sendable[stream] = None
         self._schedule_write()
         stream.update_write_pause()
@@ -217,7 +217,7 @@ class Http2Protocol(asyncio.Protocol):
         """Take no more streams, and close the connection after the last one."""
         self._leave()
 
-    # -- what comes
+    # -- receiving
 
     def _handle_event(self, event: Event) -> None:
         """Handle an event of h2. Raises HostileFrames."""
@@ -320,7 +320,7 @@ class Http2Protocol(asyncio.Protocol):
         else:
             self._become_idle()
 
-    # -- what is sent
+    # -- sending
 
     def _schedule_write(self) -> None:
         """Write once for all that is sent in this iteration of the loop."""
@@ -385,8 +385,8 @@ class Http2Protocol(asyncio.Protocol):
         self._guard.note_response()
 
     def _finish_stream(self, stream: Http2Stream) -> None:
-        """Everything of a response was sent. A client that still sends its body is told to stop, but not at once:
-        some drop the response then."""
+        """End a stream whose response was sent. A client that still sends its body is asked to stop, but not at once:
+        some clients would drop the response."""
         if stream.cycle is not None and not stream.cycle.body_complete:
             self._loop.call_later(LINGER_SECONDS, self._stop_upload, stream.number)
         self._drop_stream(stream)
@@ -460,7 +460,7 @@ class Http2Protocol(asyncio.Protocol):
         self._close(code)
 
     def _close(self, code: int) -> None:
-        """Close the connection after what was written, and end its streams."""
+        """Close the connection after sending all written bytes, and end its streams."""
         if self._is_closed:
             return
         self._timer.stop_timer()

@@ -1,7 +1,7 @@
 """One request and its response on a stream of an HTTP/2 connection, as the application finds it in the ASGI scope.
 
-The application sees an ``HttpCycle``, as with HTTP/1.1. Its connection is the stream: what would close the connection
-resets the stream, and a stream that its client does not read blocks nothing but its own response.
+The application sees an ``HttpCycle``, as with HTTP/1.1. Its connection is the stream: closing it resets the
+stream, and a stream that its client does not read blocks nothing but its own response.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from parley.web.connection import CHUNK_PER_EVENT, HttpCycle, split_events
 from parley.web.framing.http2_head import CONNECTION_FIELDS, HeaderFields
 
-LOW_WATER_LIMIT = HIGH_WATER_LIMIT // 4  # unsent bytes of a response; with fewer, its application goes on
+LOW_WATER_LIMIT = HIGH_WATER_LIMIT // 4  # unsent bytes of a response; with fewer, its application continues
 MIN_READ_BYTES = HIGH_WATER_LIMIT  # bytes of a response that a client has to take in each ``write_timeout``
 CANCEL, INTERNAL_ERROR = 8, 2  # error codes of RST_STREAM
 LINE_BREAK = re.compile(rb"[\r\n\0]")
@@ -37,7 +37,7 @@ class StreamOwner(Protocol):
         """Send headers of a response, ``last`` if it has no body."""
 
     def send_stream(self, stream: Http2Stream) -> None:
-        """Send what a stream has queued, now or as soon as the client takes it."""
+        """Send the queued data of a stream, now or as soon as the client takes it."""
 
     def acknowledge_data(self, stream: Http2Stream, size: int) -> None:
         """Let the client send ``size`` bytes more."""
@@ -107,7 +107,7 @@ class Http2Stream:
         self._owner.reset_stream(self, INTERNAL_ERROR)
 
     def abort(self) -> None:
-        """Reset the stream, and drop what was not sent."""
+        """Reset the stream, and drop its unsent data."""
         self._owner.reset_stream(self, INTERNAL_ERROR)
 
     # -- for the cycle
@@ -155,9 +155,9 @@ class Http2Stream:
             self._cancel_read_deadline()
 
     def end(self) -> int:
-        """Drop what was not sent: the stream has ended. Return the bytes of its body that the application has not read.
+        """Drop unsent data: the stream has ended. Return the number of body bytes that the application has not read.
 
-        If the response is not complete, the application's task is told that its client has gone.
+        If the response is not complete, the application's task learns that its client has gone.
         """
         self.is_open = False
         self.parts.clear()
@@ -211,7 +211,7 @@ class Http2Cycle(HttpCycle):
         self._headers: HeaderFields | None = None  # of the response, until they are sent
 
     def drop_unread_body(self) -> int:
-        """Drop what the application has not read of the body, and return its size in bytes."""
+        """Drop the unread part of the body, and return its size in bytes."""
         size, self._unread_body = len(self._unread_body), b""
         return size
 

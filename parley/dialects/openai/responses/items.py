@@ -264,7 +264,7 @@ def _texts(item: Fields, name: str, kind: str) -> list[str]:
 
 
 def _joined_message(message: Message, content: InterleavedText) -> Message:
-    """Return a message with more content behind it."""
+    """Return a message with more content after its own."""
     text = f"{message.content}{MESSAGE_JOINT}"
     moved = [PlacedMedia(len(text) + placed.position, placed.media) for placed in content.media]
     return msgspec.structs.replace(message, content=text + content.text, media=[*message.media, *moved])

@@ -172,7 +172,7 @@ class StorageMembers(msgspec.Struct, frozen=True):
 
 
 def read_storage(body: Fields, context: RequestContext) -> StorageMembers:
-    """Read the members that say what is kept and what precedes the input. Raises BadRequest."""
+    """Read the members about storage and about the responses that precede the input. Raises BadRequest."""
     wants_storage = body.boolean("store", True)
     in_background = body.boolean("background", False)
     previous = body.string("previous_response_id", None, cap=MAX_LABEL)

@@ -45,7 +45,7 @@ def read_response_request(body: bytes, context: RequestContext, rules: Responses
 
 
 class ResponseInput(msgspec.Struct, frozen=True):
-    """What a body asks the model: the conversation, with all its items as they are stored, and the tools.
+    """The input of a body: the conversation, with all its items as they are stored, and the tools.
 
     ``new_items``: those of ``all_items`` that the body brought.
     """

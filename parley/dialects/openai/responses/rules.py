@@ -1,4 +1,4 @@
-"""What the strict surface of the Responses API refuses and the universal one accepts, and the errors of both."""
+"""Differences between the strict and the universal surface of the Responses API, and the errors of both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parley.errors import BadRequest, Unsupported
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRules:
-    """How a surface reads bodies. ``strict``: it refuses what OpenAI's own service refuses: unknown members, tools that
+    """How a surface reads bodies. ``strict``: it has the refusals of OpenAI's own service: unknown members, tools that
     only that service runs, parts under the names of chat completions, calls without outputs, reasoning that it did not
     seal."""
 

@@ -17,7 +17,7 @@ from parley.errors import Invalid, UnknownRecord, excerpt
 
 Item = dict[str, Any]
 RUNNING = ("queued", "in_progress")
-SILENT_SECONDS = 90.0  # after which the server that ran a response in the background has ended
+SILENT_SECONDS = 90.0  # without a sign of life: then the server that ran a background response has ended
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
 LOST = {"code": "server_error", "message": "The server that ran this response has ended."}
 

@@ -53,7 +53,7 @@ class ToolMembers:
 
 
 def joined_name(namespace: str, name: str) -> str:
-    """Return the name under which the model sees a tool."""
+    """Return the model's name for a tool."""
     return f"{namespace}{NAMESPACE_JOINT}{name}" if namespace else name
 
 
@@ -194,7 +194,7 @@ def _read_allowed_tools(choice_object: Fields, members: ToolMembers, rules: Resp
 
 
 def _chosen_tool(choice_object: Fields, members: ToolMembers, rules: ResponsesRules) -> str:
-    """Return the name under which the model sees the tool that a choice names."""
+    """Return the model's name for the tool that a choice names."""
     choice_object = _unwrapped(choice_object, rules)
     name = choice_object.string("name", None, cap=256)
     if name is None:

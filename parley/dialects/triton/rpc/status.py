@@ -22,8 +22,8 @@ GRPC_STATUSES = {
 
 
 class GrpcError(Exception):
-    """An error to answer a call with. ``fatal``: it also ends a stream. ``retry_after``: seconds after which a retry
-    makes sense; None: it is not known."""
+    """An error to answer a call with. ``fatal``: it also ends a stream. ``retry_after``: seconds to wait before a
+    retry; None: unknown."""
 
     def __init__(self, code: grpc.StatusCode, message: str, *, fatal: bool = False, retry_after: float | None = None):
         super().__init__(message)

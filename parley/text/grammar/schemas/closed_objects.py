@@ -99,7 +99,7 @@ def _joined_parts(node: Schema, root: Schema) -> Iterator[Any]:
 
 
 def _find_combined(schema: Schema) -> set[str]:
-    """Return the JSON pointers of parts that do not alone describe the objects to which they apply."""
+    """Return the JSON pointers of parts that describe their objects only together with other parts."""
     counts = Counter(
         (key, place if key == "properties" else None)
         for part in all_subschemas(schema)
