@@ -1,4 +1,4 @@
-"""What the operating system knows of this process, under the names that Prometheus' client libraries export."""
+"""The operating system's figures of this process, under the names that Prometheus' client libraries export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts into a packed batch what the tokens of media need: embeddings, rotary positions, and how far they see.
+"""Puts the data of media tokens into a packed batch: embeddings, rotary positions, and the range that they see.
 
 A chunk may cut an item anywhere. Nothing here is called for steps without media.
 """

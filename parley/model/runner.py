@@ -1,6 +1,6 @@
 """Runs a decoder network: the rows of one step in, one result per row out.
 
-This module must not know why a row is in the step or what happens to its token; that is the scheduler's job. Rows are
+This module must not know why a row is in the step, nor the use of its token; that is the scheduler's job. Rows are
 packed without padding, new pages are cleared first, and logits are computed only for positions that sample or score.
 """
 

@@ -30,7 +30,7 @@ GROUPED_UNIT = 8  # groups and rows are padded to multiples of it
 class GroupedPacked:
     """A linear layer's weight in the layout that ``grouped.cpp`` describes, for rows of ``into`` numbers.
 
-    ``scales`` float32 [out]: what outputs are multiplied by, besides the scales of groups; or None.
+    ``scales`` float32 [out]: factors of the outputs, besides the scales of groups; or None.
     ``order`` int64 [into]: the permutation of a row's numbers that the packed weight needs, or None for no permutation.
     """
 
@@ -92,7 +92,7 @@ def _packed_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
 
 
 class _GroupedPart:
-    """A weight with what its packing needs. Raises ValueError as ``pack_grouped_weight`` does."""
+    """A weight with the arguments of its packing. Raises ValueError as ``pack_grouped_weight`` does."""
 
     def __init__(self, weight: GroupedWeight | BlockedWeight):
         self.values, self.code = weight.values.contiguous(), weight.code

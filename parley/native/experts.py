@@ -61,7 +61,7 @@ def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
 
 
 def _form(weight: PackedWeight, names: list[str]) -> list[object]:
-    """Return what the weights of all experts must share. ``names``: the fields with tensors."""
+    """Return the properties that the weights of all experts must share. ``names``: the fields with tensors."""
     return [type(weight), getattr(weight, "code", None), *(getattr(weight, name).shape for name in names)]
 
 

@@ -1,4 +1,4 @@
-"""A decoder layer as data: what it computes. ``layer.py`` has its weights.
+"""The computation of a decoder layer as data. ``layer.py`` has its weights.
 
 The config reader, the reference, the torch form and ``layers.cpp`` read this description, so a variation is a field.
 """
@@ -11,7 +11,7 @@ import torch
 
 from parley.native.state_shape import StateShape
 
-# Numbered as in kernels.h. relu2 is the square of ReLU; clamped_swiglu changes what it multiplies, too.
+# Numbered as in kernels.h. relu2 is the square of ReLU; clamped_swiglu also changes its factor.
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu")
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of clamped_swiglu
 
@@ -66,7 +66,7 @@ class LatentShape:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one decoder layer computes, apart from its sizes and weights. The defaults are those of Llama.
+    """The computation of one decoder layer, apart from its sizes and weights. The defaults are those of Llama.
 
     With ``norm`` as the norm that the weights hold for this place, or nothing where they hold none:
 
@@ -123,7 +123,7 @@ class LayerShape:
 class Norm:
     """A norm of rows: x / sqrt(mean(x²) + eps) * weight + bias. ``is_centered``: x is x - mean(x), as in LayerNorm.
 
-    ``weight`` and ``bias`` are float32 [width], whatever the dtype of the model.
+    ``weight`` and ``bias`` are float32 [width] for every dtype of the model.
     """
 
     weight: torch.Tensor

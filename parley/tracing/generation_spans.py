@@ -88,7 +88,7 @@ def _operation_name(request: Request) -> str:
 
 
 def _request_attributes(request: Request) -> Attributes:
-    """Return the attributes of what was requested: names and numbers, nothing of what users write."""
+    """Return the attributes of a request: names and numbers, no text of users."""
     sampling = request.sampling
     attributes: Attributes = {
         "gen_ai.request.model": request.model,

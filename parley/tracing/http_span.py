@@ -22,7 +22,7 @@ def finish_http_span(
     error: str = "",
 ) -> None:
     """End the trace of an HTTP request. ``route``: the template of its path, "" for an unknown URL; ``status``: 0 if
-    the client left before the answer; ``key``: the name of its API key; ``error``: what the client was told."""
+    the client left before the answer; ``key``: the name of its API key; ``error``: the message that the client got."""
     attributes: Attributes = {
         "http.request.method": method,
         "url.path": path,

@@ -65,8 +65,8 @@ def packages_are_missing() -> bool:
 
 
 def open_span_exporter(endpoint: str, role: str) -> SpanExporter | None:
-    """Return what exports spans; None if no endpoint is named, or its packages are missing and only the environment
-    names it. ``role``: what this server is in a cluster."""
+    """Return an exporter of spans; None if no endpoint is named, or its packages are missing and only the environment
+    names it. ``role``: this server's role in a cluster."""
     target = find_otlp_target(endpoint)
     if target is None:
         return None

@@ -128,7 +128,7 @@ class ReportingExporter(SpanExporter):
 
 
 def _resource_attributes(role: str) -> dict[str, AttributeValue]:
-    """Return what describes this server: ours, and what the environment says."""
+    """Return attributes that describe this server: parley's own, and those of the environment."""
     attributes = {SERVICE_VERSION: __version__, "parley.role": role}
     environment = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     if "service.instance.id=" not in environment:

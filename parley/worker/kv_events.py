@@ -1,4 +1,4 @@
-"""Publishes what happens to the prefix cache over ZeroMQ, in the format of vLLM's ``vllm/distributed/kv_events.py``.
+"""Publishes the events of the prefix cache over ZeroMQ, in the format of vLLM's ``vllm/distributed/kv_events.py``.
 
 Routers read it to find the instance that has the longest part of a prompt. A message has three frames: topic, number
 (8 bytes, big-endian), and a batch in MessagePack: an array of the time in seconds, the events, and the rank, always 0.
@@ -115,7 +115,7 @@ class KVEventPublisher:
         self._batches.put((time.time(), events))
 
     def close(self) -> None:
-        """Publish what is left, and close the sockets."""
+        """Publish the remaining events, and close the sockets."""
         self._batches.put(None)
         self._thread.join(CLOSING_SECONDS)
         self._context.term()  # the thread of replays gets an error, and closes its socket
@@ -202,7 +202,7 @@ def _short_hash(digest: bytes) -> int:
 
 
 def _extra_keys(event: PagesStored) -> list[list[Any] | None] | None:
-    """Return what the hash of each page covers besides tokens: the adapter, media, and a prompt's salt at its start."""
+    """Return the inputs of each page's hash besides tokens: the adapter, media, and a prompt's salt at its start."""
     keys = [
         _page_keys(event, event.start + place * BLOCK_SIZE) or None for place in range(len(event.hashes))
     ]  # fmt: skip

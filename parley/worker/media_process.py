@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("parley.engine")
 
 JOB_SECONDS = 60  # seconds of processor time of a job
-JOB_MEMORY = 4 << 30  # bytes of address space, besides what the libraries take
+JOB_MEMORY = 4 << 30  # bytes of address space, besides that of the libraries
 LARGEST_FILE = 1 << 30  # bytes of a result
 NICENESS = 10  # the engine's steps come first
 
@@ -90,14 +90,14 @@ def address_space() -> int:
 def give_way_to_engine() -> None:
     """Lower the priority of all threads, which Linux keeps one by one.
 
-    Only jobs give way: beside an engine that uses every core, imports of seven seconds would take over a minute.
+    Only jobs give way: while an engine uses every core, imports of seven seconds would take over a minute.
     """
     for thread in Path("/proc/self/task").iterdir():
         os.setpriority(os.PRIO_PROCESS, int(thread.name), NICENESS)
 
 
 def load_jobs(folder: Path) -> MediaJobs[Any]:
-    """Return the jobs for the model in ``folder``. Raises what loading its processor may raise."""
+    """Return the jobs for the model in ``folder``. Raises the exceptions of loading its processor."""
     from parley.model.media_input import processor  # here, so that a missing package is reported to the parent
 
     return processor.load_jobs(folder)

@@ -180,7 +180,7 @@ class SimulatedLink:
         self._arrivals: dict[str, tuple[int, float]] = {}  # by key: number of received pages, and their arrival
 
     def delivery_time(self, message: Any, now: float) -> float:
-        """Return the time at which the message has to be delivered."""
+        """Return the time when the message has to be delivered."""
         match message:
             case PagesReceived(key, pages):
                 costs, (received_count, _) = self._costs, self._arrivals.get(key, (0, now))

@@ -1,7 +1,7 @@
 """Reads a model folder in Hugging Face format: config.json and safetensors or GGUF, nothing else and never pickle.
 
 Files are mapped unless the caller asks for reads: a tensor is a view of the file until it is copied. This module must
-not know what a tensor means. Every error message names the faulty file or tensor.
+not know the meaning of a tensor. Every error message names the faulty file or tensor.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Fp8Format:
 
 @dataclass(frozen=True)
 class Fp8WhereScaled(Fp8Format):
-    """The same in a file whose layers without scales are plain, whatever its config lists as not converted."""
+    """The same in a file whose layers without scales are plain, even if its config does not list them as such."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold the weight."""

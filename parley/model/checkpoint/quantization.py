@@ -137,7 +137,7 @@ class Quantization:
 
     @property
     def subject(self) -> str:
-        """What a refusal calls the weights."""
+        """The name of the weights in a refusal."""
         return "The weights of a GGUF file" if self.method == GGUF_METHOD else "Quantised weights"
 
     def least_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:

@@ -4,7 +4,7 @@ Plain ones are [experts, out, in], or [experts, in, out]; those of GGUF files ha
 GPT-OSS is published: ``NAME_blocks`` uint8 [experts, out, in / 32, 16] has two 4-bit numbers (e2m1) in a byte along the
 inputs, the first in the low bits; ``NAME_scales`` uint8 [experts, out, in / 32] has the exponent of each block's scale:
 2 to the power of byte - 127. FP8 (e4m3): NAME [experts, out, in], and ``NAME_scale_inv`` [experts, out blocks, in
-blocks], or [experts, 1, 1], has what it is multiplied by.
+blocks], or [experts, 1, 1], has its factors.
 """
 
 from __future__ import annotations

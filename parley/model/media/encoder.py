@@ -45,7 +45,7 @@ _current_pauses: ContextVar[_Pauses | None] = ContextVar("pauses", default=None)
 
 
 def pause() -> None:
-    """Let other work of the engine run, if this thread encodes an item. Raises what stops the item."""
+    """Let other work of the engine run, if this thread encodes an item. Raises the exception that stops the item."""
     pauses = _current_pauses.get()
     if pauses is not None:
         pauses.pause()
@@ -71,7 +71,7 @@ class TransformersEncoder:
 
     @torch.inference_mode()
     def encode_item(self, item: MediaItem, between_blocks: Callable[[], None]) -> EncodedItem:
-        """Return the embeddings of an item. Raises EncoderError, or what ``between_blocks`` raises."""
+        """Return the embeddings of an item. Raises EncoderError, and exceptions of ``between_blocks``."""
         if item.features is None:
             raise EncoderError(f"The {item.kind} has no processed features.")
         features = read_features(item.features, item.digest, self.dtype, self.device)
@@ -125,7 +125,7 @@ class TransformersEncoder:
 
 
 def encoder_parts(model: Any) -> list[nn.Module]:
-    """Return the encoders of a model and what projects their output: all parts of its body beside the decoder."""
+    """Return the encoders of a model and the projections of their output: all parts of its body but the decoder."""
     decoder = model.get_decoder()
     if model.base_model is decoder:
         return []
@@ -160,7 +160,7 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
 
 
 def _encode_qwen2_audio(body: Any, input_features: torch.Tensor, feature_attention_mask: torch.Tensor) -> Any:
-    """Return what ``get_audio_features`` of other models returns. Transformers has these lines within a forward pass.
+    """Do the work of ``get_audio_features`` of other models. Transformers has these lines within a forward pass.
 
     ``input_features``: [1, mel bins, frames]; ``feature_attention_mask``: [1, frames].
     """

@@ -25,7 +25,7 @@ def read_features(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a feature file by name, the floating ones rounded to ``dtype``. Raises EncoderError.
 
-    The file says of which item it is: of a request that has ended, the number of its file may be another file's now.
+    The file names its item, because the number of an ended request's file may belong to another file now.
     """
     try:
         content = read_feature_content(features)

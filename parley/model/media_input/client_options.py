@@ -1,4 +1,4 @@
-"""What clients may say about the processing of their media, and which frames of a video are read otherwise."""
+"""Clients' options for the processing of their media, and the frames of a video that are read by default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parley.model.media_input.unusable import UnusableMedia
 from parley.types import MediaKind
 
 DEFAULT_FRAMES = 32  # of a video, if neither the processor nor the request says how many
-# Options of processors that clients may set; others could name files, or replace what is processed.
+# Options of processors that clients may set; others could name files, or replace the input.
 # fmt: off
 SAMPLING_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
 CLIENT_OPTIONS = SAMPLING_OPTIONS | {

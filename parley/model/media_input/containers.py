@@ -1,4 +1,4 @@
-"""Opens files of sound and video with FFmpeg (PyAV), which must not guess what they are.
+"""Opens files of sound and video with FFmpeg (PyAV), which must not guess their format.
 
 FFmpeg opens sockets for some texts (SDP) and other files for some lists. So a file's first bytes choose its demuxer
 here, no protocol is allowed, and only codecs of the list below are decoded: the others are rarely tested.
@@ -72,7 +72,7 @@ def open_container(data: bytes, kind: Literal["audio", "video"]) -> Iterator[Inp
 
 def check_codec(stream: av.AudioStream | av.VideoStream) -> None:
     """Raise UnusableMedia unless a stream's codec is one of those that are decoded."""
-    context = stream.codec_context  # None if the file does not say what it is
+    context = stream.codec_context  # None if the file does not name its codec
     if context is None:
         raise damaged()
     if context.codec.canonical_name not in CODECS:

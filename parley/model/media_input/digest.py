@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-# Files of a model that decide what its processor does.
+# Files of a model that configure its processor.
 PROCESSOR_FILES = (
     "config.json",
     "processor_config.json",

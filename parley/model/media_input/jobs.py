@@ -1,4 +1,4 @@
-"""The jobs of a media process: from a client's data to what the engine reads."""
+"""The jobs of a media process: from a client's data to the engine's input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ProcessedT = TypeVar("ProcessedT")
 
 
 class MediaProcessor(Protocol[ProcessedT]):
-    """The processor of a model: it turns one decoded item into what the engine reads. ``options`` are the client's.
+    """The processor of a model: it turns one decoded item into the engine's input. ``options`` are the client's.
 
     All methods that process or describe an item raise UnusableMedia if it does not fit the model.
     """
@@ -56,7 +56,7 @@ class MediaProcessor(Protocol[ProcessedT]):
         """Return the item as the API process knows it."""
 
     def write_features(self, processed: ProcessedT, digest: bytes) -> bytes:
-        """Return what the engine reads. The digest goes with it, so that the engine knows whose features it reads."""
+        """Return the engine's input. It includes the digest, so that the engine knows whose features it reads."""
 
 
 class MediaJobs(Generic[ProcessedT]):

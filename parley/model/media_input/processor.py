@@ -1,4 +1,4 @@
-"""Runs the model's processor (Transformers) for one item alone, and describes what it returns.
+"""Runs the model's processor (Transformers) for one item alone, and describes the result.
 
 Each item is processed without others, because a batch would be padded, and its tensors would depend on its neighbours.
 The processor also writes the text that stands for the item in a prompt.
@@ -41,7 +41,7 @@ def load_jobs(folder: Path) -> MediaJobs[ProcessedTensors]:
 
 @dataclass
 class ProcessedTensors:
-    """What the processor returns for an item: the encoder's arguments, and the text that stands for the item."""
+    """The processor's result for an item: the encoder's arguments, and the text that stands for the item."""
 
     tensors: dict[str, torch.Tensor]
     replacement: str
@@ -177,7 +177,7 @@ class ItemProcessor:
         return safetensors.torch.save(processed.tensors, {"digest": digest.hex()})
 
     def _check_complete(self, processed: ProcessedTensors) -> None:
-        """Raise UnusableMedia for a clip of which the processor reads the beginning only."""
+        """Raise UnusableMedia for a clip if the processor reads only its beginning."""
         hop = getattr(self._processor.feature_extractor, "hop_length", 0)  # samples per frame of features
         frames = max(
             (tensor.shape[-1] for tensor in processed.tensors.values() if tensor.is_floating_point()), default=0

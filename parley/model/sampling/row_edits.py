@@ -1,4 +1,4 @@
-"""What other engines' samplers do not have, for one choice: typical_p, no_repeat_ngram, watermark, thinking budget.
+"""Options that other engines' samplers lack, for one choice: typical_p, no_repeat_ngram, watermark, thinking budget.
 
 ``worker/vllm/logits_plugin.py`` applies it in vLLM's workers. The rules are those of parley's own engine. They cost
 Python's time for each choice that uses them, and nothing for others.
@@ -18,7 +18,7 @@ from parley.watermark import GREEN_BONUS, is_green
 
 
 class RowEdits:
-    """The edits of one choice. ``tokens``: its prompt, to which ``add_tokens`` appends the output.
+    """The edits of one choice. ``tokens``: its prompt; ``add_tokens`` appends the output.
 
     ``token_bytes``: returns the bytes of a token.
     """

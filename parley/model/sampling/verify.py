@@ -2,7 +2,7 @@
 
 The draw at a position is a function of its logits, the seed, the position and the tokens before it. So every position
 is drawn exactly as it would be alone, and a row's draws count up to and including the first that differs from its
-draft. The tokens are those of a run without drafts, whatever the drafts are: only the number of steps differs.
+draft. The tokens are those of a run without drafts, for any drafts: only the number of steps differs.
 
 For a slot without state, all positions are drawn at once. If logits processors depend on the tokens so far, a row is
 drawn one position at a time, and its sequence temporarily holds the drawn tokens.

@@ -1,1 +1,1 @@
-"""The kernels in torch: what each one computes, and what runs where no compiled kernel does."""
+"""The kernels in torch: the definition of each one, and the code that runs where no compiled kernel does."""

@@ -193,7 +193,7 @@ def scale_logits(logits: torch.Tensor, scale: float, cap: float | None) -> torch
 
 
 class EmbeddingRows(Protocol):
-    """An embedding table [vocab, hidden]: a tensor, or what computes rows when they are needed."""
+    """An embedding table [vocab, hidden]: a tensor, or an object that computes rows when needed."""
 
     @property
     def dtype(self) -> torch.dtype:
