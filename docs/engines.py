@@ -22,7 +22,7 @@ APIs, their errors, limits, tools, grammars and the coordinator are the same wit
 
 | | parley's engine | vLLM | a vLLM server |
 |---|---|---|---|
-| Use it for | CPUs; answers whose bits depend on nothing else; prefill and decode on separate instances | GPUs and \
+| Use it for | CPUs; answers whose bits depend on nothing else | GPUs and \
 other accelerators; models that need several of them (tensor, pipeline, expert, data parallel) | servers that somebody \
 else runs |
 | Starts in | seconds | a minute or more | seconds |
@@ -54,6 +54,31 @@ errors as for its own engine ([media.md](media.md)). A media process, run by vLL
 processor make tokens and tensors of an item, before the request is queued. So an item has as many tokens as in vLLM,
 and its pages and embeddings are found again by its content. This works for the families of [media.md](media.md) that
 vLLM has too. For video and sound that Python needs PyAV (`pip install av`); without it the model reads pictures only.
+
+## Prefill and decode apart
+
+Instances with this engine separate prefill from decode as those with parley's own engine do, behind the same
+coordinator ([coordinator.md](coordinator.md)). vLLM's connector moves the KV pages from one vLLM to the other:
+
+```sh
+vllm/bin/pip install nixl
+parley serve Qwen/Qwen3-8B --engine vllm --engine-python vllm/bin/python --role prefill --host 10.0.0.1 --port 8000
+parley serve Qwen/Qwen3-8B --engine vllm --engine-python vllm/bin/python --role decode --host 10.0.0.2 --port 8000
+```
+
+* **The connector** is NIXL's, which works on GPUs and CPUs, unless vLLM's flag `--kv-transfer-config` names another.
+  Connectors that tell where pages are (NIXL, Mooncake) and those that find them by their content in a store work
+  alike. NIXL answers other instances at the address of `--host` (`VLLM_NIXL_SIDE_CHANNEL_HOST` for another one), at a
+  free port or `VLLM_NIXL_SIDE_CHANNEL_PORT`, without authentication: put instances into a network of their own. Its
+  thread that watches for progress takes up to one processor for each worker, also while nothing is moved.
+* **Both sides** must have the same version of vLLM, connector, model, types and size of a page; numbers of GPUs may
+  differ, as far as the connector allows. Otherwise the instances refuse the link, and name the difference.
+* **The first token** is drawn by both instances. vLLM computes the last token of a prompt in any case, and so
+  penalties, grammars and random numbers go on as on one server.
+* **If an instance is lost**, another one computes its tokens again. Prefill instances keep pages for 30 s
+  (`kv_lease_duration` of vLLM) until a decode instance asks for them. Pages that are older by the clock of the
+  decode instance are computed again, so clocks of machines should differ by less than ten seconds.
+* Role `flex` needs parley's own engine. **Media** are sent along, because vLLM's scheduler wants to see every item.
 
 ## A vLLM server that runs already
 
@@ -100,8 +125,11 @@ DIFFERENCES = """
 * **A grammar together with allowed tokens** is refused ("limited grammar" above), because it may leave no token at all.
   A grammar that allows only banned sequences ends the request with an error.
 * **Tenants** get equal shares: vLLM holds no more choices than it computes at once, and the others wait in the host.
-* **Answers that another instance began** are continued if they are greedy, without penalties that count output tokens,
-  banned sequences or a grammar.
+* **Answers that another instance began**: vLLM takes tokens that were drawn elsewhere only as part of a prompt, where
+  they do not count as output. Greedy answers are continued in this way. If a temperature, penalties that count output,
+  banned sequences, a grammar or a thinking budget need the output, vLLM draws it again, with the known tokens forced by
+  the plugin below. Without the plugin the same tokens come out nearly always; an answer that comes out different ends
+  with an error, or with a temperature alone goes on with other random numbers.
 * **typical_p, no_repeat_ngram, the watermark and the thinking budget** are parley's own: vLLM's workers load a plugin
   with the rules of parley's engine. It costs processor time for each token of a choice that uses one of them. With
   `typical_p` the plugin applies min_p, top_k and top_p as well. vLLM loads no such plugin if it speculates, and workers
@@ -110,7 +138,6 @@ DIFFERENCES = """
 * **Predictions** of the output have no effect. Speculation is configured with vLLM's `--speculative-config`.
 * **Frames of a video** are taken at equal distances, 32 of them unless the request says how many. **Embeddings in place
   of media** are refused.
-* **Roles** other than mixed are refused: vLLM exchanges no KV pages with parley's instances.
 * **If a version of vLLM has another inner interface**, its public one is used: a warning says so. It takes more
   processor time, has no banned tokens, and does not tell the use of the KV cache.
 * `--exact` (GPUs only) asks vLLM for its batch-invariant kernels.
@@ -140,6 +167,8 @@ def engine_tables() -> str:
 
 def started_note(feature: EngineFeature) -> str:
     """Return whether vLLM has a feature if parley starts it."""
+    if feature == "page_transfer":
+        return "yes, between instances with vLLM"
     if feature not in vllm_features(adapters=True, plugin=True):
         return "no"
     if feature in PLUGIN_FEATURES:

@@ -92,7 +92,9 @@ class DecodeStage(RequestStage):
                 self.response_writer.channel.write_error(PULL_FAILED)
             self.response_writer.is_silent = True  # parley's own coordinator repeats the command
             raise EngineError(PULL_FAILED) from None
-        self.prior_outputs = [*earlier_outputs, *handover.split_records(records)]
+        new_outputs = handover.split_records(records)
+        transfers = handover.take_transfers(new_outputs)
+        self.prior_outputs = [*earlier_outputs, *new_outputs]
         if self._is_recalled:
             self.recall_request()
         await self._wait_for_pages()
@@ -106,11 +108,10 @@ class DecodeStage(RequestStage):
             self.trace.add_span("receive pages", reserved_at, time.perf_counter(), attributes)
         if self._missing_pages:
             self._member.spawn_task(self._free_missing_pages())
-        for engine_request, tokens in zip(
-            engine_requests, handover.collect_prior_tokens(self.prior_outputs, engine_requests), strict=True
-        ):
+        for number, tokens in enumerate(handover.collect_prior_tokens(self.prior_outputs, engine_requests)):
+            engine_request = engine_requests[number]
             handover.set_prior_tokens(engine_request, tokens)
-            engine_request.resumed = True
+            engine_request.resumed, engine_request.transfer = True, transfers.get(number, b"")
         if self._running_request.model.unready_error() is not None:
             self.fail_over()  # this instance has stopped meanwhile, so the request must continue elsewhere
 

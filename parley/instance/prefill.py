@@ -35,6 +35,7 @@ from parley.web.exchange import Exchange
 
 log = logging.getLogger("parley.instance")
 
+MAX_PAGE = 1 << 40  # tokens; no prompt fills a page of this size
 SEND_FAILED = "[P Node] Send D request failed:"  # followed by the reason
 UNKNOWN_TARGET = (
     "{} is not a known instance. Name it as a peer when you give the role, or name its network with --cluster-network."
@@ -200,6 +201,7 @@ class PrefillStage(RequestStage):
         try:
             sender = await self._handover_task
             await sender.send_outputs(handover.encode_msgpack(self._unrecorded))
+            handover.take_transfers(self._unrecorded)  # the coordinator keeps these outputs for other attempts
         except (HandoverRefused, LinkError) as error:
             raise HandoverDeclined(f"{SEND_FAILED}{error}") from None
         self.handed_over = True
@@ -298,8 +300,9 @@ class PrefillStage(RequestStage):
 
     def _features_beyond_pages(self) -> dict[bytes, bytes]:
         """Return the features that the other instance needs besides pages, by digest."""
-        page_size = self._running_request.model.model_info.block_size
-        digests = handover.items_beyond_pages(self._engine_requests, page_size)
+        info = self._running_request.model.model_info
+        moves_pages = info.arena is not None and not info.arena.regions  # such an engine wants to see every item
+        digests = handover.items_beyond_pages(self._engine_requests, MAX_PAGE if moves_pages else info.block_size)
         return {
             item.digest: read_features(item.features)
             for item in self.processed_media or ()

@@ -1147,6 +1147,7 @@ def vllm_settings(config: Mapping[str, Any], folder: str, *, max_rank: int = 0) 
         python=config["engine-python"] or "",
         arguments=list(config["engine-args"] or []),
         exact=config["exact"],
+        transfer_host=config["host"] if config["role"] != "mixed" else "",
     )
 
 

@@ -53,6 +53,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     ``media``: the pictures, videos and clips in the prompt, in order. ``token_ids`` has placeholders at their places.
     ``second_text_start``: where the tokens of a pair's second text begin, for models that tell the two apart; 0: they
     do not, or there is one text.
+    ``transfer``: the ``EngineOutput.transfer`` of the instance that computed the prompt; empty if there is none.
     """
 
     id: str
@@ -83,6 +84,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     logprob_ids: list[int] = []
     media: list[MediaItem] = []
     second_text_start: int = 0
+    transfer: bytes = b""
 
 
 class KVPrefix(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -146,6 +148,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     ``preemptions``: number of preemptions so far. ``vector``: the embedding, the embeddings of all tokens, or the
     scores of all classes as float32, little endian, in the only output of a request with ``pooling``.
     ``prefill_chunks``: the steps that computed the prompt, with a choice's first output, if there were several.
+    ``transfer``: how the engine of another instance gets the KV pages of this choice, for engines that move pages
+    themselves; only the two engines understand it. It comes with the last output of choice 0 of a request with a lease.
     """
 
     id: str
@@ -162,6 +166,7 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     token_costs: list[TokenCost] | None = None
     vector: bytes | None = None
     prefill_chunks: list[PrefillChunk] | None = None
+    transfer: bytes = b""
 
 
 OutputBatch = list[tuple[int, EngineOutput]]  # outputs that are rendered together, each with its prompt's number
@@ -214,7 +219,8 @@ class Arena(msgspec.Struct, frozen=True):
     ``/proc/{pid}/fd/{fd}``.
 
     Each of the ``pages`` pages has a part in every region. ``layout`` is a fingerprint of everything that determines
-    the bytes of a page for given tokens: arenas with equal layouts have interchangeable pages.
+    the bytes of a page for given tokens: arenas with equal layouts have interchangeable pages. An arena without regions
+    is no memory: the engine moves the pages itself, or they have no content.
     """
 
     pid: int
@@ -424,6 +430,7 @@ class VLLMSettings(EngineSettings, kw_only=True):
     exact: bool = False  # the bits of an answer do not depend on other requests
     # The marks of media in a prompt, which vLLM's processor replaces: the id of a token, or a text.
     media_marks: dict[MediaKind, int | str] = {}
+    transfer_host: str = ""  # the address where other instances reach it for KV pages; empty: it exchanges none
 
 
 class AttachedSettings(EngineSettings, kw_only=True):

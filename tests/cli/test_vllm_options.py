@@ -48,7 +48,7 @@ def test_flags_of_vllm_may_come_from_a_variable_or_a_file(tmp_path):
     [
         ("--quantization int8", "quantization belongs to parley's own engine"),
         ("--model a=./m,threads=1", "threads belongs to parley's own engine"),
-        ("--role prefill", "--role prefill needs parley's own engine"),
+        ("--role flex", "--role flex needs parley's own engine"),
         ("-- --max-num-seqs 3", "use --max-batch before --"),
         ("-- --max_model_len=3", "use --max-model-len before --"),
         ("-- --scheduling-policy fcfs", "--scheduling-policy cannot be changed: requests have priorities"),
@@ -92,7 +92,7 @@ def test_a_server_that_runs_already_is_an_engine(tmp_path):
         (SERVER, "--model a=./m,threads=1", "threads belongs to the server"),
         (SERVER, "--exact", "exact belongs to the server"),
         (SERVER, "--lora a=./a", "lora belongs to the server"),
-        (SERVER, "--role decode", "--role decode needs parley's own engine"),
+        (SERVER, "--role decode", "--role decode needs an engine of its own"),
         (SERVER, "--engine-key-file /does/not/exist", "--engine-key-file: /does/not/exist cannot be read"),
         ("vllm", "--engine-key-file f", "engine-key-file needs --engine with the address of a server"),
         ("parley", "--engine-key-file f", "engine-key-file needs --engine with the address of a server"),

@@ -79,6 +79,20 @@ def test_cut_divides_by_the_temperature_and_leaves_greedy_rows():
     assert not logits.isneginf().any()
 
 
+def test_output_begins_with_forced_tokens_whatever_else_is_excluded():
+    options = ExtraOptions(forced=[7, 8], typical_p=0.5, no_repeat_ngram=1)
+    edits = RowEdits(options, [7, 8], no_bytes)
+    for token in (7, 8):
+        row = torch.full((VOCAB,), float("-inf"))
+        edits.edit_logits(row)
+        edits.cut_logits(row, 0.5)
+        assert int(row.argmax()) == token and row.isneginf().sum() == VOCAB - 1
+        edits.add_tokens([token])
+    row = random_logits(1)
+    edits.edit_logits(row)
+    assert row[7].isneginf() and row.isneginf().sum() == 2
+
+
 def test_budget_forces_the_closing_tokens_also_after_a_restart():
     limit = ReasoningLimit("<think>", "</think>", True, 2, [7, 8])
     edits = RowEdits(ExtraOptions(reasoning_limit=limit), [1], lambda token: b"abcdefghi"[token : token + 1])

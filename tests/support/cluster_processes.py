@@ -93,7 +93,7 @@ class Cluster:
     """A coordinator and an instance for each of ``roles``, all on this host, or with ``network`` each on a host of its
     own, the coordinator on the first. ``flags`` apply to every instance, ``instance_flags`` replaces them for instances
     by number; ``peers`` overrides the handover address that the coordinator uses for an instance; ``options`` are keys
-    of its config file. Must be closed."""
+    of its config file; ``ready_seconds``: how long the start may take. Must be closed."""
 
     def __init__(
         self,
@@ -103,6 +103,7 @@ class Cluster:
         flags: Sequence[str] = ("--kv-memory", "24MiB"),
         instance_flags: Mapping[int, Sequence[str]] = MappingProxyType({}),
         peers: Mapping[int, str] = MappingProxyType({}),
+        ready_seconds: float = 90.0,
         **options: Any,
     ):
         self.folder = folder
@@ -149,7 +150,7 @@ class Cluster:
             command_line, f"http://{addresses[0]}:{base + PREDICT}", folder / "coordinator.log"
         )
         try:
-            self.ready()
+            self.ready(ready_seconds)
         except BaseException:
             self.close()
             raise

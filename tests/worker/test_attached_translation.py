@@ -13,6 +13,7 @@ from parley.worker.attached.server_facts import AttachRefused, ModelCard, attach
 from parley.worker.attached.server_metrics import CacheTotals, read_metrics
 from parley.worker.attached.server_totals import ServerTotals
 from parley.worker.attached.token_answers import TokenAnswer, read_answer, write_choice
+from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.output_reader import LOWEST_LOGPROB, read_scores
 
 SETTINGS = AttachedSettings(model="/models/m", url="http://engine:8000")
@@ -23,7 +24,7 @@ def request(**members: Any) -> EngineRequest:
 
 
 def body(index: int = 0, **members: Any) -> dict[str, Any]:
-    return write_choice(request(**members), index, model="m", max_logprobs=20)
+    return write_choice(request(**members), index, Continuation(), model="m", max_logprobs=20)
 
 
 def answered(choice: dict[str, Any], **members: Any) -> Any:

@@ -56,8 +56,8 @@ async def test_processes_that_neither_answer_nor_compute_hang(tree):
 @pytest.mark.parametrize("sign", ["a step", "nothing to compute", "processor time", "no limit"])
 async def test_a_sign_of_life_is_enough(monkeypatch, sign):
     computed = iter(range(10_000))
-    monkeypatch.setattr(core_watch, "processes_below", lambda process_id: [])
-    monkeypatch.setattr(core_watch, "children_of", lambda process_id: [1])
+    monkeypatch.setattr(core_watch, "processes_below", lambda process_id: [1])
+    monkeypatch.setattr(core_watch, "is_stopped", lambda process_id: False)
     monkeypatch.setattr(core_watch, "_processor_seconds", lambda pid: next(computed) if sign == "processor time" else 0)
     watch = CoreWatch(0 if sign == "no limit" else 2.0, lambda: sign != "nothing to compute")
     waiting = asyncio.create_task(watch.wait_for_hang())
@@ -65,5 +65,17 @@ async def test_a_sign_of_life_is_enough(monkeypatch, sign):
         await asyncio.sleep(0.002)
         if sign == "a step":
             watch.note_step()
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_compilers_that_come_and_go_below_a_worker_are_a_sign_of_life(monkeypatch):
+    """Each of them has used less processor time than those before."""
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(core_watch, "processes_below", lambda process_id: [next(ticks)])
+    monkeypatch.setattr(core_watch, "is_stopped", lambda process_id: False)
+    monkeypatch.setattr(core_watch, "_processor_seconds", lambda process_id: 1000.0 - process_id)
+    waiting = asyncio.create_task(CoreWatch(2.0, lambda: True).wait_for_hang())
+    await asyncio.sleep(0.03)
     assert not waiting.done()
     waiting.cancel()

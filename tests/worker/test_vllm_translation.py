@@ -34,13 +34,13 @@ from parley.types import (
     VLLMSettings,
 )
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
+from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.engine_args import engine_arguments
 from parley.worker.vllm.extra_options import read_extra_options
 from parley.worker.vllm.generated_output import read_generated, read_prompt_scores
 from parley.worker.vllm.lark_text import write_lark
 from parley.worker.vllm.output_reader import read_output, read_scores
 from parley.worker.vllm.sampling_fields import (
-    explain_refusal,
     translate_choice,
     translate_pooling,
     wrap_seed,
@@ -56,7 +56,7 @@ def request(**members: Any) -> EngineRequest:
 
 
 def sampling_of(index: int = 0, **members: Any) -> dict[str, Any]:
-    return translate_choice(request(**members), index).sampling
+    return translate_choice(request(**members), index, Continuation()).sampling
 
 
 def test_sampling_options_keep_their_values():
@@ -93,7 +93,7 @@ def test_only_the_first_choice_scores_the_prompt():
 
 
 def test_banned_sequences_travel_as_tokens():
-    assert translate_choice(request(sampling=Sampling(banned=[[7], [7, 8]])), 0).banned == [[7], [7, 8]]
+    assert translate_choice(request(sampling=Sampling(banned=[[7], [7, 8]])), 0, Continuation()).banned == [[7], [7, 8]]
 
 
 def test_options_of_the_plugin_travel_with_the_request():
@@ -113,31 +113,6 @@ def test_typical_p_takes_the_cuts_before_it_along():
     assert (fields["temperature"], fields["top_p"], fields["top_k"], fields["min_p"]) == (0.7, 1.0, 0, 0.0)
     greedy = sampling_of(sampling=msgspec.structs.replace(sampling, temperature=0.0))
     assert "extra_args" not in greedy and greedy["top_k"] == 5
-
-
-def test_prior_tokens_become_part_of_the_prompt():
-    fields = translate_choice(request(prior_tokens=[[7], [8, 9]], n=2, min_tokens=3), 1)
-    assert fields.token_ids == [5, 6, 8, 9]
-    assert fields.sampling["max_tokens"] == 2 and fields.sampling["min_tokens"] == 1
-
-
-@pytest.mark.parametrize(
-    ("members", "word"),
-    [
-        ({"sampling": Sampling(temperature=1.0)}, "temperature"),
-        ({"sampling": Sampling(temperature=0.0, presence_penalty=1.0)}, "presence_penalty"),
-        ({"sampling": Sampling(temperature=0.0, banned=[[7]])}, "banned token sequences"),
-        ({"sampling": Sampling(temperature=0.0), "grammar": "{}"}, "a grammar"),
-        (
-            {"sampling": Sampling(temperature=0.0), "reasoning_limit": ReasoningLimit("<t>", "</t>", True, 1, [9])},
-            "a thinking budget",
-        ),
-    ],
-)
-def test_refuses_to_continue_what_counts_output_tokens(members, word):
-    assert word in explain_refusal(request(prior_tokens=[[7]], **members), 0)
-    assert not explain_refusal(request(prior_tokens=[[]], **members), 0)
-    assert not explain_refusal(request(prior_tokens=[[7]], sampling=Sampling(temperature=0.0)), 0)
 
 
 def test_pooling_options_keep_their_values():
@@ -333,7 +308,9 @@ def test_outputs_of_the_public_interface_become_those_of_the_engine_core():
         logprobs=[{7: scored(-3.0, 9), 5: scored(-0.5, 1)}, {9: scored(-0.25, 1)}],
     )
     prompt_logprobs = [None, {6: scored(-1.0, 2), 8: scored(-0.5, 1)}]
-    output = SimpleNamespace(outputs=[completion], prompt_logprobs=prompt_logprobs)
+    output = SimpleNamespace(
+        outputs=[completion], prompt_logprobs=prompt_logprobs, kv_transfer_params={"remote_port": 1}
+    )
     request = EngineRequest("r", [5, 6], 4, logprobs=1, prompt_logprobs=1)
     read = read_generated("c", request, output)
     assert (read.request_id, read.new_token_ids, read.finish_reason) == ("c", [7, 9], 1)

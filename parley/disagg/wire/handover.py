@@ -149,6 +149,15 @@ def set_prior_tokens(engine_request: EngineRequest, tokens: list[list[int]]) -> 
         engine_request.prior_tokens = tokens
 
 
+def take_transfers(batches: Iterable[OutputBatch]) -> dict[int, bytes]:
+    """Remove the transfers from outputs; return them by number of the engine request. Nobody else may use them."""
+    transfers: dict[int, bytes] = {}
+    for number, output in _iterate_outputs(batches):
+        if output.transfer:
+            transfers[number], output.transfer = output.transfer, b""
+    return transfers
+
+
 def restore_prompt(
     engine_requests: Sequence[EngineRequest],
     prompt: list[int] | None,
@@ -213,6 +222,6 @@ def prefill_output_limit(
     return 1 + max((len(each) for index, each in enumerate(tokens) if index not in finished), default=0)
 
 
-def _iterate_outputs(prior_outputs: Sequence[OutputBatch]) -> Iterator[tuple[int, EngineOutput]]:
+def _iterate_outputs(prior_outputs: Iterable[OutputBatch]) -> Iterator[tuple[int, EngineOutput]]:
     for batch in prior_outputs:
         yield from (numbered for numbered in batch if numbered[0] != PING_NUMBER)

@@ -11,7 +11,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The options with their neutral values; as in ``Sampling`` and ``EngineRequest``.
 
     ``temperature``, ``min_p``, ``top_k``, ``top_p``: the cuts before ``typical_p``, if the request has that one: the
-    engine itself does not cut then.
+    engine itself does not cut then. ``forced``: the tokens that the output begins with.
     """
 
     watermark: bool = False
@@ -22,3 +22,4 @@ class ExtraOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     min_p: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    forced: list[int] = []

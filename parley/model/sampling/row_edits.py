@@ -1,4 +1,5 @@
-"""Options that other engines' samplers lack, for one choice: typical_p, no_repeat_ngram, watermark, thinking budget.
+"""Options that other engines' samplers lack, for one choice: typical_p, no_repeat_ngram, watermark, thinking budget, and
+tokens that are known already.
 
 ``worker/vllm/logits_plugin.py`` applies it in vLLM's workers. The rules are those of parley's own engine. They cost
 Python's time for each choice that uses them, and nothing for others.
@@ -56,13 +57,16 @@ class RowEdits:
             others = torch.ones(len(row), dtype=torch.bool, device=row.device)
             others[forced] = False
             mask_tokens(row, others)
+        if self._output_count < len(self.options.forced):
+            row.fill_(float("-inf"))
+            row[self.options.forced[self._output_count]] = 0.0
 
     def cut_logits(self, row: torch.Tensor, temperature: float) -> None:
         """Exclude the tokens (float [V], in place) that typical_p and the cuts before it drop.
 
         ``temperature``: that the logits have not been divided by yet; 1 if they have.
         """
-        if self.options.typical_p < 1 and temperature > 0:
+        if self.options.typical_p < 1 and temperature > 0 and self._output_count >= len(self.options.forced):
             row[~typical_tokens(row.float() / temperature, self.options)] = float("-inf")
 
 

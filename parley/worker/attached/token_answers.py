@@ -17,6 +17,7 @@ from parley.worker.vllm.choice_output import (
     collect_scores,
     finish_number,
 )
+from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.sampling_fields import scores_prompt, translate_choice
 
 
@@ -62,9 +63,11 @@ class TokenAnswer(msgspec.Struct):
     error: ServerError | None = None
 
 
-def write_choice(request: EngineRequest, index: int, *, model: str, max_logprobs: int) -> dict[str, Any]:
+def write_choice(
+    request: EngineRequest, index: int, way: Continuation, *, model: str, max_logprobs: int
+) -> dict[str, Any]:
     """Return the body of the server's request for one choice. ``max_logprobs``: the most that the server lists."""
-    fields = translate_choice(request, index)
+    fields = translate_choice(request, index, way)
     params: dict[str, Any] = fields.sampling | {"detokenize": False}
     if request.logprob_ids:
         # The drawn token takes a place in the list, so one id is named twice.

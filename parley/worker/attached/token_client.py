@@ -18,6 +18,8 @@ from parley.worker.attached.server_calls import ServerCalls, as_clause
 from parley.worker.attached.server_facts import GENERATE_PATH, ServerFacts, error_text
 from parley.worker.attached.token_answers import TokenAnswer, read_answer, write_choice
 from parley.worker.vllm.choice_output import ChoiceOutput, OutputStep, note_start
+from parley.worker.vllm.continuation import Continuation
+from parley.worker.vllm.page_moves import DEFAULT_LEASE_SECONDS
 
 SSE_FIELD = b"data:"
 STREAM_END = b"[DONE]"
@@ -46,6 +48,7 @@ class TokenClient:
         self.kv_blocks, self.end_ids = facts.kv_blocks, facts.end_ids
         self.calls, self.facts = calls, facts
         self.on_loss = on_loss
+        self.can_force, self.lease_seconds = False, DEFAULT_LEASE_SECONDS
         self._on_step, self._on_rejection = on_step, on_rejection
         self._exchanges: dict[str, ChoiceExchange] = {}
         self._outputs: list[ChoiceOutput] = []
@@ -54,9 +57,9 @@ class TokenClient:
         """Return False: adapters are the server's own."""
         return False
 
-    def add_choice(self, choice_id: str, request: EngineRequest, index: int) -> None:
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Send the request for a choice."""
-        exchange = self._exchanges[choice_id] = ChoiceExchange(self, choice_id, request, index)
+        exchange = self._exchanges[choice_id] = ChoiceExchange(self, choice_id, request, index, way)
         exchange.send_request()
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
@@ -92,10 +95,11 @@ class TokenClient:
 class ChoiceExchange:
     """The request for one choice, and its answer."""
 
-    def __init__(self, client: TokenClient, choice_id: str, request: EngineRequest, index: int):
+    def __init__(self, client: TokenClient, choice_id: str, request: EngineRequest, index: int, way: Continuation):
         self._client = client
         self._choice_id, self._request = choice_id, request
-        body = write_choice(request, index, model=client.facts.card.id, max_logprobs=client.facts.max_logprobs)
+        facts = client.facts
+        body = write_choice(request, index, way, model=facts.card.id, max_logprobs=facts.max_logprobs)
         self._body = msgspec.json.encode(body)
         self._connection: HttpClientConnection | None = None
         self._opening: asyncio.Task[None] | None = None

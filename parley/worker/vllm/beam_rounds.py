@@ -127,6 +127,7 @@ def round_request(beam: Sequence) -> EngineRequest:
         logprobs=max(request.logprobs, 2 * request.beam.width + len(request.stop_ids)),
         prompt_logprobs=-1 if beam.output_length else request.prompt_logprobs,
         beam=None,
+        transfer=b"" if beam.output_length else request.transfer,
     )
 
 

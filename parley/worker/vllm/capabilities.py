@@ -16,7 +16,6 @@ MISSING_FEATURES: frozenset[EngineFeature] = frozenset(
     {
         "beam_edits",
         "limited_grammar",  # where no token is left, vLLM draws one that the grammar forbids, and fails
-        "page_transfer",
     }
 )
 # vLLM's speculative decoding excludes these.
@@ -36,11 +35,13 @@ BOUNDS: dict[EngineBound, tuple[float, float]] = {
 
 
 def vllm_features(
-    *, adapters: bool = False, speculation: bool = False, plugin: bool = False
+    *, adapters: bool = False, speculation: bool = False, plugin: bool = False, connector: bool = False
 ) -> frozenset[EngineFeature]:
     """Return the features of vLLM. ``adapters``: LoRA is enabled; ``speculation``: it drafts tokens; ``plugin``: its
-    workers have loaded parley's plugin, which speculation excludes."""
+    workers have loaded parley's plugin, which speculation excludes; ``connector``: it moves KV pages."""
     missing = set(MISSING_FEATURES)
+    if not connector:
+        missing.add("page_transfer")
     if not adapters:
         missing.add("adapters")
     if speculation:

@@ -66,6 +66,7 @@ class ChoiceOutput(msgspec.Struct):
     prefill_stats: PrefillStats | None = None
     events: tuple[ChoiceEvent, ...] = ()
     pooling_output: Any = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class OutputStep(msgspec.Struct):

@@ -1,9 +1,9 @@
 """Notices that vLLM's processes hang while the host lives: an engine core that is stopped sends no steps.
 
 The API process sees the host alone, which goes on sending heartbeats. So the host watches the processes below it in the
-same way (``engine/watchdog.py``): by vLLM's steps, and by the processor time of its children, the engine cores. Workers
-below these use processor time while they wait for an engine core, and so does an engine core that waits for a worker.
-So while one of all these processes is stopped, processor time shows nothing.
+same way (``engine/watchdog.py``): by vLLM's steps, and by the processor time of all these processes. A worker may
+compile for many seconds, with compilers below it, while everything else waits for it. A process that waits for another
+one uses processor time for a second. So while one of them is stopped, processor time shows nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class CoreWatch:
         self._timeout = timeout
         self._expects_steps = expects_steps
         self._signs = 0  # steps, and ticks without anything to compute
+        self._seconds: dict[int, float] = {}  # processor time of each process below this one
 
     def note_step(self) -> None:
         """Note that vLLM has sent a step."""
@@ -38,10 +39,16 @@ class CoreWatch:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._signs += not self._expects_steps()
-            if not any(map(is_stopped, processes_below(own_id))):
-                seconds = sum(map(_processor_seconds, children_of(own_id)))
+            seconds += self._used_seconds(processes_below(own_id))
             if self._timeout and (hang := watchdog.explain_hang(self._signs, seconds, is_serving=True)):
                 return f"{hang}, and is ended."
+
+    def _used_seconds(self, processes: list[int]) -> float:
+        """Return the processor time that these processes have used since the last call, 0 if one is stopped."""
+        earlier, self._seconds = self._seconds, {each: _processor_seconds(each) for each in processes}
+        if any(map(is_stopped, processes)):
+            return 0.0
+        return sum(max(0.0, seconds - earlier.get(each, 0.0)) for each, seconds in self._seconds.items())
 
 
 def children_of(process_id: int) -> list[int]:

@@ -12,14 +12,18 @@ from parley.types import EngineRequest
 EXTRA_NAME = "parley"  # in vLLM's ``SamplingParams.extra_args``
 
 
-def extra_sampling_fields(request: EngineRequest) -> dict[str, Any]:
-    """Return the members of ``SamplingParams`` with which a request carries its options; {} if it has none."""
+def extra_sampling_fields(request: EngineRequest, forced: list[int]) -> dict[str, Any]:
+    """Return the members of ``SamplingParams`` with which a request carries its options; {} if it has none.
+
+    ``forced``: the tokens that the choice must draw first.
+    """
     sampling = request.sampling
     cuts_typical = sampling.typical_p < 1 and sampling.temperature > 0
     options = ExtraOptions(
         watermark=sampling.watermark,
         no_repeat_ngram=sampling.no_repeat_ngram,
         reasoning_limit=request.reasoning_limit,
+        forced=forced,
     )
     neutral: dict[str, Any] = {}
     if cuts_typical:

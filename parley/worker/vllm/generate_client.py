@@ -16,6 +16,7 @@ from vllm.lora.request import LoRARequest
 from parley.heartbeat import BEAT_SECONDS
 from parley.types import EngineRequest, ModelInfo, VLLMSettings
 from parley.worker.vllm.choice_output import ChoiceOutput, OutputStep, note_start
+from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.generated_output import read_generated, read_prompt_scores
 from parley.worker.vllm.sampling_fields import translate_choice
 from parley.worker.vllm.vllm_client import VLLMClient, engine_prompt, pooling_params, sampling_params
@@ -42,9 +43,9 @@ class GenerateClient(VLLMClient):
                     return await self._steps.get()
         raise self._llm.dead_error
 
-    def add_choice(self, choice_id: str, request: EngineRequest, index: int) -> None:
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Begin a choice."""
-        task = asyncio.create_task(self._compute(choice_id, request, index, self._adapters.get(request.adapter)))
+        task = asyncio.create_task(self._compute(choice_id, request, index, way, self._adapters.get(request.adapter)))
         self._calls[choice_id] = task
         task.add_done_callback(lambda _: self._calls.pop(choice_id, None))
 
@@ -59,19 +60,23 @@ class GenerateClient(VLLMClient):
         info = super().describe_model(settings, version)
         return msgspec.structs.replace(info, features=info.features - {"banned_tokens"})
 
-    async def _compute(self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None) -> None:
+    async def _compute(
+        self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
+    ) -> None:
         """Pass on the outputs of one choice."""
         try:
             if request.pooling is None:
-                await self._generate(choice_id, request, index, adapter)
+                await self._generate(choice_id, request, index, way, adapter)
             else:
                 await self._encode(choice_id, request, adapter)
         except Exception as error:  # vLLM does not document what it raises
             if not self._llm.errored:  # else all choices end with the engine
                 self._reject(choice_id, error)
 
-    async def _generate(self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None) -> None:
-        fields, is_first, sent_at = translate_choice(request, index), True, monotonic()
+    async def _generate(
+        self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
+    ) -> None:
+        fields, is_first, sent_at = translate_choice(request, index, way), True, monotonic()
         call = self._llm.generate(
             engine_prompt(fields.token_ids, request),
             sampling_params(fields, streams=True),

@@ -27,6 +27,7 @@ def read_generated(choice_id: str, request: EngineRequest, output: Any) -> Choic
         positions = [_list_tokens(position) for position in completion.logprobs]
         scored = [(_find(token_id, listed), listed) for token_id, listed in zip(token_ids, positions, strict=False)]
         read.new_logprobs = collect_scores(scored, request.logprob_ids)
+    read.kv_transfer_params = output.kv_transfer_params
     return read
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parley import wire
+from parley.core.shared_pages.reservations import ADAPTER_DIFFERS
 from parley.engine.messages import (
     AdapterResult,
     CancelRequest,
@@ -33,6 +34,8 @@ from parley.engine.messages import (
     Heartbeat,
     LoadAdapter,
     LoadProgress,
+    ReservePages,
+    ReserveResponse,
     ResetDone,
     ResetPrefixCache,
     Shutdown,
@@ -41,9 +44,9 @@ from parley.engine.messages import (
     UnloadAdapter,
 )
 from parley.heartbeat import BEAT_SECONDS
-from parley.types import VLLMSettings
+from parley.types import KVPrefix, VLLMSettings
 from parley.worker.vllm.core_watch import CoreWatch
-from parley.worker.vllm.host_loop import HostLoop
+from parley.worker.vllm.host_loop import UNKNOWN_ADAPTER, HostLoop
 from parley.worker.vllm.tree_log import TreeLog
 
 if TYPE_CHECKING:
@@ -249,7 +252,7 @@ class Host:
             case LoadAdapter(number, name, folder):
                 self._answer(number, partial(self._client.load_adapter, name, folder), folder)
             case UnloadAdapter(number, name) if not self._client.knows_adapter(name):
-                self._send(AdapterResult(number, "There is no adapter of this name."))
+                self._send(AdapterResult(number, UNKNOWN_ADAPTER))
             case UnloadAdapter(number, name):
                 in_use = self._loop.uses_adapter(name)
                 self._answer(number, partial(self._client.unload_adapter, name, in_use=in_use))
@@ -257,6 +260,20 @@ class Host:
                 self._start(self._reset_prefix_cache(message))
             case FinishBeamSearch(request_id, reason):
                 self._loop.finish_beam_search(request_id, reason)
+            case ReservePages(number, _, prefix):
+                self._start(self._reserve_pages(number, prefix))
+
+    async def _reserve_pages(self, number: int, prefix: KVPrefix) -> None:
+        """Answer that no pages have to be filled, because vLLM fetches them itself. Compare the adapter."""
+        digest = error = ""
+        try:
+            if prefix.adapter:
+                digest = await self._client.digest_adapter(prefix.adapter)
+            if prefix.adapter_digest not in ("", digest):
+                error = ADAPTER_DIFFERS
+        except (KeyError, OSError):
+            error = UNKNOWN_ADAPTER
+        self._send(ReserveResponse(number, error=error, digest=digest))
 
     def _answer(self, number: int, change: Callable[[], Awaitable[None]], folder: str = "") -> None:
         """Change an adapter, and send the result. Errors name no ``folder``: clients read them."""

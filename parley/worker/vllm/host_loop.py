@@ -3,12 +3,16 @@
 vLLM gets only as many choices as it computes at once. The others wait here, so that tenants get equal shares
 (``core/wait_queue.py``), which vLLM does not know. A request with n choices is n requests for vLLM, whose seeds count
 up, so choice k equals a single request with that seed.
+
+If another instance has the KV pages of the prompt, choice 0 fetches them, at once, because they are kept for a time
+only. The other choices wait until they are here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
 from typing import Any, Protocol
@@ -19,8 +23,10 @@ from parley.core.wait_queue import WaitQueue
 from parley.engine.messages import StepOutputs
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, TokenCost
 from parley.worker.vllm.beam_rounds import BeamRounds, round_request
+from parley.worker.vllm.continuation import DREW_ANOTHER, Continuation, plan_continuations
 from parley.worker.vllm.output_reader import read_output, record_progress
-from parley.worker.vllm.sampling_fields import explain_refusal, scores_prompt
+from parley.worker.vllm.page_moves import write_transfer
+from parley.worker.vllm.sampling_fields import scores_prompt
 from parley.worker.vllm.step_totals import StepTotals
 
 log = logging.getLogger("parley.engine")
@@ -29,20 +35,45 @@ UNKNOWN_ADAPTER = "There is no adapter of this name."
 
 
 class ChoiceClient(Protocol):
-    """vLLM, as the loop sees it. ``max_choices``: how many choices it computes at once."""
+    """vLLM, as the loop sees it. ``max_choices``: how many choices it computes at once. ``can_force``: it can be forced
+    to draw tokens. ``lease_seconds``: how long it keeps pages for another instance."""
 
     max_choices: int
     kv_blocks: int
     end_ids: frozenset[int]
+    can_force: bool
+    lease_seconds: float
 
     def knows_adapter(self, name: str) -> bool:
         """Whether an adapter of this name is loaded."""
 
-    def add_choice(self, choice_id: str, request: EngineRequest, index: int) -> None:
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Give a choice to vLLM."""
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
         """Take choices away from vLLM."""
+
+
+@dataclass
+class GivenChoice:
+    """A choice that vLLM computes. ``redrawn``: known tokens that it will draw again; if it does not, the next of
+    ``other_ways`` is tried."""
+
+    sequence: Sequence
+    redrawn: list[int] = field(default_factory=list)
+    other_ways: list[Continuation] = field(default_factory=list)
+
+    def drop_redrawn(self, output: EngineOutput) -> bool:
+        """Remove known tokens from an output. Return False if others were drawn, or fewer before the end."""
+        count = min(len(self.redrawn), len(output.token_ids))
+        if output.token_ids[:count] != self.redrawn[:count]:
+            return False
+        if output.finish_reason not in (None, "error") and count < len(self.redrawn):
+            return False
+        del output.token_ids[:count], self.redrawn[:count]
+        for each in (output.scores, output.token_costs):
+            del (each or [])[:count]
+        return True
 
 
 class HostLoop:
@@ -52,7 +83,8 @@ class HostLoop:
         self._client = client
         self._emit = emit
         self._waiting = WaitQueue()
-        self._computing: dict[str, Sequence] = {}  # choices in vLLM, by their id there
+        self._computing: dict[str, GivenChoice] = {}  # by their id in vLLM
+        self._followers: dict[str, list[Sequence]] = {}  # choices that wait for pages that choice 0 fetches, by request
         self._open_requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
         self._choice_numbers = count()
         self._arrival_numbers = count()
@@ -84,21 +116,25 @@ class HostLoop:
             return
         if not request.resumed:
             self._counters.prompt_tokens += len(request.token_ids)
-        refused: list[EngineOutput] = []
-        for index in range(request.n):
-            if refusal := self._explain_refusal(request, index):
-                refused.append(EngineOutput(request.id, index, finish_reason="error", error=refusal))
-        if refused or not request.beam or not request.max_tokens:
-            refused_choices = {output.index for output in refused}
-            for sequence in self._make_sequences(request, request.n):
-                if sequence.index not in refused_choices:
-                    self._open_requests.setdefault(request.id, {})[sequence.index] = sequence
-                    self._waiting.enqueue(sequence)
-        else:
+        if request.adapter and not self._client.knows_adapter(request.adapter):
+            self._emit_outputs(
+                [
+                    EngineOutput(request.id, index, finish_reason="error", error=UNKNOWN_ADAPTER)
+                    for index in range(request.n)
+                ]
+            )
+        elif request.beam and request.max_tokens:
             self._beam_rounds.add_search(request, self._make_sequences(request, request.beam.width))
+        else:
+            sequences = self._make_sequences(request, request.n)
+            self._open_requests[request.id] = {sequence.index: sequence for sequence in sequences}
+            if request.transfer:
+                self._followers[request.id] = sequences[1:]
+                self._give_choice(sequences[0])
+            else:
+                for sequence in sequences:
+                    self._waiting.enqueue(sequence)
         self._start_choices()
-        if refused:
-            self._emit_outputs(refused)
 
     def cancel_request(self, request_id: str, index: int = -1) -> None:
         """Cancel one choice of a request, or (-1) all. No output of them follows. Unknown ids are ignored."""
@@ -125,9 +161,10 @@ class HostLoop:
 
     def reject_choice(self, choice_id: str, reason: str) -> None:
         """End a choice that vLLM does not accept with an error."""
-        sequence = self._computing.pop(choice_id, None)
-        if sequence is None:
+        given = self._computing.pop(choice_id, None)
+        if given is None:
             return
+        sequence = given.sequence
         rejected: list[EngineOutput] = []
         if sequence.request_id in self._beam_rounds:
             self._beam_rounds.fail_search(sequence.request_id, reason)
@@ -141,13 +178,13 @@ class HostLoop:
         """Pass on the outputs of one step of vLLM (``EngineCoreOutputs``)."""
         rows, outputs = len(step.outputs), []
         for raw in step.outputs:
-            sequence = self._computing.get(raw.request_id)
-            if sequence is None:
+            given = self._computing.get(raw.request_id)
+            if given is None:
                 continue
-            cost = self._cost_of(sequence, step.timestamp, rows)
-            if sequence.request_id in self._beam_rounds:
-                self._read_beam(sequence, raw, step.timestamp, cost)
-            elif (output := self._read_choice(sequence, raw, step.timestamp, cost)) is not None:
+            cost = self._cost_of(given.sequence, step.timestamp, rows)
+            if given.sequence.request_id in self._beam_rounds:
+                self._read_beam(given.sequence, raw, step.timestamp, cost)
+            elif (output := self._read_choice(given, raw, step.timestamp, cost)) is not None:
                 outputs.append(output)
         self._counters.record_step(step)
         self._start_choices()
@@ -174,8 +211,9 @@ class HostLoop:
         self._waiting.record_service(beam, 1)
         self._beam_rounds.take_round(beam, raw, cost)
 
-    def _read_choice(self, sequence: Sequence, raw: Any, step_ended_at: float, cost: TokenCost) -> EngineOutput | None:
+    def _read_choice(self, given: GivenChoice, raw: Any, step_ended_at: float, cost: TokenCost) -> EngineOutput | None:
         """Return the output of a choice, and close the choice with its last one."""
+        sequence = given.sequence
         try:
             output = read_output(sequence, raw, end_ids=self._client.end_ids, cost=cost)
         except Exception:
@@ -185,6 +223,13 @@ class HostLoop:
             output = EngineOutput(sequence.request_id, sequence.index, finish_reason="error", error=error)
         if output is None:
             return None
+        self._release_followers(sequence.request_id)
+        if given.redrawn:
+            output = self._drop_redrawn(given, output, raw)
+            if output is None:
+                return None
+        if sequence.request.lease and raw.kv_transfer_params:
+            output.transfer = write_transfer(raw.kv_transfer_params, self._client.lease_seconds)
         if not sequence.last_token_at:
             self._waiting.record_service(sequence, sequence.prompt_len - sequence.cached_tokens)
         sequence.last_token_at = step_ended_at
@@ -196,21 +241,37 @@ class HostLoop:
             self._close_choice(sequence)
         return output
 
-    def _explain_refusal(self, request: EngineRequest, index: int) -> str:
-        if request.adapter and not self._client.knows_adapter(request.adapter):
-            return UNKNOWN_ADAPTER
-        return explain_refusal(request, index)
+    def _drop_redrawn(self, given: GivenChoice, output: EngineOutput, raw: Any) -> EngineOutput | None:
+        """Return the part of an output that is not known yet, None if there is none. If other tokens than the known
+        ones were drawn, compute the choice in another way, or end it."""
+        if given.drop_redrawn(output):
+            return output if output.token_ids or output.finish_reason is not None else None
+        if not given.other_ways:
+            return EngineOutput(output.id, output.index, finish_reason="error", error=DREW_ANOTHER)
+        if raw.finish_reason is None:
+            self._client.cancel_choices([raw.request_id])
+        del self._computing[raw.request_id]
+        self._give_choice(given.sequence, given.other_ways)
+        return None
+
+    def _release_followers(self, request_id: str) -> None:
+        """Queue the choices of a request that waited for the pages of its prompt: they are here, or will not come."""
+        for sequence in self._followers.pop(request_id, ()):
+            self._waiting.enqueue(sequence)
 
     def _start_choices(self) -> None:
         """Give waiting choices to vLLM as long as it computes them at once."""
         while len(self._waiting) and len(self._computing) < self._client.max_choices:
-            sequence = self._waiting.pop_head()
-            choice_id = f"{next(self._choice_numbers)}"
-            self._computing[choice_id] = sequence
-            if sequence.request_id in self._beam_rounds:
-                self._client.add_choice(choice_id, round_request(sequence), 0)
-            else:
-                self._client.add_choice(choice_id, sequence.request, sequence.index)
+            self._give_choice(self._waiting.pop_head())
+
+    def _give_choice(self, sequence: Sequence, ways: list[Continuation] | None = None) -> None:
+        """Give a choice to vLLM, in the first of these ways, by default of all."""
+        is_beam = sequence.request_id in self._beam_rounds
+        request, index = (round_request(sequence), 0) if is_beam else (sequence.request, sequence.index)
+        way, *other_ways = ways or plan_continuations(request, index, can_force=self._client.can_force)
+        choice_id = f"{next(self._choice_numbers)}"
+        self._computing[choice_id] = GivenChoice(sequence, way.redrawn_tokens(request, index), other_ways)
+        self._client.add_choice(choice_id, request, index, way)
 
     def _make_sequences(self, request: EngineRequest, number: int) -> list[Sequence]:
         """Return the choices of a request, or the beams of a search, which wait from now on."""
@@ -238,22 +299,26 @@ class HostLoop:
     def _withdraw(self, sequences: Iterable[Sequence]) -> None:
         """Take those of these sequences that are queued or computed out of the queue and out of vLLM."""
         ids = set(map(id, sequences))
-        choice_ids = [choice_id for choice_id, sequence in self._computing.items() if id(sequence) in ids]
+        choice_ids = [choice_id for choice_id, given in self._computing.items() if id(given.sequence) in ids]
         for choice_id in choice_ids:
             del self._computing[choice_id]
         if choice_ids:
             self._client.cancel_choices(choice_ids)
         for sequence in [each for each in self._waiting if id(each) in ids]:
             self._waiting.remove_waiting(sequence)
+        for followers in self._followers.values():
+            followers[:] = [each for each in followers if id(each) not in ids]
 
     def _close_choice(self, sequence: Sequence) -> None:
         choices = self._open_requests[sequence.request_id]
         del choices[sequence.index]
+        self._release_followers(sequence.request_id)
         if not choices:
             del self._open_requests[sequence.request_id]
 
     def _emit_outputs(self, outputs: list[EngineOutput]) -> None:
         outputs, self._beam_rounds.outputs = outputs + self._beam_rounds.outputs, []
         self._counters.generated_tokens += sum(len(output.token_ids) for output in outputs)
-        stats = self._counters.collect_stats(computing=len(self._computing), waiting=len(self._waiting))
+        waiting = len(self._waiting) + sum(map(len, self._followers.values()))
+        stats = self._counters.collect_stats(computing=len(self._computing), waiting=waiting)
         self._emit(StepOutputs(outputs, stats))

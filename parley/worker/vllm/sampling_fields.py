@@ -1,7 +1,6 @@
 """Translates a request for the engine into what vLLM wants to know of one of its choices.
 
-The values are plain data. What vLLM cannot do has been refused in the API process (``capabilities.py``); the exception
-is a choice that another instance began.
+The values are plain data. What vLLM cannot do has been refused in the API process (``capabilities.py``).
 """
 
 from __future__ import annotations
@@ -10,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.types import EngineRequest
+from parley.worker.vllm.continuation import Continuation, prior_tokens
 from parley.worker.vllm.extra_options import extra_sampling_fields
 from parley.worker.vllm.lark_text import write_lark
+from parley.worker.vllm.page_moves import KEEP_PAGES, read_transfer
 
 SEED_RANGE = 1 << 64
 UNSEEDED = -1  # vLLM reads this seed as "none"
@@ -22,44 +23,24 @@ STAND_IN_SEED = -(1 << 63)
 class ChoiceFields:
     """A choice for vLLM. ``sampling``: members of ``SamplingParams``; ``lark``: its grammar, "" for none.
 
-    ``banned``: token sequences, which no public member takes.
+    ``banned``: token sequences, which no public member takes. ``page_move``: for vLLM's connector, None for nothing.
     """
 
     token_ids: list[int]
     sampling: dict[str, Any] = field(default_factory=dict)
     lark: str = ""
     banned: list[list[int]] = field(default_factory=list)
+    page_move: dict[str, Any] | None = None
 
 
-def explain_refusal(request: EngineRequest, index: int) -> str:
-    """Return why vLLM cannot continue a choice that another instance began, "" if it can.
-
-    vLLM sees tokens that were drawn elsewhere as part of the prompt. So it cannot count them as output, and its random
-    numbers start anew.
-    """
-    sampling = request.sampling
-    if not _prior_tokens(request, index):
-        return ""
-    uses = {
-        "a temperature": sampling.temperature > 0,
-        "presence_penalty": sampling.presence_penalty != 0,
-        "frequency_penalty": sampling.frequency_penalty != 0,
-        "banned token sequences": bool(sampling.banned),
-        "a grammar": bool(request.grammar),
-        "a thinking budget": request.reasoning_limit is not None,
-    }
-    reasons = [name for name, is_used in uses.items() if is_used]
-    return f"vLLM cannot continue an answer with {reasons[0]} that another instance began." if reasons else ""
-
-
-def translate_choice(request: EngineRequest, index: int) -> ChoiceFields:
+def translate_choice(request: EngineRequest, index: int, way: Continuation) -> ChoiceFields:
     """Return choice ``index`` of a request that generates."""
-    sampling, prior_tokens = request.sampling, _prior_tokens(request, index)
+    sampling, prompted = request.sampling, prior_tokens(request, index)[: way.prompted]
     # A choice without tokens computes one, which is dropped: vLLM draws at least one.
-    max_tokens = max(1, request.max_tokens - len(prior_tokens))
+    max_tokens = max(1, request.max_tokens - len(prompted))
     fields = {
         "max_tokens": max_tokens,
-        "min_tokens": min(max_tokens, max(0, request.min_tokens - len(prior_tokens))),
+        "min_tokens": min(max_tokens, max(0, request.min_tokens - len(prompted))),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -76,12 +57,13 @@ def translate_choice(request: EngineRequest, index: int) -> ChoiceFields:
         fields["logit_bias"] = dict(sampling.logit_bias)
     if sampling.allowed:
         fields["allowed_token_ids"] = list(sampling.allowed)
-    fields |= extra_sampling_fields(request)
+    fields |= extra_sampling_fields(request, way.redrawn_tokens(request, index) if way.is_forced else [])
     return ChoiceFields(
-        request.token_ids + prior_tokens,
+        request.token_ids + prompted,
         fields | _logprob_fields(request, index),
         write_lark(request.grammar) if request.grammar else "",
         sampling.banned,
+        _page_move(request, index, way),
     )
 
 
@@ -102,7 +84,7 @@ def wrap_seed(seed: int) -> int:
 
 def scores_prompt(request: EngineRequest, index: int) -> bool:
     """Whether this choice reports the log-probabilities of the prompt: the first one does, unless it continues."""
-    return request.prompt_logprobs >= 0 and index == 0 and not _prior_tokens(request, index)
+    return request.prompt_logprobs >= 0 and index == 0 and not prior_tokens(request, index)
 
 
 def _logprob_fields(request: EngineRequest, index: int) -> dict[str, Any]:
@@ -116,5 +98,9 @@ def _logprob_fields(request: EngineRequest, index: int) -> dict[str, Any]:
     return fields
 
 
-def _prior_tokens(request: EngineRequest, index: int) -> list[int]:
-    return request.prior_tokens[index] if request.prior_tokens else []
+def _page_move(request: EngineRequest, index: int, way: Continuation) -> dict[str, Any] | None:
+    """Return what vLLM's connector does with the pages of a choice. Those of tokens that are drawn again stay here."""
+    if way.transfer:
+        return read_transfer(way.transfer)
+    is_kept = request.lease and index == 0 and not way.redrawn_tokens(request, index)
+    return dict(KEEP_PAGES) if is_kept else None

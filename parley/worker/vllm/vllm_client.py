@@ -1,4 +1,4 @@
-"""vLLM as the host uses it. This module and three others import vLLM (see the package's docstring).
+"""vLLM as the host uses it. This module and four others import vLLM (see the package's docstring).
 
 It reads whole steps from vLLM's engine core, below ``AsyncLLM.generate``, which makes a task and an object for each
 choice and step and so costs two to four times the processor time. ``has_engine_core`` says whether this vLLM can be
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from itertools import count
 from math import prod
@@ -32,9 +32,18 @@ from vllm.v1.serial_utils import MsgpackDecoder
 
 from parley.types import EngineRequest, MediaKind, ModelInfo, VLLMSettings
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
+from parley.worker.vllm.connector import (
+    adapter_digest,
+    connector_arena,
+    connector_config,
+    lease_seconds,
+    listen_for_pages,
+)
+from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.engine_args import engine_arguments
 from parley.worker.vllm.item_features import locate_placeholder, read_features
 from parley.worker.vllm.logits_plugin import plugin_names
+from parley.worker.vllm.page_moves import rejected_params
 from parley.worker.vllm.sampling_fields import ChoiceFields, translate_choice, translate_pooling
 
 _item_decoder = MsgpackDecoder(MultiModalKwargsItem)
@@ -57,6 +66,9 @@ def start_vllm(settings: VLLMSettings) -> AsyncLLM:
     if settings.exact and current_platform.is_cpu():
         raise StartRefused("--exact needs a GPU: vLLM has no batch-invariant kernels for CPUs.")
     arguments = parse_arguments(settings)
+    if settings.transfer_host:
+        arguments.kv_transfer_config = connector_config(arguments.kv_transfer_config)
+        listen_for_pages(settings.transfer_host)
     config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     config.model_config.logits_processors = [*(config.model_config.logits_processors or ()), *plugin_names(config)]
     return AsyncLLM.from_vllm_config(config, disable_log_stats=arguments.disable_log_stats)
@@ -89,6 +101,8 @@ class VLLMClient:
         self._running_tasks: set[asyncio.Task[None]] = set()
         self.max_choices: int = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         self.kv_blocks: int = config.cache_config.num_gpu_blocks or 0
+        self.can_force = bool(plugin_names(config))
+        self.lease_seconds = lease_seconds(config)
         end_id = llm.renderer.get_eos_token_id()
         self.end_ids = frozenset() if end_id is None else frozenset({end_id})
 
@@ -122,35 +136,47 @@ class VLLMClient:
         if not in_use:
             await self._llm.remove_lora(adapter.lora_int_id)
 
+    async def digest_adapter(self, name: str) -> str:
+        """Return a digest of an adapter's content. Raises KeyError, OSError."""
+        return await asyncio.to_thread(adapter_digest, self._adapters[name].lora_path)
+
     async def reset_prefix_cache(self, *, running: bool) -> bool:
         """Clear the prefix cache. ``running``: preempt running requests for it. Returns whether it was cleared."""
         return bool(await self._llm.reset_prefix_cache(reset_running_requests=running))
 
-    def add_choice(self, choice_id: str, request: EngineRequest, index: int) -> None:
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Give a choice to vLLM."""
         self._preparing.add(choice_id)
+        if request.transfer and index == 0 and not way.transfer:
+            self._start(self._reject_transfer(choice_id, request.transfer))
         adapter = self._adapters.get(request.adapter)
-        task = asyncio.create_task(self._submit_choice(choice_id, request, index, adapter))
-        self._running_tasks.add(task)
-        task.add_done_callback(self._running_tasks.discard)
+        self._start(self._submit_choice(choice_id, request, index, way, adapter))
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
         """Take choices away from vLLM."""
         submitted = [choice_id for choice_id in choice_ids if choice_id not in self._preparing]
         self._preparing.difference_update(choice_ids)
         if submitted:
-            task = asyncio.create_task(self._llm.engine_core.abort_requests_async(submitted))
-            self._running_tasks.add(task)
-            task.add_done_callback(self._running_tasks.discard)
+            self._start(self._llm.engine_core.abort_requests_async(submitted))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running_tasks.add(task)
+        task.add_done_callback(self._running_tasks.discard)
+
+    async def _reject_transfer(self, choice_id: str, transfer: bytes) -> None:
+        """Let the other instance free pages that are not fetched."""
+        if (params := rejected_params(transfer)) is not None:
+            await self._llm.notify_kv_transfer_request_rejected(f"{choice_id}-rejected", params)
 
     async def _submit_choice(
-        self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None
+        self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
     ) -> None:
         try:
             if request.grammar or request.media:  # vLLM compiles a grammar to check it; media are large
-                core_request = await asyncio.to_thread(self._core_request, choice_id, request, index, adapter)
+                core_request = await asyncio.to_thread(self._core_request, choice_id, request, index, way, adapter)
             else:
-                core_request = self._core_request(choice_id, request, index, adapter)
+                core_request = self._core_request(choice_id, request, index, way, adapter)
         except Exception as error:  # vLLM does not document what it raises
             if choice_id in self._preparing:
                 self._preparing.discard(choice_id)
@@ -159,6 +185,8 @@ class VLLMClient:
         if choice_id in self._preparing:  # it was not cancelled meanwhile
             self._preparing.discard(choice_id)
             await self._llm.engine_core.add_request_async(core_request)
+        elif way.transfer:
+            await self._reject_transfer(choice_id, way.transfer)
 
     def _reject(self, choice_id: str, error: Exception) -> None:
         """Report that vLLM does not accept a choice."""
@@ -166,10 +194,12 @@ class VLLMClient:
         reason = " ".join(str(error).replace(folder, "the model").split())
         self._on_rejection(choice_id, f"vLLM does not accept the request: {reason}")
 
-    def _core_request(self, choice_id: str, request: EngineRequest, index: int, adapter: LoRARequest | None) -> Any:
+    def _core_request(
+        self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
+    ) -> Any:
         """Return vLLM's form of a choice. Raises an exception with vLLM's reason if it does not accept the choice."""
         if request.pooling is None:
-            fields = translate_choice(request, index)
+            fields = translate_choice(request, index, way)
             parameters, token_ids = sampling_params(fields), fields.token_ids
         else:
             fields, parameters, token_ids = None, pooling_params(request), request.token_ids
@@ -212,9 +242,11 @@ class VLLMClient:
             features=vllm_features(
                 adapters=config.lora_config is not None,
                 speculation=config.speculative_config is not None,
-                plugin=bool(plugin_names(config)),
+                plugin=self.can_force,
+                connector=config.kv_transfer_config is not None,
             ),
             bounds=dict(BOUNDS),
+            arena=connector_arena(config, settings, version),
             media_kinds=frozenset(media_counts),
             media_counts=media_counts,
         )
@@ -268,10 +300,11 @@ def sampling_params(fields: ChoiceFields, *, streams: bool = False) -> SamplingP
     Raises ValueError, with vLLM's reason.
     """
     grammar = StructuredOutputsParams(grammar=fields.lark) if fields.lark else None
+    members = fields.sampling
+    if fields.page_move is not None:
+        members = members | {"extra_args": members.get("extra_args", {}) | {"kv_transfer_params": fields.page_move}}
     kind = RequestOutputKind.DELTA if streams else RequestOutputKind.CUMULATIVE
-    return SamplingParams(
-        **fields.sampling, structured_outputs=grammar, detokenize=False, skip_clone=True, output_kind=kind
-    )
+    return SamplingParams(**members, structured_outputs=grammar, detokenize=False, skip_clone=True, output_kind=kind)
 
 
 def measure_weights(folder: Path) -> tuple[int, int]:

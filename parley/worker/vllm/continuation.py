@@ -1,0 +1,70 @@
+"""Ways to continue a choice that another instance began, and to use the KV pages of that instance.
+
+vLLM has no member for tokens that were drawn elsewhere. Given as part of the prompt, they do not count as output: the
+penalties miss them, a grammar begins anew after them, and so do the random numbers. So vLLM draws them again where that
+matters. They come out the same, because a choice depends on its seed; at worst rounding decides between two tokens,
+and then the next way is tried.
+
+The pages of another instance, which choice 0 fetches, are those of a prompt: without the last token of choice 0, which
+that instance drew. So this token is drawn again as well; vLLM computes the last token of a prompt in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parley.types import EngineRequest
+
+DREW_ANOTHER = "vLLM drew another token than the instance that began the answer."
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A way to continue a choice. The first ``prompted`` of its prior tokens are given as part of the prompt.
+
+    The others are drawn again, ``is_forced``: with all other tokens excluded. ``transfer``: the pages are used.
+    """
+
+    prompted: int = 0
+    is_forced: bool = False
+    transfer: bytes = b""
+
+    def redrawn_tokens(self, request: EngineRequest, index: int) -> list[int]:
+        """Return the tokens that the choice must draw first."""
+        return prior_tokens(request, index)[self.prompted :]
+
+
+def plan_continuations(request: EngineRequest, index: int, *, can_force: bool = False) -> list[Continuation]:
+    """Return the ways to compute a choice, the best first; the next one is for the case that other tokens were drawn.
+
+    ``can_force``: tokens can be forced.
+    """
+    prior = prior_tokens(request, index)
+    transfers = []
+    if request.transfer and index == 0:
+        transfers = [Continuation(max(0, len(prior) - 1), transfer=request.transfer)]
+    if not prior:
+        return transfers or [Continuation()]
+    sampling = request.sampling
+    counts_output = bool(
+        sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.banned
+        or request.grammar
+        or request.reasoning_limit
+    )
+    if not counts_output and not sampling.temperature:
+        return [*transfers, Continuation(len(prior))]
+    ways = [way for way in transfers if not way.prompted]
+    if not can_force:
+        ways = ways or [Continuation()]
+    else:
+        ways.append(Continuation(is_forced=True))
+    if not counts_output:  # other random numbers are better than no answer
+        ways.append(Continuation(len(prior)))
+    return ways
+
+
+def prior_tokens(request: EngineRequest, index: int) -> list[int]:
+    """Return the tokens of a choice that another instance drew."""
+    return request.prior_tokens[index] if request.prior_tokens else []

@@ -1,0 +1,52 @@
+"""How vLLM's connector moves KV pages from one instance to another: as data, which ``EngineOutput.transfer`` carries.
+
+The instance that computes a prompt asks vLLM to keep the pages for another one. vLLM's last output then has a
+dictionary, ``kv_transfer_params``, with which the other vLLM fetches them. The pages are kept for a lease, which that
+vLLM prolongs from the moment when it has the request. Pages whose lease has ended must not be read: they may belong to
+another prompt by then, and nobody would notice. So the time of its end travels along, and is compared with some margin
+for clocks that differ.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+log = logging.getLogger("parley.engine")
+
+KEEP_PAGES: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
+DEFAULT_LEASE_SECONDS = 30.0  # vLLM's
+CLOCK_MARGIN = 10.0  # seconds
+
+
+class PageMove(msgspec.Struct, array_like=True):
+    """``params``: vLLM's dictionary. ``ends_at``: when the lease of the pages ends, in seconds of time.time."""
+
+    params: dict[str, Any]
+    ends_at: float
+
+
+_DECODER = msgspec.msgpack.Decoder(PageMove)
+
+
+def write_transfer(params: dict[str, Any], lease_seconds: float) -> bytes:
+    """Return the transfer of pages that vLLM keeps from now on."""
+    return msgspec.msgpack.encode(PageMove(params, time.time() + lease_seconds))
+
+
+def read_transfer(transfer: bytes) -> dict[str, Any] | None:
+    """Return vLLM's dictionary of a transfer, None if the pages may be gone by now. Raises msgspec.DecodeError."""
+    move = _DECODER.decode(transfer)
+    if (left := move.ends_at - time.time()) > CLOCK_MARGIN:
+        return move.params
+    log.warning("KV pages of another instance are not used: their lease ends in %.1f s, by this machine's clock.", left)
+    return None
+
+
+def rejected_params(transfer: bytes) -> dict[str, Any] | None:
+    """Return vLLM's dictionary of a transfer that will not be used, None if there is no use in telling so."""
+    move = _DECODER.decode(transfer)
+    return move.params if move.ends_at > time.time() else None

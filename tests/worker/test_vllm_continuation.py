@@ -1,0 +1,179 @@
+"""The host of vLLM continues answers that another instance began, and fetches that instance's KV pages."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from support.recorded_vllm import Harness
+
+from parley.disagg.wire.handover import take_transfers
+from parley.model.sampling.extra_options import ExtraOptions
+from parley.types import BeamOptions, EngineOutput, EngineRequest, ReasoningLimit, Sampling
+from parley.worker.vllm.continuation import Continuation, plan_continuations
+from parley.worker.vllm.extra_options import read_extra_options
+from parley.worker.vllm.page_moves import PageMove, read_transfer, write_transfer
+from parley.worker.vllm.sampling_fields import translate_choice
+
+GREEDY = Sampling(temperature=0.0)
+PARAMS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
+TRANSFER = write_transfer(PARAMS, 30.0)
+COUNTING: list[dict[str, Any]] = [
+    {"sampling": Sampling(temperature=0.0, presence_penalty=1.0)},
+    {"sampling": Sampling(temperature=0.0, frequency_penalty=1.0)},
+    {"sampling": Sampling(temperature=0.0, banned=[[7]])},
+    {"sampling": GREEDY, "grammar": '{"grammars": [{"lark_grammar": "start: /a/"}]}'},
+    {"sampling": GREEDY, "reasoning_limit": ReasoningLimit("<t>", "</t>", True, 1, [9])},
+]
+
+
+def request(**members: Any) -> EngineRequest:
+    return EngineRequest(**({"id": "r", "token_ids": [5, 6], "max_tokens": 9, "sampling": GREEDY} | members))
+
+
+def test_greedy_choice_continues_after_its_prior_tokens_as_prompt():
+    begun = request(prior_tokens=[[7], [8, 9]], n=2, min_tokens=3)
+    (way,) = plan_continuations(begun, 1)
+    fields = translate_choice(begun, 1, way)
+    assert fields.token_ids == [5, 6, 8, 9] and way.redrawn_tokens(begun, 1) == []
+    assert fields.sampling["max_tokens"] == 7 and fields.sampling["min_tokens"] == 1 and fields.page_move is None
+
+
+@pytest.mark.parametrize("members", [*COUNTING, {"sampling": Sampling(temperature=1.0)}])
+def test_what_vllm_counts_or_draws_is_drawn_again(members):
+    begun = request(prior_tokens=[[7, 8]], **members)
+    way, *others = plan_continuations(begun, 0, can_force=True)
+    fields = translate_choice(begun, 0, way)
+    assert fields.token_ids == [5, 6] and fields.sampling["max_tokens"] == 9
+    options = read_extra_options(fields.sampling["extra_args"])
+    assert options is not None and options.forced == [7, 8]
+    is_counted = members in COUNTING
+    assert others == ([] if is_counted else [Continuation(2)])
+    unforced, *_ = plan_continuations(begun, 0)
+    assert unforced == Continuation() and unforced.redrawn_tokens(begun, 0) == [7, 8]
+
+
+def test_fetched_pages_end_before_the_token_that_their_instance_drew():
+    begun = request(prior_tokens=[[7, 8]], transfer=TRANSFER)
+    way, other = plan_continuations(begun, 0)
+    fields = translate_choice(begun, 0, way)
+    assert fields.token_ids == [5, 6, 7] and fields.page_move == PARAMS and way.redrawn_tokens(begun, 0) == [8]
+    assert other == Continuation(2)
+    sampled = request(prior_tokens=[[7]], transfer=TRANSFER, sampling=Sampling(temperature=1.0))
+    ways = plan_continuations(sampled, 0, can_force=True)
+    assert ways == [Continuation(transfer=TRANSFER), Continuation(is_forced=True), Continuation(1)]
+    later = msgspec.structs.replace(sampled, prior_tokens=[[7, 8]])
+    assert plan_continuations(later, 0, can_force=True)[0] == Continuation(is_forced=True)  # draws from the start
+    assert plan_continuations(msgspec.structs.replace(sampled, prior_tokens=[]), 0) == [Continuation(transfer=TRANSFER)]
+
+
+def test_pages_whose_lease_may_have_ended_are_not_fetched(caplog):
+    caplog.set_level(logging.WARNING)
+    assert read_transfer(TRANSFER) == PARAMS and not caplog.records
+    assert read_transfer(write_transfer(PARAMS, 5.0)) is None
+    assert "are not used" in caplog.text
+
+
+def test_pages_are_kept_for_another_instance_unless_tokens_are_drawn_again():
+    leased = request(lease=True, n=2)
+    assert translate_choice(leased, 0, Continuation()).page_move["do_remote_decode"] is True
+    assert translate_choice(leased, 1, Continuation()).page_move is None
+    redrawn = request(lease=True, prior_tokens=[[7]])
+    assert translate_choice(redrawn, 0, Continuation()).page_move is None
+    assert translate_choice(redrawn, 0, Continuation(1)).page_move is not None
+
+
+def test_output_of_a_lease_says_where_the_pages_are():
+    harness = Harness()
+    harness.add("a", lease=True, max_tokens=1)
+    harness.add("b", max_tokens=1)
+    first, second = harness.step("a", "b", finish=1)
+    assert read_transfer(first.transfer) == {"remote_request_id": "0"} and second.transfer == b""
+
+
+def test_known_tokens_that_are_drawn_again_are_no_news():
+    harness = Harness()
+    harness.add("a", prior_tokens=[[7, 8]], sampling=Sampling(temperature=1.0), logprobs=0)
+    assert harness.step("a") == []
+    assert harness.step("a", token=8) == []
+    (output,) = harness.step("a", token=3)
+    assert output.token_ids == [3] and harness.sent[-1].stats.generated_tokens == 1
+    (output,) = harness.step("a", token=4, finish=1)
+    assert output.token_ids == [4] and output.finish_reason == "length" and harness.loop.is_idle
+
+
+def test_other_tokens_than_the_known_ones_make_the_host_try_another_way():
+    harness = Harness(can_force=True)
+    harness.add("a", prior_tokens=[[8]], transfer=TRANSFER, sampling=Sampling(temperature=1.0))
+    for way in (Continuation(transfer=TRANSFER), Continuation(is_forced=True)):
+        assert harness.client.ways[-1] == way and harness.step("a") == []
+    assert harness.client.cancelled == ["0", "1"] and harness.client.ways[-1] == Continuation(1)
+    (output,) = harness.step("a")
+    assert output.token_ids == [7] and output.finish_reason is None
+
+
+@pytest.mark.parametrize("finish", [None, 1])
+def test_choice_that_cannot_be_continued_ends_with_an_error(finish):
+    harness = Harness()
+    harness.add("a", prior_tokens=[[8]], sampling=Sampling(temperature=0.0, presence_penalty=1.0))
+    (output,) = harness.step("a", finish=finish)
+    assert output.finish_reason == "error" and "another token" in output.error and output.token_ids == []
+    assert harness.loop.is_idle and not harness.client.computing
+
+
+def test_answer_that_ends_before_the_known_tokens_is_another_answer():
+    harness = Harness()
+    harness.add("a", prior_tokens=[[7, 8]], sampling=Sampling(temperature=0.0, presence_penalty=1.0))
+    (output,) = harness.step("a", finish=0)
+    assert output.finish_reason == "error"
+
+
+@pytest.mark.parametrize("end", ["token", "cancel", "reject"])
+def test_first_choice_fetches_pages_at_once_and_others_wait_for_it(end):
+    harness = Harness(1)
+    harness.add("running")
+    harness.add("a", n=3, prior_tokens=[[7], [7], [7]], transfer=TRANSFER)
+    assert harness.client.names == [("running", 0), ("a", 0)]
+    harness.loop.report_statistics()
+    assert harness.sent[-1].stats.waiting == 2
+    if end == "token":
+        harness.step("a")
+    elif end == "cancel":
+        harness.loop.cancel_request("a", 0)
+    else:
+        harness.loop.reject_choice("1", "Too long.")
+        del harness.client.computing["1"]
+    harness.step("running", finish=1)
+    if end == "token":
+        harness.step("a", finish=1)
+    assert ("a", 1) in harness.client.names
+    harness.loop.cancel_request("a")
+    stats = harness.sent[-1].stats
+    assert harness.loop.is_idle and (stats.running, stats.waiting) == (0, 0)
+
+
+def test_cancel_takes_choices_that_wait_for_pages():
+    harness = Harness()
+    harness.add("a", n=3, transfer=TRANSFER)
+    harness.loop.cancel_request("a", 2)
+    harness.loop.cancel_request("a")
+    stats = harness.sent[-1].stats
+    assert harness.loop.is_idle and (stats.running, stats.waiting) == (0, 0)
+
+
+def test_first_round_of_a_beam_search_fetches_pages():
+    harness = Harness()
+    harness.add("s", beam=BeamOptions(2), n=2, transfer=TRANSFER)
+    assert harness.client.ways == [Continuation(transfer=TRANSFER)]
+
+
+def test_transfers_go_to_one_instance_only():
+    outputs = [[(0, EngineOutput("", 0, [7], transfer=b"x")), (1, EngineOutput("", 0, [8]))]]
+    assert take_transfers(outputs) == {0: b"x"} and take_transfers(outputs) == {}
+
+
+def test_transfer_is_understood_by_the_version_that_wrote_it():
+    move = msgspec.msgpack.decode(TRANSFER, type=PageMove)
+    assert move.params == PARAMS and ExtraOptions().forced == []
