@@ -144,11 +144,15 @@ DIFFERENCES = """
 
 With a server that runs already, also these:
 
-* **Cached tokens** are reported as 0.
+* **Cached tokens** are reported if the server tells them, with `--enable-prompt-tokens-details`. In streams it does so
+  at the end, too late for parley's counters of the prefix cache, which then count the prompt as computed.
 * **Log-probabilities** have one alternative less if as many as the server allows are wanted, and another token was
   drawn.
-* **Adapters** are the server's own and have no names here. Its prefix cache cannot be cleared from here.
-* **Embeddings** are refused: the route generates. So are **pictures, video and sound**.
+* **Adapters** are those that the server lists in `/v1/models`, under their names there, also if it loads or unloads them
+  later. None can be loaded from here, and its prefix cache cannot be cleared.
+* **Embeddings** come from the server's `/pooling`, if it makes vectors. **Pictures, video and sound** are refused.
+* **Prefill and decode apart**: each server with a connector gets a parley with a role. Whether both servers
+  have the same weights is not visible; the configurations in the local folders are compared.
 """
 
 
@@ -168,7 +172,7 @@ def engine_tables() -> str:
 def started_note(feature: EngineFeature) -> str:
     """Return whether vLLM has a feature if parley starts it."""
     if feature == "page_transfer":
-        return "yes, between instances with vLLM"
+        return "yes, with vLLM on both sides"
     if feature not in vllm_features(adapters=True, plugin=True):
         return "no"
     if feature in PLUGIN_FEATURES:
@@ -180,6 +184,10 @@ def started_note(feature: EngineFeature) -> str:
 
 def attached_note(feature: EngineFeature) -> str:
     """Return whether a vLLM server has a feature that runs already."""
+    if feature == "page_transfer":
+        return "yes, if the server has a connector"
+    if feature == "adapters":
+        return "yes, those of the server"
     if feature not in vllm_features() - MISSING_FEATURES:
         return "no"
     return "if the server takes it" if feature in FEATURE_PROBES else "yes"

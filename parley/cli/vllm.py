@@ -73,8 +73,6 @@ def check_engine_options(config: ResolvedOptions) -> None:
         if foreign := [name for name in VLLM_OPTIONS if config.is_set(name)]:
             raise ConfigError(f"{foreign[0]} needs --engine vllm.")
         return
-    if is_server_address(engine) and config["role"] != "mixed":
-        raise ConfigError(f"--role {config['role']} needs an engine of its own: a server's KV pages are not exchanged.")
     if config["role"] == "flex":
         raise ConfigError("--role flex needs parley's own engine: vLLM does not divide its time by a share of prefill.")
 

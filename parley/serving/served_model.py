@@ -104,6 +104,7 @@ class ServedModel:
         self.metrics = ModelMetrics()
         fit_buckets(self.metrics, 0)
         engine.step_observers.append(self.metrics.record_step)
+        engine.load_observers.append(self._list_own_adapters)
         self.fingerprint = ""
         self.total_slots = settings.max_batch + options.max_queue
         self.used_slots = 0
@@ -113,6 +114,7 @@ class ServedModel:
         self.check_query: Callable[[str, Tenant], None] = lambda name, client: None  # raises Forbidden
         self.pause_state = ""  # "held" or "prepared": requests are refused until admission resumes
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
+        self._own_adapters: frozenset[str] = frozenset()  # of these, those that the engine has without being asked
         self._text_pipeline: TextPipeline | None = None
         self._config: Mapping[str, object] = {}  # of the model's config.json
         self.media_workers: MediaWorkers | None = None  # of a model that reads media
@@ -176,6 +178,8 @@ class ServedModel:
             info = await self.engine.wait_until_ready()
             fit_buckets(self.metrics, info.max_model_len)
             for name, folder in list(self.settings.adapters.items()):
+                if name in self._own_adapters:
+                    continue
                 if failure := await self.serve_adapter(name, folder):
                     raise EngineFailed(f"The adapter {name} cannot be loaded: {failure}")
         finally:
@@ -218,6 +222,14 @@ class ServedModel:
             self.adapters[name] = int(time.time())
             self.settings.adapters[name] = folder  # a restarted engine loads it too
         return failure
+
+    def _list_own_adapters(self, info: ModelInfo) -> None:
+        """List the adapters that the engine has without being asked, and no others of that kind."""
+        for name in self._own_adapters - info.adapters.keys():
+            del self.adapters[name], self.settings.adapters[name]
+        for name in info.adapters.keys() - self._own_adapters - set(self.names):
+            self.adapters[name], self.settings.adapters[name] = int(time.time()), info.adapters[name]
+        self._own_adapters = frozenset(info.adapters.keys() & self.adapters.keys())
 
     async def remove_adapter(self, name: str) -> str:
         """Stop serving an adapter; open requests keep it. Return why it failed, or an empty string."""

@@ -1166,4 +1166,5 @@ def attached_settings(config: Mapping[str, Any], folder: str, *, key: str) -> At
         trust_marks=config["trust-marks"],
         url=config["engine"],
         key=key,
+        exchanges_pages=config["role"] != "mixed",
     )

@@ -319,6 +319,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     bounds: dict[EngineBound, tuple[float, float]] = {}
     media_kinds: frozenset[MediaKind] = frozenset()  # the kinds of media that it reads besides text
     media_counts: dict[MediaKind, int] = {}  # the most items of these kinds in a prompt, where the engine has a limit
+    adapters: dict[str, str] = {}  # adapters that the engine has without being asked, and where they come from
 
     @property
     def pooling_tasks(self) -> frozenset[PoolingTask]:
@@ -441,6 +442,7 @@ class AttachedSettings(EngineSettings, kw_only=True):
 
     url: str  # http:// or https://, host, port and perhaps a path before those of its routes
     key: str = ""  # its API key
+    exchanges_pages: bool = False  # its KV pages go to other servers, and theirs come to it, by its connector
 
     @property
     def weight_folders(self) -> tuple[str, ...]:

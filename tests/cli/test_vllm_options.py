@@ -92,7 +92,7 @@ def test_a_server_that_runs_already_is_an_engine(tmp_path):
         (SERVER, "--model a=./m,threads=1", "threads belongs to the server"),
         (SERVER, "--exact", "exact belongs to the server"),
         (SERVER, "--lora a=./a", "lora belongs to the server"),
-        (SERVER, "--role decode", "--role decode needs an engine of its own"),
+        (SERVER, "--role flex", "--role flex needs parley's own engine"),
         (SERVER, "--engine-key-file /does/not/exist", "--engine-key-file: /does/not/exist cannot be read"),
         ("vllm", "--engine-key-file f", "engine-key-file needs --engine with the address of a server"),
         ("parley", "--engine-key-file f", "engine-key-file needs --engine with the address of a server"),

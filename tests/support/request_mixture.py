@@ -68,14 +68,15 @@ class Answer:
     @property
     def count(self) -> int:
         """The number of events."""
-        return self.body.count(b"\n\n") if self.stream else int(self.whole)
+        pings = self.body.count(b"\n:\n\n") + self.body.startswith(b":\n\n")
+        return self.body.count(b"\n\n") - pings if self.stream else int(self.whole)
 
     def events(self) -> Iterator[Any]:
         if not self.stream:
             yield json.loads(self.body)
             return
         for text in filter(None, self.body.split(b"\n\n")):
-            if text != b"data: [DONE]":
+            if text != b"data: [DONE]" and not text.startswith(b":"):
                 yield json.loads(text.removeprefix(b"data:"))
 
     def contents(self) -> AnswerContents:

@@ -108,7 +108,7 @@ async def serve(
         )
         engine_settings: EngineSettings = settings or Settings(model=str(folder), max_batch=max_batch)
         if attached:
-            engine_settings = AttachedSettings(model=str(folder), max_batch=max_batch, url=attached)
+            engine_settings = AttachedSettings(model=engine_settings.model, max_batch=max_batch, url=attached)
             engine = AttachedEngine(engine_settings, name=names[0])
         elif settings is not None:
             engine = LocalEngine(settings)

@@ -8,13 +8,15 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from support.compare_answers import same_answer
 from support.http_client import MODEL_INFO, RunningServer, build_request
 from support.random_requests import generating_routes, random_body
 from support.server_fixtures import Serve, fix_identities
 
-from parley.types import EngineRequest
+from parley import demo
+from parley.types import EngineRequest, Settings
 from parley.worker.attached import attached_engine, server_facts
 
 JSON = {"content-type": "application/json"}
@@ -22,6 +24,7 @@ LONG = {"prompt": "Hello there", "max_tokens": 3000, "ignore_eos": True, "stream
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
 FINGERPRINT = re.compile(rb"fp_\w{10}")  # of the engine
 ENGINE_NAME = b"with the engine vllm 0.33.0"
+CACHED = re.compile(rb'"cached_tokens":(\d+)')
 AWAY = "The server that computes for this model is away."
 
 
@@ -84,6 +87,52 @@ async def test_reports_the_use_of_the_servers_kv_cache(serve, quick_polls):
     await front.until(lambda: front.engine.stats.blocks_used > 0)
     connection.close()
     await front.until(lambda: front.engine.stats.blocks_used == 0)
+
+
+async def test_reports_how_many_tokens_of_a_prompt_the_server_had_cached(serve):
+    settings = Settings(model=str(demo.model_folder()), dtype="float32", kv_memory=8 << 20)
+    back = await serve(settings=settings)
+    front = await serve(attached=back.url + "/vllm", settings=settings)
+    prompt = "Many words that fill pages of the cache. " * 8
+    assert (await back.post("/vllm/v1/completions", {"prompt": prompt, "max_tokens": 1})).status == 200
+    for body in ({}, {"stream": True, "stream_options": {"include_usage": True}}, {"prompt_logprobs": 0}):
+        request = {"prompt": prompt, "max_tokens": 3, "temperature": 0} | body
+        answers = [await server.post("/vllm/v1/completions", request) for server in (back, front)]
+        found = [CACHED.findall(answer.body) for answer in answers]
+        assert found[0] == found[1] and (int(found[0][-1]) > 0) == ("prompt_logprobs" not in body), answers
+
+
+async def test_adapters_that_the_server_lists_can_be_used_by_name(serve, quick_polls, tmp_path):
+    used: list[str] = []
+    back = await serve(lambda request, index: used.append(request.adapter) or [1], lora_root=str(tmp_path))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    await back.post("/v1/load_lora_adapter", {"lora_name": "one", "lora_path": "one"})
+    front = await serve(attached=back.url + "/vllm")
+    used.clear()
+    answer = await front.post("/v1/completions", {"model": "one", "prompt": "a"})
+    assert answer.status == 200 and answer.json["model"] == "one" and used == ["one"]
+    await back.post("/v1/load_lora_adapter", {"lora_name": "two", "lora_path": "two"})
+    await front.until(lambda: "two" in front.model.adapters)
+    await back.post("/v1/unload_lora_adapter", {"lora_name": "one"})
+    await front.until(lambda: "one" not in front.model.adapters)
+    assert (await front.post("/v1/completions", {"model": "one", "prompt": "a"})).status == 404
+    assert (await front.post("/v1/completions", {"model": "two", "prompt": "a"})).status == 200
+
+
+async def test_vectors_are_those_of_the_server(serve):
+    vectors_only = msgspec.structs.replace(MODEL_INFO, generates=False, dimensions=8)
+    for info in (vectors_only, msgspec.structs.replace(vectors_only, generates=True)):
+        back, front = await attach(serve, info=info)
+        assert (front.model.model_info.generates, front.model.model_info.dimensions) == (info.generates, 8)
+        body = {"input": ["One text", "and another"], "dimensions": 4}
+        answers = [await server.post("/v1/embeddings", body) for server in (back, front)]
+        vectors = [[each["embedding"] for each in answer.json["data"]] for answer in answers]
+        assert vectors[0] == vectors[1] and len(vectors[1][1]) == 4
+        refused = await front.post("/v1/completions", {"prompt": "a"})
+        assert (refused.status == 200) == info.generates
+        await front.idle()
 
 
 async def test_is_not_ready_while_the_server_is_away(serve, quick_polls):

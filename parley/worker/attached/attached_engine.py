@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 
 from parley.engine.messages import (
     AdapterResult,
@@ -18,13 +19,15 @@ from parley.engine.messages import (
     FinishBeamSearch,
     LoadAdapter,
     LoadProgress,
+    ReservePages,
+    ReserveResponse,
     ResetDone,
     ResetPrefixCache,
     SubmitRequest,
     ToEngine,
     UnloadAdapter,
 )
-from parley.engine.protocol import Engine
+from parley.engine.page_transfer import MessagePageTransfer
 from parley.types import AttachedSettings
 from parley.worker.attached.server_calls import ServerAway, ServerCalls
 from parley.worker.attached.server_facts import (
@@ -34,6 +37,7 @@ from parley.worker.attached.server_facts import (
     check_health,
     choose_card,
     describe_model,
+    list_adapters,
     read_cards,
     read_facts,
 )
@@ -49,7 +53,7 @@ AWAY = "The server that computes for this model is away."  # for clients, who ne
 NO_ADAPTERS = "The engine's server loads its own adapters."
 
 
-class AttachedEngine(Engine):
+class AttachedEngine(MessagePageTransfer):
     """Computes with the vLLM server at ``settings.url``. ``name``: the model's main name."""
 
     needs_weights = False
@@ -100,6 +104,8 @@ class AttachedEngine(Engine):
                 self._handle_message(ResetDone(number, done=False))
             case LoadAdapter(number) | UnloadAdapter(number):
                 self._handle_message(AdapterResult(number, NO_ADAPTERS))
+            case ReservePages(number):  # the server fetches pages itself
+                self._handle_message(ReserveResponse(number))
 
     # -- the server's life
 
@@ -169,9 +175,13 @@ class AttachedEngine(Engine):
         Raises ServerAway, AttachRefused.
         """
         await check_health(self._calls)
-        card = choose_card(await read_cards(self._calls, self.settings), self.settings, self.name)
+        cards = await read_cards(self._calls, self.settings)
+        card = choose_card(cards, self.settings, self.name)
         if card != self._facts.card:
             raise AttachRefused(f"{self.settings.url} serves another model than before: {card.id}.")
+        if (adapters := list_adapters(cards, card)) != self._facts.adapters:
+            self._facts = self._client.facts = replace(self._facts, adapters=adapters)
+            self._become_ready(describe_model(self._facts, self.settings))
         self._totals.record_server(await ask_metrics(self._calls))
         self._loop.report_statistics()
 

@@ -7,6 +7,7 @@ sentence with the limit; one token each shows whether grammars and the like are 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,15 @@ import msgspec
 
 from parley.engine.vllm import TESTED_VERSIONS, is_tested_version
 from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json_object
-from parley.types import AttachedSettings, EngineBound, EngineFeature, ModelInfo
+from parley.types import Arena, AttachedSettings, EngineBound, EngineFeature, ModelInfo
 from parley.worker.attached.server_calls import ServerAway, ServerCalls
 from parley.worker.attached.server_metrics import ServerMetrics, read_metrics
+from parley.worker.attached.token_answers import ServerUsage, VectorAnswer
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
+from parley.worker.vllm.page_moves import KEEP_PAGES
 
 GENERATE_PATH = "/inference/v1/generate"
+POOLING_PATH = "/pooling"
 EXCESSIVE_LOGPROBS = 999_999_999
 DEFAULT_MAX_LOGPROBS = 20  # vLLM's --max-logprobs
 DEFAULT_BLOCK_SIZE = 16
@@ -32,8 +36,8 @@ FEATURE_PROBES: dict[EngineFeature, dict[str, Any]] = {
     "min_p": {"temperature": 1.0, "min_p": 0.1},
     "logit_bias": {"logit_bias": {"0": 1.0}},
 }
-# The route takes neither sequences of banned tokens nor vLLM's own adapters under parley's names.
-MISSING_FEATURES: frozenset[EngineFeature] = frozenset({"banned_tokens", "adapters"})
+# The route takes no sequences of banned tokens.
+MISSING_FEATURES: frozenset[EngineFeature] = frozenset({"banned_tokens"})
 TOKENIZER_SAMPLE = 'The 7 quick foxes: "Zwölf" 你好 {"a": [1, 2]}\n\tend'  # a text that tokenizers split differently
 
 
@@ -42,7 +46,7 @@ class AttachRefused(Exception):
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A row of ``/v1/models``. ``parent``: set for adapters. ``root``: the model's folder or name."""
+    """A row of ``/v1/models``. ``parent``: the model of an adapter. ``root``: the folder or name."""
 
     id: str
     root: str | None = None
@@ -56,18 +60,34 @@ class ModelList(msgspec.Struct):
     data: list[ModelCard]
 
 
+class ProbeAnswer(msgspec.Struct):
+    """The answer to a request for one token."""
+
+    choices: list[dict[str, Any]] = []
+    usage: ServerUsage | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server serves. ``card``: the model there; ``max_logprobs``: the most alternatives that it lists.
+    """What a server serves. ``card``: the model there, ``adapters``: its adapters; ``max_logprobs``: the most
+    alternatives that it lists.
 
-    ``missing``: features that it refuses. ``end_ids`` and ``vocab_size`` are those of the local folder.
+    ``missing``: features that it refuses. ``reports_cache``: it tells how many tokens of a prompt were cached.
+    ``has_connector``: it moves KV pages. ``dimensions``: of its vectors, 0 if it makes none. ``end_ids`` and
+    ``vocab_size`` are those of the local folder.
     """
 
     version: str
     card: ModelCard
+    adapters: dict[str, str]
     max_model_len: int
+    generates: bool
     max_logprobs: int
     missing: frozenset[EngineFeature]
+    reports_cache: bool
+    has_connector: bool
+    dimensions: int
     kv_blocks: int
     block_size: int
     end_ids: frozenset[int]
@@ -78,19 +98,33 @@ async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) 
     """Ask the server. ``name``: the model's name here. Raises AttachRefused, ServerAway."""
     await check_health(calls)
     version = await _read_version(calls, settings)
-    card = choose_card(await read_cards(calls, settings), settings, name)
+    cards = await read_cards(calls, settings)
+    card = choose_card(cards, settings, name)
     tokenizer = await _check_tokenizer(calls, settings, card)
-    max_logprobs = await _read_max_logprobs(calls, settings, card)
-    missing = [feature for feature in FEATURE_PROBES if not await _has_feature(calls, card, feature)]
+    dimensions = await _read_dimensions(calls, card)
+    plain = await _probe_plain(calls, settings, card, may_pool=dimensions > 0)
+    max_logprobs, missing = 0, set[EngineFeature]()
+    if plain.choices:
+        max_logprobs = await _read_max_logprobs(calls, card)
+        missing = {feature for feature in FEATURE_PROBES if not await _has_feature(calls, card, feature)}
+    if settings.exchanges_pages and not plain.kv_transfer_params:
+        raise AttachRefused(
+            f"{settings.url} moves no KV pages: start it with --kv-transfer-config, or leave out --role."
+        )
     metrics = await ask_metrics(calls)
     config = read_json_object(Path(settings.model) / "config.json")
     lengths = filter(None, (settings.max_model_len, card.max_model_len))
     return ServerFacts(
         version=version,
         card=card,
+        adapters=list_adapters(cards, card),
         max_model_len=min(lengths),
+        generates=bool(plain.choices),
         max_logprobs=max_logprobs,
         missing=frozenset(missing),
+        reports_cache=plain.usage is not None and plain.usage.prompt_tokens_details is not None,
+        has_connector=bool(plain.kv_transfer_params),
+        dimensions=dimensions,
         kv_blocks=metrics.kv_blocks,
         block_size=metrics.block_size or DEFAULT_BLOCK_SIZE,
         end_ids=tokenizer.eos_ids,
@@ -106,7 +140,7 @@ async def check_health(calls: ServerCalls) -> None:
 
 
 async def read_cards(calls: ServerCalls, settings: AttachedSettings) -> list[ModelCard]:
-    """Return the models that the server lists, without adapters. Raises AttachRefused, ServerAway."""
+    """Return the models and adapters that the server lists. Raises AttachRefused, ServerAway."""
     answer = await calls.get("/v1/models")
     if answer.status in (401, 403):
         hint = "" if settings.key else "; --engine-key-file names a file with its key"
@@ -117,11 +151,17 @@ async def read_cards(calls: ServerCalls, settings: AttachedSettings) -> list[Mod
         cards = []
     if not cards:
         raise AttachRefused(f"{settings.url} lists no models: GET /v1/models gave status {answer.status}.")
-    return [card for card in cards if card.parent is None]
+    return cards
+
+
+def list_adapters(cards: list[ModelCard], model: ModelCard) -> dict[str, str]:
+    """Return the adapters of a model, by name: where the server has them from."""
+    return {card.id: card.root or "" for card in cards if card.parent == model.id}
 
 
 def choose_card(cards: list[ModelCard], settings: AttachedSettings, name: str) -> ModelCard:
     """Return the model of this name, or the only one. Raises AttachRefused."""
+    cards = [card for card in cards if card.parent is None]
     card = next(
         (card for card in cards if card.id == name), cards[0] if len({each.root for each in cards}) == 1 else None
     )
@@ -149,10 +189,28 @@ def describe_model(facts: ServerFacts, settings: AttachedSettings) -> ModelInfo:
         kv_blocks=facts.kv_blocks,
         block_size=facts.block_size,
         fused=False,
+        generates=facts.generates,
+        dimensions=facts.dimensions,
         engine=f"vllm {facts.version}",
-        features=vllm_features() - MISSING_FEATURES - facts.missing,
+        features=attached_features(facts),
         bounds=attached_bounds(facts.max_logprobs, facts.vocab_size, len(facts.end_ids)),
+        arena=_server_arena(facts, settings) if facts.has_connector else None,
+        adapters=facts.adapters,
     )
+
+
+def attached_features(facts: ServerFacts) -> frozenset[EngineFeature]:
+    """Return the features of a server."""
+    offered = vllm_features(adapters=bool(facts.adapters), connector=facts.has_connector)
+    return offered - MISSING_FEATURES - facts.missing
+
+
+def _server_arena(facts: ServerFacts, settings: AttachedSettings) -> Arena:
+    """Return what servers that exchange pages must have in common, as far as they tell it."""
+    config = (Path(settings.model) / "config.json").read_bytes()
+    digest = hashlib.sha256(config).hexdigest()[:16]
+    layout = f"engine=vllm {facts.version} server;model={digest};pages={facts.block_size}"
+    return Arena(0, -1, facts.kv_blocks, [], f"{layout};trust-marks={'on' if settings.trust_marks else 'off'}")
 
 
 def attached_bounds(max_logprobs: int, vocab_size: int, end_tokens: int) -> dict[EngineBound, tuple[float, float]]:
@@ -212,16 +270,42 @@ async def _check_tokenizer(calls: ServerCalls, settings: AttachedSettings, card:
     return tokenizer
 
 
-async def _read_max_logprobs(calls: ServerCalls, settings: AttachedSettings, card: ModelCard) -> int:
-    """Return the most alternatives that the server lists. Raises AttachRefused if it does not generate from tokens."""
+async def _read_max_logprobs(calls: ServerCalls, card: ModelCard) -> int:
+    """Return the most alternatives that the server lists."""
     answer = await calls.post(GENERATE_PATH, _probe(card, {"logprobs": EXCESSIVE_LOGPROBS}))
-    if answer.status not in (400, 422):
+    numbers = map(int, re.findall(r"\d+", error_text(answer.status, answer.body)))
+    return max((number for number in numbers if number != EXCESSIVE_LOGPROBS), default=DEFAULT_MAX_LOGPROBS)
+
+
+async def _read_dimensions(calls: ServerCalls, card: ModelCard) -> int:
+    """Return the length of the vectors of a server that makes vectors, 0 of one that does not."""
+    answer = await calls.post(POOLING_PATH, {"model": card.id, "task": "embed", "input": [0]})
+    try:
+        vectors = msgspec.json.decode(answer.body, type=VectorAnswer).data if answer.status == 200 else []
+    except msgspec.DecodeError:
+        vectors = []
+    return len(vectors[0].data) if vectors else 0
+
+
+async def _probe_plain(
+    calls: ServerCalls, settings: AttachedSettings, card: ModelCard, *, may_pool: bool
+) -> ProbeAnswer:
+    """Return the answer to a request for one token, an empty one if the server does not generate.
+
+    Raises AttachRefused if it does not, unless it ``may_pool``: make vectors.
+    """
+    body = _probe(card, {}) | ({"kv_transfer_params": KEEP_PAGES} if settings.exchanges_pages else {})
+    answer = await calls.post(GENERATE_PATH, body)
+    try:
+        read = msgspec.json.decode(answer.body, type=ProbeAnswer) if answer.status == 200 else ProbeAnswer()
+    except msgspec.DecodeError:
+        read = ProbeAnswer()
+    if not read.choices and not may_pool:
         raise AttachRefused(
             f"{settings.url} does not continue tokens: POST {GENERATE_PATH} gave status {answer.status} "
             f"({error_text(answer.status, answer.body)})."
         )
-    numbers = map(int, re.findall(r"\d+", error_text(answer.status, answer.body)))
-    return max((number for number in numbers if number != EXCESSIVE_LOGPROBS), default=DEFAULT_MAX_LOGPROBS)
+    return read
 
 
 async def _has_feature(calls: ServerCalls, card: ModelCard, feature: EngineFeature) -> bool:

@@ -1,6 +1,6 @@
-"""Translates requests and answers of ``/inference/v1/generate`` to and from the terms of vLLM's engine.
+"""Translates requests and answers of ``/inference/v1/generate`` and ``/pooling`` to and from vLLM's engine's terms.
 
-The form is that of ``vllm/entrypoints/scale_out/token_in_token_out/protocol.py``.
+Their forms are those of ``vllm/entrypoints/scale_out/token_in_token_out`` and ``vllm/entrypoints/pooling/pooling``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import msgspec
 
 from parley.types import EngineRequest
 from parley.worker.vllm.choice_output import (
+    AnswerVector,
     ChoiceOutput,
     ListedToken,
     collect_prompt_scores,
@@ -18,7 +19,7 @@ from parley.worker.vllm.choice_output import (
     finish_number,
 )
 from parley.worker.vllm.continuation import Continuation
-from parley.worker.vllm.sampling_fields import scores_prompt, translate_choice
+from parley.worker.vllm.sampling_fields import scores_prompt, translate_choice, translate_pooling
 
 
 class ScoredToken(ListedToken, gc=False):
@@ -54,13 +55,46 @@ class ServerError(msgspec.Struct):
     message: str = ""
 
 
+class PromptDetails(msgspec.Struct):
+    """Details of a prompt's tokens."""
+
+    cached_tokens: int | None = None
+
+
+class ServerUsage(msgspec.Struct):
+    """The tokens that a request took. A server tells details if it was started with --enable-prompt-tokens-details."""
+
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens of the prompt were cached, as far as the server tells it."""
+        details = self.prompt_tokens_details
+        return (details.cached_tokens or 0) if details is not None else 0
+
+
 class TokenAnswer(msgspec.Struct):
     """A whole answer, or a chunk of a stream. ``prompt_logprobs``: for each token of the prompt, itself and then
-    alternatives by their ids; None for the first token."""
+    alternatives by their ids; None for the first token. ``usage`` comes alone, at the end of a stream."""
 
     choices: list[AnsweredChoice] = []
     prompt_logprobs: list[dict[int, PromptToken] | None] | None = None
+    usage: ServerUsage | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     error: ServerError | None = None
+
+
+class AnsweredVector(msgspec.Struct):
+    """A vector."""
+
+    data: list[float]
+
+
+class VectorAnswer(msgspec.Struct):
+    """The answer of ``/pooling`` for one text."""
+
+    data: list[AnsweredVector]
+    usage: ServerUsage | None = None
 
 
 def write_choice(
@@ -75,8 +109,13 @@ def write_choice(
         params["logprobs"] = len(request.logprob_ids) + 1
     elif request.logprobs > 0:
         params["logprobs"] = min(request.logprobs + 1, max_logprobs)
-    body: dict[str, Any] = {"model": model, "token_ids": fields.token_ids, "sampling_params": params}
-    body["stream"] = not scores_prompt(request, index)  # streams have no scores of the prompt
+    body: dict[str, Any] = {"model": request.adapter or model, "token_ids": fields.token_ids, "sampling_params": params}
+    # Streams have no scores of the prompt, and do not tell where pages are.
+    body["stream"] = not scores_prompt(request, index) and not request.lease
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    if fields.page_move is not None:
+        body["kv_transfer_params"] = fields.page_move
     if fields.lark:
         params["structured_outputs"] = {"grammar": fields.lark}
         body["reasoning_ended"] = True  # the grammar covers the reasoning
@@ -93,6 +132,7 @@ def read_answer(choice_id: str, request: EngineRequest, answer: TokenAnswer) -> 
         return None
     choice = answer.choices[0]
     output = ChoiceOutput(choice_id, choice.token_ids or [], finish_number(choice.finish_reason))
+    output.kv_transfer_params = answer.kv_transfer_params
     if choice.logprobs is not None and choice.logprobs.content:
         scored = [(token, token.top_logprobs) for token in choice.logprobs.content]
         output.new_logprobs = collect_scores(scored, request.logprob_ids)
@@ -100,6 +140,21 @@ def read_answer(choice_id: str, request: EngineRequest, answer: TokenAnswer) -> 
         positions = map(_list_position, answer.prompt_logprobs)
         output.new_prompt_logprobs_tensors = collect_prompt_scores(positions, request.token_ids)
     return output
+
+
+def write_pooling(request: EngineRequest, *, model: str) -> dict[str, Any]:
+    """Return the body of the server's request for a vector."""
+    body: dict[str, Any] = {"model": request.adapter or model, "input": request.token_ids, **translate_pooling(request)}
+    if request.priority:
+        body["priority"] = request.priority
+    return body
+
+
+def read_vector_answer(choice_id: str, answer: VectorAnswer) -> ChoiceOutput | None:
+    """Return the output of a request for a vector, None if the answer has none."""
+    if not answer.data:
+        return None
+    return ChoiceOutput(choice_id, pooling_output=AnswerVector(answer.data[0].data))
 
 
 def _list_position(position: dict[int, PromptToken] | None) -> list[ListedToken] | None:

@@ -1,4 +1,4 @@
-"""The choices that an attached server computes: one request to ``/inference/v1/generate`` for each.
+"""The choices that an attached server computes: one request to ``/inference/v1/generate`` or ``/pooling`` for each.
 
 An answer is read as it arrives, without a task for each choice. All that arrives in one turn of the event loop is
 passed on together, like a step of vLLM. The end of a connection tells the server that its answer is not wanted.
@@ -15,9 +15,16 @@ import msgspec
 from parley.types import EngineRequest
 from parley.web.http_client import ConnectionBroken, HttpClientConnection, InstanceUnreachable
 from parley.worker.attached.server_calls import ServerCalls, as_clause
-from parley.worker.attached.server_facts import GENERATE_PATH, ServerFacts, error_text
-from parley.worker.attached.token_answers import TokenAnswer, read_answer, write_choice
-from parley.worker.vllm.choice_output import ChoiceOutput, OutputStep, note_start
+from parley.worker.attached.server_facts import GENERATE_PATH, POOLING_PATH, ServerFacts, error_text
+from parley.worker.attached.token_answers import (
+    TokenAnswer,
+    VectorAnswer,
+    read_answer,
+    read_vector_answer,
+    write_choice,
+    write_pooling,
+)
+from parley.worker.vllm.choice_output import ChoiceOutput, OutputStep, PrefillStats, note_start
 from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.page_moves import DEFAULT_LEASE_SECONDS
 
@@ -26,6 +33,7 @@ STREAM_END = b"[DONE]"
 NOT_READY = frozenset({502, 503, 504})
 
 _ANSWER_DECODER = msgspec.json.Decoder(TokenAnswer)
+_VECTOR_DECODER = msgspec.json.Decoder(VectorAnswer)
 
 
 class TokenClient:
@@ -54,8 +62,8 @@ class TokenClient:
         self._outputs: list[ChoiceOutput] = []
 
     def knows_adapter(self, name: str) -> bool:
-        """Return False: adapters are the server's own."""
-        return False
+        """Whether the server lists an adapter of this name."""
+        return name in self.facts.adapters
 
     def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Send the request for a choice."""
@@ -75,7 +83,7 @@ class TokenClient:
 
     def add_output(self, output: ChoiceOutput) -> None:
         """Pass on an output in this turn of the event loop."""
-        if output.finish_reason is not None:
+        if output.finish_reason is not None or output.pooling_output is not None:
             self._exchanges.pop(output.request_id, None)
         if not self._outputs:
             asyncio.get_running_loop().call_soon(self._pass_on)
@@ -99,8 +107,13 @@ class ChoiceExchange:
         self._client = client
         self._choice_id, self._request = choice_id, request
         facts = client.facts
-        body = write_choice(request, index, way, model=facts.card.id, max_logprobs=facts.max_logprobs)
+        if request.pooling is None:
+            self._path = GENERATE_PATH
+            body = write_choice(request, index, way, model=facts.card.id, max_logprobs=facts.max_logprobs)
+        else:
+            self._path, body = POOLING_PATH, write_pooling(request, model=facts.card.id)
         self._body = msgspec.json.encode(body)
+        self._last_output: ChoiceOutput | None = None  # of a stream, until its usage has arrived
         self._connection: HttpClientConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._is_reused = False
@@ -138,7 +151,7 @@ class ChoiceExchange:
     def _send_over(self, connection: HttpClientConnection) -> None:
         calls = self._client.calls
         self._connection, self._sent_at = connection, monotonic()
-        target = calls.target(GENERATE_PATH)
+        target = calls.target(self._path)
         connection.send_request(calls.http_client.format_request(b"POST", target, calls.headers, (self._body,)), self)
 
     # -- the answer, as an AnswerSink
@@ -174,6 +187,8 @@ class ChoiceExchange:
             self._refuse(error_text(self._status, self._unread))
         elif not self._is_stream:
             self._read_event(self._unread)
+        elif self._last_output is not None:
+            self._pass_on(self._last_output)
         if error is None and self._status == 200 and not self._is_finished:
             self._client.on_loss(self._choice_id, "its answer ended early")
 
@@ -181,21 +196,38 @@ class ChoiceExchange:
         if event == STREAM_END:
             return
         try:
-            answer = _ANSWER_DECODER.decode(event)
-            output = read_answer(self._choice_id, self._request, answer)
+            if self._request.pooling is not None:
+                answer = TokenAnswer()
+                output = read_vector_answer(self._choice_id, _VECTOR_DECODER.decode(event))
+            else:
+                answer = _ANSWER_DECODER.decode(event)
+                output = read_answer(self._choice_id, self._request, answer)
         except (msgspec.DecodeError, ValueError):
             self._refuse("its answer could not be read")
             return
         if answer.error is not None:
             self._refuse(answer.error.message or "it failed")
-        elif output is not None:
+            return
+        if output is not None:
+            self._start_output(output, answer)
+            if output.finish_reason is not None and self._is_stream and self._client.facts.reports_cache:
+                self._last_output = output
+                return
+        elif answer.usage is not None and self._last_output is not None:
+            output = self._last_output
+            computed = len(self._request.token_ids) - answer.usage.cached_tokens
+            output.prefill_stats = PrefillStats(computed, answer.usage.cached_tokens, is_late=True)
+        if output is not None:
             self._pass_on(output)
 
-    def _pass_on(self, output: ChoiceOutput) -> None:
+    def _start_output(self, output: ChoiceOutput, answer: TokenAnswer) -> None:
         if not self._has_output:
             self._has_output = True
-            note_start(output, self._request, self._sent_at)
-        self._is_finished = output.finish_reason is not None
+            cached_tokens = answer.usage.cached_tokens if answer.usage is not None and not self._is_stream else 0
+            note_start(output, self._request, self._sent_at, cached_tokens)
+
+    def _pass_on(self, output: ChoiceOutput) -> None:
+        self._is_finished = output.finish_reason is not None or self._request.pooling is not None
         self._client.add_output(output)
 
     def _refuse(self, reason: str) -> None:

@@ -33,6 +33,22 @@ class Rows(list[Any]):
         return self
 
 
+class AnswerVector(list[float]):
+    """The numbers of a vector, in place of a tensor."""
+
+    def float(self) -> AnswerVector:
+        """Return it."""
+        return self
+
+    def flatten(self) -> AnswerVector:
+        """Return it."""
+        return self
+
+    def tolist(self) -> AnswerVector:
+        """Return it."""
+        return self
+
+
 class ScoreRows(NamedTuple):
     """Scores of tokens: column 0 is the token itself, and the alternatives follow."""
 
@@ -42,10 +58,14 @@ class ScoreRows(NamedTuple):
 
 
 class PrefillStats(NamedTuple):
-    """How much of the prompt was computed, and how much was cached, as far as known."""
+    """How much of the prompt was computed, and how much was cached, as far as known.
+
+    ``is_late``: they come with the last output, because they were not known before.
+    """
 
     num_computed_tokens: int
     num_cached_tokens: int = 0
+    is_late: bool = False
 
 
 class ChoiceEvent(NamedTuple):

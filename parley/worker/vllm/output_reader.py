@@ -113,8 +113,9 @@ def record_progress(sequence: Sequence, raw: Any) -> None:
 
     The times are those of time.monotonic, which all processes of a machine share.
     """
-    if raw.prefill_stats is not None and sequence.last_token_at == 0.0:
-        sequence.cached_tokens = raw.prefill_stats.num_cached_tokens
+    stats = raw.prefill_stats
+    if stats is not None and (sequence.last_token_at == 0.0 or getattr(stats, "is_late", False)):
+        sequence.cached_tokens = stats.num_cached_tokens
     if raw.new_prompt_logprobs_tensors is not None:
         sequence.prompt_scores += read_scores(raw.new_prompt_logprobs_tensors, sequence.request.prompt_logprobs)
     for event in raw.events or ():
