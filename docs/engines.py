@@ -148,8 +148,8 @@ With a server that runs already, also these:
   at the end, too late for parley's counters of the prefix cache, which then count the prompt as computed.
 * **Log-probabilities** have one alternative less if as many as the server allows are wanted, and another token was
   drawn.
-* **Adapters** are those that the server lists in `/v1/models`, under their names there, also if it loads or unloads them
-  later. None can be loaded from here, and its prefix cache cannot be cleared.
+* **Adapters** are those that the server lists in `/v1/models`, under their names there, also if it loads or unloads
+  them later. None can be loaded from here, and its prefix cache cannot be cleared.
 * **Embeddings** come from the server's `/pooling`, if it makes vectors. **Pictures, video and sound** are refused.
 * **Prefill and decode apart**: each server with a connector gets a parley with a role. Whether both servers
   have the same weights is not visible; the configurations in the local folders are compared.

@@ -106,6 +106,30 @@ def test_manifests_match_kubernetes_schemas():
         validate.validate(document, "1.37", strict=True)
 
 
+def test_leader_and_workers_fit_together():
+    service, group = yaml.safe_load_all((DEPLOY / "vllm/leader-workers.yaml").read_text("utf-8"))
+    template = group["spec"]["leaderWorkerTemplate"]
+    leader, worker = template["leaderTemplate"], template["workerTemplate"]
+    assert service["spec"]["selector"].items() <= leader["metadata"]["labels"].items()
+    assert not service["spec"]["selector"].items() <= worker["metadata"]["labels"].items()
+    for pod in (leader["spec"], worker["spec"]):
+        (container,) = pod["containers"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    server = leader["spec"]["containers"][0]
+    end = server["args"].index("--")
+    command, model, *flags = server["args"][:end]
+    assert command == "serve" and not model.startswith("-")
+    read_flags(SERVE_OPTIONS, flags)
+    vllm_flags = dict(flag.split("=") for flag in server["args"][end + 1 :])
+    gpus = sum(int(pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) for pod in (leader, worker))
+    tensor, pipeline = (int(vllm_flags[f"--{kind}-parallel-size"]) for kind in ("tensor", "pipeline"))
+    assert tensor * pipeline == gpus and pipeline == template["size"]
+    port = server["command"][2].partition("--port=")[2].split()[0]
+    assert f"$LWS_LEADER_ADDRESS:{port}" in worker["spec"]["containers"][0]["command"][2]
+    assert "ray start --head" in server["command"][2] and vllm_flags["--distributed-executor-backend"] == "ray"
+
+
 CHARTS = {
     "single": [],
     "cluster": ["mode=cluster", "keysSecret=keys", "prefill.replicas=1"],
@@ -113,6 +137,7 @@ CHARTS = {
         "gpu.enabled=true", "models.persistence.enabled=true", "autoscaling.enabled=true", "ingress.enabled=true",
         "ingress.host=parley.example", "model=owner/model", "keysSecret=keys", "arguments={--max-batch,8}",
     ],
+    "several pods": ["gpu.enabled=true", "gpu.count=8", "gpu.pods=2", "model=owner/model", "keysSecret=keys"],
 }  # fmt: skip
 
 
@@ -132,8 +157,12 @@ def test_chart_renders_servers_with_existing_flags(values):
             read_flags(SERVE_OPTIONS, flags)
         volumes = {volume["name"] for volume in pod["spec"]["template"]["spec"]["volumes"]}
         assert {mount["name"] for mount in only_container(pod)["volumeMounts"]} <= volumes
+    for group in [each for each in documents if each["kind"] == "LeaderWorkerSet"]:
+        (leader,) = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]
+        _, _, *flags = leader["args"][: leader["args"].index("--")]
+        read_flags(SERVE_OPTIONS, flags)
     validate = pytest.importorskip("kubernetes_validate", reason="its schemas take 100 MB")
-    for document in documents:
+    for document in [each for each in documents if each["kind"] != "LeaderWorkerSet"]:
         validate.validate(document, "1.37", strict=True)
 
 

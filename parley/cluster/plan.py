@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ REFUSED_KEYS = {  # keys of the coordinator's own file that a plan cannot set, a
     "secret_file": "because a secret is generated for the cluster",
     "tls": "because traffic within the cluster is not encrypted; put a proxy with TLS in front of it",
 }
+RAY_BACKEND_FLAGS = ("--distributed-executor-backend", "--data-parallel-backend")  # vLLM's
 MAX_COUNT = 1000  # instances of a group
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
@@ -108,6 +110,16 @@ def read_plan(path: str) -> ClusterPlan:
     return ClusterPlan(name, address, coordinator, needs, tuple(groups))
 
 
+def starts_ray_workers(options: Mapping[str, Any]) -> bool:
+    """Whether an instance with these options of ``parley serve`` has vLLM workers that Ray places."""
+    flags = options.get("engine-args", options.get("engine_args", []))
+    words = (
+        " ".join(map(str, flags if isinstance(flags, list) else [flags])).replace("_", "-").replace("=", " ").split()
+    )
+    chosen = [value for flag, value in pairwise(words) if flag in RAY_BACKEND_FLAGS]
+    return options.get("engine") == "vllm" and "ray" in chosen
+
+
 def format_toml(table: Mapping[str, Any]) -> str:
     """Format a table as TOML."""
     return "".join(f"{_format_key(key)} = {_format_value(value)}\n" for key, value in table.items())
@@ -123,6 +135,8 @@ def _parse_group(table: dict[str, Any], where: str, base: Path) -> InstanceGroup
     if type(count) is not int or not 0 <= count <= MAX_COUNT:
         raise ConfigError(f"{where}: count is {count!r}, not a whole number from 0 to {MAX_COUNT}.")
     needs = _parse_needs(table, where, cpus=1.0)
+    if needs.gpus and starts_ray_workers(table):
+        raise ConfigError(f"{where}: gpus cannot be set: vLLM's workers, which Ray places, take GPUs of their own.")
     for key in PLACEMENT_OPTIONS:
         if key in table or key.replace("-", "_") in table:
             raise ConfigError(f"{where}: {key} is chosen where the instance is placed and cannot be set.")

@@ -22,9 +22,10 @@ from typing import Any
 import ray
 
 from parley.child_process import die_with_parent, python_command
-from parley.cluster.plan import format_toml
+from parley.cluster.plan import format_toml, starts_ray_workers
 
 RESTART_PAUSE = 5.0  # seconds before a process that ended immediately is restarted
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 STOP_SECONDS = 60.0  # seconds that a process has to end by itself
 
 
@@ -46,7 +47,8 @@ class RayProcess:
         self._child = subprocess.Popen(
             python_command("-m", "parley", *command, "--config", path),
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PARLEY_CLUSTER_SECRET": secret},
+            env=child_environment(os.environ, options, ray.get_runtime_context().gcs_address)
+            | {"PARLEY_CLUSTER_SECRET": secret},
             preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
         threading.Thread(target=self._watch_child, daemon=True).start()
@@ -74,6 +76,20 @@ class RayProcess:
         if time.monotonic() - self._since < RESTART_PAUSE:
             time.sleep(RESTART_PAUSE)  # the cause may be permanent
         os._exit(1)
+
+
+def child_environment(environment: Mapping[str, str], options: Mapping[str, Any], ray_address: str) -> dict[str, str]:
+    """Return the environment of a process that an actor starts: without what Ray tells the actor's own process.
+
+    If Ray places vLLM's workers for it, the process connects to ``ray_address``, and sees all GPUs: of an actor that
+    reserves none, Ray hides them.
+    """
+    kept = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+    if starts_ray_workers(options):
+        kept["RAY_ADDRESS"] = ray_address
+        for name in GPU_VARIABLES:
+            kept.pop(name, None)
+    return kept
 
 
 def _free_port(host: str) -> int:

@@ -56,6 +56,10 @@ def test_cluster_plan_reads_groups_and_their_resources(tmp_path):
         ("[[instances]]\ncount = true", "count is True"),
         ("[[instances]]\ncpus = nan", "cpus is nan"),
         ("[[instances]]\ngpus = '1'", "gpus is '1', not a number of at least 0"),
+        (
+            "[[instances]]\nengine = 'vllm'\ngpus = 1\nengine-args = ['--distributed-executor-backend', 'ray']",
+            "gpus cannot be set: vLLM's workers",
+        ),
         ("[[instances]]\nmemory = 'much'", "memory is 'much', not a size"),
         ("[[instances]]\nresources = {fast = 0}", "resources.fast is 0, not a number above 0"),
         ("[[instances]]\nport = 8000", "port is chosen where the instance is placed"),

@@ -79,3 +79,12 @@ async def test_compilers_that_come_and_go_below_a_worker_are_a_sign_of_life(monk
     await asyncio.sleep(0.03)
     assert not waiting.done()
     waiting.cancel()
+
+
+async def test_lost_worker_ends_vllm_even_if_its_processes_compute(monkeypatch):
+    computed = iter(range(10_000))
+    monkeypatch.setattr(core_watch, "processes_below", lambda process_id: [1])
+    monkeypatch.setattr(core_watch, "is_stopped", lambda process_id: False)
+    monkeypatch.setattr(core_watch, "_processor_seconds", lambda process_id: next(computed))
+    watch = CoreWatch(0.01, lambda: False, lambda: True)
+    assert await asyncio.wait_for(watch.wait_for_hang(), 30) == core_watch.WORKER_DIED

@@ -172,6 +172,9 @@ def test_log_becomes_progress_and_then_warnings(caplog):
     tree_log.read_line("INFO 11-22 23:00:04 [core.py:100] A request came")
     tree_log.read_line("WARNING 11-22 23:00:04 [core.py:100] Something is slow")
     assert [record.getMessage() for record in caplog.records] == ["vLLM: Something is slow"]
+    assert not tree_log.tells_worker_death
+    tree_log.read_line("ERROR 11-22 23:00:05 [ray_executor_v2.py:523] RayWorkerProc rank=[0] died unexpectedly, bye.")
+    assert tree_log.tells_worker_death
 
 
 def test_failed_adapter_is_explained_without_folders():

@@ -16,16 +16,23 @@ from pathlib import Path
 
 from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
 
+WORKER_DIED = "vLLM ended: one of its workers died."
+
 
 class CoreWatch:
     """Watches the processes below this one. ``timeout``: seconds without a sign of life; 0: no limit.
 
     ``expects_steps()``: whether vLLM has choices to compute. Without any it waits, and need not show that it lives.
+    ``has_lost_worker()``: whether vLLM says that a worker died. Its engine core ends then, or waits for ever if the
+    worker was on another machine; so it is given ``timeout``, too.
     """
 
-    def __init__(self, timeout: float, expects_steps: Callable[[], bool]):
+    def __init__(
+        self, timeout: float, expects_steps: Callable[[], bool], has_lost_worker: Callable[[], bool] = lambda: False
+    ):
         self._timeout = timeout
         self._expects_steps = expects_steps
+        self._has_lost_worker = has_lost_worker
         self._signs = 0  # steps, and ticks without anything to compute
         self._seconds: dict[int, float] = {}  # processor time of each process below this one
 
@@ -35,9 +42,12 @@ class CoreWatch:
 
     async def wait_for_hang(self) -> str:
         """Return why vLLM counts as hung, as soon as it does."""
-        watchdog, own_id, seconds = Watchdog(self._timeout), os.getpid(), 0.0
+        watchdog, own_id, seconds, ticks_of_loss = Watchdog(self._timeout), os.getpid(), 0.0, 0
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            ticks_of_loss += self._has_lost_worker()
+            if self._timeout and ticks_of_loss * TICK_SECONDS > self._timeout:
+                return WORKER_DIED
             self._signs += not self._expects_steps()
             seconds += self._used_seconds(processes_below(own_id))
             if self._timeout and (hang := watchdog.explain_hang(self._signs, seconds, is_serving=True)):

@@ -97,7 +97,7 @@ def run_host(descriptor: int) -> None:
     try:
         import uvloop
 
-        uvloop.run(Host(llm, settings).serve(sock))
+        uvloop.run(Host(llm, settings, tree_log).serve(sock))
     except Exception:
         log.exception("the host of vLLM failed")
     end_group()
@@ -164,14 +164,15 @@ def end_group() -> None:
 class Host:
     """Applies the messages of the API process to vLLM, and sends its outputs."""
 
-    def __init__(self, llm: AsyncLLM, settings: VLLMSettings):
+    def __init__(self, llm: AsyncLLM, settings: VLLMSettings, tree_log: TreeLog):
         self._llm = llm
         self._settings = settings
         self._client: VLLMClient
         self._loop: HostLoop
         self._writer: asyncio.StreamWriter
         self._tasks: set[asyncio.Task[None]] = set()
-        self._core_watch = CoreWatch(settings.engine_timeout, self._expects_steps)
+        self._preloaded: dict[str, str] = {}  # folders of adapters that nobody has asked for yet, by name
+        self._core_watch = CoreWatch(settings.engine_timeout, self._expects_steps, lambda: tree_log.tells_worker_death)
 
     async def serve(self, sock: socket.socket) -> None:
         """Serve until the API process ends the connection, or vLLM ends."""
@@ -190,6 +191,7 @@ class Host:
             self._llm, lambda choice_id, reason: self._loop.reject_choice(choice_id, reason)
         )
         self._loop = HostLoop(self._client, self._send)
+        await self._load_adapters()
         self._send(EngineReady(self._client.describe_model(self._settings, __version__)))
         works = (self._read_messages(reader), self._read_steps(), self._send_beats(), self._watch_core())
         ends = [asyncio.create_task(each) for each in works]
@@ -200,6 +202,15 @@ class Host:
             await self._writer.drain()
         threading.Timer(SHUTDOWN_SECONDS, end_group).start()
         await asyncio.to_thread(self._client.shut_down)
+
+    async def _load_adapters(self) -> None:
+        """Load the adapters of the settings. At the first start the API process asks for them, and at others not."""
+        for name, folder in self._settings.adapters.items():
+            try:
+                await self._client.load_adapter(name, folder)
+                self._preloaded[name] = folder
+            except Exception as error:  # vLLM does not document what it raises
+                log.warning("The adapter %s is not loaded: %s", name, explain_adapter_failure(error, folder))
 
     def _send(self, message: FromEngine) -> None:
         if not self._writer.is_closing():
@@ -249,6 +260,8 @@ class Host:
                 self._loop.add_request(request)
             case CancelRequest(request_id, index):
                 self._loop.cancel_request(request_id, index)
+            case LoadAdapter(number, name, folder) if self._preloaded.pop(name, None) == folder:
+                self._send(AdapterResult(number))
             case LoadAdapter(number, name, folder):
                 self._answer(number, partial(self._client.load_adapter, name, folder), folder)
             case UnloadAdapter(number, name) if not self._client.knows_adapter(name):

@@ -21,6 +21,7 @@ log = logging.getLogger("parley.engine")
 # "(EngineCore pid=12) INFO 11-22 23:00:01 [core.py:100] Initializing …"
 LINE = re.compile(r"(?:\([^)]*\) )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] (.*)")
 CAUSE = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt)): (.+)")
+WORKER_DEATH = "died unexpectedly"  # what vLLM's executors write of a worker
 STAGE_CHARS = 100
 PROGRESS_PER_LINE = 0.03  # of what is left: nobody knows how many lines there will be
 
@@ -35,6 +36,7 @@ class TreeLog:
         self._left = 1.0  # the part of loading that is left
         self._is_loading = True
         self.cause = ""  # the last error that a process gave as its reason
+        self.tells_worker_death = False  # an executor has lost a worker
 
     def take_over_output(self) -> None:
         """Redirect the output of this process and its children to the pipe; the log goes to the old standard error."""
@@ -83,3 +85,4 @@ class TreeLog:
         elif level == "WARNING" or (level in ("ERROR", "CRITICAL") and not self._is_loading):
             # Errors of a start are left out: the host gives the reason in one sentence.
             log.log(getattr(logging, level), "vLLM: %s", text)
+            self.tells_worker_death |= level == "ERROR" and WORKER_DEATH in text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from itertools import count
@@ -70,6 +71,9 @@ def start_vllm(settings: VLLMSettings) -> AsyncLLM:
         arguments.kv_transfer_config = connector_config(arguments.kv_transfer_config)
         listen_for_pages(settings.transfer_host)
     config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if config.parallel_config.use_ray:
+        # Ray's nodes may run another Python, such as parley's.
+        config.parallel_config.ray_runtime_env = {"py_executable": sys.executable}
     config.model_config.logits_processors = [*(config.model_config.logits_processors or ()), *plugin_names(config)]
     return AsyncLLM.from_vllm_config(config, disable_log_stats=arguments.disable_log_stats)
 

@@ -29,7 +29,8 @@ limits:
   {{- end }}
 {{- end }}
 
-{{/* The pod of a server or an instance. Argument: dict of "root", "component" and "role" ("" without a cluster). */}}
+{{/* The pod of a server or an instance. Argument: dict of "root", "component" and "role" ("" without a cluster). With
+"part", one of several pods with GPUs: "leader", which has the server and the head of Ray, or "worker". */}}
 {{- define "parley.serverPod" -}}
 {{- $values := .root.Values -}}
 metadata:
@@ -37,7 +38,7 @@ metadata:
     {{- include "parley.selector" .root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
   annotations:
-    {{- if and $values.metrics.annotations (not .role) }}
+    {{- if and $values.metrics.annotations (not .role) (ne (default "" .part) "worker") }}
     prometheus.io/scrape: "true"
     prometheus.io/port: "8000"
     prometheus.io/path: /metrics
@@ -69,6 +70,12 @@ spec:
     - name: server
       image: {{ include "parley.image" .root }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
+      {{- if eq (default "" .part) "worker" }}
+      command: [bash, -c, "exec ray start --address=$LWS_LEADER_ADDRESS:6379 --disable-usage-stats --block"]
+      {{- else }}
+      {{- if .part }}
+      command: [bash, -c, 'ray start --head --port=6379 --disable-usage-stats && exec parley "$@"', parley]
+      {{- end }}
       args:
         - serve
         {{- with $values.model }}
@@ -86,7 +93,10 @@ spec:
         - --peer-port
         - "1121"
         {{- end }}
-        {{- if and $values.gpu.enabled (not (has "--engine" $values.arguments)) }}
+        {{- if .part }}
+        - --engine=vllm
+        - --engine-python=/usr/bin/python3
+        {{- else if and $values.gpu.enabled (not (has "--engine" $values.arguments)) }}
         - --device
         - cuda
         {{- end }}
@@ -97,11 +107,25 @@ spec:
         {{- range $values.arguments }}
         - {{ . | quote }}
         {{- end }}
+        {{- if .part }}
+        - --
+        - --tensor-parallel-size={{ $values.gpu.count }}
+        - --pipeline-parallel-size={{ $values.gpu.pods }}
+        - --distributed-executor-backend=ray
+        {{- range $values.gpu.vllmArguments }}
+        - {{ . | quote }}
+        {{- end }}
+        {{- end }}
+      {{- end }}
       env:
         - {name: HF_HOME, value: /models}
         {{- if .role }}
         - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
         - {name: PARLEY_CLUSTER_SECRET, valueFrom: {secretKeyRef: {name: {{ include "parley.name" .root }}-cluster, key: secret}}}
+        {{- end }}
+        {{- if .part }}
+        - {name: RAY_ADDRESS, value: auto}
+        - {name: VLLM_HOST_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
         {{- end }}
         {{- with $values.env }}
         {{- toYaml . | nindent 8 }}
@@ -110,6 +134,7 @@ spec:
       envFrom:
         {{- toYaml . | nindent 8 }}
       {{- end }}
+      {{- if ne (default "" .part) "worker" }}
       ports:
         - {name: http, containerPort: 8000}
         {{- if .role }}
@@ -119,6 +144,7 @@ spec:
       livenessProbe: {httpGet: {path: /health/live, port: http}, periodSeconds: 5}
       readinessProbe: {httpGet: {path: /health/ready, port: http}, periodSeconds: 2}
       lifecycle: {preStop: {exec: {command: [python, -c, "import time; time.sleep({{ $values.preStopSeconds }})"]}}}
+      {{- end }}
       resources:
         {{- include "parley.serverResources" .root | nindent 8 }}
       securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
@@ -126,6 +152,9 @@ spec:
         - {name: models, mountPath: /models}
         - {name: scratch, mountPath: /tmp}
         - {name: cache, mountPath: /home/parley/.cache}
+        {{- if $values.gpu.enabled }}
+        - {name: shm, mountPath: /dev/shm}
+        {{- end }}
         {{- if and $values.keysSecret (not .role) }}
         - {name: keys, mountPath: /etc/parley/keys, readOnly: true}
         {{- end }}
@@ -139,6 +168,9 @@ spec:
       {{- end }}
     - {name: scratch, emptyDir: {}}
     - {name: cache, emptyDir: {}}
+    {{- if $values.gpu.enabled }}
+    - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ $values.gpu.sharedMemory }}}}
+    {{- end }}
     {{- if and $values.keysSecret (not .role) }}
     - {name: keys, secret: {secretName: {{ $values.keysSecret }}}}
     {{- end }}
