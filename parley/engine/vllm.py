@@ -25,7 +25,7 @@ from parley.types import MediaKind, VLLMSettings
 
 START_FILE = Path(__file__).parents[1] / "worker" / "vllm" / "start.py"
 HOST_MODULE = "parley.worker.vllm.host"
-MEDIA_MODULE = "parley.worker.vllm.media_process"
+MEDIA_MODULE = "parley.worker.vllm.media.media_process"
 TESTED_VERSIONS = (0, 32), (0, 33)  # the first and the last minor version that the host was tested with
 CLOSE_SECONDS = 15.0  # for the end of all processes
 VERSION_SECONDS = 60.0  # for an answer from a Python on a slow disk

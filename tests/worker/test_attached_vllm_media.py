@@ -15,7 +15,7 @@ import pytest
 from parley.engine.feature_content import BadFeatures
 from parley.engine.vllm import media_marks
 from parley.types import EmbeddingRun, FeatureFile, MediaItem
-from parley.worker.vllm.item_features import (
+from parley.worker.vllm.media.item_features import (
     ItemFeatures,
     Placeholder,
     describe_features,

@@ -42,8 +42,8 @@ from parley.worker.vllm.connector import (
 )
 from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.engine_args import engine_arguments
-from parley.worker.vllm.item_features import locate_placeholder, read_features
 from parley.worker.vllm.logits_plugin import plugin_names
+from parley.worker.vllm.media.item_features import locate_placeholder, read_features
 from parley.worker.vllm.page_moves import rejected_params
 from parley.worker.vllm.sampling_fields import ChoiceFields, translate_choice, translate_pooling
 

@@ -23,7 +23,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from parley.model.media_input.client_options import SAMPLING_OPTIONS, check_options, equal_distances, refused
 from parley.model.media_input.unusable import UnusableMedia, is_out_of_memory
 from parley.types import MediaKind, ProcessedMedia, VLLMSettings
-from parley.worker.vllm.item_features import ItemFeatures, describe_features
+from parley.worker.vllm.media.item_features import ItemFeatures, describe_features
 from parley.worker.vllm.vllm_client import parse_arguments
 
 if TYPE_CHECKING:  # these modules need PyAV, which may be missing

@@ -18,7 +18,7 @@ from parley.worker.media_process import serve_socket
 
 if TYPE_CHECKING:
     from parley.model.media_input.jobs import MediaJobs
-    from parley.worker.vllm.item_features import ItemFeatures
+    from parley.worker.vllm.media.item_features import ItemFeatures
 
 
 def load_jobs(folder: Path, settings: VLLMSettings) -> MediaJobs[ItemFeatures]:
@@ -26,7 +26,7 @@ def load_jobs(folder: Path, settings: VLLMSettings) -> MediaJobs[ItemFeatures]:
     os.environ |= {"VLLM_CONFIGURE_LOGGING": "0", "VLLM_NO_USAGE_STATS": "1"}
     from parley.model.media_input.digest import hash_parts, processor_fingerprint
     from parley.model.media_input.jobs import MediaJobs
-    from parley.worker.vllm.item_processor import VLLMItemProcessor, settings_fingerprint
+    from parley.worker.vllm.media.item_processor import VLLMItemProcessor, settings_fingerprint
 
     fingerprint = hash_parts([processor_fingerprint(folder), settings_fingerprint(settings)])
     return MediaJobs(VLLMItemProcessor(settings), fingerprint)
