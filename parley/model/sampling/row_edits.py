@@ -1,5 +1,5 @@
-"""Options that other engines' samplers lack, for one choice: typical_p, no_repeat_ngram, watermark, thinking budget, and
-tokens that are known already.
+"""Options that other engines' samplers lack, for one choice: typical_p, no_repeat_ngram, watermark, thinking budget,
+and tokens that are known already.
 
 ``worker/vllm/logits_plugin.py`` applies it in vLLM's workers. The rules are those of parley's own engine. They cost
 Python's time for each choice that uses them, and nothing for others.

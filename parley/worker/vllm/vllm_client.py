@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import shlex
 from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from itertools import count
@@ -31,6 +31,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.serial_utils import MsgpackDecoder
 
+from parley.child_process import python_command
 from parley.types import EngineRequest, MediaKind, ModelInfo, VLLMSettings
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 from parley.worker.vllm.connector import (
@@ -73,7 +74,7 @@ def start_vllm(settings: VLLMSettings) -> AsyncLLM:
     config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if config.parallel_config.use_ray:
         # Ray's nodes may run another Python, such as parley's.
-        config.parallel_config.ray_runtime_env = {"py_executable": sys.executable}
+        config.parallel_config.ray_runtime_env = {"py_executable": shlex.join(python_command())}
     config.model_config.logits_processors = [*(config.model_config.logits_processors or ()), *plugin_names(config)]
     return AsyncLLM.from_vllm_config(config, disable_log_stats=arguments.disable_log_stats)
 
