@@ -100,7 +100,7 @@ test-browser: setup
 	@$(VENV)/bin/python tests/clients/run.py browser/pages.mjs browser_media/pictures.mjs $(ARGS)
 
 test-engines: setup
-	@PARLEY_VLLM_PYTHON=.engines/vllm/bin/python $(VENV)/bin/python -m pytest tests/system/test_vllm_engine.py tests/system/test_vllm_reads_media.py tests/system/test_vllm_separation.py tests/system/test_vllm_ray.py tests/engine/test_conformance.py -k vllm $(ARGS)
+	@PARLEY_VLLM_PYTHON=.engines/vllm/bin/python $(VENV)/bin/python -m pytest tests/system/test_vllm_engine.py tests/system/test_vllm_requests.py tests/system/test_vllm_reads_media.py tests/system/test_vllm_separation.py tests/system/test_vllm_ray.py tests/engine/test_conformance.py -k vllm $(ARGS)
 
 fuzz: setup
 	@PARLEY_FUZZ=20000 $(VENV)/bin/python -m pytest tests/apis/test_fuzz.py tests/apis/test_media_fuzz.py tests/apis/test_triton_fuzz.py tests/coordinator/test_management_fuzz.py tests/web/test_framing.py -k "odd or generated" $(ARGS)

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from parley.engine.vllm import START_FILE
 from parley.watermark import detect_watermark
 
 PYTHON = os.environ.get("PARLEY_VLLM_PYTHON", "")
+SEEDS = 100 if os.environ.get("PARLEY_NIGHTLY") else 5
 pytestmark = pytest.mark.skipif(not PYTHON, reason="PARLEY_VLLM_PYTHON does not name a Python with vLLM")
 START_SECONDS = 250.0  # less than the time after which pytest dumps the stacks
 FLAGS = ("--engine", "vllm", "--engine-python", PYTHON, "--max-batch", "32", "--max-model-len", "2048")
@@ -80,7 +82,8 @@ assert torch.equal(editor.apply(logits.clone(), context(5, length=7)), logits)
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PARLEY_VLLM_PYTHON", raising=False)  # servers warn of variables that are no options
+        for name in ("PARLEY_VLLM_PYTHON", "PARLEY_NIGHTLY"):
+            patch.delenv(name, raising=False)  # servers warn of variables that are no options
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         yield
 
@@ -135,11 +138,12 @@ def test_answers_obey_their_grammar(server, kind, ignores_end):
         "call": ({"tools": [TOOL], "tool_choice": "required"}, r'\{\s*"n":\s*\d{1,2}\s*\}'),
     }
     members, pattern = forms[kind]
-    for seed in range(5):
-        choice = chat(server, seed=seed, ignore_eos=ignores_end, **members)
-        message = choice["message"]
-        text = message["tool_calls"][0]["function"]["arguments"] if kind == "call" else message["content"]
-        assert re.fullmatch(pattern, text), text
+    with ThreadPoolExecutor(16) as threads:
+        answers = threads.map(lambda seed: chat(server, seed=seed, ignore_eos=ignores_end, **members), range(SEEDS))
+        for choice in answers:
+            message = choice["message"]
+            text = message["tool_calls"][0]["function"]["arguments"] if kind == "call" else message["content"]
+            assert re.fullmatch(pattern, text), text
 
 
 def test_members_reach_vllm(server):

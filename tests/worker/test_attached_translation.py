@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from parley.types import AttachedSettings, EngineRequest, Sampling
+from parley.types import AttachedSettings, EngineRequest, PoolingOptions, Sampling
 from parley.worker.attached.server_facts import AttachRefused, ModelCard, attached_bounds, choose_card, error_text
 from parley.worker.attached.server_metrics import CacheTotals, read_metrics
 from parley.worker.attached.server_totals import ServerTotals
-from parley.worker.attached.token_answers import TokenAnswer, read_answer, write_choice
+from parley.worker.attached.token_answers import AnsweredChoice, TokenAnswer, read_answer, write_choice, write_pooling
 from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.output_reader import LOWEST_LOGPROB, read_scores
+from parley.worker.vllm.page_moves import write_transfer
 
 SETTINGS = AttachedSettings(model="/models/m", url="http://engine:8000")
 
@@ -153,3 +154,22 @@ def test_counters_grow_by_what_the_server_has_counted_since():
 )
 def test_finds_the_message_of_an_error(answer: bytes, text: str):
     assert error_text(500, answer) == text
+
+
+def test_pages_are_kept_and_fetched_by_the_servers():
+    kept = body(lease=True)
+    assert kept["kv_transfer_params"]["do_remote_decode"] is True and not kept["stream"]
+    answer = TokenAnswer([AnsweredChoice([7], "length")], kv_transfer_params={"remote_port": 5})
+    output = read_answer("c", request(), answer)
+    assert output is not None and output.kv_transfer_params == {"remote_port": 5}
+    way = Continuation(transfer=write_transfer({"do_remote_prefill": True}, 30.0))
+    fetched = write_choice(request(), 0, way, model="m", max_logprobs=20)
+    assert fetched["kv_transfer_params"] == {"do_remote_prefill": True} and fetched["stream"]
+    assert "kv_transfer_params" not in body()
+
+
+def test_adapters_take_the_place_of_the_model():
+    assert body(adapter="one")["model"] == "one" and body()["model"] == "m"
+    vector = request(adapter="one", pooling=PoolingOptions(normalize=False))
+    assert write_pooling(vector, model="m")["model"] == "one"
+    assert write_pooling(vector, model="m")["use_activation"] is False
