@@ -118,8 +118,8 @@ DIFFERENCES = """
 
 * **Random numbers** are vLLM's: a seed gives the same answer again, but another one than parley's engine gives. Choice
   k of a request equals a single request whose seed is k higher. A temperature between 0 and 0.01 counts as 0.01.
-* **Log-probabilities under a grammar** are those of the tokens that the grammar allows; parley's engine reports those
-  of the model.
+* **Log-probabilities under a grammar** are those of the tokens that the grammar allows, and only these are
+  alternatives; parley's engine reports those of the model.
 * **White space in JSON** may stand after commas and colons only: vLLM's version of llguidance has no finer limit.
 * **The end of a grammar** is an end token, which counts as a token of the answer if the request stops at end tokens.
 * **A grammar together with allowed tokens** is refused ("limited grammar" above), because it may leave no token at all.

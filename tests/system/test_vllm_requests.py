@@ -18,6 +18,7 @@ import httpx
 import pytest
 from conftest import ServerProcess
 from support.free_ports import free_port
+from support.lora_adapters import write_adapter
 from support.request_features import REQUEST_FEATURES, make_body, refused_pairs
 from test_composition import comparable_parts, send_request
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 START_SECONDS = 280.0  # less than the time after which pytest dumps the stacks
 FLAGS = (
     *("--engine", "vllm", "--engine-python", PYTHON, "--dtype", "fp32", "--kv-memory", "256MiB", "--max-batch", "64"),
-    *("--max-model-len", "2048", "--", "--enforce-eager"),
+    *("--max-model-len", "2048"),
 )
 SETS = [(), *((name,) for name in REQUEST_FEATURES), *combinations(REQUEST_FEATURES, 2)]
 PROMPTS = [f"{start} {number}" for start in ("The capital of", "One two", "Tell", "Is", "A") for number in range(10)]
@@ -48,7 +49,10 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    started = ServerProcess(*FLAGS, log=tmp_path_factory.mktemp("vllm") / "server.log")
+    folder = tmp_path_factory.mktemp("vllm")
+    adapter = write_adapter(folder / "adapter", demo.model_folder(), seed=1)
+    lora = ("--lora", f"adapted={adapter}", "--", "--enforce-eager")
+    started = ServerProcess(*FLAGS, *lora, log=folder / "server.log")
     try:
         assert started.wait(started.ready, START_SECONDS), started.output()
         yield started

@@ -88,7 +88,7 @@ def test_named_tokens_keep_their_order():
     assert (params["logprob_token_ids"], params["logprobs"]) == ([9, 8, 9], 3)
     token = entry(7, 1, top_logprobs=[entry(7, 1), entry(9, 4), {"token_id": 8, "logprob": None}])
     output = answered({"token_ids": [7], "logprobs": {"content": [token]}}, logprobs=0, logprob_ids=[9, 8])
-    (score,) = read_scores(output.new_logprobs, 2)
+    (score,) = read_scores(output.new_logprobs, 2, are_named=True)
     assert (score.top_ids, score.top_logprobs) == ([9, 8], [-1.0, LOWEST_LOGPROB])
 
 

@@ -208,7 +208,9 @@ def test_request_without_tokens_drops_the_one_that_vllm_draws():
 def test_scores_list_the_alternatives_after_the_token():
     arrays = score_arrays([(7, -0.5), (7, -0.5), (8, -np.inf)])
     output = read(sequence(logprobs=2), new_token_ids=[7], new_logprobs=arrays)
-    assert output.scores == [TokenScore(-0.5, 1, [7, 8], [-0.5, -9999.0])]
+    assert output.scores == [TokenScore(-0.5, 1, [7], [-0.5])]  # a grammar forbids the other
+    named = read(sequence(logprobs=0, logprob_ids=[7, 8]), new_token_ids=[7], new_logprobs=arrays)
+    assert named.scores == [TokenScore(-0.5, 1, [7, 8], [-0.5, -9999.0])]
     arrays = score_arrays([(7, -0.5), (9, -3.0)])
     output = read(sequence(logprobs=0, logprob_ids=[9]), new_token_ids=[7], new_logprobs=arrays)
     assert output.scores == [TokenScore(-0.5, 1, [9], [-3.0])]

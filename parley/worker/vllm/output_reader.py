@@ -73,25 +73,26 @@ def _add_tokens(
     count = len(token_ids)
     output.token_ids = token_ids
     if request.logprobs >= 0 and raw.new_logprobs is not None:
-        output.scores = read_scores(raw.new_logprobs, request.logprobs or len(request.logprob_ids))[:count]
+        alternatives, are_named = request.logprobs or len(request.logprob_ids), bool(request.logprob_ids)
+        output.scores = read_scores(raw.new_logprobs, alternatives, are_named=are_named)[:count]
     if request.token_costs and count:
         share = TokenCost(cost.batch_rows, cost.wait_seconds / count, cost.compute_seconds / count, count)
         output.token_costs = [share] * count
 
 
-def read_scores(arrays: Any, alternatives: int) -> list[TokenScore]:
-    """Return the scores in vLLM's arrays: in each row, column 0 is the token itself, and the alternatives follow."""
+def read_scores(arrays: Any, alternatives: int, *, are_named: bool = False) -> list[TokenScore]:
+    """Return the scores in vLLM's arrays: in each row, column 0 is the token itself, and the alternatives follow.
+
+    Alternatives that a grammar forbids are left out, unless the request has named them: vLLM lists some of them.
+    """
     token_ids, logprobs, ranks = (values.tolist() for values in arrays[:3])
-    last_column = 1 + alternatives
-    return [
-        TokenScore(
-            max(row[0], LOWEST_LOGPROB),
-            rank,
-            ids[1:last_column],
-            [max(value, LOWEST_LOGPROB) for value in row[1:last_column]],
-        )
-        for ids, row, rank in zip(token_ids, logprobs, ranks, strict=True)
-    ]
+    scores: list[TokenScore] = []
+    for ids, row, rank in zip(token_ids, logprobs, ranks, strict=True):
+        listed = list(zip(ids, row, strict=True))[1 : 1 + alternatives]
+        kept = [(token, value) for token, value in listed if are_named or value > LOWEST_LOGPROB]
+        values = [max(value, LOWEST_LOGPROB) for _, value in kept]
+        scores.append(TokenScore(max(row[0], LOWEST_LOGPROB), rank, [token for token, _ in kept], values))
+    return scores
 
 
 def read_vector(tensor: Any, dimensions: int | None) -> bytes:
