@@ -32,6 +32,7 @@ from parley.core.media.encode_queue import EncodeQueue
 from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
 from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
 from parley.core.pages.cache_events import CacheEvent, CacheEventLog
+from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
 from parley.core.rope_positions import hashed_items
 from parley.core.scheduler import Scheduler
@@ -93,7 +94,8 @@ class EngineLoop:
         has_states = runner.state_slots is not None
         self.max_batch = min(settings.max_batch, runner.state_slots or settings.max_batch)
         # A cached page says nothing about the state after its tokens.
-        self._prefix_caching = settings.prefix_cache and runner.blocks > 0 and not has_states
+        has_snapshots = not has_states or runner.snapshot_slots > 0
+        self._prefix_caching = settings.prefix_cache and runner.blocks > 0 and has_snapshots
         self.adapter_cache = AdapterCache(
             settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
         )
@@ -115,7 +117,7 @@ class EngineLoop:
             self.max_context = min(self.max_context, runner.blocks * BLOCK_SIZE)
             proposer = NgramProposer() if settings.speculate == "ngram" else runner.proposer
             draft_proposer = proposer if isinstance(proposer, NgramProposer) else PredictionProposer(proposer)
-            if not has_states:  # no state can be taken back when drafts are rejected
+            if has_snapshots:  # or no state could be taken back when drafts are rejected
                 self.speculation = Speculation(
                     draft_proposer, settings.speculate_tokens, runner.vocab_size, always=proposer is not None
                 )
@@ -131,7 +133,7 @@ class EngineLoop:
                 self.pinned_pages.revoke_reservation,
                 self.prefill_share,
                 runner.long_rope_after,
-                runner.copy_state if has_states else None,
+                self._make_state_slots() if has_states else None,
             )
             self.pinned_pages.attach_scheduler(self.scheduler)
             self._beam_searches.attach_scheduler(self.scheduler)
@@ -268,6 +270,12 @@ class EngineLoop:
             media_items=dict(counters.media_items),
             encode_seconds=encode_queue.encoder.encode_seconds if encode_queue is not None else 0.0,
         )
+
+    def _make_state_slots(self) -> StateSlots:
+        """Return the slots for states beside those of running sequences."""
+        runner = self.runner
+        assert runner.state_slots is not None
+        return StateSlots(runner.state_slots, runner.snapshot_slots, runner.copy_state, self._prefix_caching)
 
     def _make_encode_queue(self, post: PostCall | None) -> EncodeQueue | None:
         """Return the queue of sequences that wait for embeddings; None for a model that reads text only."""
@@ -447,8 +455,8 @@ class EngineLoop:
         row_output = result.candidates if is_beam else result.tokens
         missing = (row.sample and not row_output) or (row.make_vector and result.vector is None)
         if result.error is not None or missing:
-            for block in sequence.blocks:
-                self.pool.evict_block(block)  # these pages may hold wrong values
+            if isinstance(self.scheduler, Scheduler):
+                self.scheduler.distrust_sequence(sequence)
             self._fail_sequence(sequence, result.error or STEP_FAILED)
             return
         if result.prompt_scores:

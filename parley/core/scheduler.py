@@ -42,8 +42,9 @@ sequences: they wait for a transfer to end. Choices of a request with a lease ha
 that they fill is published when its tokens are certain: ``commit_drafts``.
 
 **States.** Some models keep a state of each sequence in its slot: what all of its computed tokens have left. It only
-advances, so such a model has no prefix cache and no drafts, and a sequence that cannot have the whole state of the
-one that it forks from begins again.
+advances. So a sequence goes on after cached pages only from a snapshot of the state at their end, states after drafts
+have slots of their own (``core.pages.state_slots``), and a sequence that cannot have the whole state of the one that it
+forks from begins again.
 
 **Long rope.** Models with two sets of rotary factors (longrope) use the long ones for all tokens of a sequence of more
 than ``long_rope_after`` tokens. A sequence that grows beyond that loses its pages, because their keys have the short
@@ -69,6 +70,7 @@ from parley.core.guess.speculation import Speculation
 from parley.core.media.encode_queue import EncodeQueue
 from parley.core.pages.block_pool import BlockPool, count_pages
 from parley.core.pages.block_tables import BlockTables
+from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
 from parley.core.sequence import BLOCK_SIZE, Sequence, SequenceStatus, Step, StepRow
 from parley.core.step_budget import StepBudget
@@ -85,8 +87,8 @@ class Scheduler:
     ``speculation``. ``fits_in_pool`` says whether all tokens of a waiting sequence fit next to the pinned pages, given
     the pages that it would find in the prefix cache. ``revoke_reservation`` frees some revocable pages at a time; False
     if there are none. ``prefill_share``: the prefill share; without it prefill is never held back. ``long_rope_after``:
-    as in ``ModelRunner``. ``copy_state(source, target)``: as in ``ModelRunner``, for models with states; they have no
-    prefix cache and no drafts. ``attach_encode_queue`` must be called before sequences with media are added.
+    as in ``ModelRunner``. ``states``: the slots for states, for models with layers that keep them.
+    ``attach_encode_queue`` must be called before sequences with media are added.
     """
 
     _encode_queue: EncodeQueue | None = None
@@ -104,15 +106,14 @@ class Scheduler:
         revoke_reservation: Callable[[], bool] = lambda: False,
         prefill_share: PrefillShare | None = None,
         long_rope_after: float = inf,
-        copy_state: Callable[[Sequence, Sequence], None] | None = None,
+        states: StateSlots | None = None,
     ):
-        assert copy_state is None or not (prefix_cache or speculation), "a state cannot go back"
         self.pool = pool
         self.step_budget = step_budget
         self.prefill_share = prefill_share or PrefillShare()
         self.max_slots = max_slots
         self._long_rope_after = long_rope_after
-        self._block_tables = BlockTables(pool, prefix_cache)
+        self._block_tables = BlockTables(pool, prefix_cache, states)
         self.preemptions = 0
         self.running: list[Sequence] = []  # sorted by rank
         self.waiting = WaitQueue()
@@ -123,7 +124,7 @@ class Scheduler:
         self._on_release = on_release
         self._fits_in_pool = fits_in_pool
         self._revoke_reservation = revoke_reservation
-        self._copy_state = copy_state
+        self._states = states
         self.speculation = speculation
 
     def attach_encode_queue(self, encode_queue: EncodeQueue) -> None:
@@ -134,7 +135,9 @@ class Scheduler:
         """Queue a sequence. Raises ValueError if its tokens do not fit into the whole pool."""
         if count_pages(len(sequence)) > self.pool.page_count:
             raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.page_count} pages")
-        if not sequence.request.media or self._claim_embeddings(sequence, self._block_tables.find_prefix(sequence)):
+        if not sequence.request.media or self._claim_embeddings(
+            sequence, self._block_tables.find_prefix(sequence) or []
+        ):
             self.waiting.enqueue(sequence)
 
     def resume_sequence(self, sequence: Sequence) -> None:
@@ -159,6 +162,8 @@ class Scheduler:
             for sequence in self.running:
                 self._update_rope(sequence)
         self._block_tables.begin_step()
+        if self._states is not None:
+            self._states.begin_step()
         self._has_chunk = False
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
         self.prefill_share.begin_step(len(decodes))
@@ -182,6 +187,8 @@ class Scheduler:
             if not distance:
                 continue  # a beam that waits for others of its search
             cached_blocks = self._block_tables.find_prefix(sequence)
+            if cached_blocks is None:
+                continue
             if not self._claim_embeddings(sequence, cached_blocks):
                 self._preempt_sequence(sequence)  # it has lost pages that it had computed
                 continue
@@ -193,15 +200,17 @@ class Scheduler:
         if next_priority < inf:
             self._admit_waiting(step, inf)
         self._block_tables.finish_step(step)
+        if self._states is not None:
+            self._states.finish_step()
         return step
 
     def fork_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Continue a running sequence as a copy of ``parent``; the caller sets its tokens."""
         self._block_tables.fork_table(sequence, parent)
-        if self._copy_state is not None and sequence.computed < parent.computed:
-            self._block_tables.free_table(sequence)  # no state is kept of so few tokens
-        elif self._copy_state is not None and sequence.computed:
-            self._copy_state(parent, sequence)
+        if self._states is not None and sequence.computed < parent.computed:
+            self._block_tables.free_table(sequence)  # a snapshot of fewer tokens may help
+        elif self._states is not None and sequence.computed:
+            self._states.fork_state(sequence, parent)
 
     def spawn_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Fork into a sequence that does not run. It has an admission number and takes a slot, from a later sequence if
@@ -263,17 +272,30 @@ class Scheduler:
         self.waiting.record_service(sequence, 2 * (sequence.computed - computed_before))  # computed and sampled
         sequence.furthest_computed = max(sequence.furthest_computed, sequence.computed)
         self._block_tables.publish_pages(sequence, computed_before)
+        if self._states is not None:
+            self._states.commit_drafts(row, len(self.running))
         self._block_tables.trim_table(sequence)
 
     def abandon_step(self, step: Step) -> None:
         """Evict the pages that a failed step published. The caller must remove its sequences."""
+        if self._states is not None:
+            self._states.abandon_step()
         for block in step.published_pages:
             self.pool.evict_block(block)
+
+    def distrust_sequence(self, sequence: Sequence) -> None:
+        """Evict the pages of a sequence and the states at their ends: they may hold wrong values."""
+        for block in sequence.blocks:
+            self.pool.evict_block(block)
+        if self._states is not None:
+            self._states.forget_snapshots(sequence.hashes[: len(sequence.blocks)])
 
     def check_invariants(self, held_tables: Collection[list[int]] = ()) -> None:
         """Check conservation of pages and slots, for tests; ``held_tables``: pages with other holders. Raises
         AssertionError."""
         self._block_tables.check_invariants([*held_tables, *(sequence.blocks for sequence in self.running)])
+        if self._states is not None:
+            self._states.check_invariants(self.running)
         used_slots = [sequence.slot for sequence in self.running]
         assert sorted(used_slots + self._free_slots) == list(range(self.max_slots)), "slots in use + free slots != all"
         waiting = list(self.waiting)
@@ -296,6 +318,8 @@ class Scheduler:
                 return False
             self._update_rope(sequence)
             cached_blocks = self._block_tables.find_prefix(sequence)
+            if cached_blocks is None:
+                return False
             if not self._claim_embeddings(sequence, cached_blocks):
                 self.waiting.remove_waiting(sequence)
                 continue
@@ -441,6 +465,8 @@ class Scheduler:
         if not sequence.uses_long_rope:  # a token beyond needs other keys
             drafts = drafts[: int(min(len(drafts), self._long_rope_after - len(sequence)))]
         spare = max(0, self.pool.free_count - len(self.running))
+        if self._states is not None:
+            drafts = drafts[: self._states.draft_limit]
         drafts = drafts[: (len(sequence.blocks) + spare) * BLOCK_SIZE - sequence.computed - 1]
         self._block_tables.append_pages(
             step, sequence, count_pages(sequence.computed + 1 + len(drafts)) - len(sequence.blocks)
@@ -463,6 +489,8 @@ class Scheduler:
         self.waiting.record_service(sequence, service)
         if end // BLOCK_SIZE > start // BLOCK_SIZE:
             step.published_pages += self._block_tables.publish_pages(sequence, start)
+        if self._states is not None:
+            self._states.plan_row(step.rows[-1], len(self.running))
 
 
 def _end_outside_items(sequence: Sequence, start: int, end: int) -> int:

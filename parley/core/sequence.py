@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from parley.core.rope_positions import RopePositions, hashed_items
 from parley.types import EngineRequest, MediaItem, PoolingTask, PrefillChunk, TokenScore
@@ -85,6 +85,11 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     slot: int = -1
+    state_slot: int = (
+        -1
+    )  # the slot of its state after ``computed`` tokens, if not its own; see ``core.pages.state_slots``
+    branch: int = 0  # tokens after which its pages were cached, but no state: the state there is kept
+    output_snapshot: bytes = b""  # hash of the last state that was kept while it decoded
     status: SequenceStatus = SequenceStatus.WAITING
     cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first ran
     preemptions: int = 0
@@ -129,6 +134,21 @@ class Sequence:
         return len(self.tokens) - self.prompt_len
 
 
+class StateWrite(NamedTuple):
+    """The state after the next ``tokens`` tokens of a row goes to ``slot``."""
+
+    tokens: int
+    slot: int
+
+
+class StepStates(NamedTuple):
+    """The slots of states that a row uses: it reads the state before its tokens from ``before`` (-1: there are no
+    tokens before), and the ``writes`` cover all of its tokens, drafts included."""
+
+    before: int
+    writes: list[StateWrite]
+
+
 @dataclass(slots=True)
 class StepRow:
     """Compute tokens ``start .. start + count`` of a sequence. ``sample``: sample the next token after the last of
@@ -140,6 +160,8 @@ class StepRow:
     ``score_from``: if not None, also return the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
     prompt_len - 1): position p predicts token p + 1, so the first of them is predicted by position score_from - 1,
     which is in this row. Tokens that only stand for embeddings of media have none.
+
+    ``states``: for models with layers that keep a state; None: the state in the sequence's own slot advances.
     """
 
     sequence: Sequence
@@ -149,6 +171,7 @@ class StepRow:
     score_from: int | None = None
     make_vector: bool = False
     drafts: tuple[int, ...] = ()
+    states: StepStates | None = None
 
     @property
     def token_count(self) -> int:
@@ -230,8 +253,9 @@ class ModelRunner(Protocol):
     proposer: DraftProposer | None  # a draft model
     media_encoder: MediaEncoder | None  # None: it reads text only
     # Sequences whose states it can hold, for a model with layers that keep a state of a sequence in its slot: what its
-    # tokens so far have left. It serves no sequence that continues from fewer tokens. None: keys and values are all.
+    # tokens so far have left. None: keys and values are all.
     state_slots: int | None
+    snapshot_slots: int  # further slots for states, numbered after those
 
     def load_adapter(self, folder: str) -> LoadedAdapter:
         """Read an adapter from a folder. Runs in a thread of its own, outside the steps; errors are sentences for
@@ -252,7 +276,8 @@ class ModelRunner(Protocol):
         slots, and the first has its new last token already. A sequence that becomes a copy is not itself copied."""
 
     def copy_state(self, source: Sequence, target: Sequence) -> None:
-        """Copy the state of a running sequence into the slot of another; only called if there are ``state_slots``."""
+        """Copy the state in a running sequence's own slot into that of another; only called if there are
+        ``state_slots``."""
 
     def run_step(self, step: Step) -> list[RowResult]:
         """Compute the step. Returns one result per row, in order. An exception means that the whole step failed."""

@@ -34,6 +34,7 @@ class EncoderRunner:
     staging = None
     long_rope_after = inf
     state_slots: int | None = None
+    snapshot_slots = 0
 
     def __init__(
         self, encoder: EncoderNetwork, recipe: PoolingRecipe, *, max_model_len: int, head: ClassifierHead | None = None

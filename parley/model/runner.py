@@ -21,7 +21,7 @@ from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.pooling import PoolingRecipe
-from parley.model.networks.state_arena import StateArena
+from parley.model.networks.state_arena import StateArena, advance_slot
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.model.sampling.logprobs import score_tokens
 from parley.model.sampling.sampler import Sampler
@@ -38,6 +38,7 @@ class DecoderRunner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
     ``recipe``: pooling for embeddings, of the last token only; None: no embeddings. ``grammars``: as in ``Sampler``.
+    ``snapshot_slots``: slots for states besides those of running sequences, for models that keep them.
     ``proposer``: the draft model. ``max_rank``: of LoRA adapters. ``staging``: where other processes see
     pages, if not in the cache itself.
     """
@@ -57,6 +58,7 @@ class DecoderRunner:
         max_rank: int = lora.MAX_RANK,
         staging: StagingBuffer | None = None,
         media_encoder: MediaEncoder | None = None,
+        snapshot_slots: int = 0,
     ):
         assert recipe is None or recipe.is_last_token, "pages keep no hidden states"
         self.network = network
@@ -75,8 +77,11 @@ class DecoderRunner:
         self.staging = staging
         self.media_encoder = media_encoder
         self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
-        self.states = StateArena(network.state_sizes, slots, self.device) if network.state_sizes else None
-        self.state_slots = slots if network.state_sizes else None
+        self.states: StateArena | None = None
+        self.state_slots, self.snapshot_slots = None, 0
+        if network.state_sizes:
+            self.state_slots, self.snapshot_slots = slots, snapshot_slots
+            self.states = StateArena(network.state_sizes, slots + snapshot_slots, self.device)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -117,7 +122,7 @@ class DecoderRunner:
 
     @torch.inference_mode()
     def copy_state(self, source: Sequence, target: Sequence) -> None:
-        """Copy the state of a running sequence into the slot of another."""
+        """Copy the state in a sequence's own slot into that of another."""
         assert self.states is not None
         self.states.copy_state(source.slot, target.slot)
 
@@ -150,7 +155,10 @@ class DecoderRunner:
         )
         batch.mark_long_rope([row.sequence.uses_long_rope for row in rows])
         if self.states is not None:
-            batch.states = self.states.select_states(batch.spans, [row.sequence.slot for row in rows])
+            uses = [
+                row.states or advance_slot(row.sequence.slot, span) for row, span in zip(rows, batch.spans, strict=True)
+            ]
+            batch.states = self.states.select_states(batch.spans, uses)
         if has_media(rows):
             add_media(batch, rows)
         adapted: dict[lora.LoraAdapter, list[int]] = {}

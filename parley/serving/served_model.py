@@ -186,7 +186,7 @@ class ServedModel:
             pipeline_task.cancel()
         if info.media_kinds:
             await self._open_media_loader(self.options.media)
-        if info.kv_bytes:
+        if info.kv_bytes or info.state_bytes:
             # A restart takes the same amount, however much is free then.
             self.settings.kv_memory = info.kv_bytes + info.state_bytes
         numbers = f"{info.dtype} {info.quantization} {info.kv_dtype}"

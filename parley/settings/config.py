@@ -56,9 +56,9 @@ DTYPE_NAMES = {
 # Engine options that each of several models may set for itself.
 PER_MODEL_OPTIONS = (
     "revision", "tokenizer", "chat-template", "hf-overrides", "dtype", "quantization", "device", "max-model-len",
-    "kv-memory", "kv-staging", "kv-dtype", "max-batch", "step-ms", "step-tokens", "threads", "prefix-cache",
-    "pack-cache", "lowering", "speculate", "speculate-tokens", "lora", "max-loras", "max-lora-rank", "media-cache",
-    "tool-parser", "reasoning-parser", "trust-marks", "kv-events", "kv-events-replay", "kv-events-topic",
+    "kv-memory", "kv-staging", "kv-dtype", "state-cache", "max-batch", "step-ms", "step-tokens", "threads",
+    "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora", "max-loras", "max-lora-rank",
+    "media-cache", "tool-parser", "reasoning-parser", "trust-marks", "kv-events", "kv-events-replay", "kv-events-topic",
 )  # fmt: skip
 
 SERVE_OPTIONS: list[Option] = [
@@ -234,6 +234,15 @@ SERVE_OPTIONS: list[Option] = [
         "the CPU, but used there too if set.",
         section="engine",
         unset_text="with an accelerator an eighth of the free memory, at most the size of the KV cache",
+        configurable=True,
+    ),
+    Option(
+        "state-cache",
+        size_kind(0),
+        "Memory for states besides those of running sequences, in models with layers that keep a state: for the prefix "
+        "cache, drafts, and hand-overs to other instances. A part of `kv-memory`.",
+        section="engine",
+        unset_text="half of the memory for states, which get at most half of `kv-memory` unless all useful pages fit",
         configurable=True,
     ),
     Option(
@@ -1083,6 +1092,7 @@ def engine_settings(config: Mapping[str, Any], folder: str) -> Settings:
         kv_memory=config["kv-memory"],
         kv_dtype=config["kv-dtype"],
         staging=config["kv-staging"],
+        state_cache=config["state-cache"],
         max_batch=config["max-batch"],
         step_ms=config["step-ms"],
         step_tokens=config["step-tokens"],

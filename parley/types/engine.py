@@ -304,7 +304,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_blocks: int
     block_size: int
     fused: bool  # runs on the fused decoder rather than through Transformers
-    state_bytes: int = 0  # of the states of running sequences, for models with layers that keep one
+    state_bytes: int = 0  # of all states, for models with layers that keep one
     pack_cache: bool = False  # packed weights are kept on disk
     quantization: str = "none"  # of the weights: int8, int4 or the checkpoint's method
     kv_dtype: str = "auto"  # of keys and values: auto (same as ``dtype``) or int8
@@ -405,6 +405,7 @@ class Settings(EngineSettings, kw_only=True):
     step_tokens: int = 8192  # accelerator: token limit of a step
     speculate: str = "none"  # source of draft tokens: none, ngram (earlier text) or draft=FOLDER (a model)
     speculate_tokens: int = 7  # most draft tokens at a time
+    state_cache: int | None = None  # bytes for states besides those of running sequences; None: half of all states
     shared: bool = False  # place the KV cache pages where other processes can open them
     staging: int | None = None  # bytes of host memory for staged pages, if not shared in place; None: see model.memory
     media_cache: int = 256 << 20  # bytes of embeddings of media items that are kept

@@ -120,6 +120,7 @@ class SimulatedRunner:
     pooling_tasks: frozenset[PoolingTask] = frozenset()
     long_rope_after = inf
     state_slots: int | None = None
+    snapshot_slots = 0
     proposer: DraftProposer | None = None
     media_encoder: MediaEncoder | None = None
 

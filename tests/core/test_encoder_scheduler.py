@@ -21,6 +21,7 @@ class SumRunner:
     pooling_tasks = frozenset({"embed"})
     long_rope_after = inf
     state_slots = None
+    snapshot_slots = 0
     media_encoder = None
 
     def __init__(self) -> None:

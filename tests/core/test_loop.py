@@ -77,6 +77,7 @@ class SchedulePlan:
     step_ms: float
     media_cache: int
     has_states: bool
+    snapshots: int  # slots for them, if it has states
     # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
     # ("reset", odd: even while some run) ("divide", quarters of the time for prompts, modulo 5)
     # ("encoder", odd: the encoder fails from now on)
@@ -110,7 +111,8 @@ def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePl
         long_rope_after=draw(st.sampled_from([inf, inf, 16, 37, 70])),
         step_ms=draw(st.sampled_from([0, 250])),
         media_cache=draw(st.sampled_from([0, 200, 1000, 1000])),
-        has_states=draw(st.sampled_from([False, False, True])),
+        has_states=draw(st.sampled_from([False, True])),
+        snapshots=draw(st.sampled_from([0, 1, 2, 7, 30])),
         actions=actions,
     )
 
@@ -128,6 +130,7 @@ def run_plan(plan: SchedulePlan) -> tuple[LoopHarness, set[tuple[str, int]]]:
         step_ms=plan.step_ms,
         media_cache=plan.media_cache,
         has_states=plan.has_states,
+        snapshots=plan.snapshots,
     )
     cancelled: set[tuple[str, int]] = set()
     added: list[tuple[str, int]] = []

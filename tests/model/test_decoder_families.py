@@ -18,7 +18,7 @@ from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.model.networks.state_arena import StateArena
+from parley.model.networks.state_arena import StateArena, advance_slot
 
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 BY_NIGHT = {
@@ -82,7 +82,7 @@ def compute_logits(decoder: FusedDecoder, pieces: tuple[int, ...], *, sequences:
         tables = [list(range(PAGES * i, PAGES * (i + 1))) for i in range(sequences)]
         parts = [(TOKEN_IDS[i][start : start + count], start, table) for i, table in enumerate(tables)]
         batch = PackedBatch.pack_parts(parts, torch.device("cpu"))
-        batch.states = states.select_states(batch.spans, range(sequences))
+        batch.states = states.select_states(batch.spans, [advance_slot(*each) for each in enumerate(batch.spans)])
         logits.append(decoder.compute_logits(run(batch, pages))[:count])
         start += count
     return torch.cat(logits)

@@ -51,7 +51,11 @@ def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool =
     # Pages start with the NaN of a previous owner: reading one that was not cleared breaks the output.
     for i in range(len(model.layers)):
         fill_with_nan(pages.layer_pool(i))
-    return DecoderRunner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
+    runner = DecoderRunner(model, pages, max_model_len=info.max_model_len, slots=SLOTS, snapshot_slots=2 * SLOTS)
+    if runner.states is not None:
+        for layer in runner.states.layers:
+            layer.fill_(float("nan"))
+    return runner
 
 
 class RandomBudget(FixedBudget):
@@ -246,7 +250,7 @@ def check_schedule(
     return engine.loop.collect_stats()
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "qwen2", "gemma3", "mixtral"])
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "qwen2", "gemma3", "mixtral", "lfm2"])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=st.lists(REQUEST, min_size=1, max_size=7),
@@ -262,7 +266,13 @@ def test_any_schedule_matches_each_request_alone(architecture, requests, blocks,
 
 @pytest.mark.parametrize(
     ("architecture", "int8", "size"),
-    [("qwen3", False, "tiny"), ("gemma3", True, "tiny"), ("mistral", False, "tiny int8"), ("mixtral", False, "tiny")],
+    [
+        ("qwen3", False, "tiny"),
+        ("gemma3", True, "tiny"),
+        ("mistral", False, "tiny int8"),
+        ("mixtral", False, "tiny"),
+        ("qwen3_5", False, "tiny"),
+    ],
 )
 def test_draft_tokens_save_steps_without_changing_outputs(architecture, int8, size):
     """Mostly correct drafts, at any temperature, with logits processors, scores, several choices and too few pages."""

@@ -7,13 +7,15 @@ in schedules with preemptions, and ``invariant_ledger`` which state each row fin
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from support import tiny_models
-from support.run_model import load_test_runner, long_logprobs, serve_requests
+from support.run_model import Answer, load_test_runner, long_logprobs, serve_requests
 
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
@@ -22,6 +24,8 @@ from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.types import BeamOptions, EngineRequest, Sampling, Settings
 
 CPU = torch.device("cpu")
+IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
+STATE_MODELS = ["lfm2", "qwen3_5", "mamba2", *sorted(set(tiny_models.STATE_DECODERS) - {"lfm2", "qwen3_5", "mamba2"})]
 
 
 def change_config(source: Path, folder: Path, **fields) -> Path:
@@ -29,6 +33,24 @@ def change_config(source: Path, folder: Path, **fields) -> Path:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return folder
+
+
+class KnownOutputs:
+    """A proposer that knows all answers, and makes every third guess wrong at its third token."""
+
+    def __init__(self, answers: dict[tuple[str, int], Answer]):
+        self.answers = answers
+
+    def propose_drafts(self, draft_limits):
+        return [self._guess(sequence, limit) for sequence, limit in draft_limits]
+
+    def _guess(self, sequence, limit: int) -> list[int]:
+        done = sequence.output_length
+        guess = self.answers[sequence.request_id, sequence.index].token_ids[done : done + limit]
+        return [*guess[:2], *(token ^ 1 for token in guess[2:3]), *guess[3:]] if done % 3 == 0 else guess
+
+    def forget_sequence(self, sequence) -> None:
+        pass
 
 
 def beam_requests(count: int) -> list[EngineRequest]:
@@ -46,18 +68,31 @@ def test_beams_have_the_same_bits_with_few_pages_and_slots():
     runner = load_test_runner(folder, max_batch=4)[0]
     for request in requests:
         expected |= serve_requests(runner, [request])[0]
-    crowded, stats = serve_requests(runner, requests, batch=4, step=16, blocks=18)
-    assert crowded == expected and stats.prefix_hits == 0
+    assert serve_requests(runner, requests, batch=4, step=16, blocks=18)[0] == expected
 
 
-def test_choices_and_prefixes_have_the_same_bits_without_a_cache():
-    runner, info = load_test_runner(tiny_models.model_folder("lfm2"), max_batch=8)
-    assert info.fused and info.state_bytes == 8 * 2 * 2 * 64 * 4
-    request = EngineRequest("a", list(range(3, 60)), 8, Sampling(), seed=5, n=3, logprobs=0)
-    answers, _ = serve_requests(runner, [request], step=20)
-    for index in range(3):
-        alone = EngineRequest("b", request.token_ids, 8, Sampling(), seed=5 + index, logprobs=0)
-        assert serve_requests(runner, [alone])[0]["b", 0] == answers["a", index]
+@pytest.mark.parametrize("architecture", STATE_MODELS if IS_NIGHT else STATE_MODELS[:3])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"] if IS_NIGHT else ["none"])
+def test_choices_prefixes_and_drafts_keep_every_bit(architecture, quantization):
+    """Choices of one prompt, prompts that part, a later turn, in large and small chunks, with and without drafts."""
+    settings = {"max_batch": 8, "quantization": quantization, "kv_memory": 16 << 20}
+    runner, info = load_test_runner(tiny_models.model_folder(architecture), **settings)
+    assert info.fused and runner.snapshot_slots > 0
+    common, sampling = list(range(3, 103)), Sampling(temperature=0.8)
+    prompts = {"a": [*common, 5, 6, 7], "b": common + [9] * 20, "c": common[:60] + [8] * 9, "again": [*common, 5, 6, 7]}
+    requests = [
+        EngineRequest(name, prompt, 24, sampling, seed=5, n=3 if name == "a" else 1, logprobs=0)
+        for name, prompt in prompts.items()
+    ]
+    expected: dict[tuple[str, int], Answer] = {}
+    for request in requests:
+        expected |= serve_requests(runner, [request], cache=False)[0]
+    for draft_seed in (None, 1):
+        for step in (20, 500):
+            proposer = None if draft_seed is None else KnownOutputs(expected)
+            answers, stats = serve_requests(runner, requests, step=step, proposer=proposer)
+            assert answers == expected and stats.prefix_hits >= 3 * 96
+            assert draft_seed is None or sum(stats.draft_accepted) > stats.drafts > 10
 
 
 def test_a_model_without_attention_serves_more_tokens_than_it_has_pages_for():
@@ -83,7 +118,7 @@ def test_linear_layers_may_be_quantized(quantization):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"speculate": "ngram"}, "which rejected drafts would spoil: it runs without --speculate."),
+        ({"speculate": "ngram", "state_cache": 1023}, "it needs a larger --state-cache or --kv-memory."),
         ({"shared": True}, "which is not handed over between instances: it runs without --role."),
         ({"kv_memory": 2000}, "kv_memory is 2000 bytes, of which states get half, but one sequence's take 1024."),
     ],
@@ -106,12 +141,20 @@ def test_a_draft_model_with_states_is_refused():
 
 def test_states_take_half_of_the_memory_and_a_restart_the_same():
     settings = Settings(model="m", max_batch=100, kv_memory=10_000)
-    sizes = plan_cache(100, CPU, 1600, settings, 1000)
-    assert sizes == (50, 5)
-    assert plan_cache(100, CPU, 16, settings, 10).slots == 100  # all useful pages fit, and so do all states
+    assert plan_cache(100, CPU, 1600, settings, 1000) == (50, 3, 2)
+    assert plan_cache(100, CPU, 16, replace(settings, kv_memory=15_000), 10) == (100, 100, 400)  # as many as are of use
     few = Settings(model="m", max_batch=2, kv_memory=10_000)
-    assert plan_cache(100, CPU, 16, few, 4000) == (2, 2)
-    assert plan_cache(100, CPU, 16, Settings(model="m", max_batch=2, kv_memory=8200), 4000) == (2, 2)
+    assert plan_cache(100, CPU, 16, few, 4000) == (2, 1, 1)
+    assert plan_cache(100, CPU, 16, replace(few, kv_memory=8200), 4000) == (2, 1, 1)
+    assert plan_cache(100, CPU, 1600, replace(settings, prefix_cache=False), 1000) == (50, 5, 0)
+
+
+def test_the_memory_of_snapshots_can_be_set():
+    settings = Settings(model="m", max_batch=100, kv_memory=10_000, state_cache=4500)
+    assert plan_cache(100, CPU, 1600, settings, 1000) == (30, 3, 4)
+    assert plan_cache(100, CPU, 1600, replace(settings, state_cache=0), 1000) == (50, 5, 0)
+    with pytest.raises(LoadError, match="of which snapshots take 9000 and states half of the rest, but one sequence's"):
+        plan_cache(100, CPU, 1600, replace(settings, state_cache=9000), 1000)
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,14 @@ def used_states(shape: native.Mamba2Shape, slots: int) -> torch.Tensor:
 
 def scan_whole(rows: torch.Tensor, weights: native.StateWeights, shape: native.Mamba2Shape) -> torch.Tensor:
     """Return the outputs of one sequence, computed at once."""
-    return native.scan_mamba2(rows, weights, shape, used_states(shape, 1), torch.tensor([[0, len(rows), 0, 1]]))
+    return native.scan_mamba2(rows, weights, shape, used_states(shape, 1), torch.tensor([[0, len(rows), -1, 0, 0]]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("has_bias", "has_norm"), [(True, True), (False, False)])
 def test_kernels_agree_with_their_definition(shape, has_bias, has_norm):
     weights, rows = random_weights(shape, has_bias=has_bias, has_norm=has_norm), random_rows(shape, 9)
-    spans, expected_states = torch.tensor([[0, 9, 1, 1]]), used_states(shape, 2)
+    spans, expected_states = torch.tensor([[0, 9, -1, 1, 0]]), used_states(shape, 2)
     states = expected_states.clone()
     expected = torch_mamba.scan_mamba2(rows.float(), weights, shape, expected_states, spans)
     actual = native.scan_mamba2(rows, weights, shape, states, spans)
@@ -97,7 +97,8 @@ def test_bits_depend_neither_on_the_batch_nor_on_chunks(shape, counts, cuts, thr
         parts = {i: each[start:end] for i, each in enumerate(sequences) if len(each) > start}
         spans, first = [], 0
         for i, part in parts.items():
-            spans.append((first, len(part), len(counts) - 1 - i, int(start == 0)))
+            slot = len(counts) - 1 - i
+            spans.append((first, len(part), slot if start else -1, slot, 0))
             first += len(part)
         if not parts:
             break
@@ -119,7 +120,7 @@ def test_long_batches_use_several_threads_with_the_same_bits(threads):
 
 
 def test_undefined_numbers_reach_later_tokens_of_their_sequence_only():
-    shape, spans = SHAPES[0], torch.tensor([[0, 4, 0, 1], [4, 4, 1, 1]])
+    shape, spans = SHAPES[0], torch.tensor([[0, 4, -1, 0, 0], [4, 4, -1, 1, 0]])
     weights, rows = random_weights(shape), random_rows(shape, 8)
     expected = native.scan_mamba2(rows, weights, shape, used_states(shape, 2), spans)
     broken = rows.clone()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from support.random_tensors import random_tensor
@@ -9,8 +12,10 @@ from support.random_tensors import random_tensor
 from parley import native
 from parley.native import build, compiled, library
 from parley.native.layer import StateWeights
-from parley.native.state_shape import GatedDeltaShape, ShortConvolutionShape, StateShape
+from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
 from parley.native.torch_forms import torch_states
+
+Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # a layer's outputs, for states and spans
 
 SHAPES = [
     GatedDeltaShape(key_heads=2, value_heads=4, key_dim=16, value_dim=72, kernel=4),
@@ -18,6 +23,7 @@ SHAPES = [
     ShortConvolutionShape(width=70, kernel=3),
     ShortConvolutionShape(width=5, kernel=1),
 ]
+MAMBA_SHAPES = [Mamba2Shape(4, 24, 16, 2, 4, 2), Mamba2Shape(2, 12, 5, 1, 2)]
 TOKENS = 21
 
 
@@ -40,7 +46,8 @@ def random_weights(shape: StateShape) -> StateWeights:
     convolution = numbers(shape.kernel, shape.channels, seed=1)
     if isinstance(shape, ShortConvolutionShape):
         return StateWeights(convolution, numbers(shape.channels, seed=2))
-    decay, step_bias = -numbers(shape.value_heads, seed=3).exp(), numbers(shape.value_heads, seed=4)
+    heads = shape.heads if isinstance(shape, Mamba2Shape) else shape.value_heads
+    decay, step_bias = -numbers(heads, seed=3).exp(), numbers(heads, seed=4)
     return StateWeights(convolution, None, decay, step_bias, native.Norm(numbers(shape.inner, seed=5), 1e-6))
 
 
@@ -56,7 +63,8 @@ def run_layer(form, shape: StateShape, pieces: tuple[int, ...], *, sequences: in
     states[:, ::3], states[:, 1::3] = torch.nan, torch.inf
     start, outputs = 0, []
     for count in pieces:
-        spans = torch.tensor([[i * count, count, sequences - i, start == 0] for i in range(sequences)])
+        slots = [sequences - i for i in range(sequences)]
+        spans = torch.tensor([[i * count, count, slot if start else -1, slot, 0] for i, slot in enumerate(slots)])
         batch = torch.cat([each[start : start + count] for each in rows])
         batch_gates = torch.cat([each[start : start + count] for each in gates])
         if isinstance(shape, ShortConvolutionShape):
@@ -82,6 +90,50 @@ def test_bits_depend_on_no_batch_and_no_chunk(shape):
     for pieces, sequences in (((9, 1, 11), 1), ((1, 20), 3), ((TOKENS,), 40)):
         actual, other_state = run_layer(native, shape, pieces, sequences=sequences)
         assert torch.equal(actual, alone) and torch.equal(other_state, state)
+
+
+def layer_call(shape: StateShape) -> tuple[Call, int]:
+    """Return the layer on rows of TOKENS tokens, as a function of states and spans, and the size of a state."""
+    if isinstance(shape, Mamba2Shape):
+        rows = random_tensor(TOKENS, shape.inner + shape.channels + shape.heads, seed=10, dtype=torch.bfloat16)
+        weights = replace(random_weights(shape), skip=numbers(shape.heads, seed=9))
+        return lambda states, spans: native.scan_mamba2(rows, weights, shape, states, spans), shape.size
+    weights = random_weights(shape)
+    if isinstance(shape, ShortConvolutionShape):
+        rows = random_tensor(TOKENS, 3 * shape.channels, seed=10, dtype=torch.bfloat16)
+        return lambda states, spans: native.convolve_gated(rows, weights, shape, states, spans), shape.size
+    rows = random_tensor(TOKENS, shape.channels + shape.inner, seed=10, dtype=torch.bfloat16)
+    gates = random_tensor(TOKENS, 2 * shape.value_heads, seed=20, dtype=torch.bfloat16)
+    return lambda states, spans: native.scan_gated_delta(rows, gates, weights, shape, states, spans), shape.size
+
+
+@pytest.mark.parametrize("shape", SHAPES + MAMBA_SHAPES)
+def test_states_after_any_tokens_go_to_slots_of_their_own(shape, threads):
+    """A sequence of several spans: each state is that of the tokens before it, and no state that is read changes."""
+    call, size = layer_call(shape)
+    used = torch.full((TOKENS + 2, size), torch.nan)
+    expected, states = call(used.clone(), torch.tensor([[0, TOKENS, -1, 0, 0]])), []
+    for count in range(1, TOKENS + 1):
+        alone = used.clone()
+        call(alone, torch.tensor([[0, count, -1, 0, 0]]))
+        states.append(alone[0])
+    for cuts, count in (((1,) * TOKENS, 1), ((3, 1, 9, 8), 3), ((1, 20), 3)):
+        threads(count)
+        actual, spans, first = used.clone(), [], 0
+        for place, length in enumerate(cuts):
+            spans.append((first, length, place - 1, place, int(place > 0)))
+            first += length
+        outputs = call(actual, torch.tensor(spans))
+        assert torch.equal(outputs, expected)
+        for place in range(len(cuts)):
+            assert torch.equal(actual[place], states[sum(cuts[: place + 1]) - 1])
+        # Two sequences continue from the first state, which stays as it is.
+        spans = [(1, 4, 0, TOKENS, 0), (1, 4, 0, TOKENS + 1, 0)]
+        call(actual, torch.tensor(spans))
+        assert torch.equal(actual[0], states[cuts[0] - 1])
+        assert torch.equal(actual[TOKENS], actual[TOKENS + 1])
+        if cuts[0] == 1:
+            assert torch.equal(actual[TOKENS], states[4])
 
 
 def test_rows_are_gated_by_the_sigmoid():

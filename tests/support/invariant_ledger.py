@@ -21,7 +21,16 @@ from parley.core.admission import PrepareRequest
 from parley.core.loop import EngineLoop
 from parley.core.pages.cache_events import CacheEvent, PageRemoved, PagesStored
 from parley.core.prefill_share import PrefillShare
-from parley.core.sequence import BLOCK_SIZE, BeamCandidate, RowResult, Sequence, Step, StepRow
+from parley.core.sequence import (
+    BLOCK_SIZE,
+    BeamCandidate,
+    RowResult,
+    Sequence,
+    StateWrite,
+    Step,
+    StepRow,
+    StepStates,
+)
 from parley.core.step_budget import FixedBudget
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, MediaItem, Settings, TokenScore
 
@@ -107,10 +116,11 @@ class LedgerRunner:
         max_model_len: int = 10_000,
         long_rope_after: float = math.inf,
         has_states: bool = False,
+        snapshots: int = 0,
     ):
         self.long_rope_after = long_rope_after
-        self.state_slots = slots if has_states else None
-        self.states = [-1] * slots  # of the last tokens computed in each slot; dirty from the start
+        self.state_slots, self.snapshot_slots = (slots, snapshots) if has_states else (None, 0)
+        self.states = [-1] * (slots + snapshots)  # of the last tokens computed in each slot; dirty from the start
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
         self.generates, self.dimensions = True, 2
         self.proposer: SeededProposer | None = None
@@ -149,14 +159,28 @@ class LedgerRunner:
     def copy_state(self, source: Sequence, target: Sequence) -> None:
         require(self.slots[source.slot] is source and self.slots[target.slot] is target, "a state without a slot")
         require(source.computed == target.computed, "a state after other tokens")
+        require(source.state_slot == target.state_slot == -1, "a state that lies elsewhere")
         self.states[target.slot] = self.states[source.slot]
 
-    def _advance_state(self, row: StepRow, kv_states: list[int]) -> None:
-        """Advance the state in the row's slot, which starts from nothing at the sequence's first token."""
-        require(not row.drafts, "drafts for a model with states")
-        slot = row.sequence.slot
-        require(not row.start or self.states[slot] == kv_states[row.start - 1], "a state of other tokens")
-        self.states[slot] = kv_states[row.start + row.count - 1]
+    def _advance_states(self, rows: list[StepRow], histories: dict[int, list[int]]) -> None:
+        """Advance the states of all rows at once: a row starts from nothing at the sequence's first token."""
+        before, owners = list(self.states), {}
+        for row in rows:
+            own, at = row.sequence.slot, row.start
+            slot, writes = row.states or StepStates(own if row.start else -1, [StateWrite(row.count, own)])
+            require((slot < 0) == (row.start == 0), "a state before the first token")
+            require(slot < 0 or before[slot] == histories[id(row)][row.start - 1], "a state of other tokens")
+            require(sum(write.tokens for write in writes) == row.token_count, "more or fewer states than tokens")
+            require(not row.drafts or all(write.tokens == 1 for write in writes), "a draft without a state of its own")
+            targets = [target for _, target in writes]
+            require(len(set(targets)) == len(targets), "a row writes a slot twice")
+            for used in {slot, *targets} - {-1}:
+                readers, writers = owners.setdefault(used, (set(), set()))
+                (writers if used in targets else readers).add(id(row))
+                require(not writers or len(readers | writers) == 1, "rows of a step write a slot that others use")
+            for tokens, target in writes:
+                at += tokens
+                self.states[target] = histories[id(row)][at - 1]
 
     def run_step(self, step: Step) -> list[RowResult]:
         require(not self.media_encoder or not self.media_encoder.is_computing, "a step while the encoder computes")
@@ -173,8 +197,8 @@ class LedgerRunner:
         kv_states = {id(row): self._history_of(row) for row in rows}
         for row in rows:
             self._write_kv(row, kv_states[id(row)])
-            if self.state_slots is not None:
-                self._advance_state(row, kv_states[id(row)])
+        if self.state_slots is not None:
+            self._advance_states(rows, kv_states)
         if failure:
             raise InjectedFailure("step")
         self.computed_tokens += step.total_tokens
@@ -419,8 +443,9 @@ class LoopHarness:
         step_ms: float = 250,
         media_cache: int = 1000,
         has_states: bool = False,
+        snapshots: int = 0,
     ):
-        self.runner = LedgerRunner(blocks, slots, max_model_len, long_rope_after, has_states)
+        self.runner = LedgerRunner(blocks, slots, max_model_len, long_rope_after, has_states, snapshots)
         self.encoder = LedgerEncoder()
         self.runner.media_encoder = self.encoder
         if guesses is not None:

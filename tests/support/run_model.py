@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from parley.core.loop import EngineLoop
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import BLOCK_SIZE, DraftProposer
 from parley.core.step_budget import FixedBudget
 from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
@@ -53,10 +53,12 @@ def serve_requests(
     step: int = 96,
     blocks: int | None = None,
     cache: bool = True,
+    proposer: DraftProposer | None = None,
 ) -> tuple[dict[tuple[str, int], Answer], EngineStats]:
     """Run the requests to the end; return the answers by (id, index) and the last stats.
 
     ``step`` is the token budget of one step. ``blocks`` limits the KV pages; too few of them cause preemption.
+    ``proposer`` drafts in every step, whether that pays or not.
     """
     if blocks is not None:
         old_pages = runner.pages
@@ -78,7 +80,12 @@ def serve_requests(
             answer.vector = output.vector
 
     settings = Settings(model="m", max_batch=batch, prefix_cache=cache)
+    if proposer is not None:
+        runner.proposer = proposer
     loop = EngineLoop(runner, settings, collect_outputs, FixedBudget(step))
+    if proposer is not None and loop.speculation is not None:
+        loop.speculation.draft_length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
+        loop.speculation.costs.best_draft_count = lambda rows, chances: len(chances)  # type: ignore[method-assign]
     for request in requests:
         loop.add_request(request)
     while loop.step():

@@ -29,7 +29,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from operator import attrgetter
@@ -92,12 +92,13 @@ class BlockPool:
     """A pool of ``page_count`` pages, numbered from 0. ``free_count`` of them have no holder.
 
     ``event_log`` records the removal of pages from the prefix cache. The code that caches a page records that, because
-    the pool does not know its tokens.
+    the pool does not know its tokens. ``on_drop`` is called with the hash of a page that leaves the prefix cache.
     """
 
     def __init__(self, page_count: int, event_log: CacheEventLog | None = None):
         self.page_count = page_count
         self.event_log = event_log
+        self.on_drop: Callable[[bytes], None] = lambda digest: None
         self.free_count = page_count
         self.prefix_queries = 0  # tokens looked up in the prefix cache
         self.prefix_hits = 0  # tokens found there
@@ -164,8 +165,9 @@ class BlockPool:
         """Empty the prefix cache. Returns False and does nothing while a page is held."""
         if self.used_count:
             return False
-        for block in list(self._cache.values()):
+        for digest, block in self._cache.items():
             self._hashes[block] = None
+            self.on_drop(digest)
         self._cache.clear()
         if self.event_log is not None:
             self.event_log.record_cleared()
@@ -200,6 +202,7 @@ class BlockPool:
         if digest is not None:
             del self._cache[digest]
             self._hashes[block] = None
+            self.on_drop(digest)
             if self.event_log is not None:
                 self.event_log.record_removed(digest)
 

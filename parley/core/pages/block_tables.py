@@ -13,18 +13,23 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from parley.core.pages.block_pool import BlockPool, count_pages, extend_hashes, long_rope_root
+from parley.core.pages.state_slots import StateSlots
 from parley.core.sequence import BLOCK_SIZE, Sequence, Step
 
 
 class BlockTables:
-    """Block tables over ``pool``. With ``prefix_cache`` False nothing is looked up or published.
+    """Block tables over ``pool``. With ``prefix_cache`` False nothing is looked up or published. ``states``: the slots
+    for states, if layers keep them; then cached pages are of use up to a snapshot only.
 
     A step is assembled between ``begin_step`` and ``finish_step``; ``fork_table`` may be called at other times too.
     """
 
-    def __init__(self, pool: BlockPool, prefix_cache: bool):
+    def __init__(self, pool: BlockPool, prefix_cache: bool, states: StateSlots | None = None):
         self.pool = pool
         self.prefix_cache = prefix_cache
+        self._states = states
+        if states is not None:
+            pool.on_drop = lambda digest: states.forget_snapshots([digest])
         self._pending_copies: list[tuple[int, int]] = []  # (source, target), before the next step
 
     def begin_step(self) -> None:
@@ -39,11 +44,11 @@ class BlockTables:
             step.page_copies, self._pending_copies = self._pending_copies, []
         self._hold_copies()
 
-    def find_prefix(self, sequence: Sequence) -> list[int]:
+    def find_prefix(self, sequence: Sequence) -> list[int] | None:
         """Return the cached pages that continue the sequence, in order; none unless ``computed`` is at a page end.
 
-        They never cover the last token, whose logits are needed, nor prompt tokens whose logits are still needed for
-        scores (position p scores token p + 1).
+        None: it should wait for the next step, where there will be more. They never cover the last token, whose logits
+        are needed, nor prompt tokens whose logits are still needed for scores (position p scores token p + 1).
         """
         if not self.prefix_cache or sequence.computed % BLOCK_SIZE:
             return []
@@ -55,10 +60,17 @@ class BlockTables:
             if block is None:
                 break
             cached_blocks.append(block)
+        if self._states is not None and cached_blocks:
+            first = sequence.computed // BLOCK_SIZE
+            usable = self._states.count_usable(sequence, sequence.hashes[first : first + len(cached_blocks)])
+            return None if usable is None else cached_blocks[:usable]
         return cached_blocks
 
     def attach_pages(self, sequence: Sequence, cached_blocks: list[int]) -> None:
         """Append cached pages to the table and count their tokens as computed."""
+        if self._states is not None and cached_blocks:
+            last = sequence.computed // BLOCK_SIZE + len(cached_blocks) - 1
+            self._states.attach_snapshot(sequence, sequence.hashes[last])
         for block in cached_blocks:
             self.pool.add_reference(block)
         sequence.blocks += cached_blocks
@@ -119,6 +131,8 @@ class BlockTables:
 
     def free_table(self, sequence: Sequence) -> None:
         """Free all pages; no token of the sequence counts as computed any more."""
+        if self._states is not None:
+            self._states.release_state(sequence)
         self.pool.free_blocks(sequence.blocks)
         sequence.blocks.clear()
         sequence.computed = 0

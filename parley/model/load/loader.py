@@ -129,11 +129,11 @@ def _load_decoder(
         later_bytes = memory_needed_later(settings, towers, is_fused=lowered)
         settings = msgspec.structs.replace(settings, set_aside=settings.set_aside + later_bytes)
     state_bytes = state_slot_bytes(network.state_sizes)
-    blocks, slots = plan_cache(total_page_bytes, device, length, settings, state_bytes)
+    blocks, slots, snapshots = plan_cache(total_page_bytes, device, length, settings, state_bytes)
     if network.state_sizes:
         log.info(
-            "%d sequences run at once: each has a state of %.1f MiB. Prefixes are not cached, and nothing is drafted.",
-            slots, state_bytes / (1 << 20),
+            "%d sequences run at once: each has a state of %.1f MiB. %d more are kept for prefixes and drafts.",
+            slots, state_bytes / (1 << 20), snapshots,
         )  # fmt: skip
     if blocks * BLOCK_SIZE < length:
         length = blocks * BLOCK_SIZE
@@ -163,6 +163,7 @@ def _load_decoder(
             proposer=draft,
             staging=staging,
             media_encoder=None if towers is None else _media_encoder(settings, towers, network, lowered),
+            snapshot_slots=snapshots,
         )
         progress("warming up", 0.96)
         runner.warm_up()
@@ -179,7 +180,7 @@ def _load_decoder(
         weights_bytes=network.weights_bytes + (draft_network.network.weights_bytes if draft_network is not None else 0),
         kv_bytes=blocks * total_page_bytes,
         kv_blocks=blocks,
-        state_bytes=slots * state_bytes,
+        state_bytes=(slots + snapshots) * state_bytes,
         block_size=BLOCK_SIZE,
         fused=lowered,
         quantization=method,

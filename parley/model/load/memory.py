@@ -18,6 +18,7 @@ from parley.model.checkpoint.files import LoadError
 from parley.types import Settings
 
 KV_MEMORY_SHARE = 0.4  # KV cache's share of the memory that is free after the weights are loaded
+SNAPSHOTS_PER_SEQUENCE = 4  # states that are kept at most, for each sequence that may run at once
 STAGING_DIVISOR = 8  # the staging buffer of an accelerator's cache takes at most 1/8 of the host's free memory
 
 
@@ -33,10 +34,12 @@ def guard_allocation(purpose: str) -> Iterator[None]:
 
 
 class CacheSizes(NamedTuple):
-    """``pages`` of the KV cache, and ``slots`` for the states of sequences: as many as run at once."""
+    """``pages`` of the KV cache, and ``slots`` for the states of sequences: as many as run at once. ``snapshots``:
+    further slots, for states that are kept for later sequences or while drafts are tried."""
 
     pages: int
     slots: int
+    snapshots: int = 0
 
 
 def plan_cache(
@@ -45,27 +48,52 @@ def plan_cache(
     """Return how many pages of ``page_bytes`` bytes fit in memory, at most those of a full batch of full contexts.
 
     ``state_bytes``: the states of one sequence, for models with layers that keep them. All states together take at most
-    half of the memory, unless all useful pages fit beside them. Raises LoadError.
+    half of the memory, unless all useful pages fit beside them; ``settings.state_cache`` is taken from it before.
+    Raises LoadError.
     """
     useful = settings.max_batch * -(-length // BLOCK_SIZE)
     free_bytes = max(0, free_memory(device) - settings.set_aside)
     budget = settings.kv_memory
     if budget is None:
         budget = int(free_bytes * KV_MEMORY_SHARE * settings.kv_share)
-    slots = settings.max_batch
+    slots, snapshots = settings.max_batch, 0
     if state_bytes:
-        slots = min(slots, max(budget // 2, budget - useful * page_bytes) // state_bytes)
-        if slots < 1:
-            amount = f"kv_memory is {budget}" if settings.kv_memory is not None else f"The KV cache gets {budget}"
-            raise LoadError(f"{amount} bytes, of which states get half, but one sequence's take {state_bytes}.")
+        slots, snapshots = _divide_states(budget, useful * page_bytes, state_bytes, settings)
     if not page_bytes:
-        return CacheSizes(useful, slots)
-    blocks = min(useful, (budget - slots * state_bytes) // page_bytes)
+        return CacheSizes(useful, slots, snapshots)
+    blocks = min(useful, (budget - (slots + snapshots) * state_bytes) // page_bytes)
     if blocks < 1 and settings.kv_memory is not None:
         raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page_bytes}.")
     if blocks < 1:
         raise LoadError(f"Only {free_bytes >> 20} MiB of memory are free, too little for a KV cache.")
-    return CacheSizes(blocks, slots)
+    return CacheSizes(blocks, slots, snapshots)
+
+
+def _divide_states(budget: int, useful_bytes: int, state_bytes: int, settings: Settings) -> tuple[int, int]:
+    """Return the slots for states of running sequences, and those for snapshots. ``useful_bytes``: of all pages that
+    are of use. Raises LoadError."""
+    needs_snapshots = settings.prefix_cache or settings.speculate != "none" or settings.shared
+    reserved = settings.state_cache // state_bytes if settings.state_cache is not None and needs_snapshots else 0
+    rest = budget - reserved * state_bytes
+    count = max(rest // 2, rest - useful_bytes) // state_bytes
+    if count < 1:
+        amount = f"kv_memory is {budget}" if settings.kv_memory is not None else f"The KV cache gets {budget}"
+        share = f"of which snapshots take {reserved * state_bytes} and states half of the rest" if reserved else ""
+        raise LoadError(
+            f"{amount} bytes, {share or 'of which states get half'}, but one sequence's take {state_bytes}."
+        )
+    if settings.state_cache is None and needs_snapshots:
+        slots = min(settings.max_batch, (count + 1) // 2)
+        reserved = min(count - slots, SNAPSHOTS_PER_SEQUENCE * settings.max_batch)
+    else:
+        slots = min(settings.max_batch, count)
+    if not reserved and (settings.speculate != "none" or settings.shared):
+        option = "speculate" if settings.speculate != "none" else "role"
+        raise LoadError(
+            f"--{option} keeps states of {state_bytes} bytes besides those of running sequences, and there is no "
+            "memory for one: it needs a larger --state-cache or --kv-memory."
+        )
+    return slots, reserved
 
 
 def staging_page_count(page_bytes: int, settings: Settings) -> int:

@@ -139,8 +139,6 @@ def architecture_name(config: dict[str, Any]) -> str:
 def check_state_settings(settings: Settings, architecture: str) -> None:
     """Raise LoadError if the settings ask for anything that a model with layers that keep a state does not offer."""
     refusal = f"{architecture} has layers that keep a state of each sequence"
-    if settings.speculate != "none":
-        raise LoadError(f"{refusal}, which rejected drafts would spoil: it runs without --speculate.")
     if settings.shared:
         raise LoadError(f"{refusal}, which is not handed over between instances: it runs without --role.")
 

@@ -1,7 +1,7 @@
-"""The states of running sequences, for models with layers that keep a state (``native/state_shape.py``).
+"""The states of sequences, for models with layers that keep a state (``native/state_shape.py``).
 
-A sequence's state lies in the row of its slot. It is the state after the tokens that have been computed, so it cannot
-serve a sequence that continues from fewer of them: the scheduler lets such a sequence begin again.
+A state lies in a slot, a row of the tensor of each such layer. The first slots belong to running sequences, the others
+hold snapshots and the states after drafts (``core/pages/state_slots.py``).
 """
 
 from __future__ import annotations
@@ -11,30 +11,34 @@ from typing import NamedTuple
 
 import torch
 
+from parley.core.sequence import StateWrite, StepStates
 from parley.native.layout import Span
 
 
 class BatchStates(NamedTuple):
-    """The states of a batch: those of each layer that keeps one, float32 [slots, size], and ``spans`` int64 [S, 4] as
-    in ``native.scan_gated_delta``."""
+    """The states of a batch: those of each layer that keeps one, float32 [slots, size], and ``spans`` int64 [S, 5] as
+    in ``native.scan_gated_delta``. A sequence has a span for each state that is written."""
 
     layers: list[torch.Tensor]
     spans: torch.Tensor
 
 
 class StateArena:
-    """States for ``slots`` sequences, of layers with states of ``sizes`` numbers. Memory is only reserved: a slot takes
-    physical memory when it is first used."""
+    """``slots`` slots for states of layers with ``sizes`` numbers. Memory is only reserved: a slot takes physical
+    memory when it is first used."""
 
     def __init__(self, sizes: Sequence[int], slots: int, device: torch.device | str = "cpu"):
         self.layers = [torch.empty(slots, size, dtype=torch.float32, device=device) for size in sizes]
 
-    def select_states(self, spans: Sequence[Span], slots: Sequence[int]) -> BatchStates:
-        """Return the states of a batch: that of each span lies in the slot of the same number."""
-        rows = [
-            (span.first, span.count, slot, span.count == span.length) for span, slot in zip(spans, slots, strict=True)
-        ]
-        return BatchStates(self.layers, torch.tensor(rows, dtype=torch.int64).view(-1, 4))
+    def select_states(self, spans: Sequence[Span], uses: Sequence[StepStates]) -> BatchStates:
+        """Return the states of a batch, whose spans read and write the slots in ``uses``."""
+        rows: list[tuple[int, int, int, int, int]] = []
+        for span, (slot, writes) in zip(spans, uses, strict=True):
+            first, is_later = span.first, 0
+            for tokens, target in writes:
+                rows.append((first, tokens, slot, target, is_later))
+                first, slot, is_later = first + tokens, target, 1
+        return BatchStates(self.layers, torch.tensor(rows, dtype=torch.int64).view(-1, 5))
 
     def copy_state(self, source: int, target: int) -> None:
         """Copy the state of one slot into another."""
@@ -50,4 +54,9 @@ def state_slot_bytes(sizes: Sequence[int]) -> int:
 def temporary_states(sizes: Sequence[int], spans: Sequence[Span]) -> BatchStates:
     """Return states for a batch whose sequences all begin in it and do not continue."""
     assert not sizes or all(span.count == span.length for span in spans), "a sequence continues without its state"
-    return StateArena(sizes, len(spans)).select_states(spans, range(len(spans)))
+    return StateArena(sizes, len(spans)).select_states(spans, [advance_slot(*each) for each in enumerate(spans)])
+
+
+def advance_slot(slot: int, span: Span) -> StepStates:
+    """Return the use of one slot, whose state advances by the tokens of a span."""
+    return StepStates(-1 if span.count == span.length else slot, [StateWrite(span.count, slot)])

@@ -1,9 +1,9 @@
 """Layers that keep a state, in torch operators. Their docstrings define what the compiled kernels compute.
 
 Tokens of a sequence are computed one after another, so the bits of a row depend neither on other rows nor on how a
-sequence is cut into steps. ``spans`` int64 [S, 4]: for each sequence, its first row, its count of rows, the row of its
-state in ``states`` float32 [slots, size], and whether it begins with these rows. A sequence that begins has the state
-zero, whatever lies there.
+sequence is cut into steps. ``spans`` int64 [S, 5]: for each span of a sequence, its first row, its count of rows, the
+rows of ``states`` float32 [rows, size] that hold the state before it (-1: a state of zeros) and get the state after it,
+which may be the same row, and 1 if it continues the sequence of the span before, whose last state is then its first.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ QUERY_EPS = 1e-6  # of the L2 norms of queries and keys
 
 
 class StateSpan(NamedTuple):
-    """The rows of one sequence, and its state, which is zero if the sequence begins with them."""
+    """The rows of a span, and the state that they advance."""
 
     rows: slice
     state: torch.Tensor
 
 
 def begin_spans(states: torch.Tensor, spans: torch.Tensor) -> Iterator[StateSpan]:
-    """Yield the rows and the state of each sequence."""
-    for first, count, slot, begins in spans.tolist():
-        state = states[slot]
-        if begins:
+    """Yield the rows of each span, and its last state, which is its first one until it is advanced."""
+    for first, count, source, target, _ in spans.tolist():
+        state = states[target]
+        if source < 0:
             state.zero_()
+        elif source != target:
+            state.copy_(states[source])
         yield StateSpan(slice(first, first + count), state)
 
 

@@ -23,15 +23,15 @@ void scale_to_unit(const float* from, float* to, long size, float factor) {
   for (long i = 0; i < size; i += LANES) store(to + i, load(from + i, size - i) * scale, size - i);
 }
 
-// One token of one head, for V vectors of values: state [key_dim][width] *= kept; then it gains keys times
+// One token of one head, for V vectors of values: state [key_dim][width] = kept * before; then it gains keys times
 // strength * (values - keys * state); out = queries * state. All are `left` numbers, if that is less than V vectors.
 template <int V>
-void update_state(float* state, long key_dim, long width, float kept, float strength, const float* keys,
+void update_state(const float* before, float* state, long key_dim, long width, float kept, float strength, const float* keys,
                   const float* queries, const float* values, float* out, long left) {
   Vec change[V], sums[V] = {};
   for (long n = 0; n < key_dim; n++)
     for (int v = 0; v < V; v++)
-      sums[v] = fma(fill(keys[n]), load(state + n * width + v * LANES, left - v * LANES) * kept, sums[v]);
+      sums[v] = fma(fill(keys[n]), load(before + n * width + v * LANES, left - v * LANES) * kept, sums[v]);
   for (int v = 0; v < V; v++) {
     change[v] = (load(values + v * LANES, left - v * LANES) - sums[v]) * strength;
     sums[v] = Vec{};
@@ -39,9 +39,9 @@ void update_state(float* state, long key_dim, long width, float kept, float stre
   for (long n = 0; n < key_dim; n++) {
     Vec key = fill(keys[n]), query = fill(queries[n]);
     for (int v = 0; v < V; v++) {
-      float* at = state + n * width + v * LANES;
-      Vec next = fma(key, change[v], load(at, left - v * LANES) * kept);
-      store(at, next, left - v * LANES);
+      long at = n * width + v * LANES;
+      Vec next = fma(key, change[v], load(before + at, left - v * LANES) * kept);
+      store(state + at, next, left - v * LANES);
       sums[v] = fma(query, next, sums[v]);
     }
   }
@@ -60,8 +60,10 @@ void scan_delta(const float* x, const bf16* gates, int64_t gates_stride, const f
   constexpr int V = 4;
   long inner = value_heads * value_dim, width = 2 * key_heads * key_dim + inner;
   each_part(spans, count, value_heads, 2 * inner * key_dim, threads, [=](const StateSpan& span, long h) {
-    float* state = states + span.slot * stride + h * key_dim * value_dim;
-    if (span.begins) std::fill(state, state + key_dim * value_dim, 0.f);
+    long size = key_dim * value_dim;
+    float* state = states + span.target * stride + h * size;
+    const float* before = span.source < 0 ? state : states + span.source * stride + h * size;
+    if (span.source < 0) std::fill(state, state + size, 0.f);
     float keys[MOST_KEYS], queries[MOST_KEYS];
     for (long token = span.first; token < span.first + span.count; token++) {
       const float* row = x + token * width + h / (value_heads / key_heads) * key_dim;
@@ -74,10 +76,11 @@ void scan_delta(const float* x, const bf16* gates, int64_t gates_stride, const f
       for (long i = 0; i < value_dim;) {
         long left = value_dim - i, vectors = left >= V * LANES ? V : 1;
         auto update = vectors == V ? update_state<V> : update_state<1>;
-        update(state + i, key_dim, value_dim, kept, strength, keys, queries, values + i, out + token * inner + h * value_dim + i,
-               left);
+        update(before + i, state + i, key_dim, value_dim, kept, strength, keys, queries, values + i,
+               out + token * inner + h * value_dim + i, left);
         i += vectors * LANES;
       }
+      before = state;
     }
   });
 }
@@ -90,17 +93,16 @@ void convolve_gated(const bf16* rows, const float* weight, const float* bias, fl
   long blocks = (width + BLOCK - 1) / BLOCK, kept = kernel - 1;
   each_part(spans, count, blocks, width * kernel, threads, [=](const StateSpan& span, long block) {
     long end = std::min((long)width, (block + 1) * BLOCK);
-    float* state = states + span.slot * stride;
+    float* state = states + span.target * stride;
+    const float* before = states + span.source * stride;
     for (long i = block * BLOCK; i < end; i += LANES) {
       long left = std::min(end - i, (long)LANES);
       // The number of the sequence at a token; those before the first are in the state.
       auto input = [=](long token) {
-        if (token < 0) return load(state + (kept + token) * width + i, left);
+        if (token < 0) return span.source < 0 ? Vec{} : load(before + (kept + token) * width + i, left);
         const bf16* row = rows + (span.first + token) * 3 * width + i;
         return load(row, left) * load(row + 2 * width, left);
       };
-      if (span.begins)
-        for (long k = 0; k < kept; k++) store(state + k * width + i, Vec{}, left);
       for (long token = 0; token < span.count; token++) {
         Vec total = bias ? load(bias + i, left) : Vec{};
         for (long k = 0; k < kernel; k++) total = fma(load(weight + k * width + i, left), input(token - kept + k), total);

@@ -10,18 +10,18 @@ namespace {
 
 constexpr long BLOCK = 64;   // channels of a convolution that are one task
 
-// state [state_dim][width] = kept * state + keys * values, and out = queries * state, for V vectors of values. All are
+// state [state_dim][width] = kept * before + keys * values, and out = queries * state, for V vectors of values. All are
 // `left` numbers, if that is less than V vectors.
 template <int V>
-void update_state(float* state, long size, long width, float kept, const Vec* values, const float* keys,
+void update_state(const float* before, float* state, long size, long width, float kept, const Vec* values, const float* keys,
                   const float* queries, Vec* out, long left) {
   Vec sums[V] = {};
   for (long n = 0; n < size; n++) {
     Vec key = fill(keys[n]), query = fill(queries[n]);
     for (int v = 0; v < V; v++) {
-      float* at = state + n * width + v * LANES;
-      Vec next = fma(key, values[v], load(at, left - v * LANES) * kept);
-      store(at, next, left - v * LANES);
+      long at = n * width + v * LANES;
+      Vec next = fma(key, values[v], load(before + at, left - v * LANES) * kept);
+      store(state + at, next, left - v * LANES);
       sums[v] = fma(query, next, sums[v]);
     }
   }
@@ -39,16 +39,16 @@ void convolve_rows(const bf16* x, int64_t x_stride, const float* weight, const f
   long blocks = (channels + BLOCK - 1) / BLOCK;
   each_part(spans, count, blocks, channels * kernel, threads, [=](const StateSpan& span, long block) {
     long end = std::min(channels, (block + 1) * BLOCK), kept = kernel - 1;
-    float* state = states + span.slot * stride;
+    float* state = states + span.target * stride;
+    const float* before = states + span.source * stride;
     const bf16* rows = x + span.first * x_stride;
     for (long i = block * BLOCK; i < end; i += LANES) {
       long left = std::min(end - i, (long)LANES);
       // The input of the sequence at a token; those before the first are in the state.
       auto input = [=](long token) {
-        return token >= 0 ? load(rows + token * x_stride + i, left) : load(state + (kept + token) * channels + i, left);
+        if (token >= 0) return load(rows + token * x_stride + i, left);
+        return span.source < 0 ? Vec{} : load(before + (kept + token) * channels + i, left);
       };
-      if (span.begins)
-        for (long k = 0; k < kept; k++) store(state + k * channels + i, Vec{}, left);
       for (long token = 0; token < span.count; token++) {
         Vec total = bias ? load(bias + i, left) : Vec{};
         for (long k = 0; k < kernel; k++) total = fma(load(weight + k * channels + i, left), input(token - kept + k), total);
@@ -70,8 +70,10 @@ void scan_heads(const float* x, const bf16* steps, int64_t steps_stride, const f
   constexpr int V = 4;
   long inner = heads * head_dim, width = inner + 2 * groups * state_dim;
   each_part(spans, count, heads, inner * state_dim, threads, [=](const StateSpan& span, long h) {
-    float* state = states + span.slot * stride + h * state_dim * head_dim;
-    if (span.begins) std::fill(state, state + state_dim * head_dim, 0.f);
+    long size = state_dim * head_dim;
+    float* state = states + span.target * stride + h * size;
+    const float* before = span.source < 0 ? state : states + span.source * stride + h * size;
+    if (span.source < 0) std::fill(state, state + size, 0.f);
     for (long token = span.first; token < span.first + span.count; token++) {
       const float *row = x + token * width, *values = row + h * head_dim;
       const float *keys = row + inner + h / (heads / groups) * state_dim, *queries = keys + groups * state_dim;
@@ -84,10 +86,11 @@ void scan_heads(const float* x, const bf16* steps, int64_t steps_stride, const f
         Vec scaled[V], sums[V];
         for (long v = 0; v < vectors; v++) scaled[v] = load(values + i + v * LANES, left - v * LANES) * step;
         auto update = vectors == V ? update_state<V> : update_state<1>;
-        update(state + i, state_dim, head_dim, kept, scaled, keys, queries, sums, left);
+        update(before + i, state + i, state_dim, head_dim, kept, scaled, keys, queries, sums, left);
         for (long v = 0; v < vectors; v++, i += LANES)
           store(to + i, fma(fill(skip[h]), load(values + i, head_dim - i), sums[v]), head_dim - i);
       }
+      before = state;
     }
   });
 }

@@ -1,0 +1,235 @@
+"""Slots for states beside those of running sequences: snapshots at page ends, and the states after drafts.
+
+A slot is like a page of the KV cache: it has references, its content is found by a hash, and the slot that was freed
+longest ago is overwritten first (``BlockPool``). A snapshot has the hash of the page that ends with it. So it stands
+for all that this hash covers, and it goes when its page goes.
+
+No snapshot is copied. A row reads the state before its tokens from one slot, and writes the state after some of them to
+others (``StepRow.states``). A sequence whose last write went to a snapshot reads it from there in its next row.
+
+**Which states are kept.** The one at the last page end of a prompt: its choices, its repetitions and the next turn of
+its conversation begin there. The one at the last page end of the output so far, if there are slots enough. The one
+where cached pages end but no state is kept: a second prompt has branched off there, and a third may. And some at equal
+distances in long prompts. Rows of one step cannot read each other's states. So a sequence that finds pages which this
+very step computes waits for the next step, and the row that computes them keeps the state that it needs.
+
+**Drafts.** The state after each draft has a slot of its own until it is known how many of them were right.
+
+Knows slots as numbers; nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from parley.core.pages.block_pool import BlockPool
+from parley.core.sequence import BLOCK_SIZE, Sequence, StateWrite, StepRow, StepStates
+
+LEAST_DISTANCE = 1024  # tokens between the states that are kept within a long prompt, at least
+LONG_PROMPT_SHARE = 8  # all of them take at most 1/8 of the slots
+
+
+class StateSlots:
+    """``count`` slots for states, numbered from ``first_slot`` on.
+
+    ``keeps_snapshots`` False: they serve drafts only. ``copy_state(source, target)``: as in ``ModelRunner``.
+    """
+
+    def __init__(
+        self,
+        first_slot: int,
+        count: int,
+        copy_state: Callable[[Sequence, Sequence], None],
+        keeps_snapshots: bool = True,
+    ):
+        self.pool = BlockPool(count)
+        self.keeps_snapshots = keeps_snapshots and count > 0
+        self._first_slot = first_slot
+        self._copy_state = copy_state
+        self._is_assembling = False
+        self._step_slots: list[int] = []  # that the step reads or writes; no later row of it may write them
+        self._fresh_hashes: set[bytes] = set()  # of the snapshots that the step writes
+        self._page_rows: dict[bytes, tuple[StepRow, int]] = {}  # by hash: who computes a page's end in the step, and it
+
+    @property
+    def draft_limit(self) -> int:
+        """How many slots may be used for drafts now: half of them stay with the snapshots."""
+        return max(0, self.pool.free_count - self.pool.page_count // 2)
+
+    def begin_step(self) -> None:
+        """Release what the last step used."""
+        self.pool.free_blocks(self._step_slots)
+        self._step_slots.clear()
+        self._fresh_hashes.clear()
+        self._is_assembling = True
+
+    def finish_step(self) -> None:
+        """End the assembly of a step: its rows do not change any more."""
+        self._page_rows.clear()
+        self._is_assembling = False
+
+    def abandon_step(self) -> None:
+        """Forget the snapshots of a step that failed."""
+        self.forget_snapshots(self._fresh_hashes)
+
+    def forget_snapshots(self, hashes: Iterable[bytes]) -> None:
+        """Forget the snapshots with these hashes, as far as there are any."""
+        for digest in hashes:
+            if (slot := self.pool.find_cached(digest)) is not None:
+                self.pool.evict_block(slot)
+
+    def count_usable(self, sequence: Sequence, hashes: list[bytes]) -> int | None:
+        """Return after how many of these cached pages, which continue the sequence, it can go on: a snapshot ends them.
+
+        None: after more of them in the next step.
+        """
+        usable = next((n for n in range(len(hashes), 0, -1) if self._is_readable(hashes[n - 1])), 0)
+        if usable == len(hashes):
+            return usable
+        if self._is_assembling:
+            is_computed_now = hashes[-1] in self._page_rows and self._keep_end_of_page(hashes[-1])
+            if is_computed_now or not self._fresh_hashes.isdisjoint(hashes[usable:]):
+                return None
+        sequence.branch = sequence.computed + len(hashes) * BLOCK_SIZE
+        return usable
+
+    def attach_snapshot(self, sequence: Sequence, digest: bytes) -> None:
+        """Let a sequence go on from a snapshot."""
+        slot = self.pool.find_cached(digest)
+        assert slot is not None
+        self.release_state(sequence)
+        self._move_state(sequence, slot)
+
+    def release_state(self, sequence: Sequence) -> None:
+        """Let a sequence's state be the one in its own slot."""
+        if sequence.state_slot >= 0:
+            self._step_slots.append(sequence.state_slot - self._first_slot)  # the step may still read it
+            sequence.state_slot = -1
+
+    def fork_state(self, sequence: Sequence, parent: Sequence) -> None:
+        """Let a running sequence go on from the state of another."""
+        self.release_state(sequence)
+        if parent.state_slot >= 0:
+            self._move_state(sequence, parent.state_slot - self._first_slot)
+        else:
+            self._copy_state(parent, sequence)
+
+    def plan_row(self, row: StepRow, running_count: int) -> None:
+        """Choose the slots that a row reads and writes. Its drafts are fixed, and the hashes of its pages known.
+
+        ``running_count``: of sequences.
+        """
+        sequence, end = row.sequence, row.start + row.count
+        before = -1 if not row.start else sequence.slot if sequence.state_slot < 0 else sequence.state_slot
+        self.release_state(sequence)
+        row.states = StepStates(before, [])
+        at = row.start
+        for boundary in self._boundaries_to_keep(row, running_count):
+            slot = self._take_snapshot(sequence.hashes[boundary // BLOCK_SIZE - 1])
+            if slot is not None:
+                row.states.writes.append(StateWrite(boundary - at, self._first_slot + slot))
+                at = boundary
+        for _ in range(at, end + len(row.drafts) - 1 if row.drafts else at):
+            row.states.writes.append(StateWrite(1, self._first_slot + self._take_slot()))
+        if at < end + len(row.drafts):
+            row.states.writes.append(StateWrite(1 if row.drafts else end - at, sequence.slot))
+        else:
+            self._move_state(sequence, row.states.writes[-1].slot - self._first_slot)
+        if self.keeps_snapshots and not row.drafts:
+            pages = range(row.start // BLOCK_SIZE, end // BLOCK_SIZE)
+            self._page_rows.update({sequence.hashes[page]: (row, (page + 1) * BLOCK_SIZE) for page in pages})
+
+    def commit_drafts(self, row: StepRow, running_count: int) -> None:
+        """Let the sequence go on from the state after those tokens of a row that were right; their pages are published.
+        ``running_count``: of sequences."""
+        sequence, states = row.sequence, row.states
+        assert states is not None
+        at = row.start
+        for tokens, slot in states.writes:
+            at += tokens
+            if at > sequence.computed or slot == sequence.slot:
+                break
+            if at % BLOCK_SIZE == 0 and at > row.start + row.count and self._keeps_outputs(running_count):
+                self._replace_output_snapshot(sequence, at)
+                self.pool.cache_block(slot - self._first_slot, sequence.output_snapshot)
+            if at == sequence.computed:
+                self._move_state(sequence, slot - self._first_slot)
+
+    def check_invariants(self, sequences: Iterable[Sequence], held_slots: Iterable[list[int]] = ()) -> None:
+        """Check conservation of slots, for tests. ``held_slots``: those with other holders. Raises AssertionError."""
+        held = [[each.state_slot - self._first_slot] for each in sequences if each.state_slot >= 0]
+        self.pool.check_invariants([self._step_slots, *held, *held_slots])
+
+    def _is_readable(self, digest: bytes) -> bool:
+        """Whether a snapshot has been written."""
+        is_fresh = self._is_assembling and digest in self._fresh_hashes
+        return not is_fresh and self.pool.find_cached(digest) is not None
+
+    def _boundaries_to_keep(self, row: StepRow, running_count: int) -> list[int]:
+        """Return the page ends among the tokens of a row whose states are kept, in order."""
+        sequence, end = row.sequence, row.start + row.count
+        if not self.keeps_snapshots or row.start // BLOCK_SIZE == end // BLOCK_SIZE:
+            return []
+        if row.count == 1 and sequence.output_length:
+            if not self._keeps_outputs(running_count):
+                return []
+            self._replace_output_snapshot(sequence, end)
+            return [end]
+        total = len(sequence.tokens)
+        distance = LEAST_DISTANCE
+        while total // distance > max(1, self.pool.page_count // LONG_PROMPT_SHARE):
+            distance *= 2
+        wanted = {(total - 1) // BLOCK_SIZE * BLOCK_SIZE, sequence.branch, *range(distance, end + 1, distance)}
+        if sequence.request.lease:
+            wanted.add(total // BLOCK_SIZE * BLOCK_SIZE)
+        return sorted(boundary for boundary in wanted if row.start < boundary <= end)
+
+    def _keeps_outputs(self, running_count: int) -> bool:
+        """Whether there are slots enough to keep a state of each sequence while it decodes."""
+        return self.keeps_snapshots and 2 * running_count <= self.pool.page_count
+
+    def _replace_output_snapshot(self, sequence: Sequence, end: int) -> None:
+        """Forget the state that was kept while a sequence decoded, in favour of the one after ``end`` tokens."""
+        self.forget_snapshots([sequence.output_snapshot])
+        sequence.output_snapshot = sequence.hashes[end // BLOCK_SIZE - 1]
+
+    def _keep_end_of_page(self, digest: bytes) -> bool:
+        """Let the row of this step that computes the end of a page keep its state. False: there is no slot for it."""
+        row, boundary = self._page_rows[digest]
+        slot = self._take_snapshot(digest)
+        if slot is None:
+            return digest in self._fresh_hashes
+        assert row.states is not None
+        writes, at = row.states.writes, row.start
+        place = 0
+        while at + writes[place].tokens < boundary:
+            at += writes[place].tokens
+            place += 1
+        rest = at + writes[place].tokens - boundary
+        new_writes = [StateWrite(boundary - at, self._first_slot + slot)]
+        if rest:
+            new_writes.append(StateWrite(rest, writes[place].slot))
+        else:
+            self._move_state(row.sequence, slot)
+        writes[place : place + 1] = new_writes
+        return True
+
+    def _take_snapshot(self, digest: bytes) -> int | None:
+        """Return a slot for a snapshot with this hash; None if there is none, or one with this hash."""
+        if not self.pool.free_count or self.pool.find_cached(digest) is not None:
+            return None
+        slot = self._take_slot()
+        self.pool.cache_block(slot, digest)
+        self._fresh_hashes.add(digest)
+        return slot
+
+    def _take_slot(self) -> int:
+        """Return a slot that the step writes, and holds until it has ended."""
+        slot = self.pool.allocate()
+        self._step_slots.append(slot)
+        return slot
+
+    def _move_state(self, sequence: Sequence, slot: int) -> None:
+        """Let a sequence's state be the one in this slot."""
+        self.pool.add_reference(slot)
+        sequence.state_slot = self._first_slot + slot
