@@ -162,7 +162,7 @@ sanitize: setup
 		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/native/test_kernels.py tests/native/test_compiled.py \
 		tests/native/test_grouped.py tests/native/test_int8.py tests/native/test_experts.py tests/native/test_layers.py \
-		tests/native/test_lora_kernel.py \
+		tests/native/test_lora_kernel.py tests/native/test_state_kernels.py tests/native/test_mamba.py \
 		-k "not schedule_tests and not native_off" $(ARGS)
 
 clean:

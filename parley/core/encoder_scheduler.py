@@ -68,7 +68,9 @@ class EncoderScheduler:
         """Return True: there is no prefix cache."""
         return True
 
-    def check_invariants(self, held_tables: Collection[list[int]] = ()) -> None:
+    def check_invariants(
+        self, held_tables: Collection[list[int]] = (), held_states: Collection[list[int]] = ()
+    ) -> None:
         """Check that no sequence runs between steps and no page is held, for tests. Raises AssertionError."""
-        assert not self.running and not any(held_tables)
+        assert not self.running and not any(held_tables) and not held_states
         assert all(sequence.status is SequenceStatus.WAITING for sequence in self.waiting)

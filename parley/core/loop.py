@@ -30,7 +30,7 @@ from parley.core.guess.ngram import NgramProposer, PredictionProposer
 from parley.core.guess.speculation import DraftCounts, Speculation
 from parley.core.media.encode_queue import EncodeQueue
 from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
-from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
+from parley.core.pages.block_pool import BlockPool, count_lent_pages, extend_hashes, hash_chain_root, long_rope_root
 from parley.core.pages.cache_events import CacheEvent, CacheEventLog
 from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
@@ -99,6 +99,7 @@ class EngineLoop:
         self.adapter_cache = AdapterCache(
             settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
         )
+        states = self._make_state_slots() if has_states else None
         root_name = settings.model if self._prefix_caching else None
         self.pinned_pages = PinnedPages(
             self.pool,
@@ -107,6 +108,7 @@ class EngineLoop:
             runner.vocab_size,
             runner.long_rope_after,
             on_pages_leased or (lambda request_id, pages: None),
+            None if states is None else states.pool,
         )
         self._counters = StepCounters()
         self._beam_searches = BeamSearches(runner, self._counters, self._add_search_outputs, self._close_search)
@@ -133,7 +135,7 @@ class EngineLoop:
                 self.pinned_pages.revoke_reservation,
                 self.prefill_share,
                 runner.long_rope_after,
-                self._make_state_slots() if has_states else None,
+                states,
             )
             self.pinned_pages.attach_scheduler(self.scheduler)
             self._beam_searches.attach_scheduler(self.scheduler)
@@ -201,7 +203,7 @@ class EngineLoop:
 
     def check_invariants(self) -> None:
         """Check conservation of pages and slots, for tests. Raises AssertionError."""
-        self.scheduler.check_invariants([*self.pinned_pages.held_tables()])
+        self.scheduler.check_invariants([*self.pinned_pages.held_tables()], [*self.pinned_pages.held_states()])
 
     def step(self) -> bool:
         """Schedule, run, finish, emit, lend. Returns whether there is more work."""
@@ -392,7 +394,8 @@ class EngineLoop:
         """Open a lease for the whole pages of the request's prompt (with the prior outputs of its first choice)."""
         first = choices[0]
         unstarted = [choices[index] for index in sorted(wanted_choices)]
-        hashes, group = first.hashes[: len(first) // BLOCK_SIZE], first.request.release_group
+        page_count = count_lent_pages(len(first), has_states=self.runner.state_slots is not None)
+        hashes, group = first.hashes[:page_count], first.request.release_group
         if unstarted and (hashes or group):
             self.pinned_pages.open_lease(first.request_id, unstarted, hashes, group or first.request_id)
 

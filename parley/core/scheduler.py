@@ -290,12 +290,14 @@ class Scheduler:
         if self._states is not None:
             self._states.forget_snapshots(sequence.hashes[: len(sequence.blocks)])
 
-    def check_invariants(self, held_tables: Collection[list[int]] = ()) -> None:
-        """Check conservation of pages and slots, for tests; ``held_tables``: pages with other holders. Raises
-        AssertionError."""
+    def check_invariants(
+        self, held_tables: Collection[list[int]] = (), held_states: Collection[list[int]] = ()
+    ) -> None:
+        """Check conservation of pages and slots, for tests; ``held_tables``, ``held_states``: pages and slots for
+        states with other holders. Raises AssertionError."""
         self._block_tables.check_invariants([*held_tables, *(sequence.blocks for sequence in self.running)])
         if self._states is not None:
-            self._states.check_invariants(self.running)
+            self._states.check_invariants(self.running, held_states)
         used_slots = [sequence.slot for sequence in self.running]
         assert sorted(used_slots + self._free_slots) == list(range(self.max_slots)), "slots in use + free slots != all"
         waiting = list(self.waiting)

@@ -88,6 +88,7 @@ class Sequence:
     state_slot: int = (
         -1
     )  # the slot of its state after ``computed`` tokens, if not its own; see ``core.pages.state_slots``
+    leased_length: int = 0  # tokens at the start whose pages it computes for another instance, with states
     branch: int = 0  # tokens after which its pages were cached, but no state: the state there is kept
     output_snapshot: bytes = b""  # hash of the last state that was kept while it decoded
     status: SequenceStatus = SequenceStatus.WAITING

@@ -81,7 +81,7 @@ class DecoderRunner:
         self.state_slots, self.snapshot_slots = None, 0
         if network.state_sizes:
             self.state_slots, self.snapshot_slots = slots, snapshot_slots
-            self.states = StateArena(network.state_sizes, slots + snapshot_slots, self.device)
+            self.states = StateArena(network.state_sizes, slots + snapshot_slots, self.device, pages.spare)
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -218,9 +218,11 @@ class Arena(msgspec.Struct, frozen=True):
     """The KV cache, or the staging copy of its pages, as memory that the server of this engine opens at
     ``/proc/{pid}/fd/{fd}``.
 
-    Each of the ``pages`` pages has a part in every region. ``layout`` is a fingerprint of everything that determines
-    the bytes of a page for given tokens: arenas with equal layouts have interchangeable pages. An arena without regions
-    is no memory: the engine moves the pages itself, or they have no content.
+    Each of the ``pages`` pages has a part in every one of ``regions``. ``layout`` is a fingerprint of everything that
+    determines the bytes of a page for given tokens: arenas with equal layouts have interchangeable pages. An arena
+    without regions is no memory: the engine moves the pages itself, or they have no content. The numbers after those of
+    pages belong to ``states``: snapshots of states (``core.pages.state_slots``), which have a part in every one of
+    ``state_regions`` and travel as pages do.
     """
 
     pid: int
@@ -228,6 +230,8 @@ class Arena(msgspec.Struct, frozen=True):
     pages: int
     regions: list[LayerRegion]
     layout: str
+    states: int = 0
+    state_regions: list[LayerRegion] = []
 
 
 # Features that engines may lack: the members of ``Sampling`` and ``EngineRequest`` that not every engine can follow

@@ -23,13 +23,16 @@ from parley.disagg.kv.transport import LinkError, LinkLost
 
 @st.composite
 def handovers(draw: st.DrawFn) -> list[tuple[list[int], int, int, list[int]]]:
-    """For each part: the sender's pages, how many the receiver skips and wants, and the sizes of each announcement."""
+    """For each part: the sender's pages, how many the receiver skips and wants, and the sizes of each announcement.
+    The last page of a part may be a state."""
     pages = draw(st.permutations(range(40)))
     parts, i = [], 0
     for _ in range(draw(st.integers(0, 4))):
         count = draw(st.integers(0, 14))
         sender_pages = pages[i : i + count] if draw(st.booleans()) else sorted(pages[i : i + count])
         i += count
+        if draw(st.booleans()):
+            sender_pages = [*sender_pages, 40 + len(parts)]
         skip = draw(st.integers(0, len(sender_pages)))
         want = draw(st.integers(0, len(sender_pages) - skip))
         parts.append((sender_pages, skip, want, draw(st.lists(st.integers(1, 5), max_size=6))))
@@ -44,23 +47,27 @@ REGION_SIZES = st.lists(st.one_of(st.integers(1, 300), st.just(64)), min_size=1,
 @given(
     offered=st.lists(handovers(), min_size=1, max_size=3),
     sizes=REGION_SIZES,
+    state_sizes=st.lists(st.integers(1, 900), max_size=3).map(tuple),
     gaps=st.tuples(st.sampled_from((0, 24)), st.sampled_from((0, 8))),
     checksum=st.booleans(),
     seed=st.integers(1, 1 << 20),
 )
 def test_every_requested_page_arrives_unchanged(
-    way: str, offered: Any, sizes: Any, gaps: Any, checksum: bool, seed: int
+    way: str, offered: Any, sizes: Any, state_sizes: Any, gaps: Any, checksum: bool, seed: int
 ) -> None:
-    """Random pages, cuts, parts and shapes; several handovers on one link; no other page is written."""
+    """Random pages and states, cuts, parts and shapes; several handovers on one link; no other page is written."""
 
     random = Random(seed)
 
     async def run(source: PageMemory, target: PageMemory) -> None:
         async with connected_peers(way, source, target, checksum=checksum) as (p, d, receivers):
             for parts in offered:
-                before = {page: target.read_page(page) for page in range(60)}
-                free = random.sample(range(60), 60)
-                wants = [(skip, [free.pop() for _ in range(want)]) for _, skip, want, _ in parts]
+                before = {page: target.read_page(page) for page in range(65)}
+                free, free_states = random.sample(range(60), 60), random.sample(range(60, 65), 5)
+                wants = [
+                    (skip, [(free_states if page >= 40 else free).pop() for page in pages[skip : skip + want]])
+                    for pages, skip, want, _ in parts
+                ]
                 sender, receiver, acceptance = await start_handover(p, d, receivers, len(parts))
                 seen: list[tuple[int, int]] = []
                 if random.random() < 0.5:
@@ -84,11 +91,17 @@ def test_every_requested_page_arrives_unchanged(
                     counts = [count for number, count in seen if number == part]
                     assert counts == sorted(counts) and counts[-1:] == ([len(own)] if own else [])
                 assert receiver.transport_name == sender.transport_name == way
-                assert sender.sent_bytes == receiver.received_bytes == sum(len(own) for _, own in wants) * sum(sizes)
+                own_pages = [page for _, own in wants for page in own]
+                moved_bytes = sum(sum(state_sizes if page >= 60 else sizes) for page in own_pages)
+                assert sender.sent_bytes == receiver.received_bytes == moved_bytes
                 receiver.close_handover()
                 sender.close_handover()
 
-    with PageMemory(40, sizes, gaps[0], seed=seed) as source, PageMemory(60, sizes, gaps[1], seed=seed + 1) as target:
+    states = {"state_count": 5, "state_sizes": state_sizes}
+    with (
+        PageMemory(40, sizes, gaps[0], seed=seed, **states) as source,
+        PageMemory(60, sizes, gaps[1], seed=seed + 1, **states) as target,
+    ):
         asyncio.run(run(source, target))
 
 

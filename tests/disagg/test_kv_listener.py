@@ -345,6 +345,7 @@ async def answer_to_memory(peer: KVPeer, files: FileSender, memory: PageMemory, 
     """Offer a file with the pages of a memory, or with changes to that offer."""
     token = files.offer_file(file)
     fields = {"sender": files.name, "token": token, "pages": memory.page_count, "regions": memory.regions}
+    fields |= {"states": memory.state_count, "state_regions": memory.state_regions}
     try:
         return await answer_to_offer(peer, list((fields | changes).values()))
     finally:
@@ -361,6 +362,7 @@ async def answer_to_memory(peer: KVPeer, files: FileSender, memory: PageMemory, 
         {"pages": -1},
         {"pages": 1 << 30},  # beyond the end of the file
         {"regions": [(0, 64, 64), (1 << 40, 32, 32)]},
+        {"states": 1, "state_regions": [(0, 64, 64)]},  # states, of which the receiver has none
         {"regions": [(0, 64, 32), (0, 32, 64)]},  # other region sizes
         {"regions": [(0, 0, 64), (0, 0, 32)], "pages": 1 << 47},  # all pages in one place
     ],
@@ -429,6 +431,21 @@ async def test_receiver_rejects_pages_outside_the_senders_arena() -> None:
                 await receiver.wait_settled()
                 await sender.finish_handover()
             assert not any(target.buffer[:])
+
+
+async def test_receiver_rejects_a_state_in_place_of_a_page() -> None:
+    states = {"state_count": 2, "state_sizes": (40,)}
+    with PageMemory(seed=1, **states) as source, PageMemory(**states) as target:
+        async with connected_peers("shared", source, target) as (p, d, receivers):
+            sender, receiver, acceptance = await start_handover(p, d, receivers)
+            await receiver.accept_handover([(0, [1, 2])])
+            await acceptance
+            sender.add_computed_pages(0, [1, 16])
+            with pytest.raises(LinkLost):
+                await receiver.wait_outputs()
+            await receiver.wait_settled()
+            await sender.finish_handover()
+        assert not any(target.buffer[:])
 
 
 async def test_receiver_does_not_map_an_unsealed_memfd() -> None:

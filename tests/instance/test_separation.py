@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import tiny_models
 from support.compare_answers import same_answer
 from support.lora_adapters import write_adapter
 from support.prefill_decode_pair import HEADERS, REQUEST_UUID, ServerPair, assert_same_answer, post_json
@@ -28,6 +29,7 @@ from parley.types import Settings
 BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
 REQUEST_COUNT = 2200 if NIGHTLY else 24
+STATE_MODELS = sorted(tiny_models.STATE_DECODERS)
 CHAT = "/v1/chat/completions"
 PAGE_BYTES = 48 << 10  # bytes of a KV page of the built-in model
 
@@ -201,4 +203,32 @@ async def test_lost_pages_free_their_reservation_for_the_request(alike, monkeypa
     body = json.dumps(members | {"messages": [{"role": "user", "content": "What is the weather? " * 40}]}).encode()
     answer = await pair.ask(CHAT, body, REQUEST_UUID, HEADERS)
     assert same_answer(answer.body, (await post_json(single_server, CHAT, body)).body)
+    await pair.idle()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "transport"),
+    [(name, way) for name in STATE_MODELS for way in ("shared", "tcp")] if NIGHTLY else [("qwen3_5", "tcp")],
+)
+async def test_states_travel_with_the_pages_of_their_prompt(alike, architecture: str, transport: str) -> None:
+    """Answers of one server; decode computes nothing of a prompt again but its last tokens; a lost stream resumes."""
+
+    def settings() -> Settings:
+        folder = tiny_models.model_folder(architecture)
+        return Settings(model=str(folder), shared=True, threads=1, kv_memory=16 << 20, max_batch=8)
+
+    single_server, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
+    for member in pair.members:
+        member.peer._shared = transport == "shared"
+    rng = random.Random("states")
+    path = "/v1/completions"
+    for number in range(4):
+        prompt = [rng.randrange(3, 600) for _ in range((70, 80, 81, 15)[number])]
+        members = {"model": "tiny", "prompt": prompt, "max_tokens": 20, "seed": number, "n": 1 + number % 2}
+        body = json.dumps(members | {"logprobs": 1, "stream": number % 2 == 0}).encode()
+        await assert_same_answer(single_server, pair, path, body)
+        await check_resume(pair, path, body, rng)
+    metrics = pair.decode.model.metrics
+    moved, repeated = (each.total_count for each in (metrics.external_tokens, metrics.recomputed_tokens))
+    assert moved > 2 * (64 + 64 + 80) and repeated < 2 * 4 * 16
     await pair.idle()

@@ -119,7 +119,15 @@ def test_linear_layers_may_be_quantized(quantization):
     ("settings", "sentence"),
     [
         ({"speculate": "ngram", "state_cache": 1023}, "it needs a larger --state-cache or --kv-memory."),
-        ({"shared": True}, "which is not handed over between instances: it runs without --role."),
+        (
+            {"shared": True, "staging": 1 << 20},
+            "on CPUs and without --kv-staging only: with --device cuda it runs without --role.",
+        ),
+        (
+            {"shared": True, "state_cache": 0},
+            "--role keeps states of 1024 bytes besides those of running sequences, and "
+            "there is no memory for one: it needs a larger --state-cache or --kv-memory.",
+        ),
         ({"kv_memory": 2000}, "kv_memory is 2000 bytes, of which states get half, but one sequence's take 1024."),
     ],
 )

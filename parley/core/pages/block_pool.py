@@ -88,6 +88,12 @@ def count_pages(tokens: int) -> int:
     return -(-tokens // BLOCK_SIZE)
 
 
+def count_lent_pages(tokens: int, *, has_states: bool) -> int:
+    """Return how many pages of a prefix of ``tokens`` tokens are handed over between instances: all full ones. If
+    layers keep a state, that of the last token is not: the next instance continues from the state at the end."""
+    return (tokens - 1 if has_states else tokens) // BLOCK_SIZE
+
+
 class BlockPool:
     """A pool of ``page_count`` pages, numbered from 0. ``free_count`` of them have no holder.
 

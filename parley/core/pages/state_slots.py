@@ -170,7 +170,7 @@ class StateSlots:
         sequence, end = row.sequence, row.start + row.count
         if not self.keeps_snapshots or row.start // BLOCK_SIZE == end // BLOCK_SIZE:
             return []
-        if row.count == 1 and sequence.output_length:
+        if row.count == 1 and sequence.output_length and row.start >= sequence.leased_length:
             if not self._keeps_outputs(running_count):
                 return []
             self._replace_output_snapshot(sequence, end)
@@ -180,8 +180,7 @@ class StateSlots:
         while total // distance > max(1, self.pool.page_count // LONG_PROMPT_SHARE):
             distance *= 2
         wanted = {(total - 1) // BLOCK_SIZE * BLOCK_SIZE, sequence.branch, *range(distance, end + 1, distance)}
-        if sequence.request.lease:
-            wanted.add(total // BLOCK_SIZE * BLOCK_SIZE)
+        wanted.add(min(end // BLOCK_SIZE * BLOCK_SIZE, sequence.leased_length))
         return sorted(boundary for boundary in wanted if row.start < boundary <= end)
 
     def _keeps_outputs(self, running_count: int) -> bool:

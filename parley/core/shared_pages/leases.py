@@ -7,7 +7,9 @@ same client request. Therefore a *group* of leases starts only if the pool has r
 promised pages; from then on its choices run before all others (``URGENT_PRIORITY``) until each has produced a result.
 So there is always one group that makes progress.
 
-A lease takes the pages that are found by its hashes, whichever sequence computed them.
+A lease takes the pages that are found by its hashes, whichever sequence computed them. If layers keep a state, it takes
+them up to a page end whose state is kept, and holds that state: otherwise a preempted choice could not use the pages,
+and would need others beside them.
 
 Knows pages and their future owners; nothing of the readers, and nothing of slots or steps.
 """
@@ -29,21 +31,29 @@ URGENT_PRIORITY = -inf  # priority of a sequence that others wait for
 @dataclass(eq=False, slots=True)
 class Lease:
     """The lease of one request. ``hashes``: of the pages that it will have; ``pages``: those that it has.
-    ``unstarted``: choices that have produced no result yet."""
+    ``unstarted``: choices that have produced no result yet. ``state``: the slot with the state at the end of ``pages``,
+    -1 for none; ``has_states``: it needs one. The one at the end of the prompt's ``lent_count`` pages follows them."""
 
     group: LeaseGroup
     hashes: list[bytes]
     unstarted: list[Sequence]
     pages: list[int] = field(default_factory=list)
+    has_states: bool = False
+    state: int = -1
+    lent_count: int = field(init=False)  # pages that it would have if the pool were large enough
+
+    def __post_init__(self) -> None:
+        self.lent_count = len(self.hashes)
 
     def shared_page_count(self, sequence: Sequence) -> int:
         """Return how many of the lease's pages a choice can share: leading pages only, and never the page of its last
-        token; 0 if it computes its prompt for the scores."""
+        token; 0 if it computes its prompt for the scores. With states: all or none."""
         if sequence.prompt_scores:
             return 0
         pairs = zip(self.hashes, sequence.hashes, strict=False)
         equal_count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return min(equal_count, (len(sequence) - 1) // BLOCK_SIZE)
+        shared_count = min(equal_count, (len(sequence) - 1) // BLOCK_SIZE)
+        return 0 if self.has_states and shared_count < len(self.hashes) else shared_count
 
 
 @dataclass(eq=False, slots=True)
@@ -76,17 +86,20 @@ class LeaseGroup:
 
 class Leases:
     """Leases by request id. ``on_pages_leased(request_id, pages)`` is called with the pages that a lease has received,
-    ``set_priority(sequence, priority)`` to change a sequence's priority."""
+    ``set_priority(sequence, priority)`` to change a sequence's priority. ``states``: the slots for states, if layers
+    keep them; the state at the end of a lease's pages follows them, as one more page (``Arena.states``)."""
 
     def __init__(
         self,
         pool: BlockPool,
         on_pages_leased: Callable[[str, list[int]], None],
         set_priority: Callable[[Sequence, float], None],
+        states: BlockPool | None = None,
     ) -> None:
         self._pool = pool
         self._on_pages_leased = on_pages_leased
         self._set_priority = set_priority
+        self._states = states
         self._leases: dict[str, Lease] = {}
         self._groups: dict[str, LeaseGroup] = {}
         self._started_groups: list[LeaseGroup] = []  # started in the last step
@@ -118,18 +131,24 @@ class Leases:
         """Return the pages of each lease, for conservation checks."""
         return (lease.pages for lease in self._leases.values())
 
+    def held_states(self) -> Iterator[list[int]]:
+        """Return the slots with states of each lease, for conservation checks."""
+        return ([lease.state] for lease in self._leases.values() if lease.state >= 0)
+
     def open_lease(self, request_id: str, choices: list[Sequence], hashes: list[bytes], group_name: str) -> None:
         """Open a lease for pages with these hashes, unless the id has one. ``group_name``: of its group. Its leases are
         shortened until they fit into the pool next to the pages of one of its choices."""
         if request_id in self._leases:
             return
         group = self._groups.setdefault(group_name, LeaseGroup())
-        lease = self._leases[request_id] = Lease(group, hashes, choices)
+        lease = self._leases[request_id] = Lease(group, hashes, choices, has_states=self._states is not None)
         group.leases.append(lease)
         room = self._pool.page_count - (self.claimed_pages(choices[0]) if group.has_started else 0)
         for group_lease in reversed(group.leases):
             while group.pages_required > room and len(group_lease.hashes) > len(group_lease.pages):
                 group_lease.hashes.pop()
+            for sequence in group_lease.unstarted:
+                sequence.leased_length = len(group_lease.hashes) * BLOCK_SIZE
         if group.has_started:
             self._started_groups.append(group)
 
@@ -153,16 +172,32 @@ class Leases:
         lease = self._leases.get(sequence.request_id)
         if lease is None:
             return
-        old_count = len(lease.pages)
-        for digest in lease.hashes[old_count : computed // BLOCK_SIZE]:
-            block = self._pool.find_cached(digest)
-            if block is None:  # this choice continues differently, or the page is not trusted
-                break
+        found = [self._pool.find_cached(each) for each in lease.hashes[len(lease.pages) : computed // BLOCK_SIZE]]
+        # None: this choice continues differently, or the page is not trusted.
+        new_pages = [block for block in takewhile(lambda block: block is not None, found) if block is not None]
+        if self._states is not None:
+            new_pages = self._move_state(lease, new_pages, self._states)
+        for block in new_pages:
             self._pool.add_reference(block)
             self._holder_counts[block] += 1
-            lease.pages.append(block)
-        if new_pages := lease.pages[old_count:]:
-            self._on_pages_leased(sequence.request_id, new_pages)
+        lease.pages += new_pages
+        if new_pages:
+            is_complete = lease.state >= 0 and len(lease.pages) == lease.lent_count
+            states = [self._pool.page_count + lease.state] if is_complete else []
+            self._on_pages_leased(sequence.request_id, new_pages + states)
+
+    def _move_state(self, lease: Lease, new_pages: list[int], states: BlockPool) -> list[int]:
+        """Let a lease hold the state at the last page end among its new pages whose state is kept. Return the pages up
+        to there."""
+        for count in range(len(new_pages), 0, -1):
+            slot = states.find_cached(lease.hashes[len(lease.pages) + count - 1])
+            if slot is not None:
+                states.add_reference(slot)
+                if lease.state >= 0:
+                    states.free_blocks([lease.state])
+                lease.state = slot
+                return new_pages[:count]
+        return []
 
     def mark_started(self, sequence: Sequence) -> None:
         """Record that a sequence has produced a result, or ended: it loses its urgent priority."""
@@ -186,3 +221,5 @@ class Leases:
                 if not self._holder_counts[block]:
                     del self._holder_counts[block]
             self._pool.free_blocks(lease.pages)
+            if self._states is not None and lease.state >= 0:
+                self._states.free_blocks([lease.state])

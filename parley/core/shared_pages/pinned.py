@@ -26,6 +26,7 @@ class PinnedPages:
 
     ``root_name``: root name of all prompt hashes; None where no prefix is cached. ``long_rope_after``: as in
     ``ModelRunner``. ``on_pages_leased(request_id, pages)`` is called with pages added to the lease of a request.
+    ``states``: as in ``Leases``.
     ``has_changes``: pages were pinned or freed since the last emitted statistics. ``attach_scheduler`` must be called
     before anything else, if the model has pages.
     """
@@ -40,12 +41,13 @@ class PinnedPages:
         vocab_size: int,
         long_rope_after: float,
         on_pages_leased: Callable[[str, list[int]], None],
+        states: BlockPool | None = None,
     ):
         self.has_changes = False
         self._pool = pool
-        self._leases = Leases(pool, on_pages_leased, self._set_priority)
+        self._leases = Leases(pool, on_pages_leased, self._set_priority, states)
         self._reservations = Reservations(
-            pool, adapter_cache, root_name, vocab_size, long_rope_after, self._reservable_pages
+            pool, adapter_cache, root_name, vocab_size, long_rope_after, self._reservable_pages, states
         )
 
     def attach_scheduler(self, scheduler: Scheduler) -> None:
@@ -66,6 +68,11 @@ class PinnedPages:
         """Yield the page tables of all leases and reservations, for conservation checks."""
         yield from self._leases.lease_tables()
         yield from self._reservations.reservation_tables()
+
+    def held_states(self) -> Iterator[list[int]]:
+        """Yield the slots with states of all leases and reservations, for conservation checks."""
+        yield from self._leases.held_states()
+        yield from self._reservations.held_states()
 
     def reserve_pages(self, key: str, prefix: KVPrefix, answer: ReserveCallback) -> None:
         """Reserve pages for a prefix that another instance computes; see ``engine.messages.ReservePages``."""

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from parley.core.adapter_cache import AdapterCache, AdapterEntry
 from parley.core.media.placeholders import are_known_tokens, placement_fault
-from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.pages.block_pool import BlockPool, count_lent_pages, extend_hashes, hash_chain_root, long_rope_root
 from parley.types import KVPrefix
 
 NO_PREFIX_CACHE = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
@@ -46,13 +45,16 @@ class ReserveResult(NamedTuple):
 class Reservation:
     """One reservation. ``hashes``: of all its pages, in prompt order. ``pages`` await their content; the first
     ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that were not
-    revoked. ``prefix``: the prompt."""
+    revoked. ``prefix``: the prompt. ``state``: the slot with the state at the end of its pages, -1 for none, which
+    ``awaits_state`` while its content is on its way, after that of all pages."""
 
     prefix: KVPrefix
     hashes: list[bytes]
     held_pages: list[int]
     pages: list[int]
     received_count: int = 0
+    state: int = -1
+    awaits_state: bool = False
 
     @property
     def pending_pages(self) -> list[int]:
@@ -67,6 +69,7 @@ class Reservations:
     """Reservations by key. ``root_name``: root name of all prompt hashes; None where no prefix is cached.
 
     ``long_rope_after``: as in ``ModelRunner``. ``reservable_pages()`` returns how many pages may be reserved now.
+    ``states``: the slots for states, as in ``Leases``.
     """
 
     def __init__(
@@ -77,8 +80,10 @@ class Reservations:
         vocab_size: int,
         long_rope_after: float,
         reservable_pages: Callable[[], int],
+        states: BlockPool | None = None,
     ):
         self._pool = pool
+        self._states = states
         self._adapter_cache = adapter_cache
         self._root_name = root_name
         self._vocab_size = vocab_size
@@ -103,6 +108,10 @@ class Reservations:
     def reservation_tables(self) -> Iterator[list[int]]:
         """Return the page table of each reservation, for conservation checks."""
         return ([*reservation.held_pages, *reservation.pending_pages] for reservation in self._reservations.values())
+
+    def held_states(self) -> Iterator[list[int]]:
+        """Return the slots with states of each reservation, for conservation checks."""
+        return ([each.state] for each in self._reservations.values() if each.state >= 0)
 
     def reserve_pages(self, key: str, prefix: KVPrefix, answer: ReserveCallback) -> None:
         """Reserve the whole pages of a prefix. ``answer`` is called now, or when the adapter is in memory."""
@@ -134,16 +143,14 @@ class Reservations:
                 reservation.pages[reservation.received_count],
                 reservation.hashes[cached_count + reservation.received_count],
             )
-            if not self._pool.cache_block(block, digest):  # another page has this content already and stays
-                cached_block = self._pool.find_cached(digest)
-                assert cached_block is not None
-                self._pool.add_reference(cached_block)
-                self._pool.free_blocks([block])
-                block = cached_block
-            else:
+            cached_block = _cache_received(self._pool, block, digest)
+            if cached_block == block:
                 fresh.append(cached_count + reservation.received_count)
-            reservation.held_pages.append(block)
+            reservation.held_pages.append(cached_block)
             reservation.received_count += 1
+        if self._states is not None and reservation.awaits_state and count > len(reservation.pages):
+            reservation.state = _cache_received(self._states, reservation.state, reservation.hashes[-1])
+            reservation.awaits_state = False
         if fresh and self._pool.event_log is not None:
             prefix = reservation.prefix
             self._pool.event_log.record_stored(
@@ -163,6 +170,8 @@ class Reservations:
         reservation = self._reservations.pop(key, None)
         if reservation is not None:
             self._pool.free_blocks([*reservation.held_pages, *reservation.pending_pages])
+            if self._states is not None and reservation.state >= 0:
+                self._states.free_blocks([reservation.state])
         elif key in self._awaiting_adapter:
             self._adapter_cache.cancel_acquire(_adapter_wait_id(key))
             self._awaiting_adapter.pop(key)(ReserveResult(error=RESERVATION_FREED))
@@ -184,7 +193,8 @@ class Reservations:
         if len(prefix.token_ids) > self._long_rope_after:
             chain_root = long_rope_root(chain_root)
         hashes: list[bytes] = []
-        extend_hashes(hashes, chain_root, prefix.token_ids, len(prefix.token_ids) // BLOCK_SIZE, prefix.media)
+        page_count = count_lent_pages(len(prefix.token_ids), has_states=self._states is not None)
+        extend_hashes(hashes, chain_root, prefix.token_ids, page_count, prefix.media)
         return hashes
 
     def _allocate_pages(self, key: str, prefix: KVPrefix, adapter_digest: str) -> ReserveResult:
@@ -197,12 +207,33 @@ class Reservations:
         fresh_count = len(hashes) - len(cached_blocks)
         if hashes and fresh_count + self._pool.count_free(cached_blocks) > self._reservable_pages():
             return ReserveResult(error=NO_CAPACITY, digest=adapter_digest)
+        if hashes and self._states is not None and not self._has_room_for_state(hashes[-1]):
+            return ReserveResult(error=NO_CAPACITY, digest=adapter_digest)
         for block in cached_blocks:
             self._pool.add_reference(block)
         reservation = self._reservations[key] = Reservation(
             prefix, hashes, cached_blocks, [self._pool.allocate() for _ in range(fresh_count)]
         )
-        return ReserveResult(len(cached_blocks), reservation.pages, "", adapter_digest)
+        numbers = list(reservation.pages)
+        if hashes and self._states is not None:
+            self._reserve_state(reservation, self._states)
+            if reservation.awaits_state:
+                numbers.append(self._pool.page_count + reservation.state)
+        return ReserveResult(len(cached_blocks), numbers, "", adapter_digest)
+
+    def _has_room_for_state(self, digest: bytes) -> bool:
+        """Whether there is a free slot for a state, or one with the state itself."""
+        assert self._states is not None
+        return self._states.free_count > 0 or self._states.find_cached(digest) is not None
+
+    def _reserve_state(self, reservation: Reservation, states: BlockPool) -> None:
+        """Hold the state at the end of a reservation's pages, or a slot for it."""
+        slot = states.find_cached(reservation.hashes[-1])
+        if slot is None and states.free_count:
+            reservation.state, reservation.awaits_state = states.allocate(), True
+        elif slot is not None:
+            states.add_reference(slot)
+            reservation.state = slot
 
     def _reserve_with_adapter(self, key: str, prefix: KVPrefix, entry: AdapterEntry) -> None:
         assert entry.adapter is not None
@@ -217,6 +248,18 @@ class Reservations:
 
     def _fail_reservation(self, key: str, reason: str) -> None:
         self._awaiting_adapter.pop(key)(ReserveResult(error=reason))
+
+
+def _cache_received(pool: BlockPool, block: int, digest: bytes) -> int:
+    """Put a page whose content has arrived into a prefix cache. Return it, or the page that has this content already,
+    which stays."""
+    if pool.cache_block(block, digest):
+        return block
+    cached_block = pool.find_cached(digest)
+    assert cached_block is not None
+    pool.add_reference(cached_block)
+    pool.free_blocks([block])
+    return cached_block
 
 
 def _adapter_wait_id(key: str) -> str:

@@ -1,8 +1,8 @@
 """A KV arena of this host, mapped: the bytes of its pages as views, without copies.
 
 The mapping is shared with the engine process: each side sees the writes of the other. A page consists of pieces, one in
-each region; consecutive pages are adjacent within a region only. So several pages are processed region by region, and
-in a region adjacent pages are one view. Knows nothing of their use.
+each region of its kind; consecutive pages are adjacent within a region only. So several pages are processed region by
+region, and in a region adjacent pages are one view. Knows nothing of their use.
 """
 
 from __future__ import annotations
@@ -12,12 +12,31 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
-from parley.types import Arena
+from parley.types import Arena, LayerRegion
 
 
 class BadArena(Exception):
     """The arena does not match its description, or cannot be opened. The message is one sentence."""
+
+
+class PageKind(NamedTuple):
+    """Pages with parts in the same regions: the numbers from ``first`` on, ``page_count`` of them."""
+
+    first: int
+    page_count: int
+    regions: list[LayerRegion]
+
+    @property
+    def page_bytes(self) -> int:
+        """The bytes of one of these pages."""
+        return sum(region.size for region in self.regions)
+
+    def places_of(self, pages: Sequence[int]) -> list[int]:
+        """Return where those of ``pages`` that are of this kind lie in the regions."""
+        end = self.first + self.page_count
+        return [page - self.first for page in pages if self.first <= page < end]
 
 
 class MappedArena:
@@ -28,12 +47,12 @@ class MappedArena:
 
     def __init__(self, arena: Arena):
         self.arena = arena
-        self.sizes = [region.size for region in arena.regions]
-        self.page_bytes = sum(self.sizes)
+        self.kinds = page_kinds(arena)
+        self.sizes = [region.size for kind in self.kinds for region in kind.regions]
         self.fd = -1
         self.mapping: mmap.mmap | None = None
         self.view = memoryview(b"")
-        if not arena.regions:
+        if not self.sizes:
             return
         try:
             self.fd = os.open(f"/proc/{arena.pid}/fd/{arena.fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -62,18 +81,38 @@ class MappedArena:
 
     def contains_pages(self, pages: Sequence[int]) -> bool:
         """Whether all of these are page numbers of the arena."""
-        return not pages or (min(pages) >= 0 and max(pages) < self.arena.pages)
+        return not pages or (min(pages) >= 0 and max(pages) < self.arena.pages + self.arena.states)
+
+    def count_bytes(self, pages: Sequence[int]) -> int:
+        """Return the bytes of these pages."""
+        return sum(kind.page_bytes * len(kind.places_of(pages)) for kind in self.kinds)
+
+    def divide_pages(self, pages: Sequence[int], most_bytes: int) -> Iterator[list[int]]:
+        """Yield these pages in lists of at most ``most_bytes``, or of one page."""
+        batch: list[int] = []
+        left = most_bytes
+        for page in pages:
+            size = self.kinds[page >= self.arena.pages].page_bytes
+            if batch and size > left:
+                yield batch
+                batch, left = [], most_bytes
+            batch.append(page)
+            left -= size
+        if batch:
+            yield batch
 
     def page_views(self, pages: Sequence[int]) -> list[memoryview]:
         """Return the bytes of these pages, region by region, in order."""
-        cuts: dict[tuple[int, int], list[slice]] = {}  # by stride and size, shared by regions
         views: list[memoryview] = []
-        for region in self.arena.regions:
-            stride, size = shape = region.stride, region.size
-            if shape not in cuts:
-                pieces = consecutive_runs(pages) if stride == size else ((page, 1) for page in zip(pages))
-                cuts[shape] = [slice(at := first * stride, at + count * size) for (first,), count in pieces]
-            views += map(self.view[region.offset :].__getitem__, cuts[shape])
+        for kind in self.kinds:
+            places = kind.places_of(pages)
+            cuts: dict[tuple[int, int], list[slice]] = {}  # by stride and size, shared by regions
+            for region in kind.regions if places else ():
+                stride, size = shape = region.stride, region.size
+                if shape not in cuts:
+                    pieces = consecutive_runs(places) if stride == size else ((place, 1) for place in zip(places))
+                    cuts[shape] = [slice(at := first * stride, at + count * size) for (first,), count in pieces]
+                views += map(self.view[region.offset :].__getitem__, cuts[shape])
         return views
 
     def page_checksum(self, pages: Sequence[int]) -> int:
@@ -86,7 +125,19 @@ class MappedArena:
 
 def arena_bytes(arena: Arena) -> int:
     """Return how many bytes the file of an arena must have."""
-    return max((r.offset + max(arena.pages - 1, 0) * r.stride + r.size for r in arena.regions), default=0)
+    return max(
+        (
+            r.offset + max(kind.page_count - 1, 0) * r.stride + r.size
+            for kind in page_kinds(arena)
+            for r in kind.regions
+        ),
+        default=0,
+    )
+
+
+def page_kinds(arena: Arena) -> list[PageKind]:
+    """Return the kinds of an arena's pages: KV pages, and states."""
+    return [PageKind(0, arena.pages, arena.regions), PageKind(arena.pages, arena.states, arena.state_regions)]
 
 
 def remaining_views(views: list[memoryview], count: int) -> list[memoryview]:

@@ -204,7 +204,7 @@ class KVPeer:
             raise OfferUnusable(f"Pages of {hello.name} differ at sender and receiver: {mismatch}.")
         link.checksum = hello.checksum or self._checksum
         link.lease = min(hello.lease, self._lease)
-        if not mapped_arena.page_bytes:
+        if not mapped_arena.sizes:
             return mapped_arena, WelcomeFrame("none", link.lease, link.checksum)
         transports: list[KVTransport] = (
             [SharedMemoryTransport(mapped_arena, self._file_sender, self._mapped_files)] if self._shared else []
@@ -289,7 +289,7 @@ class KVPeer:
             mapped_arena = self._arenas.get(name)
             if mapped_arena is None or self._closed:
                 raise LinkError(ENGINE_ENDED)
-            if mapped_arena.page_bytes:
+            if mapped_arena.sizes:
                 transports.append(TCPTransport(mapped_arena, self._lease, open_channel))
             if self._shared and transports:
                 transports.append(SharedMemoryTransport(mapped_arena, self._file_sender, self._mapped_files))

@@ -136,7 +136,7 @@ class KVReceiver:
         loop = asyncio.get_running_loop()
         try:
             while self._unread and not self._link.end_reason:
-                if self._memory.page_bytes:
+                if self._memory.sizes:
                     await self._link.run_blocking(self._fetch_in_thread, loop)
                 else:
                     part, _, own_pages = self._unread.popleft()
@@ -202,9 +202,10 @@ class KVReceiver:
 
     def _count_confirmed(self, part: int, count: int) -> None:
         """Count pages that the sender has confirmed."""
+        first = self._received_counts[part]
+        self.received_bytes += self._memory.count_bytes(self._own_pages[part][first : first + count])
         self._received_counts[part] += count
         self._missing_pages -= count
-        self.received_bytes += count * self._memory.page_bytes
         self._on_pages_received(part, self._received_counts[part])
         self._settle_if_complete()
 

@@ -176,7 +176,6 @@ class KVSender:
 
     async def _send_computed_pages(self) -> None:
         """Announce pages as they are computed, and send them, in lists of about BATCH_BYTES."""
-        batch_pages = max(1, BATCH_BYTES // max(1, self._memory.page_bytes))
         try:
             while True:
                 while not (self._unannounced or self._is_over):
@@ -187,12 +186,11 @@ class KVSender:
                 part, pages = self._unannounced.popleft()
                 if part < 0:
                     return
-                for i in range(0, len(wanted_pages := self._select_wanted(part, pages)), batch_pages):
-                    batch = wanted_pages[i : i + batch_pages]
+                for batch in self._memory.divide_pages(self._select_wanted(part, pages), BATCH_BYTES):
                     self._unread.append(batch)
                     self._link.send_frame(PagesFrame(part, batch))
-                    self.sent_bytes += len(batch) * self._memory.page_bytes
-                    if self._memory.page_bytes:
+                    self.sent_bytes += self._memory.count_bytes(batch)
+                    if self._memory.sizes:
                         await self._link.run_blocking(self._link.chosen_transport.send_pages, batch)
         except (LinkLost, OSError) as error:
             self._link.fail_link(f"{self._link.name} cannot be sent pages: {error}")

@@ -15,11 +15,11 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from parley.disagg.kv.arena import MappedArena, arena_bytes, consecutive_runs
+from parley.disagg.kv.arena import MappedArena, PageKind, arena_bytes, consecutive_runs, page_kinds
 from parley.disagg.kv.file_passing import NAME_BYTES, TOKEN_BYTES, FileSender, receive_file
 from parley.disagg.kv.mapped_files import FileIdentity, MappedFiles
 from parley.disagg.kv.transport import KVTransport, LinkLost, OfferUnusable
@@ -42,6 +42,16 @@ class SharedMemoryOffer(msgspec.Struct, array_like=True, frozen=True):
     token: bytes
     pages: int
     regions: list[LayerRegion]
+    states: int = 0
+    state_regions: list[LayerRegion] = []
+
+
+class KindPair(NamedTuple):
+    """A kind of pages in the sender's arena and in this one, and their bytes there: pairs of arrays."""
+
+    theirs: PageKind
+    ours: PageKind
+    grids: list[PageGridPair]
 
 
 class SharedMemoryTransport(KVTransport):
@@ -55,8 +65,7 @@ class SharedMemoryTransport(KVTransport):
         self._mapped_files = mapped_files
         self._token = b""  # of the file that is offered
         self._source_identity: FileIdentity | None = None  # of the sender's arena, once it is mapped
-        self._source_pages = 0  # in the sender's arena
-        self._grid_pairs: list[PageGridPair] = []  # pairs: sender's arena, own arena
+        self._kind_pairs: list[KindPair] = []
         self._closed = False
         self._lock = threading.Lock()  # protects the mapping
 
@@ -65,7 +74,9 @@ class SharedMemoryTransport(KVTransport):
         self._token = self._file_sender.offer_file(self._arena.fd)
         arena = self._arena.arena
         return msgspec.msgpack.encode(
-            SharedMemoryOffer(self._file_sender.name, self._token, arena.pages, arena.regions)
+            SharedMemoryOffer(
+                self._file_sender.name, self._token, arena.pages, arena.regions, arena.states, arena.state_regions
+            )
         )
 
     def use_offer(self, offer: bytes) -> None:
@@ -74,15 +85,17 @@ class SharedMemoryTransport(KVTransport):
             source = msgspec.msgpack.decode(offer, type=SharedMemoryOffer)
         except msgspec.DecodeError as error:
             raise OfferUnusable(f"the offer cannot be decoded: {error}") from None
-        numbers = [source.pages, *(n for r in source.regions for n in _region_numbers(r))]
-        overlap = any(region.stride < region.size for region in source.regions)
+        regions = [*source.regions, *source.state_regions]
+        numbers = [source.pages, source.states, *(n for r in regions for n in _region_numbers(r))]
+        overlap = any(region.stride < region.size for region in regions)
         if min(numbers) < 0 or max(numbers) >= 1 << 48 or overlap:
             raise OfferUnusable("the offer has numbers out of range")
         if (len(source.sender), len(source.token)) != (NAME_BYTES, TOKEN_BYTES):
             raise OfferUnusable("the offer has a name or a token of another length")
-        if [region.size for region in source.regions] != self._arena.sizes:
+        arena = Arena(0, -1, source.pages, source.regions, "", source.states, source.state_regions)
+        sizes = [[region.size for region in kind.regions] for kind in page_kinds(arena)]
+        if sizes != [[region.size for region in kind.regions] for kind in self._arena.kinds]:
             raise OfferUnusable("the offer has pages of other sizes")
-        arena = Arena(0, -1, source.pages, source.regions, "")
         try:
             file = receive_file(source.sender, source.token)
             try:
@@ -112,36 +125,44 @@ class SharedMemoryTransport(KVTransport):
                 raise LinkLost("The link was closed.")
             assert self._arena.mapping is not None
             self._source_identity, source = self._mapped_files.acquire_mapping(arena_fd)
-            self._grid_pairs = _paired_grids((source, arena), (self._arena.mapping, self._arena.arena))
-            self._source_pages = arena.pages
+            own = self._arena.mapping
+            self._kind_pairs = [
+                KindPair(a, b, _paired_grids((source, a), (own, b)))
+                for a, b in zip(page_kinds(arena), self._arena.kinds, strict=True)
+            ]
 
     def send_pages(self, pages: Sequence[int]) -> None:
         """Do nothing: the receiver reads the pages in place."""
 
     def fetch_pages(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
         """Copy pages from the sender's arena. Raises LinkLost."""
-        grids = self._grid_pairs  # stay mapped while they are in use
-        if not grids:
+        pairs = self._kind_pairs  # stay mapped while they are in use
+        if not pairs:
             raise LinkLost("The sender's memory is not open.")
-        if min(theirs) < 0 or max(theirs) >= self._source_pages:
+        places = [(pair.theirs.places_of(theirs), pair.ours.places_of(ours), pair.grids) for pair in pairs]
+        if sum(len(each) for each, _, _ in places) < len(theirs):
             raise LinkLost("The sender named pages outside its arena.")
-        for (first, own), count in consecutive_runs(theirs, ours):
-            for source, target in grids:
-                target[:, own : own + count] = source[:, first : first + count]
+        if any(len(source_places) != len(own_places) for source_places, own_places, _ in places):
+            raise LinkLost("The sender named pages of another kind.")
+        for source_places, own_places, grids in places:
+            for (first, own), count in consecutive_runs(source_places, own_places):
+                for source, target in grids:
+                    target[:, own : own + count] = source[:, first : first + count]
 
     def close_transport(self) -> None:
         """Withdraw the offered file, and unmap the sender's arena when no copy uses it any more."""
         self._file_sender.withdraw_file(self._token)
         with self._lock:
             self._closed = True
-            self._grid_pairs = []
+            self._kind_pairs = []
             if self._source_identity is not None:
                 self._mapped_files.release_mapping(self._source_identity)
                 self._source_identity = None
 
 
-def _paired_grids(theirs: tuple[mmap.mmap, Arena], ours: tuple[mmap.mmap, Arena]) -> list[PageGridPair]:
-    """Return both arenas as arrays [regions, pages, bytes]; regions of equal shape and distance share one pair."""
+def _paired_grids(theirs: tuple[mmap.mmap, PageKind], ours: tuple[mmap.mmap, PageKind]) -> list[PageGridPair]:
+    """Return pages of one kind in both arenas as arrays [regions, pages, bytes]; regions of equal shape and distance
+    share one pair."""
     groups: list[list[tuple[LayerRegion, LayerRegion]]] = []
     for pair in sorted(zip(theirs[1].regions, ours[1].regions, strict=True), key=lambda pair: pair[1].offset):
         if groups and _extends_group(pair, groups[-1]):
@@ -160,12 +181,14 @@ def _extends_group(pair: tuple[LayerRegion, LayerRegion], group: list[tuple[Laye
     )
 
 
-def _page_grid(memory: mmap.mmap, arena: Arena, regions: Sequence[LayerRegion]) -> PageGrid:
+def _page_grid(memory: mmap.mmap, kind: PageKind, regions: Sequence[LayerRegion]) -> PageGrid:
     """Return regions of one shape and equal distances as an array uint8 [regions, pages, bytes]."""
     import numpy as np  # imported late: it starts threads, and most servers transfer no pages
 
     first, step = regions[0], regions[-1].offset - regions[-2:][0].offset
-    return np.ndarray((len(regions), arena.pages, first.size), np.uint8, memory, first.offset, (step, first.stride, 1))
+    return np.ndarray(
+        (len(regions), kind.page_count, first.size), np.uint8, memory, first.offset, (step, first.stride, 1)
+    )
 
 
 def _region_numbers(region: LayerRegion) -> tuple[int, int, int]:

@@ -26,13 +26,15 @@ def kv_fingerprint(
     files: Sequence[Path],
     pages: PagedKV,
     *,
+    state_sizes: Sequence[int],
     quantization: str,
     lowered: bool,
     length: int,
     trust_marks: bool,
 ) -> str:
-    """Return the fingerprint. ``files``: the weight files of the folder. ``length``: the longest context, which
-    decides the rotary embeddings of some Transformers models. Raises OSError."""
+    """Return the fingerprint. ``files``: the weight files of the folder. ``state_sizes``: the numbers of a state in
+    each layer that keeps one. ``length``: the longest context, which decides the rotary embeddings of some Transformers
+    models. Raises OSError."""
     parts = {
         "model": _short_hash(*packed_cache.file_digests(_digest_folder(folder), [folder / "config.json", *files])),
         "weights": f"{quantization or 'none'} {str(pages.dtype).removeprefix('torch.')}",
@@ -42,6 +44,8 @@ def kv_fingerprint(
         "torch": torch.__version__,
         "trust-marks": "on" if trust_marks else "off",
     }
+    if state_sizes:
+        parts["states"] = _short_hash(*map(str, state_sizes))
     return ";".join(f"{name}={value}" for name, value in parts.items())
 
 

@@ -44,7 +44,7 @@ from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
-from parley.model.networks.state_arena import state_slot_bytes
+from parley.model.networks.state_arena import state_regions, state_slot_bytes
 from parley.model.runner import DecoderRunner
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.types import Arena, ModelInfo, Settings
@@ -140,7 +140,15 @@ def _load_decoder(
         log.info("The context is reduced to %d tokens, the size of the KV cache.", length)
     with guard_allocation("a KV cache of this size"):
         needs_staging = settings.shared and (device.type != "cpu" or settings.staging is not None)
-        pages = PagedKV(network.layers, blocks, dtype, device, int8=int8, shared=settings.shared and not needs_staging)
+        pages = PagedKV(
+            network.layers,
+            blocks,
+            dtype,
+            device,
+            int8=int8,
+            shared=settings.shared and not needs_staging,
+            spare_bytes=(slots + snapshots) * state_bytes,
+        )
         staging = None
         if needs_staging:
             cache_page_bytes = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
@@ -168,7 +176,7 @@ def _load_decoder(
         progress("warming up", 0.96)
         runner.warm_up()
     method = quantization.method or quantization.setting
-    arena = _describe_arena(settings, folder, pages, staging, method, lowered, length) if settings.shared else None
+    arena = _describe_arena(settings, folder, runner, method, lowered, length) if settings.shared else None
     progress("ready", 1.0)
     return runner, ModelInfo(
         architecture=architecture_name(config),
@@ -211,19 +219,20 @@ def _media_encoder(settings: Settings, towers: MediaTowers, network: Any, lowere
 def _describe_arena(
     settings: Settings,
     folder: Path,
-    pages: PagedKV,
-    staging: StagingBuffer | None,
+    runner: DecoderRunner,
     quantization: str,
     lowered: bool,
     length: int,
 ) -> Arena:
     """Describe the pages (or the staging buffer) for other processes: location, layout and content."""
+    pages, staging, sizes = runner.pages, runner.staging, runner.network.state_sizes
     files = Checkpoint(folder).files
     try:
         layout = kv_fingerprint(
             folder,
             files,
             pages,
+            state_sizes=sizes,
             quantization=quantization,
             lowered=lowered,
             length=length,
@@ -233,7 +242,12 @@ def _describe_arena(
         raise LoadError(f"The model's files cannot be read: {error.strerror}.") from None
     visible = staging or pages
     block_count = staging.place_count if staging else pages.blocks
-    return Arena(os.getpid(), visible.file, block_count, visible.regions, layout)
+    arena = Arena(os.getpid(), visible.file, block_count, visible.regions, layout)
+    if runner.state_slots is None:
+        return arena
+    slots, snapshots = runner.state_slots, runner.snapshot_slots
+    regions = state_regions(sizes, slots + snapshots, slots, pages.spare_offset)
+    return msgspec.structs.replace(arena, states=snapshots, state_regions=regions)
 
 
 def _load_network(

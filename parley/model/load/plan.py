@@ -139,8 +139,11 @@ def architecture_name(config: dict[str, Any]) -> str:
 def check_state_settings(settings: Settings, architecture: str) -> None:
     """Raise LoadError if the settings ask for anything that a model with layers that keep a state does not offer."""
     refusal = f"{architecture} has layers that keep a state of each sequence"
-    if settings.shared:
-        raise LoadError(f"{refusal}, which is not handed over between instances: it runs without --role.")
+    if settings.shared and (settings.staging is not None or resolve_device(settings.device).type != "cpu"):
+        raise LoadError(
+            f"{refusal}, which is handed over between instances on CPUs and without --kv-staging only: with --device "
+            "cuda it runs without --role."
+        )
 
 
 def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:

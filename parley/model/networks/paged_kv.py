@@ -28,6 +28,7 @@ class PagedKV:
     ``int8``: store them as int8 with one scale per key and per value, which takes about half the space of bfloat16.
     Memory is only reserved: a page takes physical memory when it is first cleared. One extra page always stays zero.
     ``shared``, on the CPU only: use the memory of descriptor ``file``, with each layer's pages in one of ``regions``.
+    That file has ``spare_bytes`` more, which ``spare`` holds, from ``spare_offset`` on.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class PagedKV:
         *,
         int8: bool = False,
         shared: bool = False,
+        spare_bytes: int = 0,
     ):
         self.layers = layers
         self.blocks = blocks
@@ -51,10 +53,13 @@ class PagedKV:
             self.format_layers[kv_format].append(i)
         self.file = -1
         self.regions = layer_regions(self.format_layers, blocks + 1)
+        self.spare: torch.Tensor | None = None
+        self.spare_offset = 0
         if shared:
-            buffer, self.file = memory.create_shared_memory(
-                max(each.offset + (blocks + 1) * each.stride for each in self.regions)
-            )
+            page_end = max((each.offset + (blocks + 1) * each.stride for each in self.regions), default=0)
+            self.spare_offset = -(-page_end // FORMAT_ALIGNMENT) * FORMAT_ALIGNMENT
+            buffer, self.file = memory.create_shared_memory(max(page_end, self.spare_offset + spare_bytes))
+            self.spare = buffer[self.spare_offset : self.spare_offset + spare_bytes]
             arenas = carve_arenas(buffer, self.format_layers, self.regions, blocks + 1)
         else:
             shapes = [

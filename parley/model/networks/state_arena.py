@@ -13,6 +13,7 @@ import torch
 
 from parley.core.sequence import StateWrite, StepStates
 from parley.native.layout import Span
+from parley.types import LayerRegion
 
 
 class BatchStates(NamedTuple):
@@ -25,10 +26,20 @@ class BatchStates(NamedTuple):
 
 class StateArena:
     """``slots`` slots for states of layers with ``sizes`` numbers. Memory is only reserved: a slot takes physical
-    memory when it is first used."""
+    memory when it is first used. ``memory``: bytes to use, as many as ``slots`` times ``state_slot_bytes``."""
 
-    def __init__(self, sizes: Sequence[int], slots: int, device: torch.device | str = "cpu"):
-        self.layers = [torch.empty(slots, size, dtype=torch.float32, device=device) for size in sizes]
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        slots: int,
+        device: torch.device | str = "cpu",
+        memory: torch.Tensor | None = None,
+    ):
+        if memory is None:
+            self.layers = [torch.empty(slots, size, dtype=torch.float32, device=device) for size in sizes]
+        else:
+            parts = memory.view(torch.float32).split([slots * size for size in sizes])
+            self.layers = [part.view(slots, -1) for part in parts]
 
     def select_states(self, spans: Sequence[Span], uses: Sequence[StepStates]) -> BatchStates:
         """Return the states of a batch, whose spans read and write the slots in ``uses``."""
@@ -44,6 +55,16 @@ class StateArena:
         """Copy the state of one slot into another."""
         for layer in self.layers:
             layer[target].copy_(layer[source])
+
+
+def state_regions(sizes: Sequence[int], slots: int, first_slot: int, offset: int) -> list[LayerRegion]:
+    """Return the regions of the slots from ``first_slot`` on, in an arena whose memory begins at ``offset``."""
+    regions: list[LayerRegion] = []
+    for size in sizes:
+        stride = size * torch.float32.itemsize
+        regions.append(LayerRegion(offset + first_slot * stride, stride, stride))
+        offset += slots * stride
+    return regions
 
 
 def state_slot_bytes(sizes: Sequence[int]) -> int:
