@@ -316,7 +316,7 @@ class Scheduler:
         """Admit sequences of better priority than ``priority_limit``, in order, each with a row. False if one cannot
         be."""
         while self.waiting and (sequence := self.waiting.head_sequence).priority < priority_limit:
-            if not self._free_slots and not self._can_preempt_for(sequence):
+            if not self._free_slots and not self._can_preempt_for(step, sequence):
                 return False
             self._update_rope(sequence)
             cached_blocks = self._block_tables.find_prefix(sequence)
@@ -329,7 +329,7 @@ class Scheduler:
             if (
                 not count
                 or not self._fits_in_pool(sequence, cached_blocks)
-                or not self._make_room(sequence, cached_blocks, count)
+                or not self._make_room(step, sequence, cached_blocks, count)
             ):
                 return False
             if self._admit_head(sequence):
@@ -364,18 +364,26 @@ class Scheduler:
         head = self.waiting.head_sequence
         return head.priority >= sequence.priority and (head.admission_number < 0 or head.rank > sequence.rank)
 
-    def _can_preempt_for(self, sequence: Sequence) -> bool:
-        """Whether a running sequence has to give way to this one."""
-        return bool(self.running) and self.running[-1].priority > sequence.priority
+    def _can_preempt_for(self, step: Step, sequence: Sequence) -> bool:
+        """Whether a running sequence has to give way to this one.
 
-    def _make_room(self, sequence: Sequence, cached_blocks: list[int], count: int) -> bool:
+        All beams of a search wait for one that waits itself. It may have waited for embeddings while a later search
+        began, whose beams would then wait for its slot, and it for theirs.
+        """
+        if not self.running:
+            return False
+        last = self.running[-1]
+        is_awaited = sequence.request.beam is not None and sequence.admission_number >= 0 and last.rank > sequence.rank
+        return last.priority > sequence.priority or (is_awaited and all(row.sequence is not last for row in step.rows))
+
+    def _make_room(self, step: Step, sequence: Sequence, cached_blocks: list[int], count: int) -> bool:
         """Free a slot, and pages for ``count`` tokens after the found ones, for a waiting sequence. False: too few."""
         page_need = count_pages(len(cached_blocks) * BLOCK_SIZE + count) - len(cached_blocks)
         while (
             not self._free_slots
             or page_need + self.pool.count_free(cached_blocks) + len(self.running) > self.pool.free_count
         ):
-            if not self._can_preempt_for(sequence):
+            if not self._can_preempt_for(step, sequence):
                 return False
             self.preempt_last()
         return True
