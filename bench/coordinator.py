@@ -22,12 +22,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import httptools
 import uvloop
-from fleet import cpu_seconds, free_port, resident_bytes, wait_until_ready
+from fleet import cpu_seconds, free_port, resident_bytes, user_seconds, wait_until_ready
 
 TICK, SLOW = 0.02, 0.1
 SHORT, LONG = 2, 102
@@ -192,10 +193,19 @@ class StreamClient(asyncio.Protocol):
     gaps: list[float] = []  # noqa: RUF012
 
 
+@dataclass(frozen=True)
+class LoadSeconds:
+    """What a load took: CPU time of the process, the part of it outside of the kernel, and wall time."""
+
+    cpu: float
+    user: float
+    wall: float
+
+
 async def run_streams(
     port: int, pid: int, requests: int, streams: int, tokens: int, instance: int, tick: float = TICK
-) -> tuple[float, float]:
-    """Return CPU and wall seconds of a load of ``streams`` concurrent requests. Raises RuntimeError for lost tokens."""
+) -> LoadSeconds:
+    """Return the seconds of a load of ``streams`` concurrent requests. Raises RuntimeError for lost tokens."""
     reader, writer = await asyncio.open_connection("127.0.0.1", instance)
     writer.write(b"GET /tokens/%d/%f HTTP/1.1\r\n\r\n" % (tokens, tick))
     await reader.readuntil(b"\r\n\r\n")
@@ -216,60 +226,91 @@ async def run_streams(
             ended.set()
 
     loop = asyncio.get_running_loop()
-    before, began = cpu_seconds(pid), time.monotonic()
+    before, user_before, began = cpu_seconds(pid), user_seconds(pid), time.monotonic()
     for _ in range(streams):
         await loop.create_connection(lambda: StreamClient(take_request, client_done), "127.0.0.1", port)
     await ended.wait()
     if StreamClient.seen != requests * tokens:
         raise RuntimeError(f"{StreamClient.seen} of {requests * tokens} tokens came")
-    return cpu_seconds(pid) - before, time.monotonic() - began
+    return LoadSeconds(cpu_seconds(pid) - before, user_seconds(pid) - user_before, time.monotonic() - began)
 
 
-async def measure_coordinator(requests: int, streams: int, crowd: int, rounds: int) -> dict[str, float]:
-    instance, front, plain = free_port(), free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "c.toml"
+class RunningCoordinator:
+    """A coordinator with its scripted instances, and a proxy before the same instances, while it is entered."""
+
+    def __enter__(self) -> RunningCoordinator:
+        self.instance, self.port, self.proxy_port = free_port(), free_port(), free_port()
+        self._folder = tempfile.TemporaryDirectory()
+        config = Path(self._folder.name) / "c.toml"
         config.write_text(
             f"management_port = {free_port()}\nmetrics_port = {free_port()}\nstatus_port = "
             f"{free_port()}\nmax_requests = 90000\n"
-            f'single_node_max_requests = 90000\n[[instances]]\nurl = "http://127.0.0.1:{instance}"\n'
+            f'single_node_max_requests = 90000\n[[instances]]\nurl = "http://127.0.0.1:{self.instance}"\n'
         )
         me, quiet = [sys.executable, __file__], {"stdout": subprocess.DEVNULL}
-        command = [sys.executable, "-m", "parley", "coordinator", "--config", str(config), "--port", str(front)]
-        running = [
-            subprocess.Popen([*me, "--serve", str(instance)]),
-            subprocess.Popen([*me, "--serve", str(plain), "--to", str(instance)]),
+        command = [sys.executable, "-m", "parley", "coordinator", "--config", str(config), "--port", str(self.port)]
+        self._running = [
+            subprocess.Popen([*me, "--serve", str(self.instance)]),
+            subprocess.Popen([*me, "--serve", str(self.proxy_port), "--to", str(self.instance)]),
             subprocess.Popen([*command, "--quiet"], **quiet),  # type: ignore[call-overload]
         ]
+        self.pid, self.proxy_pid = self._running[2].pid, self._running[1].pid
         try:
-            await wait_until_ready(front)
-            figures: dict[str, float] = {}
-            for name, port, process in (("coordinator", front, running[2]), ("proxy", plain, running[1])):
-                await run_streams(port, process.pid, 4 * streams, streams, SHORT, instance)  # warm
-                frames, request_costs, paces = [], [], []
-                for _ in range(rounds):
-                    short, _ = await run_streams(port, process.pid, requests, streams, SHORT, instance)
-                    long, seconds = await run_streams(port, process.pid, requests, streams, LONG, instance)
-                    frames.append((long - short) / requests / (LONG - SHORT))
-                    request_costs.append(short / requests - frames[-1] * SHORT)
-                    paces.append(requests * LONG / seconds)
-                figures[f"{name}_frame_us"] = 1e6 * median(frames)
-                figures[f"{name}_request_us"] = 1e6 * median(request_costs)
-                figures[f"{name}_tokens_per_second"] = median(paces)
-                if crowd:
-                    before, _ = resident_bytes(process.pid)
-                    used, _ = await run_streams(port, process.pid, crowd, crowd, CROWD, instance, SLOW)
-                    gaps = sorted(StreamClient.gaps)
-                    figures[f"{name}_crowd_bytes"] = resident_bytes(process.pid)[1] - before
-                    figures[f"{name}_crowd_us"] = 1e6 * used / crowd / CROWD
-                    for share in (0.5, 0.99, 0.999):
-                        figures[f"{name}_crowd_gap_p{100 * share:g}"] = gaps[int(len(gaps) * share)]
-            return figures
-        finally:
-            for process in running:
-                process.terminate()
-            for process in running:
-                process.wait()
+            asyncio.run(wait_until_ready(self.port))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running:
+            process.terminate()
+        for process in self._running:
+            process.wait()
+        self._folder.cleanup()
+
+
+async def measure_process(
+    name: str, port: int, pid: int, instance: int, options: argparse.Namespace
+) -> dict[str, float]:
+    """Return the figures of the coordinator or the proxy."""
+    requests, streams, crowd = options.requests, options.streams, options.crowd
+    figures: dict[str, float] = {}
+    await run_streams(port, pid, 4 * streams, streams, SHORT, instance)  # warm
+    frames: dict[str, list[float]] = {"": [], "_user": []}
+    request_costs: dict[str, list[float]] = {"": [], "_user": []}
+    paces = []
+    for _ in range(options.rounds):
+        short = await run_streams(port, pid, requests, streams, SHORT, instance)
+        long = await run_streams(port, pid, requests, streams, LONG, instance)
+        for kind, few, many in (("", short.cpu, long.cpu), ("_user", short.user, long.user)):
+            frames[kind].append((many - few) / requests / (LONG - SHORT))
+            request_costs[kind].append(few / requests - frames[kind][-1] * SHORT)
+        paces.append(requests * LONG / long.wall)
+    for kind in frames:
+        figures[f"{name}_frame{kind}_us"] = 1e6 * median(frames[kind])
+        figures[f"{name}_request{kind}_us"] = 1e6 * median(request_costs[kind])
+    figures[f"{name}_tokens_per_second"] = median(paces)
+    if crowd:
+        before, _ = resident_bytes(pid)
+        load = await run_streams(port, pid, crowd, crowd, CROWD, instance, SLOW)
+        gaps = sorted(StreamClient.gaps)
+        figures[f"{name}_crowd_bytes"] = resident_bytes(pid)[1] - before
+        figures[f"{name}_crowd_us"] = 1e6 * load.cpu / crowd / CROWD
+        for share in (0.5, 0.99, 0.999):
+            figures[f"{name}_crowd_gap_p{100 * share:g}"] = gaps[int(len(gaps) * share)]
+    return figures
+
+
+def measure_coordinator(options: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of coordinator and proxy."""
+    with RunningCoordinator() as running, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        figures: dict[str, float] = {}
+        for name, port, pid in (
+            ("coordinator", running.port, running.pid), ("proxy", running.proxy_port, running.proxy_pid)
+        ):  # fmt: skip
+            figures |= runner.run(measure_process(name, port, pid, running.instance, options))
+        return figures
 
 
 def main() -> None:
@@ -286,7 +327,7 @@ def main() -> None:
         work = run_proxy(options.serve, options.to) if options.to else run_instances(options.serve)
         uvloop.run(work)
         return
-    figures = uvloop.run(measure_coordinator(options.requests, options.streams, options.crowd, options.rounds))
+    figures = measure_coordinator(options)
     if options.json:
         print(json.dumps(figures))
         return
@@ -295,7 +336,8 @@ def main() -> None:
     for name in ("coordinator", "proxy"):
         print(
             f"  {name:<12} {figures[f'{name}_request_us']:7.1f} per request  "
-            f"{figures[f'{name}_frame_us']:6.2f} per token"
+            f"{figures[f'{name}_frame_us']:6.2f} per token; outside of the kernel "
+            f"{figures[f'{name}_request_user_us']:.1f} and {figures[f'{name}_frame_user_us']:.2f}"
         )
     for what in ("request", "frame"):
         print(f"  ratio per {what}: {figures[f'coordinator_{what}_us'] / figures[f'proxy_{what}_us']:.2f}")
