@@ -362,7 +362,7 @@ SERVE_OPTIONS: list[Option] = [
         "speculate-tokens",
         integer_kind(1, 64),
         "Most draft tokens at a time; fewer are used where drafts turn out wrong or the batch is large.",
-        7,
+        15,
         section="engine",
         configurable=True,
     ),

@@ -408,7 +408,7 @@ class Settings(EngineSettings, kw_only=True):
     step_ms: float = 250.0  # CPU: time limit of a step with prefill, in milliseconds
     step_tokens: int = 8192  # accelerator: token limit of a step
     speculate: str = "none"  # source of draft tokens: none, ngram (earlier text) or draft=FOLDER (a model)
-    speculate_tokens: int = 7  # most draft tokens at a time
+    speculate_tokens: int = 15  # most draft tokens at a time
     state_cache: int | None = None  # bytes for states besides those of running sequences; None: half of all states
     shared: bool = False  # place the KV cache pages where other processes can open them
     staging: int | None = None  # bytes of host memory for staged pages, if not shared in place; None: see model.memory

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.invariant_ledger import LedgerViolation, LoopHarness, SeededProposer, draw_token, kv_history, run_alone
 
 from parley.core.guess.ngram import MIN_MATCH, NICE_MATCH, NgramProposer
-from parley.core.guess.speculation import MAX_PRICE, DecodeCosts, Speculation
+from parley.core.guess.speculation import FIRST_LENGTH, MAX_PRICE, DecodeCosts, Speculation
 from parley.core.sequence import Sequence, StepRow
 from parley.types import EngineOutput, EngineRequest, Sampling
 
@@ -252,6 +252,21 @@ def test_rejected_drafts_back_off_until_one_is_accepted() -> None:
     assert speculation.draft_length(drafted) > 0
     speculation.forget_sequence(drafted)
     assert not speculation.history_count
+
+
+def test_long_drafts_follow_only_drafts_that_were_right_to_their_end() -> None:
+    speculation, drafted = Speculation(SeededProposer(0), 20, 50), make_sequence([1, 2, 3])
+
+    def next_length(drafts: int, accepted: int) -> int:
+        speculation.record_acceptance(StepRow(drafted, 0, 1, True, drafts=(4,) * drafts), accepted)
+        drafted.tokens += [4] * (accepted + 100)  # beyond any pause
+        return speculation.draft_length(drafted)
+
+    assert speculation.draft_length(drafted) == FIRST_LENGTH
+    assert next_length(5, 5) == FIRST_LENGTH  # shorter than it might have been
+    assert [next_length(FIRST_LENGTH, FIRST_LENGTH), next_length(14, 14)] == [14, 20]
+    assert [next_length(20, 19), next_length(3, 0)] == [FIRST_LENGTH] * 2
+    assert next_length(FIRST_LENGTH, FIRST_LENGTH) == 14
 
 
 def test_draft_length_follows_measured_row_costs() -> None:

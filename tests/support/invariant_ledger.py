@@ -457,7 +457,12 @@ class LoopHarness:
         ] = []  # of each step, with the choices it ran
         self.stats = EngineStats()
         settings = Settings(
-            model="ledger", max_batch=slots, prefix_cache=prefix_cache, step_ms=step_ms, media_cache=media_cache
+            model="ledger",
+            max_batch=slots,
+            prefix_cache=prefix_cache,
+            step_ms=step_ms,
+            media_cache=media_cache,
+            speculate_tokens=7,
         )
         self.cache_index = CacheIndex()
         self.posted: SimpleQueue[Callable[[], None]] = SimpleQueue()

@@ -27,6 +27,7 @@ from parley.core.sequence import DraftProposer, Sequence, Step, StepRow
 log = logging.getLogger("parley.engine")
 
 MAX_STEP_DRAFTS = 256  # drafts in a step: bounds the logits held at a time
+FIRST_LENGTH = 7  # drafts at a time, until that many were right in a row; then the limit is doubled
 INITIAL_RATE = 0.6  # initial chance of a first draft being right
 SEQUENCE_DECAY = 0.7  # weight of a sequence's history after one more draft
 GLOBAL_DECAY = 0.97  # the same for the history of all sequences, which is the start value of new ones
@@ -50,9 +51,14 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class DraftHistory:
-    """Draft history of one sequence. ``rate``: chance that a draft is right if those before it are."""
+    """Draft history of one sequence. ``rate``: chance that a draft is right if those before it are.
+
+    That chance is learnt from short pieces, which end somewhere. So long drafts follow only those that were right to
+    their end.
+    """
 
     rate: float
+    length_limit: int = FIRST_LENGTH  # most drafts at a time
     miss_count: int = 0  # consecutive
     resume_at: int = 0  # output tokens before it drafts again
 
@@ -151,6 +157,10 @@ class Speculation:
         informative = accepted + (accepted < draft_count)  # drafts after a wrong one carry no information
         history.rate += (1 - SEQUENCE_DECAY**informative) * (accepted / informative - history.rate)
         self._average_rate += (1 - GLOBAL_DECAY**informative) * (accepted / informative - self._average_rate)
+        if accepted < draft_count:
+            history.length_limit = FIRST_LENGTH
+        elif accepted >= history.length_limit:
+            history.length_limit *= 2
         if accepted and history.rate >= self._row_price:
             history.miss_count = 0
         else:
@@ -168,7 +178,7 @@ class Speculation:
         history = self._history_of(sequence)
         if sequence.output_length < history.resume_at:
             return 0
-        length = self.max_drafts
+        length = min(self.max_drafts, history.length_limit)
         if self._row_price > 0 and history.rate < 1:
             length = min(length, int(ln(self._row_price) / ln(max(history.rate, 1e-3))))
         return max(1, length)
