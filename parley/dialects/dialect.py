@@ -387,8 +387,9 @@ class Dialect:
     under this API's names, for the page that all APIs at the root share; ``own_metrics`` writes the whole page, where
     this API has one of its own; ``add_buckets`` adds the buckets of both to the histograms of a model, given the length
     of its context in tokens. ``any_model``: a regular expression of names that stand for any model, in requests of
-    every API. ``default_tag``: the end that a model's name may have or lack, in requests of every API. ``bench_apis``:
-    how ``parley bench`` calls this API, by the name of its option.
+    every API. ``default_tag``: the end that a model's name may have or lack, in requests of every API;
+    ``name_prefixes``: beginnings that it may have. ``bench_apis``: how ``parley bench`` calls this API, by the name of
+    its option.
 
     For the coordinator of a cluster: ``documented_errors``: clients of this API get errors as the plain texts that
     MindIE documents; ``no_memory_body``: the body of the refusal when memory is exhausted, empty for the usual one;
@@ -417,6 +418,7 @@ class Dialect:
     no_memory_body: bytes = b""
     framed_answers: bool = False
     default_tag: str = ""
+    name_prefixes: Sequence[str] = ()
     body_schemas: str = ""  # the name of its schemas of bodies in bodies.json; without one they are not known
     id_header: bytes = b""  # the name of the header that carries the request's unique id in all answers
     id_prefix: bytes = b""  # before the id in that header

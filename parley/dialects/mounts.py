@@ -147,19 +147,30 @@ DEDICATED_APIS = {surface.prefix[1:]: surface.dialect for surface in API_MOUNTS 
 
 
 DEFAULT_TAGS = tuple(sorted({surface.dialect.default_tag for surface in API_MOUNTS} - {""}))
+NAME_PREFIXES = tuple(sorted({prefix for surface in API_MOUNTS for prefix in surface.dialect.name_prefixes}))
 
 
 def model_spellings(name: str) -> tuple[str, ...]:
-    """Return the names that mean the same model as ``name``, itself first: with and without a default tag."""
-    bare_names = [name.removesuffix(tag) for tag in DEFAULT_TAGS if name.endswith(tag)]
-    return (name, *bare_names, *(name + tag for tag in DEFAULT_TAGS))
+    """Return the names that mean the same model as ``name``, itself first: with and without a default tag, and without
+    a prefix that it may have."""
+    names = [name, *(name.removeprefix(prefix) for prefix in NAME_PREFIXES if name.startswith(prefix))]
+    bare_names = [each.removesuffix(tag) for each in names for tag in DEFAULT_TAGS if each.endswith(tag)]
+    return (*names, *bare_names, *(each + tag for each in names for tag in DEFAULT_TAGS))
 
 
 def known_spelling(name: str, known_names: Collection[str]) -> str | None:
-    """Return the spelling of a model's name that is among the known names, None if there is none."""
+    """Return the spelling of a model's name that is among the known names, None if there is none. Capital letters
+    matter only between known names that differ in nothing else."""
     if name in known_names:
         return name
-    return next((spelling for spelling in model_spellings(name) if spelling in known_names), None) if name else None
+    if not name:
+        return None
+    spellings = model_spellings(name)
+    exact = next((spelling for spelling in spellings if spelling in known_names), None)
+    if exact is not None:
+        return exact
+    folded = {spelling.casefold() for spelling in spellings}
+    return next((known for known in known_names if known.casefold() in folded), None)
 
 
 def universal_mounts(strict: bool = False, tgi_compat: str = "3", pages: bool = False) -> tuple[ApiMount, ...]:

@@ -359,7 +359,7 @@ class _DocumentWriter:
         if route.kind == "metrics":
             contents["200"] = {"text/plain": {"schema": {"type": "string"}}}
         elif route.kind not in EMPTY_KINDS and route.method != "HEAD":
-            contents["200"] = {content_type: {} for content_type in route.content_types}
+            contents["200"] = {content_type.partition(";")[0]: {} for content_type in route.content_types}
         for status, content_type in (answer for known in bodies for answer in known.get("answers", ())):
             contents.setdefault(str(status), {}).update({content_type: {}} if content_type else {})
         references: dict[str, list[str]] = {}

@@ -57,10 +57,11 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     if route.refuse_headers is not None and (refusal := route.refuse_headers(exchange.headers)) is not None:
         await exchange.send_response(refusal.body, refusal.status, refusal.content_type)
         return
-    assert route.writer is not None
     tokenize_request = await exchange.run_work(
         len(body), partial(_read_tokenize_request, registry, route, exchange, body)
     )
+    writer = tokenize_request.writer or route.writer
+    assert writer is not None
     model = registry.find_model(tokenize_request.model)
     model.require_ready()
     prompt = tokenize_request.prompt
@@ -73,7 +74,7 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
         exchange.field_names = {"prompt": "messages"}
     is_one_text = isinstance(prompt, Text) and not tokenize_request.further_prompts
     size = len(prompt.text) if isinstance(prompt, Text) and is_one_text else len(body)
-    work = partial(_tokenize_and_encode, model, tokenize_request, route.writer, processed)
+    work = partial(_tokenize_and_encode, model, tokenize_request, writer, processed)
     if size > HUGE_TEXT:
         answer = await exchange.while_connected(_run_alone(registry.huge_text_lock, partial(off_loop, size, work)))
     else:
@@ -175,7 +176,9 @@ def _decode_texts(tokenizer: Tokenizer, detokenize_request: DetokenizeRequest) -
 async def handle_models(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """List the served models."""
     assert route.writer is not None
-    await exchange.send_response(route.writer(registry.server_facts().cards))
+    await exchange.send_response(
+        route.writer(registry.server_facts().cards), content_type=route.content_types[0].encode()
+    )
 
 
 async def handle_model(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
@@ -209,7 +212,7 @@ async def handle_tokenizer(registry: ModelRegistry, route: Route, exchange: Exch
 async def handle_version(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Return the version of parley."""
     assert route.writer is not None
-    await exchange.send_response(route.writer(__version__))
+    await exchange.send_response(route.writer(__version__), content_type=route.content_types[0].encode())
 
 
 async def handle_server_info(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

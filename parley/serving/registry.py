@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from parley.dialects.facts import ServerFacts
-from parley.dialects.mounts import API_MOUNTS, model_spellings
+from parley.dialects.mounts import API_MOUNTS, known_spelling
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.dialects.records import TenantRecords
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
@@ -130,11 +130,13 @@ class ModelRegistry:
     def get_model(self, name: str) -> ServedModel | None:
         """Return the model or the adapter's model of this name, None if unknown. An empty name means the main model,
         as do the placeholders that stand for any model. A default tag may be there or not."""
-        for spelling in model_spellings(name):
-            for model in self.models:
-                if spelling in model.names or spelling in model.adapters:
-                    return model
-        return self.main_model if not name or ANY_MODEL_NAME.fullmatch(name) else None
+        for model in self.models:
+            if name in model.names or name in model.adapters:
+                return model
+        if not name or ANY_MODEL_NAME.fullmatch(name):
+            return self.main_model
+        spelling = known_spelling(name, self.served_names)
+        return self.get_model(spelling) if spelling is not None else None
 
     def find_model(self, name: str) -> ServedModel:
         """Return the model of this name, as ``get_model`` does. Raises UnknownModel."""

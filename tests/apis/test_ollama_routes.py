@@ -49,7 +49,7 @@ async def test_ollama_context_continues_an_answer(server):
 
 async def test_ollama_takes_names_with_and_without_the_default_tag(serve):
     server = await serve(names=("org/tiny", "beta:latest"))
-    for name in ("org/tiny", "org/tiny:latest", "beta", "beta:latest"):
+    for name in ("org/tiny", "org/tiny:latest", "beta", "beta:latest", "library/Beta", "hf.co/org/tiny"):
         body = {"model": name, "messages": HELLO, "stream": False, **PLAIN}
         assert (await server.post("/api/chat", body)).json["model"] == name
         assert (await server.post("/api/show", {"model": name})).status == 200
@@ -93,7 +93,9 @@ async def test_ollama_port_is_recognized_by_its_clients(serve):
     version = (await server.get("/api/version")).json["version"]
     assert tuple(map(int, version.split("."))) >= (0, 13, 4)
     (model,) = (await server.get("/api/tags")).json["models"]
-    assert (await server.get("/api/ps")).json["models"][0]["name"] == model["name"] == "tiny:latest"
+    running = await server.get("/api/ps")
+    assert running.json["models"][0]["name"] == model["name"] == "tiny:latest"
+    assert running.headers["content-type"] == "application/json; charset=utf-8"
     shown = (await server.post("/api/show", {"model": model["name"]})).json
     assert shown["model_info"][shown["model_info"]["general.architecture"] + ".context_length"] == 4096
     assert "completion" in shown["capabilities"]

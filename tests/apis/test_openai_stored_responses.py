@@ -81,6 +81,10 @@ async def test_lists_go_on_after_an_item(serve):
         assert (await server.get(f"{path}?{query}")).status == 400
 
 
+async def create_conversation(server: RunningServer) -> dict[str, Any]:
+    return (await server.post("/v1/conversations", {})).json
+
+
 async def test_conversations_collect_the_items_of_their_responses(serve):
     server = await serve()
     items = [{"role": "user", "content": "I live in Rome."}]
@@ -98,6 +102,9 @@ async def test_conversations_collect_the_items_of_their_responses(serve):
     assert (await server.get(path)).json == changed and changed["metadata"] == {"c": "d"}
     assert (await server.call("DELETE", path)).json["object"] == "conversation.deleted"
     assert (await server.get(path)).status == 404
+    for path in ("/v1/conversations", f"/v1/conversations/{(await create_conversation(server))['id']}/items"):
+        refused = await server.post(path, {"items": [{"role": "user", "content": "a"}, {"type": "nonsense"}]})
+        assert (refused.status, refused.error["param"]) == (400, "items[1].type")
     both = {"input": "a", "conversation": "conv_x", "previous_response_id": "resp_x"}
     assert (await server.post("/v1/responses", both)).error["code"] == "mutually_exclusive_parameters"
 

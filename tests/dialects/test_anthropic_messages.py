@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.anthropic import DIALECT, STRICT, messages, models, shared
 from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, AnthropicRules
 from parley.dialects.dialect import RequestContext
@@ -325,6 +326,13 @@ def test_anthropic_counts_tokens_of_the_same_prompt():
     members: dict[str, Any] = {"system": "s", "tools": [TOOL], "thinking": THINKING, "messages": TURNS}
     body = json.dumps({"model": "m"} | members).encode()
     assert messages.read_count(LENIENT_RULES, body, HEAD).prompt == read(**members).request.prompts[0]
+    managed = messages.read_count(
+        LENIENT_RULES, json.dumps({"model": "m", "messages": TURNS, "context_management": {}}).encode(), HEAD
+    )
+    assert managed.writer is not None
+    assert json.loads(managed.writer(TokenizeResult([1, 2, 3], None, 9))) == {
+        "input_tokens": 3, "context_management": {"original_input_tokens": 3}
+    }  # fmt: skip
     with pytest.raises(BadRequest, match="Extra inputs are not permitted"):
         messages.read_count(STRICT_RULES, json.dumps({"model": "m", "messages": TURNS, "max_tokens": 5}).encode(), HEAD)
 

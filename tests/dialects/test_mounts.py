@@ -40,6 +40,12 @@ def test_alone_an_api_has_every_path_it_has_below_its_prefix():
             assert (route, dedicated_mounts(name)[0]) in here[route.method, route.path]
 
 
+def test_a_model_is_known_by_other_spellings_of_its_name():
+    assert known_spelling("M", {"m"}) == known_spelling("library/m:latest", {"m", "n"}) == "m"
+    assert known_spelling("M", {"m", "M"}) == "M"
+    assert known_spelling("hf.co/a/M", {"a/m", "m"}) == "a/m"
+
+
 def test_a_default_tag_may_be_there_or_not():
     assert known_spelling("m:latest", {"m"}) == known_spelling("m", {"m", "m:latest"}) == "m"
     assert known_spelling("m", {"m:latest"}) == known_spelling("m:latest", {"m:latest"}) == "m:latest"

@@ -365,6 +365,7 @@ def test_ollama_errors_are_a_text_in_an_object():
     errors = {
         Overloaded("full"): (503, "server busy, please try again.  maximum pending requests exceeded"),
         UnknownModel("?", name="x"): (404, "model 'x' not found"),
+        UnknownModel("?", name="a b"): (400, "invalid model name"),
         too_long: (400, "the input length exceeds the context length: It has 9 tokens."),
         NotReady("loading"): (503, "loading"),
     }

@@ -186,10 +186,11 @@ def test_responses_media_parts_are_read():
         {"type": "input_image", "image_url": PICTURE, "detail": "low"},
         {"type": "input_file", "file_data": PICTURE, "filename": "b.png"},
         {"type": "input_file", "file_data": "data:text/plain;base64,Ynll", "filename": "b.txt"},
+        {"type": "input_file", "file_data": "Lg==", "filename": "c.txt"},
     ]
     (message,) = read(context=context, input=[{"role": "user", "content": parts}]).request.prompts[0].messages
     source = EncodedMedia("aGk=", "image/png")
-    assert message.content == "abye"
+    assert message.content == "abye\n."
     assert [(placed.position, placed.media) for placed in message.media] == [
         (1, Media("image", source, "input[0].content[1].image_url", "low")),
         (1, Media("image", source, "input[0].content[2].file_data")),
@@ -309,6 +310,10 @@ REFUSED = [  # members, field and code of the refusal
      "input[0].content[0].file_id", "unsupported_value"),
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "http://h/f"}]}]},
      "input[0].content[0].file_url", "unsupported_value"),
+    ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "data:,a"}]}]},
+     "input[0].content[0].file_data", "invalid_value"),
+    ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "YQ==", "filename": "a.pdf"}]}]},
+     "input[0].content[0].file_data", "unsupported_value"),
     ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
     ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_parameter"),
     ({"moderation": {"a": 1}}, "moderation", "unsupported_parameter"),

@@ -143,3 +143,44 @@ def test_grammar_that_becomes_too_complex_is_the_clients_error(server, path, bod
     assert answered == status
     message = answer["error"] if status == 422 else answer["error"]["message"]
     assert "too complex" in message
+
+
+PAGE = 16  # tokens
+RESULT = json.dumps({"city": "Paris", "sky": "sunny", "temperature": 21})
+
+
+def test_reasoning_that_clients_send_back_sealed_keeps_the_cached_prefix(serve):
+    """The second request of a loop of tools has all tokens of the first and of its answer before its own."""
+    server = serve("--kv-memory", "64MiB")
+    schema = WEATHER[0]["function"]["parameters"]
+    question = {"role": "user", "content": "What is the weather in Paris?"}
+
+    function = {"type": "function", "name": "get_weather", "parameters": schema}
+    options = {"tools": [function], "store": False, "include": ["reasoning.encrypted_content"], "temperature": 0,
+               "chat_template_kwargs": {"enable_thinking": True}}  # fmt: skip
+    first = server.post("/v1/responses", options | {"input": [question]})[1]
+    reasoning, call = first["output"]
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": reasoning["encrypted_content"]}
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": RESULT}
+    second = server.post("/v1/responses", options | {"input": [question, sealed, call, output]})[1]
+    reused = second["usage"]["input_tokens_details"]["cached_tokens"]
+    assert reused >= first["usage"]["total_tokens"] - PAGE
+
+    other = {"role": "user", "content": "What is the weather in London?"}
+
+    def message_body(number: int, *turns: dict) -> dict:
+        billing = f"x-anthropic-billing-header: cc_version=2.1.330; cch={number:05x};"
+        return {"model": MODEL, "max_tokens": 32000, "temperature": 0, "messages": [other, *turns],
+                "thinking": {"type": "adaptive", "display": "omitted"}, "system": [{"type": "text", "text": billing}],
+                "tools": [{"name": "get_weather", "input_schema": schema}]}  # fmt: skip
+
+    first = server.post("/v1/messages?beta=true", message_body(1))[1]
+    (use,) = [block for block in first["content"] if block["type"] == "tool_use"]
+    assert first["content"][0]["thinking"] == ""
+    answer = {"role": "assistant", "content": first["content"]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": RESULT}]}
+    counted = server.post("/v1/messages/count_tokens", message_body(1, answer, result))[1]["input_tokens"]
+    usage = server.post("/v1/messages?beta=true", message_body(2, answer, result))[1]["usage"]
+    assert counted == sum(usage[f"{part}input_tokens"] for part in ("", "cache_creation_", "cache_read_"))
+    spent = first["usage"]["input_tokens"] + first["usage"]["cache_read_input_tokens"] + first["usage"]["output_tokens"]
+    assert usage["cache_read_input_tokens"] >= spent - PAGE

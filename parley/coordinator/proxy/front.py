@@ -278,7 +278,7 @@ class InferenceFront:
         elif kind == "metrics":
             await client.send_response(await self._metrics_page(), content_type=CONTENT_TYPE)
         elif kind == "version" and write is not None:
-            await client.send_response(write(__version__))
+            await client.send_response(write(__version__), content_type=path.route.content_types[0].encode())
         elif kind == "usage" and self._client_keys is not None:
             await client.send_response(await self._client_keys.usage_page(client))
         elif kind == "load" and write is not None:

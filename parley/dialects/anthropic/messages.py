@@ -103,13 +103,21 @@ def read_messages(rules: AnthropicRules, body: bytes, context: RequestContext) -
 def read_count(rules: AnthropicRules, body: bytes, context: RequestContext) -> TokenizeRequest:
     """Read the body of a request that counts tokens; it may have all members of a message's. Raises BadRequest."""
     known = SHARED_MEMBERS if rules.strict else CREATE_MEMBERS
-    message = MessageBody(rules, decode_fields(body, WORDING), context, known)
-    return TokenizeRequest(model=message.model, prompt=message.chat)
+    fields = decode_fields(body, WORDING)
+    message = MessageBody(rules, fields, context, known)
+    writer = write_managed_count if fields.has_value("context_management") else None
+    return TokenizeRequest(model=message.model, prompt=message.chat, writer=writer)
 
 
 def write_count(result: TokenizeResult) -> bytes:
     """Return the number of a prompt's tokens."""
     return encode_json({"input_tokens": len(result.token_ids)})
+
+
+def write_managed_count(result: TokenizeResult) -> bytes:
+    """Return the number of a prompt's tokens, and that before edits of the context, which never change anything."""
+    count = len(result.token_ids)
+    return encode_json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
 
 
 class MessagesReply(Reply):

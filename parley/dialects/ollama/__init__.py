@@ -21,6 +21,7 @@ REFUSED_CHANGES = {  # subjects of the refusals, and the members that name model
     ("POST", "/api/push"): ("Pushing models", ("model",)),
     ("DELETE", "/api/delete"): ("Deleting models", ("model",)),
 }
+CHARSET_TYPES = (shared.JSON_TYPE.decode(),)
 ROOT_ROUTES = (Route("GET", "/", "probe", reader=models.answer_root, content_types=("text/plain",)),)
 
 
@@ -42,10 +43,10 @@ def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
             reader=partial(embeddings.read_embeddings, rules),
             model_reader=model_in_body,
         ),
-        Route("GET", "/api/tags", "models", writer=models.write_tags),
-        Route("GET", "/api/ps", "models", writer=models.write_running),
+        Route("GET", "/api/tags", "models", writer=models.write_tags, content_types=CHARSET_TYPES),
+        Route("GET", "/api/ps", "models", writer=models.write_running, content_types=CHARSET_TYPES),
         Route("POST", "/api/show", "info", reader=partial(models.answer_show, rules)),
-        Route("GET", "/api/version", "version", writer=models.write_version),
+        Route("GET", "/api/version", "version", writer=models.write_version, content_types=CHARSET_TYPES),
         Route(
             "POST",
             "/api/pull",
@@ -74,6 +75,7 @@ def _ollama_dialect(rules: OllamaRules) -> Dialect:
         retry_hints=not rules.strict,
         bench_apis=bench.BENCH_APIS,
         default_tag=shared.DEFAULT_TAG,
+        name_prefixes=shared.NAME_PREFIXES,
         no_memory_body=shared.NO_MEMORY_BODY,
         routes=(*_api_routes(rules), *(ROOT_ROUTES if rules.strict else ())),
     )

@@ -28,6 +28,8 @@ from parley.errors import (
 )
 
 DEFAULT_TAG = ":latest"
+NAME_PREFIXES = ("library/", "registry.ollama.ai/library/", "hf.co/", "huggingface.co/")  # where models come from
+NAME = re.compile(r"[A-Za-z0-9._:/@-]*")
 MAX_NAME_CHARACTERS = 256
 JSON_TYPE = b"application/json; charset=utf-8"
 PLAIN_TYPE = b"text/plain"
@@ -120,10 +122,18 @@ def tagged_name(name: str) -> str:
 
 
 def names_one_of(name: str, known_names: Collection[str]) -> str | None:
-    """Return the known name that a client means by ``name``, which may have or lack the default tag."""
+    """Return the known name that a client means by ``name``, which may have or lack the default tag, and may have a
+    prefix or other capital letters."""
     if name in known_names:
         return name
-    return next((known for known in known_names if tagged_name(known) == tagged_name(name)), None)
+    sought_name = _comparable_name(name)
+    return next((known for known in known_names if _comparable_name(known) == sought_name), None)
+
+
+def _comparable_name(name: str) -> str:
+    """Return the same text for names that mean the same model."""
+    prefix = next((prefix for prefix in NAME_PREFIXES if name.startswith(prefix)), "")
+    return tagged_name(name.removeprefix(prefix)).casefold()
 
 
 def read_model_name(body: Fields, member: str = "model") -> str:
@@ -161,6 +171,8 @@ def ollama_error(error: ParleyError) -> Answer:
     """Return an error as a complete answer: an object, or plain text for a path or method that does not exist."""
     if type(error) is NotFound:
         return Answer(404, b"404 page not found", PLAIN_TYPE)
+    if isinstance(error, UnknownModel) and not NAME.fullmatch(error.name):
+        return go_answer({"error": "invalid model name"}, 400)
     if isinstance(error, NotAllowed):
         return Answer(405, b"405 method not allowed", PLAIN_TYPE)
     return go_answer({"error": error_text(error)}, 503 if isinstance(error, Overloaded) else error.status)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import mimetypes
 
 from parley.dialects import media
 from parley.dialects.fields import Fields
 from parley.dialects.media import InterleavedText
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.openai.responses.rules import ResponsesRules, unserved_error
-from parley.errors import Unsupported
+from parley.errors import BadMedia, Unsupported
 from parley.types import EncodedMedia, Media, MediaKind
 
 MAX_PARTS = 1024
@@ -63,20 +64,15 @@ class ContentReader:
             raise _uploaded_file_error(part)
         if part.has_value("file_url"):
             raise unserved_error("Files at URLs are not available on this server.", part.member_path("file_url"))
-        part.string("filename", None, cap=1024)
         part.string("detail", "auto", allowed=IMAGE_DETAILS)
-        url = part.string("file_data", None)
-        if url is None:
-            raise part.missing_member("file_data")
-        path = part.member_path("file_data")
-        source = media.read_data_url(url, "image", path)
+        path, source = part.member_path("file_data"), _read_file_data(part)
         main_type = source.media_type.partition("/")[0]
         if main_type == "text":
             return _decode_text(part, source)
         if main_type not in MEDIA_KINDS_BY_TYPE:
             raise unserved_error(
                 f"'{path}' is a file of type {source.media_type or 'unknown'!r}; text, images, video and audio are "
-                "available on this server.",
+                "available on this server. A data: URL or the end of 'filename' says the type.",
                 path,
             )
         if not self._media_reader.limits:
@@ -84,6 +80,19 @@ class ContentReader:
         kind = MEDIA_KINDS_BY_TYPE[main_type]
         self._media_reader.check_kind(part, "input_file", kind)
         return Media(kind, source, path)
+
+
+def _read_file_data(part: Fields) -> EncodedMedia:
+    """Return a file that is a data: URL, or base64 alone: then the end of its name says its type. Raises BadRequest."""
+    data, filename = part.string("file_data", None), part.string("filename", "", cap=1024)
+    if data is None:
+        raise part.missing_member("file_data")
+    if not data.startswith("data:"):
+        return EncodedMedia(data, mimetypes.guess_type(filename)[0] or "")
+    try:
+        return media.read_data_url(data, "image", part.member_path("file_data"))
+    except BadMedia:
+        raise part.member_error("file_data", "a data: URL must have the form data:TYPE;base64,DATA.") from None
 
 
 def _decode_text(part: Fields, source: EncodedMedia) -> str:

@@ -69,14 +69,9 @@ class ConversationReader:
     def read_items(self, items: Iterable[Fields]) -> None:
         """Read the items of one list. Raises BadRequest."""
         for item in items:
-            kind = item.string("type", "message" if item.has_value("role") else None, cap=MAX_NAME)
-            if kind is None:
-                raise item.missing_member("type")
-            reader = ITEM_READERS.get(kind)
+            reader = ITEM_READERS.get(read_item_type(item, self._rules))
             if reader is not None:
                 reader(self, item)
-            elif kind not in PASSED_ITEMS or self._rules.strict:
-                raise _unread_item(item, kind)
 
     def finish(self) -> list[Message]:
         """Return the whole conversation. Raises BadRequest."""
@@ -238,6 +233,16 @@ def unknown_item_error(item_id: str) -> UnknownRecord:
         "with `store` set to true, or remove this item from your input.",
         field="input",
     )
+
+
+def read_item_type(item: Fields, rules: ResponsesRules) -> str:
+    """Return the type of an item. Raises BadRequest if no conversation may have it."""
+    kind = item.string("type", "message" if item.has_value("role") else None, cap=MAX_NAME)
+    if kind is None:
+        raise item.missing_member("type")
+    if kind not in ITEM_READERS and (kind not in PASSED_ITEMS or rules.strict):
+        raise _unread_item(item, kind)
+    return kind
 
 
 def _unread_item(item: Fields, kind: str) -> BadRequest:

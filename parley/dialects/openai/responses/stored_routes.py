@@ -10,7 +10,8 @@ from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import json_answer
 from parley.dialects.openai.responses import members, stored
-from parley.dialects.openai.responses.items import MAX_NAME
+from parley.dialects.openai.responses.items import MAX_NAME, read_item_type
+from parley.dialects.openai.responses.rules import LENIENT
 from parley.dialects.openai.responses.stored import Item, StoredConversation
 from parley.dialects.records import StreamReplay
 from parley.errors import BadRequest, Invalid, UnknownRecord, Unsupported, excerpt
@@ -156,7 +157,7 @@ def _find_item(record: StoredConversation, context: RequestContext) -> Item:
 def _read_added_items(fields: Fields, context: RequestContext) -> list[Item]:
     """Return the items of ``items`` as they are stored. Raises BadRequest."""
     for item in fields.objects("items", cap=MAX_ADDED_ITEMS):
-        item.string("type", None, cap=MAX_NAME)
+        read_item_type(item, LENIENT)
     return stored.with_ids(fields.array("items", cap=MAX_ADDED_ITEMS), context.unique_id)
 
 
@@ -191,7 +192,7 @@ def _list_object(items: list[Item], *, has_more: bool) -> dict[str, Any]:
 
 
 def _read_query(context: RequestContext) -> Fields:
-    """Return the parameters of the query, the last of each name."""
+    """Return the parameters of the query, the last of each name. Raises Invalid."""
     text = context.query_string.decode("latin-1")
     try:
         values = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_QUERY_MEMBERS)
