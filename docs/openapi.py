@@ -96,7 +96,9 @@ def check_like_server(request: Request) -> None:
     prompt_ids = [each for prompt in request.prompts if isinstance(prompt, Tokens) for each in prompt.ids]
     option_ids = [*stop.ids, *sampling.logit_bias, *sampling.allowed, *request.output_options.logprob_ids]
     check_token_ids([*prompt_ids, *option_ids])
-    if max(stop.max_tokens or 0, stop.min_tokens) > output_room(LEARNED_CONTEXT):
+    wanted = stop.max_tokens or 0
+    needed = wanted if stop.reserved_tokens is None else min(wanted, stop.reserved_tokens)
+    if max(needed, stop.min_tokens) > output_room(LEARNED_CONTEXT):
         raise Invalid("There is no room for a prompt.")
     for prompt in request.prompts[:1]:
         if not may_be_any_text(prompt, request.grammar):

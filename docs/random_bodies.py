@@ -181,7 +181,8 @@ def _name_of(item: Any) -> Any:
     """Return the name of an item, which no other item may have, or the item itself."""
     if not isinstance(item, dict):
         return item
-    return item.get("name") or (_name_of(item["function"]) if "function" in item else item)
+    inner = next((item[kind] for kind in ("function", "custom") if kind in item), item)
+    return item.get("name") or (item if inner is item else _name_of(inner))
 
 
 def _draw_object(schema: dict[str, Any], source: random.Random, depth: int) -> dict[str, Any]:

@@ -60,6 +60,7 @@ CONTEXT = RequestContext(  # a model that reads every kind of media, and an oper
     1,
     "fp",
     context_length=4096,
+    model_names=(LEARNED_MODEL,),
     path_parts=PATH,
     headers={b"content-type": b"application/json", b"anthropic-version": b"2023-06-01"},
     media_limits={"image": 9, "video": 9, "audio": 9},

@@ -432,6 +432,8 @@ def _with_served_values(value: Any, bounds: Mapping[int, int]) -> Any:
             return NAME_SCHEMAS[name]
         case {"type": ["string", "null"], "enum": [str(name), None]} if name in NAME_SCHEMAS:
             return {"anyOf": [NAME_SCHEMAS[name], {"type": "null"}]}
+        case {"const": bool(truth), **others} if not others:  # in generated clients such a constant is broken code
+            return {"type": "boolean", "enum": [truth]}
     return {
         name: bounds.get(each, each)
         if name in ("minimum", "maximum") and isinstance(each, int)
@@ -478,6 +480,8 @@ def _expected_errors(route: Route, path: str, reads_body: bool) -> list[ParleyEr
         errors += KEY_ERRORS
     if route.kind in ENGINE_KINDS:
         errors += ENGINE_ERRORS
+    if route.kind == "pull":
+        errors.append(EngineError("m"))
     if route.kind in ENGINE_KINDS or route.kind in OPEN_KINDS:
         errors.append(NotReady("m"))
     return errors

@@ -87,6 +87,7 @@ class AnswerChoice:
             self._details or self._repeats is not None or request.best_of is not None or options.stream_interval > 1
         )
         self._is_plain = self._scanner is None and prepared.predicted is None and not special
+        self._token_ids: list[int] | None = [] if options.whole_ids else None
         self._undecided_tokens = 0  # tokens of reasoning that may turn out to be a mark
         self._pending_tokens: list[TokenInfo] = []  # not attached to a delta yet
         self._deltas: list[ChoiceDelta] = []  # not returned yet, or returned by the last call
@@ -108,6 +109,8 @@ class AnswerChoice:
                 if part == "reasoning":
                     usage.reasoning_tokens += len(pieces)
                 self._reported_tokens = usage.completion_tokens
+                if self._token_ids is not None:
+                    self._token_ids += output.token_ids
                 return [ChoiceDelta(self.index, text, part)] if text else []
         self._drop_returned_deltas()
         hidden_position = self._find_hidden_token(output)
@@ -155,6 +158,8 @@ class AnswerChoice:
     def _add_token(self, token_id: int, piece: str, score: TokenScore | None, cost: TokenCost | None) -> None:
         """Count one token and emit ``piece``, the text that it adds; "" if it ends the choice and is not shown."""
         self.usage.completion_tokens += 1
+        if self._token_ids is not None:
+            self._token_ids.append(token_id)
         if self._follower is not None:
             self._follower.follow_token(token_id)
         if score is not None:
@@ -249,7 +254,7 @@ class AnswerChoice:
         self._emit_pending_tokens()
         if reason == "stop" and stop is None and has_calls:
             reason = "tool"
-        return [*self._deltas, ChoiceDone(self.index, reason, self.usage, stop)]
+        return [*self._deltas, ChoiceDone(self.index, reason, self.usage, stop, self._token_ids or [])]
 
 
 def _extends_delta(last: ChoiceDelta, part: DeltaPart, call: ToolCallDelta | None) -> bool:

@@ -89,12 +89,14 @@ FinishReason = Literal["stop", "length", "tool", "repetition", "cancel", "error"
 
 
 class ChoiceDone(msgspec.Struct):
-    """The end of one choice. ``stop``: the stop string or stop id that matched; None for the model's own end."""
+    """The end of one choice. ``stop``: the stop string or stop id that matched; None for the model's own end.
+    ``token_ids``: all tokens of the choice, if the request wants them."""
 
     index: int
     reason: FinishReason
     usage: Usage
     stop: str | int | None = None
+    token_ids: list[int] = []
 
 
 class PromptVector(msgspec.Struct):

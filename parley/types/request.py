@@ -161,6 +161,7 @@ class OutputOptions(msgspec.Struct, frozen=True):
     usage: bool = False  # a usage record in the stream
     skip_special: bool = True  # leave special tokens out of the text
     ids: bool = False  # the tokens of each delta, even without log-probabilities
+    whole_ids: bool = False  # the tokens of each choice at its end
     tokens_at_once: bool = False  # with ``ids``: tokens do not wait for the rest of a character or stop string
     prompt_text: bool = False  # the prompt as the model reads it, including special tokens
     unparsed: bool = False  # the text as the model wrote it, without separating reasoning and tool calls

@@ -59,6 +59,7 @@ ENVIRONMENTS = {
     "agents": ("openai-agents==0.24.0",),
     "litellm-responses": ("litellm==1.106.2", "mcp==2.3.0"),
     "node-responses": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai@2.0.131", "@openai/codex@0.169.0"),
+    "openapi": ("openapi-python-client==0.29.1", "ruff==0.17.6"),
     "node-browser": ("playwright-core@1.65.1", "axe-core@4.14.1"),  # they need Chromium: CHROMIUM, or /usr/bin/chromium
     "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
 }
@@ -94,6 +95,7 @@ SCRIPTS = {
     "responses/openai_sdk.mjs": "node-responses",
     "responses/ai_sdk.mjs": "node-responses",
     "responses/codex.mjs": "node-responses",
+    "openapi_client.py": "openapi",
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",
     "huggingface_inference.mjs": "node",

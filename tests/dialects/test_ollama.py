@@ -79,7 +79,8 @@ def refusal(read: Any, *arguments: Any, **members: Any) -> tuple[int, str]:
 def stream(reply: Any, *batches: list[Any], done: str = "stop") -> list[bytes]:
     """Return the lines of a stream; each batch has the events of a step."""
     parts = [reply.render_chunk(batch) for batch in batches]
-    parts.append(reply.render_chunk([ChoiceDone(0, done, USAGE)]))
+    token_ids = [token.id for batch in batches for event in batch for token in getattr(event, "tokens", ())]
+    parts.append(reply.render_chunk([ChoiceDone(0, done, USAGE, token_ids=token_ids)]))
     reply.timings = TIMINGS
     return (b"".join(parts) + reply.finish_stream(USAGE)).splitlines(keepends=True)
 

@@ -159,7 +159,7 @@ def test_models_and_errors_are_those_of_the_server():
     schema = document["components"]["schemas"]["V1ChatCompletions"]
     assert schema["required"] == ["messages"]
     assert schema["properties"]["temperature"] == {"type": ["number", "null"], "minimum": 0, "maximum": 2}
-    needs_stream = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
+    needs_stream = {"properties": {"stream": {"type": "boolean", "enum": [True]}}, "required": ["stream"]}
     assert schema["dependentSchemas"]["stream_options"] == needs_stream
     error = document["components"]["responses"]["openai-400"]["content"]["application/json"]["schema"]
     assert error["properties"]["error"]["required"] == ["message", "type", "param", "code"]

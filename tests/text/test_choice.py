@@ -279,6 +279,23 @@ def test_token_details_are_built_on_demand_with_scores() -> None:
         assert sum(len(event.tokens) for event in events if isinstance(event, ChoiceDelta)) == count
 
 
+@pytest.mark.parametrize("strings", [[], [" 2"]])
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_end_has_all_tokens_of_the_choice_on_demand(strings: list[str], size: int) -> None:
+    tokenizer = byte_level()
+    ids = encode_plain("one € 2 three")
+    for wanted in (False, True):
+        options, stops = OutputOptions(whole_ids=wanted), StopConditions(strings=strings)
+        request = Request(id="r", model="m", prompts=[CHAT], output_options=options, stop_conditions=stops)
+        choice = AnswerChoice(request, 0, tokenizer, PreparedPrompt(tokenizer.encode("hi")))
+        outputs = [EngineOutput("r", 0, ids[start : start + size]) for start in range(0, len(ids), size)]
+        outputs[-1].finish_reason = "length"
+        *_, done = [event for output in outputs for event in choice.push_output(output)]
+        assert isinstance(done, ChoiceDone)
+        assert done.token_ids == (ids[: done.usage.completion_tokens] if wanted else [])
+        assert (done.usage.completion_tokens < len(ids)) == bool(strings)
+
+
 def test_close_delivers_held_back_text() -> None:
     tokenizer = byte_level()
     request = Request(id="r", model="m", prompts=[CHAT], stop_conditions=StopConditions(strings=["END"]))

@@ -18,7 +18,7 @@ from parley.dialects.json_body import decode_json
 from parley.dialects.ollama import shared
 from parley.dialects.ollama.options import logprob_members
 from parley.errors import ParleyError
-from parley.types import ChoiceDelta, ChoiceDone, Event, FinishReason, TokenInfo, ToolCallDelta, Usage
+from parley.types import ChoiceDelta, ChoiceDone, DeltaPart, Event, FinishReason, TokenInfo, ToolCallDelta, Usage
 
 DONE_REASONS: dict[FinishReason, str] = {"length": "length"}  # all other ends are "stop", calls included
 CALL_ID_LENGTH = len("call_") + 8
@@ -63,7 +63,7 @@ class OllamaReply(Reply):
         self._contents: list[str] = []
         self._thoughts: list[str] = []
         self._done: ChoiceDone | None = None
-        self._line_start = self._line_end = b""
+        self._frames: dict[DeltaPart, tuple[bytes, bytes]] = {}  # lines with nothing but a text, before and after it
 
     @abstractmethod
     def answer_record(self, piece: AnswerPiece, end: AnswerEnd | None) -> dict[str, Any]:
@@ -73,15 +73,24 @@ class OllamaReply(Reply):
 
     def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return a line for each piece of output."""
-        return b"".join(self.render_piece(piece) for event in events if (piece := self.read_event(event)))
+        lines = []
+        for event in events:
+            if isinstance(event, ChoiceDelta) and not (
+                self._calls or self._call_tokens or event.tokens or event.part == "tool"
+            ):
+                if event.text and (event.part == "content" or self._shows_thinking):
+                    start, end = self._frames.get(event.part) or self._line_frame(event.part)
+                    lines.append(start + shared.encode_go(event.text) + end)
+            elif piece := self.read_event(event):
+                lines.append(self.render_line(piece, None))
+        return b"".join(lines)
 
-    def render_piece(self, piece: AnswerPiece) -> bytes:
-        """Return the line of a piece of output."""
-        if piece.thinking or piece.calls or piece.tokens:
-            return self.render_line(piece, None)
-        if not self._line_end:  # nearly every line is the same but for its text, the only empty one
-            self._line_start, _, self._line_end = self.render_line(AnswerPiece(), None).partition(b'""')
-        return self._line_start + shared.encode_go(piece.content) + self._line_end
+    def _line_frame(self, part: DeltaPart) -> tuple[bytes, bytes]:
+        """Return what stands before and after the text in a line, as nearly all lines of a stream are."""
+        piece = AnswerPiece(thinking="\0") if part == "reasoning" else AnswerPiece(content="\0")
+        start, _, end = self.render_line(piece, None).partition(shared.encode_go("\0"))
+        self._frames[part] = frame = (start, end)
+        return frame
 
     def render_line(self, piece: AnswerPiece, end: AnswerEnd | None) -> bytes:
         """Return a line with all its members."""

@@ -29,7 +29,7 @@ from parley.dialects.parameters import MAX_TOKEN_ID
 from parley.errors import Invalid, UnknownModel, Unsupported
 from parley.types import (
     Chat,
-    ChoiceDelta,
+    ChoiceDone,
     Event,
     Message,
     OutputOptions,
@@ -78,7 +78,7 @@ class GenerateReply(OllamaReply):
             prompts=[_read_prompt(body, images, think, context)],
             sampling=options.sampling,
             stop_conditions=options.stop_conditions,
-            output_options=OutputOptions(logprobs=read_logprobs(body), ids=not self._raw),
+            output_options=OutputOptions(logprobs=read_logprobs(body), whole_ids=not self._raw),
             grammar=read_format(body),
             stream=body.boolean("stream", True),
             context_limit=options.context_limit,
@@ -86,11 +86,11 @@ class GenerateReply(OllamaReply):
         self._context_ids: list[int] = []  # of the prompt and the answer
 
     def read_event(self, event: Event) -> AnswerPiece | None:
-        """Return the output of an event that can be sent now, and keep its tokens for ``context``."""
+        """Return the output of an event that can be sent now, and keep the tokens for ``context``."""
         if isinstance(event, PromptAccepted) and not self._raw:
             self._context_ids = list(event.token_ids)
-        elif isinstance(event, ChoiceDelta) and not self._raw:
-            self._context_ids += [token.id for token in event.tokens]
+        elif isinstance(event, ChoiceDone):
+            self._context_ids += event.token_ids
         return super().read_event(event)
 
     def answer_record(self, piece: AnswerPiece, end: AnswerEnd | None) -> dict[str, Any]:

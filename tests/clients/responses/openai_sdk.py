@@ -21,9 +21,10 @@ WEATHER = {
 }  # fmt: skip
 
 
-class City(BaseModel):
+class Person(BaseModel):
     name: str
-    country: str
+    age: int
+    city: str
 
 
 whole = client.responses.create(model=model, input=QUESTION, temperature=0)
@@ -35,8 +36,9 @@ with client.responses.stream(model=model, input=QUESTION, temperature=0) as stre
     final = stream.get_final_response()
 assert "".join(texts) == final.output_text == ANSWER
 
-parsed = client.responses.parse(model=model, input="Name a city.", text_format=City, max_output_tokens=60)
-assert isinstance(parsed.output_parsed, City) or parsed.status == "incomplete", parsed
+PERSON = "Mia is 34 years old and lives in Rome. Give name, age and city as JSON."
+parsed = client.responses.parse(model=model, input=PERSON, text_format=Person, temperature=0)
+assert parsed.output_parsed == Person(name="Mia", age=34, city="Rome"), parsed
 
 # a loop of tools, with full items and, where they are stored, with the previous response
 for uses_store in (False, True) if is_stored else (False,):
