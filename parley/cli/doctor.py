@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -42,7 +43,12 @@ Checks whether this machine, the installation and the model have what `parley se
 Exit code 1 if it would fail."""
 
 COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
-PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
+PROBE = """
+import torch
+print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available(), flush=True)
+from parley.native import build, library
+print(library.installed_level() or "none", *build.usable_levels())
+"""
 SPARE = 1 << 30  # bytes that a server needs in addition to weights and KV cache
 
 
@@ -75,7 +81,8 @@ def check_torch(config: ResolvedOptions) -> Iterator[Finding]:
     """Check torch, in a separate process because a broken torch may kill its process instead of raising."""
     try:
         answer = subprocess.run(python_command("-c", PROBE), capture_output=True, text=True, timeout=120, check=True)
-        version, threads, cuda = answer.stdout.split()
+        torch_line, _, kernels_line = answer.stdout.strip().partition("\n")
+        version, threads, cuda = torch_line.split()
     except (OSError, subprocess.SubprocessError, ValueError):
         yield Finding(
             "fail", "torch", "cannot be imported", "Install parley again: pip install --force-reinstall torch"
@@ -84,6 +91,19 @@ def check_torch(config: ResolvedOptions) -> Iterator[Finding]:
     yield Finding("ok", "torch", f"{version}, {threads} threads, {'CUDA' if cuda == 'True' else 'CPU only'}")
     if config["device"].startswith("cuda") and cuda != "True":
         yield Finding("fail", "device", f"{config['device']} is not available", "Leave out --device to run on the CPU.")
+    yield kernels_finding(*kernels_line.split())
+
+
+def kernels_finding(installed: str, *usable: str) -> Finding:
+    """Return the finding about the level of the compiled kernels. ``usable``: what this CPU can run, best first."""
+    if installed in ("off", *usable[:1]):
+        return Finding("ok", "kernels", "torch's, by PARLEY_NATIVE" if installed == "off" else installed)
+    there = "torch's are used" if installed == "none" else f"{installed} is used"
+    if shutil.which(os.environ.get("CXX") or "g++"):
+        return Finding("ok", "kernels", f"{usable[0]}, which the first start compiles")
+    return Finding(
+        "warn", "kernels", f"{usable[0]} is missing, and {there}", "Install g++, or a wheel that has all levels."
+    )
 
 
 def check_packages(config: ResolvedOptions) -> Iterator[Finding]:

@@ -81,6 +81,7 @@ __all__ = [
     "gate_rows",
     "group_lora_rows",
     "has_grouped_kernel",
+    "kernels_in_use",
     "linear",
     "linear_heads",
     "lm_head_logits",
@@ -115,6 +116,12 @@ __all__ = [
 def compiled_kernels() -> compiled.CompiledKernels | None:
     kernel_library = library.load_kernels()
     return None if kernel_library is None else compiled.CompiledKernels(kernel_library)
+
+
+def kernels_in_use(dtype: torch.dtype, device: torch.device) -> str:
+    """Return what computes with this dtype and device: the level of the compiled kernels, or "torch"."""
+    kernels = compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    return "torch" if kernels is None else kernels.level
 
 
 def _kernels_for(x: torch.Tensor) -> Any:

@@ -118,6 +118,7 @@ class CompiledKernels:
             function.argtypes, function.restype = arguments, N if name in RETURN_INT64 else None
         self._library = library
         self.library_name = Path(library._name).name
+        self.level = Path(library._name).stem.rpartition("-")[2]
         self._attend_dim = library.attend_dim()
 
     def pack_weight(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Bf16Packed:

@@ -82,6 +82,17 @@ def open_level(level: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
+def installed_level() -> str:
+    """Return the level that is used without compiling anything: "" if there is none, "off" if that was asked for."""
+    requested_level = os.environ.get("PARLEY_NATIVE", "")
+    levels = [requested_level] if requested_level else build.usable_levels()
+    folders = [build.HERE, cache_folder()]
+    for level in levels:
+        if level == "off" or any((folder / build.library_name(level)).exists() for folder in folders):
+            return level
+    return ""
+
+
 def cache_folder() -> Path:
     """Return the user's cache folder for parley, which may not exist. Raises OSError if the user has no home folder."""
     try:

@@ -89,6 +89,12 @@ def _parley_metrics(views: Sequence[ModelSnapshot]) -> str:
             for kind, name, description, read_value in PARLEY_SERIES
         )
         + scalar_lines(
+            "gauge",
+            "parley:engine_info",
+            "What computes a model: format of its weights, device, and the level of the kernels.",
+            [(common, _engine_facts(view)) for common, view in labelled_views],
+        )
+        + scalar_lines(
             "counter",
             "parley:media_items_total",
             "Media items in prompts, by kind.",
@@ -101,6 +107,21 @@ def _parley_metrics(views: Sequence[ModelSnapshot]) -> str:
             [(common, _tokens_by_key(view)) for common, view in labelled_views],
         )
     )
+
+
+def _engine_facts(view: ModelSnapshot) -> Iterable[tuple[str, float]]:
+    info = view.info
+    if info is None:
+        return []
+    facts = {
+        "engine": info.engine,
+        "architecture": info.architecture,
+        "dtype": info.dtype,
+        "quantization": info.quantization,
+        "device": info.device,
+        "kernels": info.kernels,
+    }
+    return [(format_labels(facts), 1)]
 
 
 def _tokens_by_key(view: ModelSnapshot) -> Iterable[tuple[str, float]]:

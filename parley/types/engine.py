@@ -312,6 +312,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     pack_cache: bool = False  # packed weights are kept on disk
     quantization: str = "none"  # of the weights: int8, int4 or the checkpoint's method
     kv_dtype: str = "auto"  # of keys and values: auto (same as ``dtype``) or int8
+    kernels: str = ""  # that compute it: the level of the compiled ones, or torch; "": the engine does not say
     generates: bool = True
     dimensions: int = 0
     pooling: str = ""  # how a text's vector is made of its tokens' states, in sentence-transformers' words

@@ -70,7 +70,10 @@ def ready_line(seconds: float) -> str:
 def loaded_line(name: str, info: ModelInfo) -> str:
     """Return the line that announces that one model is loaded, with its memory plan."""
     number_format = info.dtype if info.quantization == "none" else f"{info.dtype} and {info.quantization}"
-    plan = [f"{info.architecture}, {_format_count(info.parameters)} parameters, {number_format} on {info.device}"]
+    kernels = f" with {info.kernels} kernels" if info.kernels else ""
+    plan = [
+        f"{info.architecture}, {_format_count(info.parameters)} parameters, {number_format} on {info.device}{kernels}"
+    ]
     if info.weights_bytes:
         plan.append(f"weights {_format_bytes(info.weights_bytes)}")
     if info.kv_bytes:

@@ -333,6 +333,8 @@ def test_loaded_line_shows_the_memory_plan():
     ):
         assert part in text
     assert "reads" not in text
+    info.kernels = "avx2"
+    assert "bfloat16 on cpu with avx2 kernels" in loaded_line("chat", info)
     info.media_kinds = frozenset({"image", "video"})
     assert loaded_line("chat", info).endswith("; reads text, images and videos")
 

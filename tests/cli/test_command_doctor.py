@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import sys
 
 import pytest
 from support import tiny_models
@@ -12,6 +13,7 @@ from support.multimodal_models import multimodal_folder
 from support.server_process import ServerProcess
 
 from parley.cli import doctor, doctor_engines
+from parley.native import build
 from parley.serving.media import workers
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
@@ -48,6 +50,19 @@ def test_doctor_exits_with_1_and_a_hint_on_failure(monkeypatch, capsys):
         ["->", "Choose"],
         ["ok", "keys"],
     ]
+
+
+def test_doctor_says_which_kernels_are_used(monkeypatch):
+    finding = findings(doctor.check_torch)["kernels"]
+    assert finding.level == "ok" and finding.observation.split(",")[0] in (*build.LEVELS, "torch's")
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    for installed, used in (("none", "torch's are used"), ("avx2", "avx2 is used")):
+        finding = doctor.kernels_finding(installed, "avx512", "avx2", "generic")
+        assert (finding.level, finding.observation) == ("warn", f"avx512 is missing, and {used}")
+        assert "g++" in finding.hint
+    monkeypatch.setenv("CXX", sys.executable)  # there is a compiler
+    assert doctor.kernels_finding("none", "avx512", "generic").observation == "avx512, which the first start compiles"
+    assert doctor.kernels_finding("avx512", "avx512", "generic").observation == "avx512"
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

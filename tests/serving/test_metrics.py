@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from support.http_client import HELLO_CHAT
+from support.http_client import HELLO_CHAT, MODEL_INFO
 from support.metrics_page import metric_value
 
 from parley.errors import EngineError
@@ -215,6 +215,14 @@ async def test_metrics_page_has_every_name_that_published_dashboards_ask_for(ser
     assert tokens == {"prompt": 3, "cached": 0, "output": 9}
     assert 0 <= metric_value(page, "nv_cpu_utilization") <= 1
     assert metric_value(page, 'nv_inference_load_ratio_sum{model="tiny",version="1"}') >= 1
+
+
+async def test_metrics_page_says_what_computes_a_model(serve):
+    info = msgspec.structs.replace(MODEL_INFO, kernels="avx2", quantization="int8")
+    server = await serve(info=info)
+    page = (await server.get("/metrics")).body.decode()
+    line = next(line for line in page.splitlines() if line.startswith("parley:engine_info"))
+    assert 'model_name="tiny"' in line and 'quantization="int8"' in line and 'kernels="avx2"' in line
 
 
 def test_only_the_first_keys_have_series_of_their_own():

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.draft_model import DraftModel
@@ -86,6 +87,7 @@ def _load_encoder(
         architecture=architecture_name(config),
         dtype=str(ENCODER_DTYPE).removeprefix("torch."),
         device=str(device),
+        kernels=native.kernels_in_use(ENCODER_DTYPE, device),
         parameters=checkpoint.parameter_count,
         vocab_size=reader.vocab_size,
         max_model_len=length,
@@ -182,6 +184,7 @@ def _load_decoder(
         architecture=architecture_name(config),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
+        kernels=native.kernels_in_use(dtype, device) if lowered else "torch",
         parameters=network.parameters,
         vocab_size=network.vocab_size,
         max_model_len=length,
