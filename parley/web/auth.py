@@ -145,6 +145,8 @@ class ApiKeys:
 
     def _find_plain_key(self, key: bytes) -> Tenant | None:
         """Return the tenant of a key that is known as it is. All are compared, whether or not one is equal."""
+        if not self._key_digests:
+            return None
         digest, number = _key_digest(key), 0
         for candidate_number, candidate in enumerate(self._key_digests, 1):
             number = max(number, candidate_number * hmac.compare_digest(digest, candidate))
@@ -223,10 +225,14 @@ def presented_key(headers: dict[bytes, bytes]) -> bytes:
 def presented_keys(headers: dict[bytes, bytes]) -> list[bytes]:
     """Return the keys that a client sent, in the header Authorization and in those of other APIs."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"basic":
+    scheme = scheme.lower()
+    if scheme == b"basic":
         key = _token_password(key)
-    bearer_key = key.strip() if scheme.lower() in (b"bearer", b"basic") else b""
-    return list(filter(None, (bearer_key, *(headers.get(name, b"").strip() for name in KEY_HEADERS))))
+    elif scheme != b"bearer":
+        key = b""
+    keys = [key.strip()]
+    keys += [headers[name].strip() for name in KEY_HEADERS if name in headers]
+    return [key for key in keys if key]
 
 
 def _token_password(credentials: bytes) -> bytes:

@@ -282,11 +282,14 @@ def openai_headers(seconds: float) -> list[tuple[bytes, bytes]]:
 
 def limit_headers(states: KeyLimitStates, now: float) -> list[tuple[bytes, bytes]]:
     """Return OpenAI's headers about the limits of a key. Times are written as ``6m0s`` or ``250ms``."""
-    headers = []
-    for kind, state in (("requests", states.requests), ("tokens", states.tokens)):
+    headers: list[tuple[bytes, bytes]] = []
+    for kind, state in ((b"requests", states.requests), (b"tokens", states.tokens)):
         if state is not None:
-            values = {"limit": state.limit, "remaining": state.remaining, "reset": _duration_text(state.reset_seconds)}
-            headers += [(f"x-ratelimit-{name}-{kind}".encode(), str(value).encode()) for name, value in values.items()]
+            headers += (
+                (b"x-ratelimit-limit-" + kind, b"%d" % state.limit),
+                (b"x-ratelimit-remaining-" + kind, b"%d" % state.remaining),
+                (b"x-ratelimit-reset-" + kind, _duration_text(state.reset_seconds).encode()),
+            )
     return headers
 
 
@@ -295,6 +298,8 @@ def _duration_text(seconds: float) -> str:
     milliseconds = math.ceil(seconds * 1000)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:g}s"
     minutes, rest = divmod(milliseconds, 60_000)
     hours, minutes = divmod(minutes, 60)
     return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if hours or minutes else ''}{rest / 1000:g}s"

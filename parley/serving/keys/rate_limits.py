@@ -36,11 +36,20 @@ class RefillingBudget:
     @property
     def remaining(self) -> int:
         """The whole units that are left; negative after more than all were spent."""
-        return (self.limit * self._period - self._refill()) // self._period
+        return self.limit + -self._refill() // self._period
 
     def spend(self, units: int) -> None:
         """Spend units, also more than there are. Negative ones are given back, because they were not used."""
-        self._spent = max(0, self._refill() + units * self._period)
+        spent = self._refill() + units * self._period
+        self._spent = spent if spent > 0 else 0
+
+    def try_spend(self, units: int) -> bool:
+        """Spend units if that many are left, and return whether they were."""
+        spent = self._refill() + units * self._period
+        if spent > self.limit * self._period:
+            return False
+        self._spent = spent
+        return True
 
     def seconds_until(self, units: int) -> float:
         """Return the seconds until this many units are left; 0 if they are."""
@@ -50,13 +59,13 @@ class RefillingBudget:
     def state(self) -> LimitState:
         """Return the budget as answers report it."""
         spent = self._refill()
-        remaining = (self.limit * self._period - spent) // self._period
-        return LimitState(self.limit, max(0, remaining), -(-spent // self.limit) / 1e9)
+        remaining = self.limit + -spent // self._period
+        return LimitState(self.limit, remaining if remaining > 0 else 0, -(-spent // self.limit) / 1e9)
 
     def _refill(self) -> int:
         now = self._clock()
-        self._spent = max(0, self._spent - (now - self._counted_at) * self.limit)
-        self._counted_at = now
+        spent = self._spent - (now - self._counted_at) * self.limit
+        self._spent, self._counted_at = spent if spent > 0 else 0, now
         return self._spent
 
 
@@ -66,7 +75,7 @@ class DailyBudget:
     def __init__(self, limit: int, wall_clock: Callable[[], float]):
         self.limit = limit
         self._wall_clock = wall_clock
-        self._spent, self._counted_day = 0, self._today()
+        self._spent, self._counted_day = 0, int(wall_clock() // DAY_SECONDS)
 
     @property
     def remaining(self) -> int:
@@ -75,9 +84,9 @@ class DailyBudget:
 
     def spend(self, units: int, day: int) -> None:
         """Spend units of a day, also more than there are; negative ones are given back. Only today's count."""
-        spent = self._spent_today()
+        spent = self._spent_today() + units
         if day == self._counted_day:
-            self._spent = max(0, spent + units)
+            self._spent = spent if spent > 0 else 0
 
     def seconds_until(self, units: int) -> float:
         """Return the seconds until this many units are left: until the next day, unless they are."""
@@ -87,12 +96,9 @@ class DailyBudget:
         """Return the budget as answers report it."""
         return LimitState(self.limit, max(0, self.remaining), self.seconds_until(self.limit))
 
-    def _today(self) -> int:
-        return int(self._wall_clock() // DAY_SECONDS)
-
     def _spent_today(self) -> int:
-        if (day := self._today()) != self._counted_day:
-            self._spent, self._counted_day = 0, day
+        if (day := self._wall_clock() // DAY_SECONDS) != self._counted_day:
+            self._spent, self._counted_day = 0, int(day)
         return self._spent
 
 
@@ -144,7 +150,11 @@ class KeyMeter:
 
     def states(self) -> KeyLimitStates:
         """Return the limits as answers report them: of tokens the one that is used up sooner."""
-        tokens = min((each.state() for each in self.token_budgets), key=lambda state: state.remaining, default=None)
+        tokens: LimitState | None = None
+        for budget in self.token_budgets:
+            state = budget.state()
+            if tokens is None or state.remaining < tokens.remaining:
+                tokens = state
         return KeyLimitStates(None if self.requests is None else self.requests.state(), tokens)
 
 
@@ -217,14 +227,12 @@ class KeyLimiter:
                 OPEN_RETRY_SECONDS,
                 "requests",
             )
-        if requests is not None and requests.remaining < 1:
-            used = requests.limit - requests.remaining
-            raise _limit_error(name, "requests per minute", requests.limit, used, requests.seconds_until(1), "requests")
         for budget in meter.token_budgets:
             if budget.remaining < 1:  # every prompt has a token
                 raise _token_error(name, budget, 1)
-        if requests is not None:
-            requests.spend(1)
+        if requests is not None and not requests.try_spend(1):
+            used = requests.limit - requests.remaining
+            raise _limit_error(name, "requests per minute", requests.limit, used, requests.seconds_until(1), "requests")
         meter.open_requests += 1
         return KeyLease(meter, name)
 
