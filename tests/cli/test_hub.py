@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley import foreign_files, hub
-from parley.hub.transfer import TransferMeter
+from parley.hub.transfer import TransferMeter, format_bytes
 
 COMMIT = "a" * 40
 FILES = {
@@ -39,6 +40,9 @@ GGUF_FILES = {
     "Q4_K_M/m-Q4_K_M-00002-of-00002.gguf": b"no model either",
     "mmproj-m-F16.gguf": b"not wanted",
 }
+# What is said of a download: how much of how much, and before its end the speed and the time that is left.
+SIZE = r"[\d.]+ [kMG]?B"
+STAGE = re.compile(rf"downloading {SIZE} of (?P<whole>{SIZE})(, {SIZE}/s, (?P<left>(\d+:)?\d+:\d\d) left)?")
 REQUIRED_FILES = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
 DOWNLOADED_FILES = ["1_Pooling/config.json", *REQUIRED_FILES]
 
@@ -154,7 +158,9 @@ def test_downloads_a_model_once_and_then_finds_it_offline(tmp_path, running_serv
     folder = Path(location)
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == DOWNLOADED_FILES
     assert all((folder / name).read_bytes() == FILES[name] for name in DOWNLOADED_FILES)
-    assert seen[0] == ["downloading", 0.0] and seen[-1][1] == 1.0
+    size = format_bytes(sum(len(FILES[name]) for name in DOWNLOADED_FILES))
+    assert seen[0] == ["downloading", 0.0] and seen[-1] == [f"downloading {size} of {size}", 1.0]
+    assert all(STAGE.fullmatch(stage)["whole"] == size for stage, _ in seen[1:])
     request_count = len(FakeHub.requested_paths)
     assert resolve_in_process("owner/model", tmp_path, running_server.server_port) == (location, [])
     assert resolve_in_process("owner/model", tmp_path) == (location, [])
@@ -241,7 +247,10 @@ def test_progress_of_a_download_never_falls_whichever_counter_is_ahead(steps):
     fractions = [fraction for _, fraction in reports]
     assert fractions == sorted(fractions)
     assert meter.fraction == min(1.0, max(counters) / 1000)
-    assert all(stage.startswith("downloading ") and stage.endswith(("left", "of 1 kB")) for stage, _ in reports[:-1])
+    for stage, fraction in reports:
+        shown = STAGE.fullmatch(stage)
+        assert shown and shown["whole"] == "1 kB" and (shown["left"] is None) == (fraction == 1.0), stage
+    assert fractions[-1:] != [1.0] or reports[-1][0] == "downloading 1 kB of 1 kB"
 
 
 def test_progress_of_a_download_says_bytes_speed_and_time():
