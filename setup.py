@@ -3,10 +3,12 @@
 Without a compiler, parley is installed without libraries: it uses torch's kernels and logs so. A wheel has the library
 of every level or none: if there is a compiler and one level fails, so does the build, instead of a slower package that
 nobody notices. ``PARLEY_REQUIRE_KERNELS=1``, for wheels that others install, fails without a compiler too.
+``PARLEY_MACHINE=aarch64`` with a cross compiler in ``CXX`` makes a wheel for that architecture.
 """
 
 import importlib.util
 import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 NATIVE = Path("parley", "native")
+MACHINE = os.environ.get("PARLEY_MACHINE") or platform.machine()  # the architecture that is compiled for
 
 spec = importlib.util.spec_from_file_location("build", Path(__file__).parent / NATIVE / "build.py")
 build = importlib.util.module_from_spec(spec)
@@ -30,9 +33,9 @@ class BuildModules(build_py):
         editable = self.editable_mode
         source = Path(__file__).parent / NATIVE
         folder = source if editable else Path(self.build_lib) / NATIVE
-        levels = build.usable_levels()[:1] if editable else build.buildable_levels()
+        levels = build.usable_levels()[:1] if editable else wheel_levels()
         try:
-            if not editable:
+            if not editable and platform.machine() == MACHINE:
                 copy_libraries(source, folder, levels)
             build.install_levels(folder, levels)
         except (build.BuildError, OSError) as error:
@@ -50,6 +53,13 @@ def has_compiler():
     return True
 
 
+def wheel_levels():
+    """Return the levels of a wheel, best first: all of its architecture."""
+    if platform.machine() == MACHINE:
+        return build.buildable_levels()
+    return [level for level, needs in build.LEVELS.items() if not needs or MACHINE in build.X86]
+
+
 def copy_libraries(source, folder, levels):
     """Copy the libraries that this checkout already compiled from the same sources, to save compiling them again."""
     for name in map(build.library_name, levels):
@@ -64,7 +74,8 @@ class PlatformWheel(bdist_wheel):
         """Return Python 3, no ABI and the platform, which is "any" if the wheel holds no libraries."""
         if any(Path(self.bdist_dir, NATIVE).glob("*.so")):
             self.root_is_pure = False
-        return "py3", "none", super().get_tag()[2]
+        platform_tag = super().get_tag()[2]
+        return "py3", "none", platform_tag.replace(platform.machine(), MACHINE)
 
 
 setup(cmdclass={"build_py": BuildModules, "bdist_wheel": PlatformWheel})

@@ -80,6 +80,18 @@ def test_builds_a_wheel_without_a_compiler(tmp_path):
         assert "Tag: py3-none-any" in read_member(plain_wheel, ".dist-info/WHEEL")
 
 
+def test_builds_a_wheel_for_another_architecture(tmp_path):
+    source = copy_sources(tmp_path)  # with the libraries for this machine, which must not get into the wheel
+    compiler = tmp_path / "cross-g++"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nprintf "for another machine" > "$2"\n')
+    compiler.chmod(0o755)
+    environment = os.environ | {"PARLEY_MACHINE": "riscv64", "CXX": str(compiler)}
+    with make_wheel(source, tmp_path / "wheel", environment) as cross_wheel:
+        (library,) = [name for name in cross_wheel.namelist() if name.endswith(".so")]
+        assert library.endswith("-generic.so") and cross_wheel.read(library) == b"for another machine"
+        assert "Tag: py3-none-linux_riscv64" in read_member(cross_wheel, ".dist-info/WHEEL")
+
+
 def test_wheel_lacks_no_level_unnoticed(tmp_path):
     """One level fails with an old compiler; without any, a wheel for others is not built."""
     source = copy_sources(tmp_path, build.library_name("generic"))
