@@ -97,6 +97,7 @@ KNOWING = {  # files that know an API by its name, and why
     "boot/opening.py": "the same",
     "cli/doctor.py": "the same",
     "cli/vllm.py": "the same",
+    "cluster/plan.py": "the same",
     "cli/peers/translate.py": "the same",
     "cli/doctor_engines.py": "the same",
     "serving/endpoints/inference_tables.py": "a column of these tables has this name",

@@ -18,8 +18,8 @@ from parley.types import EngineRequest, Sampling
 
 @pytest.fixture(autouse=True)
 def always_draft(monkeypatch):
-    """Propose as many draft tokens as allowed, regardless of the expected gain."""
-    monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: self.max_drafts)
+    """Propose 7 draft tokens at a time, regardless of the expected gain."""
+    monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: 7)
     monkeypatch.setattr(
         "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
     )

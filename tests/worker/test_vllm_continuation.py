@@ -19,7 +19,7 @@ from parley.worker.vllm.sampling_fields import translate_choice
 
 GREEDY = Sampling(temperature=0.0)
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
-TRANSFER = write_transfer(PARAMS, 30.0)
+TRANSFER = write_transfer(PARAMS, 1e6)  # seconds: no run of the tests takes as long
 COUNTING: list[dict[str, Any]] = [
     {"sampling": Sampling(temperature=0.0, presence_penalty=1.0)},
     {"sampling": Sampling(temperature=0.0, frequency_penalty=1.0)},
