@@ -3,6 +3,7 @@
 // each part of the state, so bits depend neither on the chunks of a prompt nor on the batch.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "states.h"
 
@@ -23,29 +24,44 @@ void scale_to_unit(const float* from, float* to, long size, float factor) {
   for (long i = 0; i < size; i += LANES) store(to + i, load(from + i, size - i) * scale, size - i);
 }
 
-// One token of one head, for V vectors of values: state [key_dim][width] = kept * before; then it gains keys times
-// strength * (values - keys * state); out = queries * state. All are `left` numbers, if that is less than V vectors.
+float dot(const float* a, const float* b, long size) {
+  Vec total = {};
+  for (long i = 0; i < size; i += LANES) total = fma(load(a + i, size - i), load(b + i, size - i), total);
+  return sum(total);
+}
+
+// What a token does to the state of a head: it is multiplied by `kept`, and then gains keys times `strength` times the
+// difference between a value and keys times the state. `match`: queries times keys.
+struct Token {
+  const float *queries, *keys;
+  float kept, strength, match;
+};
+
+// One token, for V vectors of values: state = kept * before + keys * change, and out = queries * state. Rows of states
+// are `stride` numbers apart.
 template <int V>
-void update_state(const float* before, float* state, long key_dim, long width, float kept, float strength, const float* keys,
-                  const float* queries, const float* values, float* out, long left) {
-  Vec change[V], sums[V] = {};
-  for (long n = 0; n < key_dim; n++)
-    for (int v = 0; v < V; v++)
-      sums[v] = fma(fill(keys[n]), load(before + n * width + v * LANES, left - v * LANES) * kept, sums[v]);
-  for (int v = 0; v < V; v++) {
-    change[v] = (load(values + v * LANES, left - v * LANES) - sums[v]) * strength;
-    sums[v] = Vec{};
-  }
+void update_strip(const Token& token, const float* before, float* state, long stride, long key_dim, const float* values,
+                  float* out) {
+  Vec by_key[V] = {}, by_query[V] = {}, change[V], kept = fill(token.kept);
   for (long n = 0; n < key_dim; n++) {
-    Vec key = fill(keys[n]), query = fill(queries[n]);
+    Vec key = fill(token.keys[n]), query = fill(token.queries[n]);
     for (int v = 0; v < V; v++) {
-      long at = n * width + v * LANES;
-      Vec next = fma(key, change[v], load(before + at, left - v * LANES) * kept);
-      store(state + at, next, left - v * LANES);
-      sums[v] = fma(query, next, sums[v]);
+      Vec x = read<Vec>(before + n * stride + v * LANES);
+      by_key[v] = fma(key, x, by_key[v]);
+      by_query[v] = fma(query, x, by_query[v]);
     }
   }
-  for (int v = 0; v < V; v++) store(out + v * LANES, sums[v], left - v * LANES);
+  for (int v = 0; v < V; v++) {
+    change[v] = (read<Vec>(values + v * LANES) - by_key[v] * kept) * token.strength;
+    put(out + v * LANES, fma(fill(token.match), change[v], by_query[v] * kept));
+  }
+  for (long n = 0; n < key_dim; n++) {
+    Vec key = fill(token.keys[n]);
+    for (int v = 0; v < V; v++) {
+      long at = n * stride + v * LANES;
+      put(state + at, fma(key, change[v], read<Vec>(before + at) * kept));
+    }
+  }
 }
 
 }  // namespace
@@ -57,30 +73,45 @@ extern "C" {
 void scan_delta(const float* x, const bf16* gates, int64_t gates_stride, const float* decay, const float* step_bias,
                 float* states, int64_t stride, const StateSpan* spans, int64_t count, float* out, int64_t key_heads,
                 int64_t value_heads, int64_t key_dim, int64_t value_dim, int64_t threads) {
-  constexpr int V = 4;
   long inner = value_heads * value_dim, width = 2 * key_heads * key_dim + inner;
   each_part(spans, count, value_heads, 2 * inner * key_dim, threads, [=](const StateSpan& span, long h) {
     long size = key_dim * value_dim;
     float* state = states + span.target * stride + h * size;
     const float* before = span.source < 0 ? state : states + span.source * stride + h * size;
     if (span.source < 0) std::fill(state, state + size, 0.f);
-    float keys[MOST_KEYS], queries[MOST_KEYS];
-    for (long token = span.first; token < span.first + span.count; token++) {
-      const float* row = x + token * width + h / (value_heads / key_heads) * key_dim;
-      const float* values = x + token * width + 2 * key_heads * key_dim + h * value_dim;
-      scale_to_unit(row, queries, key_dim, 1.f / std::sqrt((float)key_dim));
-      scale_to_unit(row + key_heads * key_dim, keys, key_dim, 1.f);
-      const bf16* gate = gates + token * gates_stride + h;
-      float strength = sigmoid(load(gate, 1)[0]);
-      float kept = std::exp(decay[h] * softplus(load(gate + value_heads, 1)[0] + step_bias[h]));
-      for (long i = 0; i < value_dim;) {
-        long left = value_dim - i, vectors = left >= V * LANES ? V : 1;
-        auto update = vectors == V ? update_state<V> : update_state<1>;
-        update(before + i, state + i, key_dim, value_dim, kept, strength, keys, queries, values + i,
-               out + token * inner + h * value_dim + i, left);
-        i += vectors * LANES;
+    alignas(64) float strip[MOST_KEYS * STRIP], values[STRIP] = {}, outputs[STRIP];
+    std::vector<float> units(std::min<long>(span.count, BLOCK_TOKENS) * 2 * key_dim);  // queries and keys of the tokens
+    Token tokens[BLOCK_TOKENS];
+    for (long done = 0; done < span.count; done += BLOCK_TOKENS, before = state) {
+      long first = span.first + done, some = std::min(BLOCK_TOKENS, span.count - done);
+      for (long t = 0; t < some; t++) {
+        const float* row = x + (first + t) * width + h / (value_heads / key_heads) * key_dim;
+        const bf16* gate = gates + (first + t) * gates_stride + h;
+        float *queries = units.data() + t * 2 * key_dim, *keys = queries + key_dim;
+        scale_to_unit(row, queries, key_dim, 1.f / std::sqrt((float)key_dim));
+        scale_to_unit(row + key_heads * key_dim, keys, key_dim, 1.f);
+        tokens[t] = {queries, keys, 0, sigmoid(load(gate, 1)[0]), 0};
+        tokens[t].kept = std::exp(decay[h] * softplus(load(gate + value_heads, 1)[0] + step_bias[h]));
+        tokens[t].match = dot(queries, keys, key_dim);
       }
-      before = state;
+      const float* given = x + first * width + 2 * key_heads * key_dim + h * value_dim;
+      float* to = out + first * inner + h * value_dim;
+      long i = 0;
+      for (; some == 1 && i + WIDE <= value_dim; i += WIDE)
+        update_strip<WIDE_VECTORS>(tokens[0], before + i, state + i, value_dim, key_dim, given + i, to + i);
+      for (; i < value_dim; i += STRIP) {
+        long left = std::min(value_dim - i, STRIP);
+        read_strip(before + i, key_dim, value_dim, left, strip);
+        for (long t = 0; t < some; t++) {
+          const float* own = given + t * width + i;
+          float* result = to + t * inner + i;
+          if (left < STRIP) std::copy_n(own, left, values);
+          update_strip<STRIP_VECTORS>(tokens[t], strip, strip, STRIP, key_dim, left < STRIP ? values : own,
+                                      left < STRIP ? outputs : result);
+          if (left < STRIP) std::copy_n(outputs, left, result);
+        }
+        write_strip(strip, key_dim, value_dim, left, state + i);
+      }
     }
   });
 }

@@ -3,6 +3,7 @@
 // another in fp32, by one thread for each part of the state, so bits depend neither on the chunks of a prompt nor on the
 // batch.
 #include <algorithm>
+#include <vector>
 
 #include "states.h"
 
@@ -10,22 +11,29 @@ namespace {
 
 constexpr long BLOCK = 64;   // channels of a convolution that are one task
 
-// state [state_dim][width] = kept * before + keys * values, and out = queries * state, for V vectors of values. All are
-// `left` numbers, if that is less than V vectors.
+// What a token does to the state of a head: it is multiplied by `kept`, and gains keys times values times `step`.
+struct Token {
+  const float *values, *keys, *queries;
+  float kept, step;
+};
+
+// One token, for V vectors of values: state = kept * before + keys * step * values, and out = queries * state + skip *
+// values. Rows of states are `stride` numbers apart.
 template <int V>
-void update_state(const float* before, float* state, long size, long width, float kept, const Vec* values, const float* keys,
-                  const float* queries, Vec* out, long left) {
-  Vec sums[V] = {};
+void update_strip(const Token& token, const float* before, float* state, long stride, long size, float skip,
+                  const float* values, float* out) {
+  Vec sums[V] = {}, scaled[V], kept = fill(token.kept);
+  for (int v = 0; v < V; v++) scaled[v] = read<Vec>(values + v * LANES) * token.step;
   for (long n = 0; n < size; n++) {
-    Vec key = fill(keys[n]), query = fill(queries[n]);
+    Vec key = fill(token.keys[n]), query = fill(token.queries[n]);
     for (int v = 0; v < V; v++) {
-      long at = n * width + v * LANES;
-      Vec next = fma(key, values[v], load(before + at, left - v * LANES) * kept);
-      store(state + at, next, left - v * LANES);
+      long at = n * stride + v * LANES;
+      Vec next = fma(key, scaled[v], read<Vec>(before + at) * kept);
+      put(state + at, next);
       sums[v] = fma(query, next, sums[v]);
     }
   }
-  for (int v = 0; v < V; v++) out[v] = sums[v];
+  for (int v = 0; v < V; v++) put(out + v * LANES, fma(fill(skip), read<Vec>(values + v * LANES), sums[v]));
 }
 
 }  // namespace
@@ -67,30 +75,41 @@ void scan_heads(const float* x, const bf16* steps, int64_t steps_stride, const f
                 const float* skip, float step_scale, float least, float most, float* states, int64_t stride,
                 const StateSpan* spans, int64_t count, float* out, int64_t heads, int64_t head_dim, int64_t groups,
                 int64_t state_dim, int64_t threads) {
-  constexpr int V = 4;
   long inner = heads * head_dim, width = inner + 2 * groups * state_dim;
   each_part(spans, count, heads, inner * state_dim, threads, [=](const StateSpan& span, long h) {
     long size = state_dim * head_dim;
     float* state = states + span.target * stride + h * size;
     const float* before = span.source < 0 ? state : states + span.source * stride + h * size;
     if (span.source < 0) std::fill(state, state + size, 0.f);
-    for (long token = span.first; token < span.first + span.count; token++) {
-      const float *row = x + token * width, *values = row + h * head_dim;
-      const float *keys = row + inner + h / (heads / groups) * state_dim, *queries = keys + groups * state_dim;
-      float given = load(steps + token * steps_stride + h, 1)[0];
-      float step = std::min(std::max(softplus(given * step_scale + step_bias[h]), least), most);
-      float kept = exp(fill(step * decay[h]))[0];
-      float* to = out + token * inner + h * head_dim;
-      for (long i = 0; i < head_dim;) {
-        long left = head_dim - i, vectors = left >= V * LANES ? V : 1;
-        Vec scaled[V], sums[V];
-        for (long v = 0; v < vectors; v++) scaled[v] = load(values + i + v * LANES, left - v * LANES) * step;
-        auto update = vectors == V ? update_state<V> : update_state<1>;
-        update(before + i, state + i, state_dim, head_dim, kept, scaled, keys, queries, sums, left);
-        for (long v = 0; v < vectors; v++, i += LANES)
-          store(to + i, fma(fill(skip[h]), load(values + i, head_dim - i), sums[v]), head_dim - i);
+    std::vector<float> strip(state_dim * STRIP);
+    alignas(64) float values[STRIP] = {}, outputs[STRIP];
+    Token tokens[BLOCK_TOKENS];
+    for (long done = 0; done < span.count; done += BLOCK_TOKENS, before = state) {
+      long first = span.first + done, some = std::min(BLOCK_TOKENS, span.count - done);
+      for (long t = 0; t < some; t++) {
+        const float *row = x + (first + t) * width, *keys = row + inner + h / (heads / groups) * state_dim;
+        float given = load(steps + (first + t) * steps_stride + h, 1)[0];
+        float step = std::min(std::max(softplus(given * step_scale + step_bias[h]), least), most);
+        tokens[t] = {row + h * head_dim, keys, keys + groups * state_dim, exp(fill(step * decay[h]))[0], step};
       }
-      before = state;
+      float* to = out + first * inner + h * head_dim;
+      long i = 0;
+      for (; some == 1 && i + WIDE <= head_dim; i += WIDE)
+        update_strip<WIDE_VECTORS>(tokens[0], before + i, state + i, head_dim, state_dim, skip[h], tokens[0].values + i,
+                                   to + i);
+      for (; i < head_dim; i += STRIP) {
+        long left = std::min(head_dim - i, STRIP);
+        read_strip(before + i, state_dim, head_dim, left, strip.data());
+        for (long t = 0; t < some; t++) {
+          const float* own = tokens[t].values + i;
+          float* result = to + t * inner + i;
+          if (left < STRIP) std::copy_n(own, left, values);
+          update_strip<STRIP_VECTORS>(tokens[t], strip.data(), strip.data(), STRIP, state_dim, skip[h],
+                                      left < STRIP ? values : own, left < STRIP ? outputs : result);
+          if (left < STRIP) std::copy_n(outputs, left, result);
+        }
+        write_strip(strip.data(), state_dim, head_dim, left, state + i);
+      }
     }
   });
 }

@@ -30,5 +30,26 @@ template <class F> void each_part(const StateSpan* spans, long count, long parts
   });
 }
 
+// Recurrent states [rows][width] are computed in strips of columns. For several tokens, a strip is copied to adjacent
+// memory that fits the first-level cache: a state's rows are often 512 bytes apart, and share few sets of it. For a
+// single token, a wide strip is computed in place.
+constexpr int STRIP_VECTORS = LANES == 16 ? 2 : 4, WIDE_VECTORS = 4;
+constexpr long STRIP = STRIP_VECTORS * LANES, WIDE = WIDE_VECTORS * LANES;
+constexpr long BLOCK_TOKENS = 64;  // that are computed before the next strip
+
+// to [rows][STRIP] = `count` columns of from, whose rows are `stride` numbers apart; the other columns are 0
+inline void read_strip(const float* from, long rows, long stride, long count, float* to) {
+  for (long n = 0; n < rows; n++)
+    for (int v = 0; v < STRIP_VECTORS; v++) {
+      long left = count - v * LANES;
+      put(to + n * STRIP + v * LANES, left > 0 ? load(from + n * stride + v * LANES, left) : Vec{});
+    }
+}
+
+inline void write_strip(const float* from, long rows, long stride, long count, float* to) {
+  for (long n = 0; n < rows; n++)
+    for (long i = 0; i < count; i += LANES) store(to + n * stride + i, read<Vec>(from + n * STRIP + i), count - i);
+}
+
 // softplus(x) = log(1 + e^x)
 inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
