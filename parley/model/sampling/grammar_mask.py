@@ -3,9 +3,10 @@
 A ``GrammarState`` is one sequence's position in its grammar. It advances as soon as a token is drawn. Once all states
 of a step have advanced, threads begin the next masks, which are not needed until the network has run a whole step.
 llguidance does the work, in Rust and without the GIL. With few cores, such background work slows the network down: a
-*lazy* state can be asked about single tokens, at a microsecond each, and computes a mask only on request. The API
-process has already checked the grammar (``text/grammar/compiler.py``) and its size, so an error here fails only one
-choice.
+*lazy* state can be asked about single tokens, at a microsecond each, and computes a mask only on request. A mask of
+few tokens takes less time than the start of a thread; a mask of free text takes up to a hundred times as long. Two
+letters tell which of the two comes next (``allows_letters``). The API process has already checked the grammar
+(``text/grammar/compiler.py``) and its size, so an error here fails only one choice.
 
 This module knows sequences and the bytes of tokens; of logits it knows only which to mask.
 """
@@ -42,6 +43,7 @@ EndKind = Literal["form", "mark"]
 # Compiled grammars kept as templates: the choices of a request, and often consecutive requests, share one.
 CACHED_GRAMMARS = 64
 
+LETTERS = ("a", "A")  # where text is free, one of them may come next
 WORD_BITS = 64  # bits of a mask that are examined at once
 MAX_LISTED_WORDS = 1024  # masks with at most this many non-zero words have their allowed tokens listed
 
@@ -54,6 +56,7 @@ class GrammarCache:
         self._folder = folder
         self._tokenizer: Tokenizer | None = None
         self._llg_tokenizer: llguidance.LLTokenizer | None = None
+        self.letter_ids: list[int] = []  # the ids of LETTERS
         self.end_ids: frozenset[int] = frozenset()  # ids of tokens that end an answer
         # Int32 words in llguidance's masks, which cover all tokens of the tokenizer and of the model.
         self.mask_words = 0
@@ -99,6 +102,7 @@ class GrammarCache:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_folder(self._folder)
                 self.end_ids = self._tokenizer.eos_ids
+                self.letter_ids = [each for each in map(self._tokenizer.find_token, LETTERS) if each is not None]
             return self._tokenizer
 
     def _load_llg_tokenizer(self) -> llguidance.LLTokenizer:
@@ -218,6 +222,12 @@ class GrammarState:
             return False
         return self._matcher is not None and self._matcher.validate_tokens([token]) == 1
 
+    def allows_letters(self) -> bool:
+        """Whether the next token may be one of ``LETTERS``: then many others may come as well, and the mask takes long.
+        True if the vocabulary has no such token."""
+        letter_ids = self._grammars.letter_ids
+        return not letter_ids or any(map(self.allows_token, letter_ids))
+
     def start_mask(self, *, in_thread: bool = True) -> None:
         """Start the next mask, unless it may turn out to be unnecessary. Call it after all states of a step have
         advanced; threads that start earlier only slow the others down."""
@@ -325,11 +335,13 @@ class GrammarState:
                 without_ends[token_id // 8] &= ~np.uint8(1 << token_id % 8)
             if _as_words(without_ends).any():
                 bits = without_ends
-        nonzero_words = np.flatnonzero(_as_words(bits))
-        if not len(nonzero_words):
+        if not _as_words(bits).any():
             raise ValueError("no token of the vocabulary may come next")
         self._bits = bits
-        if not self._greedy and len(nonzero_words) <= MAX_LISTED_WORDS:
+        if self._greedy:
+            return
+        nonzero_words = np.flatnonzero(_as_words(bits))
+        if len(nonzero_words) <= MAX_LISTED_WORDS:
             word, bit = np.nonzero(
                 np.unpackbits(bits.reshape(-1, WORD_BITS // 8)[nonzero_words], axis=1, bitorder="little")
             )

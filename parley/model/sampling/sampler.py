@@ -36,7 +36,7 @@ from parley.types import TokenScore
 DrawMethod = Literal["greedy", "whole", "cut", "typical"]
 DRAW_METHODS: tuple[DrawMethod, ...] = get_args(DrawMethod)
 SHORT_LIST = 64  # logprobs per row; longer lists take more time, so their rows are scored separately
-TRIED_TOKENS = 16  # most probable tokens of a row that are tried before its grammar's mask is computed
+TRIED_TOKENS = 32  # most probable tokens of a row that are tried before the mask of a free text is computed
 FEW_CORES = 8  # with more cores, background work hardly slows the network down
 
 GREEDY_BELOW = 1e-6  # temperatures below this count as 0. vLLM's bound is 1e-5; the tokens are the same except for ties
@@ -250,8 +250,10 @@ class Sampler:
     ) -> dict[int, int]:
         """Pick the tokens of greedy rows that have no constraint except a grammar: {row: token}.
 
-        If a mask is needed and one of the row's most probable tokens is allowed, that token is the answer and no mask
-        is computed. A mask takes longest to compute if many tokens are allowed, and then one is soon found.
+        If a mask is needed and the row's most probable token is allowed, that token is the answer and no mask is
+        computed. Where letters may come next, many tokens are allowed: the mask takes long, and one of the most
+        probable tokens is likely to be allowed, so these are tried first. Elsewhere the mask takes less time than the
+        trials.
         """
         grammars = {
             row: plan.grammar
@@ -266,7 +268,13 @@ class Sampler:
             for row, grammar in grammars.items()
             if grammar.mask_needed and grammar.allows_token(first[row])
         }
-        rows = [row for row, grammar in grammars.items() if grammar.mask_needed and row not in tokens]
+        rows = []
+        for row, grammar in grammars.items():
+            if grammar.mask_needed and row not in tokens:
+                if grammar.allows_letters():
+                    rows.append(row)
+                else:
+                    grammar.request_mask(in_thread=False)
         if rows:
             top_logits = native.top_k(logits if 2 * len(rows) > len(logits) else logits[rows], TRIED_TOKENS + 1)
         for place, row in enumerate(rows):
