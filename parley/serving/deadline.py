@@ -49,9 +49,10 @@ class RequestDeadline:
         self._last_output = self._loop.time()
 
     def cancel_timer(self) -> None:
-        """Cancel the timer."""
+        """Cancel the timer for good: no cycle with the limited work is left to the garbage collector."""
         if self._timer_handle is not None:
             self._timer_handle.cancel()
+        self._on_expired = _ignore_expiry
 
     def _arm_timer(self) -> None:
         fires_at = min(self._expires_at, self._last_output + self._token_timeout)
@@ -66,3 +67,7 @@ class RequestDeadline:
             self._on_expired(Expired(EXPIRED_MESSAGES["token"], limit="token"))
         else:
             self._arm_timer()
+
+
+def _ignore_expiry(error: Expired) -> None:
+    """Takes the place of ``on_expired`` once the timer is cancelled."""

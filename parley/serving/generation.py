@@ -319,7 +319,7 @@ class Generation:
         if self._deadline is not None:
             self._deadline.cancel_timer()
         for prompt_stream in self._prompt_streams:
-            prompt_stream.stream.cancel_choice()
+            prompt_stream.close_stream()
         self._model.release_slots(self._request.sequences, self.tenant.id)
         self._model.open_requests.pop(self, None)
         if self._failure is not None:

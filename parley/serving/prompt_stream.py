@@ -144,6 +144,11 @@ class PromptStream:
             events += self._deliver_events(index, choice.finish_early(reason))
         return events
 
+    def close_stream(self) -> None:
+        """Cancel what still runs, and report nothing more: no cycle is left to the garbage collector."""
+        self.stream.cancel_choice()
+        self._on_choice_done = _ignore_finish
+
     def _deliver_events(self, index: int, choice_events: list[Event]) -> list[Event]:
         """Return the events to deliver for new events of a choice, and report choices that finish."""
         delivered = choice_events if self._best_of is None else self._best_of.rank_events(index, choice_events)
@@ -176,3 +181,7 @@ class PromptStream:
             grammar = self._request.grammar
             return Invalid(message, field="tools" if grammar is None else grammar.field)
         return EngineError(message) if self._engine.state == "ready" else EngineDied(message)
+
+
+def _ignore_finish(prompt_stream: PromptStream, done: ChoiceDone) -> None:
+    """Takes the place of ``on_choice_done`` once the request is closed."""

@@ -6,6 +6,7 @@ The stream begins as soon as the prompt is accepted: clients wait for headers wh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
@@ -120,6 +121,10 @@ def write_managed_count(result: TokenizeResult) -> bytes:
     return encode_json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
 
 
+def _seal_thinking(context: RequestContext, text: str) -> str:
+    return context.seal_reasoning(text.encode())
+
+
 class MessagesReply(Reply):
     """A request for a message."""
 
@@ -150,12 +155,9 @@ class MessagesReply(Reply):
         self._reasons = message.thinking.enabled
         self._model = message.model  # as the client wrote it
         self._manages_context = body.has_value("context_management")
-        display = ThinkingDisplay(not self._reasons, message.thinking.omitted, self._seal_thinking)
+        display = ThinkingDisplay(not self._reasons, message.thinking.omitted, partial(_seal_thinking, self._context))
         self._block_stream, self._block_list = BlockStream(display), BlockList(display)
         self._done: ChoiceDone | None = None
-
-    def _seal_thinking(self, text: str) -> str:
-        return self._context.seal_reasoning(text.encode())
 
     # -- a stream
 

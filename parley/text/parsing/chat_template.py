@@ -437,8 +437,9 @@ def _render_within_budget(template: jinja2.Template, values: dict[str, Any]) -> 
     parts: list[str] = []
     size = 0
     _render_budget.deadline = time.monotonic() + MAX_RENDER_SECONDS
+    context = template.new_context(values)
     try:
-        for part in template.generate(values):
+        for part in template.root_render_func(context):
             parts.append(part)
             size += len(part)
             if size > MAX_RENDERED_CHARACTERS:
@@ -456,4 +457,6 @@ def _render_within_budget(template: jinja2.Template, values: dict[str, Any]) -> 
         ) from error
     finally:
         _render_budget.deadline = float("inf")
+        context.vars.clear()  # a template's macros refer to its context: no cycle is left to the garbage collector
+        context.exported_vars.clear()
     return "".join(parts)
