@@ -19,9 +19,17 @@ GROUPED_SIGNATURES = {
     "grouped_linear": [N, P, P, P, P, P, N, N, N, N, N, N],
 }
 GROUPED_RETURN_INT64 = ("grouped_size",)  # functions that return an int64
-BLOCK_GROUPS = {"q2_k": 16, "q3_k": 16, "q4_k": 32, "q5_k": 32, "q6_k": 16}  # numbers that share a scale
+# Numbers that share a scale, of blocks
+BLOCK_GROUPS = {
+    "q2_k": 16, "q3_k": 16, "q4_k": 32, "q5_k": 32, "q6_k": 16, "q4_1": 32, "q5_0": 32, "q5_1": 32, "iq4_xs": 32,
+}  # fmt: skip
+# The dtype that must hold the scales of a code exactly, if it is not float32
+SCALE_DTYPES = {"e2m1": torch.bfloat16, **dict.fromkeys(("q4_0", "q8_0", "iq4_nl"), torch.float16)}
 SEVERAL = "several"  # the code of a weight whose parts have codes of their own
-GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1", *BLOCK_GROUPS, SEVERAL)  # numbered as in grouped.cpp
+# Numbered as in grouped.cpp
+GROUPED_CODES = (
+    "int4", "int8", "e4m3", "e2m1", *BLOCK_GROUPS, "q4_0", "q8_0", "iq4_nl", "nf4", SEVERAL,
+)  # fmt: skip
 SEVERAL_HEADER = 16  # words before the parts
 GROUPED_UNIT = 8  # groups and rows are padded to multiples of it
 
@@ -48,8 +56,8 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
     """Pack a weight for ``multiply_grouped``.
 
     Scales of 4-bit integers keep 20 of 24 bits, those of 8-bit integers 16: more than bfloat16 and float16 have.
-    Raises ValueError if the group size is neither a multiple of 8 nor the whole row, or if scales of e2m1 are not
-    numbers of bfloat16.
+    Raises ValueError if the group size is neither a multiple of 8 nor the whole row, or if the scales of a
+    code in SCALE_DTYPES are not numbers of its dtype.
     """
     out, into = weight.values.shape
     part = _GroupedPart(weight)
@@ -104,8 +112,9 @@ class _GroupedPart:
         self.group = weight.group if weight.group < self.into else self.into + -self.into % GROUPED_UNIT
         if self.group % GROUPED_UNIT:
             raise ValueError(f"groups of {self.group} numbers; only multiples of {GROUPED_UNIT} can be packed")
-        if weight.code == "e2m1" and not torch.equal(weight.scales.float(), weight.scales.bfloat16().float()):
-            raise ValueError("scales of e2m1 that bfloat16 does not have")
+        scales = weight.scales.float()
+        if (dtype := SCALE_DTYPES.get(weight.code)) is not None and not torch.equal(scales, scales.to(dtype).float()):
+            raise ValueError(f"scales of {weight.code} that {str(dtype).removeprefix('torch.')} does not have")
         self.scales = weight.scales.float().contiguous()
         self.zeros = None if weight.zeros is None else weight.zeros.contiguous()
 

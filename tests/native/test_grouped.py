@@ -16,14 +16,20 @@ from parley.native.torch_forms import torch_kernels
 from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight, dequantize_grouped, round_int4
 
 COUNTS = [*range(1, 65), 100, 128, 256, 512]
-GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1")
+GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1", "q4_0", "q8_0", "iq4_nl", "nf4")
+HALF_CODES = ("q4_0", "q8_0", "iq4_nl")  # those whose scales are float16
 BLOCK_CODES = {  # bits of the integers, numbers in a group, whether groups have minimums
     "q2_k": (4, 16, True),
     "q3_k": (4, 16, False),
     "q4_k": (4, 32, True),
     "q5_k": (5, 32, True),
     "q6_k": (6, 16, False),
+    "q4_1": (4, 32, True),
+    "q5_0": (5, 32, False),
+    "q5_1": (5, 32, True),
+    "iq4_xs": (4, 32, False),
 }
+SMALL_BLOCKS = ("q4_1", "q5_0", "q5_1")  # blocks of 32 numbers, which have no integers for groups
 
 
 @pytest.fixture(scope="module", params=build.usable_levels())
@@ -40,14 +46,16 @@ def random_weight(
 ) -> GroupedWeight:
     """A weight with random values, scales and zero points, so that nothing is symmetric or trivial."""
     source = torch.Generator().manual_seed(seed)
-    groups, top = -(-inner // group), 16 if code in ("int4", "e2m1") else 256
+    groups, top = -(-inner // group), 256 if code in ("int8", "e4m3", "q8_0") else 16
     values = torch.randint(0, top, (outer, inner), generator=source, dtype=torch.uint8)
     if code == "e4m3":
         values[(values & 0x7F) == 0x7F] = 0  # NaN
     return GroupedWeight(
         values,
-        torch.rand(outer, groups, generator=source).bfloat16() + 0.01,
-        None if code[0] == "e" else torch.randint(0, top, (outer, groups), generator=source, dtype=torch.uint8),
+        (torch.rand(outer, groups, generator=source) + 0.01).to(
+            torch.float16 if code in HALF_CODES else torch.bfloat16
+        ),
+        torch.randint(0, top, (outer, groups), generator=source, dtype=torch.uint8) if code[:3] == "int" else None,
         group,
         torch.randperm(inner, generator=source) if ordered else None,
         code,
@@ -64,6 +72,20 @@ def e4m3_number(bits: int) -> float:
 
 E2M1_NUMBERS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 E4M3_NUMBERS = torch.tensor([e4m3_number(bits) for bits in range(256)], dtype=torch.float64)
+IQ4_NUMBERS = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]).double()
+# Of nf4, rounded to bfloat16 as the kernel reads them.
+NF4_NUMBERS = torch.tensor([
+    -1, -0.6953125, -0.5234375, -0.39453125, -0.28515625, -0.1845703125, -0.0908203125, 0, 0.07958984375, 0.1611328125,
+    0.24609375, 0.337890625, 0.44140625, 0.5625, 0.72265625, 1,
+]).double()  # fmt: skip
+NUMBERS = {
+    "e2m1": E2M1_NUMBERS,
+    "e4m3": E4M3_NUMBERS,
+    "iq4_nl": IQ4_NUMBERS,
+    "nf4": NF4_NUMBERS,
+    "q4_0": torch.arange(-8, 8).double(),
+    "q8_0": torch.arange(-128, 128).double(),
+}
 
 
 def dequantized_weight(weight: GroupedWeight) -> torch.Tensor:
@@ -73,7 +95,7 @@ def dequantized_weight(weight: GroupedWeight) -> torch.Tensor:
         place = k if weight.order is None else int(weight.order[k])
         group = k // weight.group
         if weight.zeros is None:
-            numbers = (E2M1_NUMBERS if weight.code == "e2m1" else E4M3_NUMBERS)[weight.values[:, k].long()]
+            numbers = NUMBERS[weight.code][weight.values[:, k].long()]
         else:
             numbers = weight.values[:, k].double() - weight.zeros[:, group].double()
         dequantized[:, place] = numbers * weight.scales[:, group].double()
@@ -136,7 +158,8 @@ def test_grouped_linear_is_accurate_for_any_shape(
     actual = kernels.linear(x, kernels.pack_grouped(weight, offset))
     torch.set_num_threads(old_threads)
     dequantized = dequantized_weight(weight)
-    assert torch.allclose(dequantize_grouped(weight).double(), dequantized, rtol=2**-22, atol=0)
+    rounding = 2**-8 if code == "nf4" else 2**-22
+    assert torch.allclose(dequantize_grouped(weight).double(), dequantized, rtol=rounding, atol=0)
     check_accuracy(actual, x, dequantized, offset)
     if not inner or not outer:
         return
@@ -163,15 +186,20 @@ def random_blocked_weight(code: str, outer: int, inner: int, seed: int = 0) -> t
     """A weight of random blocks, and its numbers by the definition of GGUF's types: float64 [out, in]."""
     source = torch.Generator().manual_seed(seed)
     bits, group, has_minimums = BLOCK_CODES[code]
-    blocks = (outer, inner // 256)
+    block = 32 if code in SMALL_BLOCKS else 256
+    blocks = (outer, inner // block)
     values = torch.randint(0, 1 << bits, (outer, inner), generator=source, dtype=torch.uint8)
     factors = (torch.rand(*blocks, 2, generator=source) * 0.01).half()
     factors[0, 0] = torch.tensor([2.0**-24, 0.25])  # the smallest subnormal number, which is not taken for zero
-    integers = torch.randint(-128, 128, (*blocks, 256 // group, 1 + has_minimums), generator=source).to(torch.int8)
-    heads = torch.cat((factors.view(torch.uint8), integers.view(torch.uint8).flatten(2)), -1).view(torch.int32)
+    integers = torch.randint(-128, 128, (*blocks, block // group, 1 + has_minimums), generator=source).to(torch.int8)
+    heads = torch.cat((factors.view(torch.uint8), integers.view(torch.uint8).flatten(2)), -1)
+    if code in SMALL_BLOCKS:
+        integers, heads = torch.ones_like(integers), heads[..., :4].contiguous()
+    heads = heads.view(torch.int32)
     scales = factors[..., :1].double() * integers[..., 0].double()
     middle = 0 if has_minimums else 1 << (bits - 1)
-    numbers = (values.double() - middle).view(*scales.shape, group) * scales[..., None]
+    units = IQ4_NUMBERS[values.long()] if code == "iq4_xs" else values.double() - middle
+    numbers = units.view(*scales.shape, group) * scales[..., None]
     if has_minimums:
         numbers -= (factors[..., 1:].double() * integers[..., 1].double())[..., None]
     return BlockedWeight(values, heads, code), numbers.reshape(outer, inner)
@@ -195,7 +223,7 @@ def test_blocks_of_gguf_are_exact_in_float32_and_rows_are_batch_invariant(kernel
 
 
 def test_parts_with_codes_of_their_own_are_computed_as_alone(kernels):
-    weights = [random_blocked_weight(code, outer, 256)[0] for code, outer in (("q4_k", 70), ("q6_k", 5), ("q5_k", 64))]
+    weights = [random_blocked_weight(code, outer, 256)[0] for code, outer in (("q4_k", 70), ("q6_k", 5), ("q4_1", 64))]
     weights.append(random_weight(40, 256, 32))
     x, bias = random_tensor(9, 256), random_tensor(179, seed=2)
     alone = [

@@ -2,10 +2,10 @@
 
 Each function takes blocks as uint8 [blocks, bytes of a block]. Those that begin with ``decode`` return the numbers,
 float32 [blocks, numbers of a block], computed as ggml's reference does (ggml-quants.c), so that the bits are the same.
-Those that begin with ``split`` return scales [blocks, groups] and integers [blocks, groups, numbers of a group], both
-float32, for types without minimums: a number is the product of both. Those that begin with ``block`` return the
-integers of K types as uint8 [blocks, numbers of a block], and the heads of ``native.BlockedWeight`` as uint8 [blocks,
-bytes]: float16 scale and minimum, then an int8 scale for each group, and after each its minimum if there are any.
+Those that begin with ``split`` return scales float32 [blocks, 1] and bits uint8 [blocks, numbers of a block] of a code
+of ``native.GroupedWeight``: a number is the product of both. Those that begin with ``block`` return the integers of
+other types as uint8 [blocks, numbers of a block], and the heads of ``native.BlockedWeight`` as uint8 [blocks, bytes]:
+float16 scale and minimum, then an int8 scale for each group, and after each its minimum if there are any.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import torch
 
-from parley.native import BlockedWeight, GroupedWeight
+from parley.native import BlockedWeight, GroupedWeight, dequantize_grouped
+from parley.native.torch_forms.torch_grouped import IQ4_NUMBERS
 
 SplitBlocks = tuple[torch.Tensor, torch.Tensor]
 BlockParts = tuple[torch.Tensor, torch.Tensor]
-IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice those of the format
 
 
 def _float16(data: torch.Tensor) -> torch.Tensor:
@@ -46,29 +45,34 @@ def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
 
 def split_q4_0(blocks: torch.Tensor) -> SplitBlocks:
     """Scale, 32 numbers of 4 bits."""
-    return _float16(blocks[:, :2]), _nibbles(blocks[:, 2:]).float()[:, None] - 8
+    return _float16(blocks[:, :2]), _nibbles(blocks[:, 2:])
 
 
-def decode_q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    """Scale, minimum, 32 numbers of 4 bits."""
-    return _float16(blocks[:, :2]) * _nibbles(blocks[:, 4:]).float() + _float16(blocks[:, 2:4])
+def _negative(half: torch.Tensor) -> torch.Tensor:
+    """Return float16s in two bytes with the other sign: uint8 [blocks, 2]."""
+    return half ^ torch.tensor([0, 128], dtype=torch.uint8)
 
 
-def split_q5_0(blocks: torch.Tensor) -> SplitBlocks:
+def block_q4_1(blocks: torch.Tensor) -> BlockParts:
+    """Scale, what is added, 32 numbers of 4 bits."""
+    return _nibbles(blocks[:, 4:]), torch.cat((blocks[:, :2], _negative(blocks[:, 2:4])), -1)
+
+
+def block_q5_0(blocks: torch.Tensor) -> BlockParts:
     """Scale, 32 fifth bits, 32 numbers of 4 bits."""
     numbers = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return _float16(blocks[:, :2]), numbers.float()[:, None] - 16
+    return numbers, torch.cat((blocks[:, :2], torch.zeros_like(blocks[:, :2])), -1)
 
 
-def decode_q5_1(blocks: torch.Tensor) -> torch.Tensor:
-    """Scale, minimum, 32 fifth bits, 32 numbers of 4 bits."""
+def block_q5_1(blocks: torch.Tensor) -> BlockParts:
+    """Scale, what is added, 32 fifth bits, 32 numbers of 4 bits."""
     numbers = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return _float16(blocks[:, :2]) * numbers.float() + _float16(blocks[:, 2:4])
+    return numbers, torch.cat((blocks[:, :2], _negative(blocks[:, 2:4])), -1)
 
 
 def split_q8_0(blocks: torch.Tensor) -> SplitBlocks:
     """Scale, 32 numbers of 8 bits."""
-    return _float16(blocks[:, :2]), blocks[:, 2:].view(torch.int8).float()[:, None]
+    return _float16(blocks[:, :2]), blocks[:, 2:] ^ 128
 
 
 def block_q2_k(blocks: torch.Tensor) -> BlockParts:
@@ -125,91 +129,93 @@ def block_q6_k(blocks: torch.Tensor) -> BlockParts:
 
 def split_iq4_nl(blocks: torch.Tensor) -> SplitBlocks:
     """Scale, 32 indices of 4 bits into a table."""
-    return _float16(blocks[:, :2]), torch.tensor(IQ4_VALUES).float()[_nibbles(blocks[:, 2:]).int()][:, None]
+    return _float16(blocks[:, :2]), _nibbles(blocks[:, 2:])
 
 
-def split_iq4_xs(blocks: torch.Tensor) -> SplitBlocks:
+def block_iq4_xs(blocks: torch.Tensor) -> BlockParts:
     """Scale of the scales, 8 scales of 6 bits (high bits in two bytes, then low ones), 256 indices of 4 bits."""
     high = _bits(blocks[:, 2:4], 2).transpose(-1, -2).flatten(1)
     low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), -1).flatten(1)
-    scales = _float16(blocks[:, :2]) * ((low | high << 4).float() - 32)
-    return scales, torch.tensor(IQ4_VALUES).float()[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).int()]
+    scales = (low | high << 4).view(torch.int8) - 32
+    return _nibbles(blocks[:, 8:].reshape(-1, 8, 16)).flatten(1), _scale_heads(blocks[:, :2], scales)
 
 
 def split_mxfp4(blocks: torch.Tensor) -> SplitBlocks:
     """Exponent of a power of two, 32 numbers e2m1."""
     exponents = blocks[:, :1].int()
-    bits = torch.where(exponents < 2, 0x200000 << exponents, exponents - 1 << 23)  # half of the power of two
-    numbers = torch.tensor(MXFP4_VALUES).float()[_nibbles(blocks[:, 1:]).int()]
-    return bits.int().view(torch.float32), numbers[:, None]
+    bits = torch.where(exponents < 1, 0x400000, exponents << 23)
+    return bits.int().view(torch.float32), _nibbles(blocks[:, 1:])
 
 
 class BlockKind(NamedTuple):
-    """A type that kernels read as it is: its rearrangement, bits of a number with scales, middle of its integers."""
+    """A type in blocks: its rearrangement, bits of a number with scales as kernels read it, and middle of its integers,
+    None for those of a table. The middle is 0 for types with minimums."""
 
     rearrange: Callable[[torch.Tensor], BlockParts]
     bits: float
-    middle: int
+    middle: int | None
 
 
-SPLITTERS: dict[str, Callable[[torch.Tensor], SplitBlocks]] = {
-    "Q4_0": split_q4_0,
-    "Q5_0": split_q5_0,
-    "Q8_0": split_q8_0,
-    "IQ4_NL": split_iq4_nl,
-    "IQ4_XS": split_iq4_xs,
-    "MXFP4": split_mxfp4,
+class SplitKind(NamedTuple):
+    """A type with one scale in a block: its rearrangement, bits of a number as kernels read it, and code."""
+
+    split: Callable[[torch.Tensor], SplitBlocks]
+    bits: float
+    code: str
+
+
+SPLIT_KINDS = {
+    "Q4_0": SplitKind(split_q4_0, 4.5, "q4_0"),
+    "Q8_0": SplitKind(split_q8_0, 8.5, "q8_0"),
+    "IQ4_NL": SplitKind(split_iq4_nl, 4.5, "iq4_nl"),
+    "MXFP4": SplitKind(split_mxfp4, 4.5, "e2m1"),
 }
-DECODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"Q4_1": decode_q4_1, "Q5_1": decode_q5_1}
-# The middle is 0 for types with minimums
-K_TYPES = {
+BLOCK_KINDS = {
     "Q2_K": BlockKind(block_q2_k, 5.125, 0),
     "Q3_K": BlockKind(block_q3_k, 4.625, 8),
     "Q4_K": BlockKind(block_q4_k, 4.625, 0),
     "Q5_K": BlockKind(block_q5_k, 5.625, 0),
     "Q6_K": BlockKind(block_q6_k, 6.625, 32),
+    "Q4_1": BlockKind(block_q4_1, 5.0, 0),
+    "Q5_0": BlockKind(block_q5_0, 6.0, 16),
+    "Q5_1": BlockKind(block_q5_1, 6.0, 0),
+    "IQ4_XS": BlockKind(block_iq4_xs, 4.375, None),
 }
 
 
 def decode_blocks(blocks: torch.Tensor, kind: str) -> torch.Tensor:
     """Return the numbers of blocks of a type: uint8 [blocks, bytes of a block] -> float32 [blocks, numbers]."""
-    if kind in DECODERS:
-        return DECODERS[kind](blocks)
-    if kind in K_TYPES:
-        return _decode_k(*K_TYPES[kind].rearrange(blocks), K_TYPES[kind].middle)
-    scales, numbers = SPLITTERS[kind](blocks)
-    return (scales[..., None] * numbers).flatten(1)
+    if kind in BLOCK_KINDS:
+        return _decode_heads(*BLOCK_KINDS[kind].rearrange(blocks), BLOCK_KINDS[kind].middle)
+    scales, bits = SPLIT_KINDS[kind].split(blocks)
+    group = bits.shape[1]
+    return dequantize_grouped(GroupedWeight(bits, scales, None, group, code=SPLIT_KINDS[kind].code))
 
 
-def _decode_k(values: torch.Tensor, heads: torch.Tensor, middle: int) -> torch.Tensor:
-    """Return the numbers of blocks of a K type from its parts."""
-    groups = heads[:, 4:].view(torch.int8).float()
-    if middle:
-        scales = _float16(heads[:, :2]) * groups
-        return (scales[..., None] * (values.float() - middle).view(*scales.shape, -1)).flatten(1)
-    scales, minimums = _float16(heads[:, :2]) * groups[:, ::2], _float16(heads[:, 2:4]) * groups[:, 1::2]
-    return (scales[..., None] * values.float().view(*scales.shape, -1) - minimums[..., None]).flatten(1)
+def _decode_heads(values: torch.Tensor, heads: torch.Tensor, middle: int | None) -> torch.Tensor:
+    """Return the numbers of blocks from what ``rearrange`` of their type returns."""
+    factors, groups = _float16(heads[:, :2]), heads[:, 4:].view(torch.int8).float()
+    if not groups.shape[1]:
+        groups = torch.ones(len(heads), 1 if middle else 2)
+    if middle == 0:
+        scales, minimums = factors * groups[:, ::2], _float16(heads[:, 2:4]) * groups[:, 1::2]
+        return (scales[..., None] * values.float().view(*scales.shape, -1) - minimums[..., None]).flatten(1)
+    numbers = torch.tensor(IQ4_NUMBERS).float()[values.int()] if middle is None else values.float() - middle
+    scales = factors * groups
+    return (scales[..., None] * numbers.view(*scales.shape, -1)).flatten(1)
 
 
-def grouped_bits(kind: str) -> float | None:
-    """Return the bits of a number in the form of ``group_blocks``, scales included; None for types that have none."""
-    if kind in K_TYPES:
-        return K_TYPES[kind].bits
-    return None if kind not in SPLITTERS else 5 if kind == "Q4_0" else 9
+def grouped_bits(kind: str) -> float:
+    """Return the bits of a number in the form of ``group_blocks``, scales included."""
+    return (BLOCK_KINDS.get(kind) or SPLIT_KINDS[kind]).bits
 
 
-def group_blocks(blocks: torch.Tensor, kind: str, rows: int) -> GroupedWeight | BlockedWeight | None:
-    """Return the weight of ``rows`` outputs in a form that kernels read, without rounding; None if it has none."""
-    if kind in K_TYPES:
-        numbers, heads = K_TYPES[kind].rearrange(blocks)
+def group_blocks(blocks: torch.Tensor, kind: str, rows: int) -> GroupedWeight | BlockedWeight:
+    """Return the weight of ``rows`` outputs in a form that kernels read, without rounding."""
+    if kind in BLOCK_KINDS:
+        numbers, heads = BLOCK_KINDS[kind].rearrange(blocks)
         words = heads.contiguous().view(torch.int32)
         return BlockedWeight(numbers.view(rows, -1), words.view(rows, -1, words.shape[1]), kind.lower())
-    if kind not in SPLITTERS:
-        return None
-    scales, numbers = SPLITTERS[kind](blocks)
-    code, middle = ("int4", 8) if kind == "Q4_0" else ("int8", 128)
-    values = (numbers + middle).to(torch.uint8).view(rows, -1)
-    scales = scales.reshape(rows, -1)
-    return GroupedWeight(
-        values, scales, torch.full_like(scales, middle, dtype=torch.uint8), numbers.shape[-1], code=code
-    )
+    scales, bits = SPLIT_KINDS[kind].split(blocks)
+    group = bits.shape[1]
+    return GroupedWeight(bits.view(rows, -1), scales.view(rows, -1), None, group, code=SPLIT_KINDS[kind].code)

@@ -166,16 +166,16 @@ class BlockWeight:
         for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
             yield decode_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name).view(len(rows), -1)
 
-    def regroup(self) -> GroupedWeight | BlockedWeight | None:
-        """Return the same weight in a form that kernels read; None if they cannot read its type."""
+    def regroup(self) -> GroupedWeight | BlockedWeight:
+        """Return the same weight in a form that kernels read."""
         forms: list[Any] = []
         for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
             forms.append(group_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name, len(rows)))
-        tensors = (
-            [name for name, value in forms[0]._asdict().items() if isinstance(value, torch.Tensor)] if forms[0] else []
+        tensors = [name for name, value in forms[0]._asdict().items() if isinstance(value, torch.Tensor)]
+        form: GroupedWeight | BlockedWeight = forms[0]._replace(
+            **{name: torch.cat([getattr(form, name) for form in forms]) for name in tensors}
         )
-        joined = {name: torch.cat([getattr(form, name) for form in forms]) for name in tensors}
-        return forms[0]._replace(**joined) if forms[0] else None
+        return form
 
     @classmethod
     def pack_merged(
@@ -187,9 +187,9 @@ class BlockWeight:
     ) -> native.PackedWeight:
         """Pack the parts as they are if a kernel reads them so; else decode all of them into ``dtype``."""
         if native.has_grouped_kernel(dtype, device):
-            forms = [each.regroup() if isinstance(each, BlockWeight) else None for each in _join_alike(parts)]
-            if None not in forms:
-                return native.pack_grouped_parts([form for form in forms if form is not None], bias)
+            blocks = [each for each in _join_alike(parts) if isinstance(each, BlockWeight)]
+            if sum(each.out for each in blocks) == sum(each.out for each in parts):
+                return native.pack_grouped_parts([each.regroup() for each in blocks], bias)
         return PlainWeight.pack_merged(parts, bias, dtype, device)
 
 

@@ -3,6 +3,8 @@
 // A code turns words of bits into pairs of numbers adjacent in K, exact in bf16, and adds the sum of a group to an output.
 // `grouped.cpp` says how words lie.
 #pragma once
+#include <type_traits>
+
 #include "tile.h"
 
 constexpr int VECTORS = 4;              // of a panel: fewer parallel chains would wait for each other
@@ -73,13 +75,130 @@ static inline Bits read_words(const uint32_t* words, long row, int i, bool ahead
   return read<Bits>(from);
 }
 
+// The bits of a float16 in each lane
+static inline Vec widen_half(Bits half) {
+  Bits size = (half & 0x7fff) << 13;
+  Vec finite = (Vec)size * 0x1p112f;
+  Bits bits = size >= 0x0f800000 ? size | 0x7f800000 : (Bits)finite;  // infinite or NaN
+  return (Vec)(bits | (half & 0x8000) << 16);
+}
+
+// LANES adjacent float16s
+static inline Vec load_halves(const uint32_t* from) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
+#else
+  return widen_half(__builtin_convertvector(read<Half>(from), Bits));
+#endif
+}
+
+// The float16 with the value of a float that is one
+static inline uint16_t half_of(uint32_t bits) {
+  uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+  if (size >= 0x47800000) return sign | 0x7c00 | (size > 0x7f800000 ? 0x200 : 0);
+  if (size >= 0x38800000) return sign | (size - 0x38000000) >> 13;
+  float value;
+  memcpy(&value, &size, sizeof value);
+  return sign | (uint16_t)(value * 0x1p24f);
+}
+
+// 16 numbers that four bits select
+struct alignas(64) Numbers {
+  float values[16];
+};
+
+#if defined(__AVX512BF16__)
+// A number that bf16 has exactly
+constexpr bf16 bf16_of(float number) {
+  float size = number < 0 ? -number : number;
+  int exponent = 127;
+  for (; size >= 2; exponent++) size /= 2;
+  for (; size && size < 1; exponent--) size *= 2;
+  return size ? (number < 0) << 15 | exponent << 7 | (int)((size - 1) * 128) : 0;
+}
+
+constexpr Table table_of(const Numbers& numbers) {
+  Table table{};
+  for (int i = 0; i < 64; i++) table.entries[i] = bf16_of(numbers.values[i % 16]);
+  return table;
+}
+#endif
+
+// The numbers that the lowest four bits select
+static inline Vec look_up(Bits index, const Numbers& numbers) {
+#if defined(__AVX512F__)
+  Vec found = (Vec)_mm512_permutexvar_ps((__m512i)index, _mm512_load_ps(numbers.values));
+#elif defined(__AVX2__)
+  __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(numbers.values), (__m256i)index);
+  __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(numbers.values + 8), (__m256i)index);
+  Vec found = (Vec)_mm256_blendv_ps(low, high, (__m256)(index << 28));
+#else
+  Vec found;
+  for (int i = 0; i < LANES; i++) found[i] = numbers.values[index[i] & 15];
+#endif
+  return found;
+}
+
+// Pair j of each word's 4-bit indices
+template <class Chosen> static inline Pairs look_up_pair(Bits words, int j) {
+#if defined(__AVX512BF16__)
+  static constexpr Table table = table_of(Chosen::NUMBERS);
+  return look_up(words >> 4 * j, table.entries);
+#else
+  return pairs_of(look_up(words >> 4 * j, Chosen::NUMBERS), look_up(words >> (16 + 4 * j), Chosen::NUMBERS));
+#endif
+}
+
+// Of IQ4_NL and IQ4_XS
+struct Iq4Numbers {
+  static constexpr Numbers NUMBERS = {{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
+};
+
+// Of bitsandbytes' nf4 (arXiv 2305.14314, appendix E), rounded to bf16
+struct Nf4Numbers {
+  static constexpr Numbers NUMBERS = {{-1, -0.6953125f, -0.5234375f, -0.39453125f, -0.28515625f, -0.1845703125f, -0.0908203125f,
+                                       0, 0.07958984375f, 0.1611328125f, 0.24609375f, 0.337890625f, 0.44140625f, 0.5625f,
+                                       0.72265625f, 1}};
+};
+
+// A table's numbers of 4 bits, times a scale of 32 bits
+template <class Chosen> struct Chosen4 {
+  static constexpr int BITS = 4;
+  static constexpr long WORD = 4, SCALES = 1;
+  static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO = 0;
+  static constexpr bool IS_BLOCK = false, SHIFTED = false, HALVES = false;
+
+  struct Factors {
+    Vec scale;
+    Factors(const uint32_t* scales, int i) : scale(read<Vec>(scales + i * LANES)) {}
+    Vec add(Vec total, Vec sum, float) const { return fma(sum, scale, total); }
+  };
+
+  static inline Pairs unpack(const uint32_t* words, long k, int j, int i) {
+    return look_up_pair<Chosen>(read_words(words, k / WORD, i, j == 0), j);
+  }
+};
+
+// The same with a scale that is a float16
+template <class Chosen> struct HalfChosen4 : Chosen4<Chosen> {
+  static constexpr long SCALES = 2;
+  static constexpr bool HALVES = true;
+
+  struct Factors {
+    Vec scale;
+    Factors(const uint32_t* scales, int i) : scale(load_halves(scales + i * LANES / 2)) {}
+    Vec add(Vec total, Vec sum, float) const { return fma(sum, scale, total); }
+  };
+};
+
 // Integers of BITS bits, stored as the signed distance from the middle of their range
 template <int SIZE> struct Integers {
   static constexpr int BITS = SIZE;
   static constexpr long WORD = 16 / BITS;  // pairs in a word
   static constexpr long SCALES = 1;        // in a word
   static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = MIDDLE, ZERO = 2 * MIDDLE - 1;  // bits of the zero point
-  static constexpr bool IS_BLOCK = false, SHIFTED = true;  // SHIFTED: outputs need sums of x
+  // SHIFTED: outputs need sums of x. HALVES: scales are float16s
+  static constexpr bool IS_BLOCK = false, SHIFTED = true, HALVES = false;
 
   struct Factors {
     Vec scale, zero;
@@ -102,13 +221,21 @@ template <int SIZE> struct Integers {
   }
 };
 
+// The same without a zero point, and with a scale that is a float16
+template <int SIZE> struct HalfIntegers : Integers<SIZE> {
+  static constexpr long SCALES = 2;
+  static constexpr uint32_t MIDDLE = 0, ZERO = 0;
+  static constexpr bool SHIFTED = false, HALVES = true;
+  using Factors = typename HalfChosen4<Iq4Numbers>::Factors;
+};
+
 // Floating-point numbers of a sign, EXPONENT bits and MANTISSA bits, without infinities. As the bits of a float they are
 // 2^(BIAS - 127) of their value, also if subnormal.
 template <int EXPONENT, int MANTISSA> struct Floats {
   static constexpr int BITS = 1 + EXPONENT + MANTISSA, BIAS = (1 << (EXPONENT - 1)) - 1;
   static constexpr long WORD = 16 / BITS, SCALES = BITS == 4 ? 2 : 1;
   static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO = 0;
-  static constexpr bool IS_BLOCK = false, SHIFTED = false;
+  static constexpr bool IS_BLOCK = false, SHIFTED = false, HALVES = false;
 
   struct Factors {
     Vec scale;
@@ -151,20 +278,14 @@ template <int EXPONENT, int MANTISSA> struct Floats {
   }
 };
 
-// The bits of a float16 in each lane
-static inline Vec widen_half(Bits half) {
-  Bits size = (half & 0x7fff) << 13;
-  Vec finite = (Vec)size * 0x1p112f;
-  Bits bits = size >= 0x0f800000 ? size | 0x7f800000 : (Bits)finite;  // infinite or NaN
-  return (Vec)(bits | (half & 0x8000) << 16);
-}
-
 // Blocks of GGUF files: NUMBERS adjacent numbers of K, in groups of GROUP. A number is scale * integer - minimum. Scale and
 // minimum belong to a group: they are float16s of the block, times integers of the group if a block has several.
-// Integers have 4 + HIGH bits and are stored as the signed distance from the middle of their range.
-template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS> struct Blocks {
+// Integers have 4 + HIGH bits and are stored as the signed distance from the middle of their range; or four bits select one
+// of the numbers of `Chosen`.
+template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> struct Blocks {
+  static constexpr bool IS_CHOSEN = !std::is_void_v<Chosen>;
   static constexpr int BITS = 4 + HIGH;
-  static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = MIDDLE;
+  static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = IS_CHOSEN ? 0 : MIDDLE;
   static constexpr long WORD = 4, GROUPS = NUMBERS / GROUP, LOW = GROUP / 8;  // LOW: words of four pairs' low bits
   static constexpr long HEAD = GROUPS == 1 ? 1 : 1 + GROUPS * (1 + MINIMUMS) / 4;  // words of scales and minimums
   static constexpr long PART = LOW + !!HIGH, WORDS = HEAD + GROUPS * PART;         // of a group, of a block
@@ -223,6 +344,7 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS> struct Blocks {
   }
 
   static inline Pairs low_pair(Bits low, int j) {
+    if constexpr (IS_CHOSEN) return look_up_pair<Chosen>(low, j);
 #if defined(__AVX512BF16__)
     static constexpr Table table = signed_integers<4>();
     return look_up(low >> 4 * j, table.entries);
@@ -241,3 +363,11 @@ using Q3K = Blocks<0, 16, 256, false>;
 using Q4K = Blocks<0, 32, 256, true>;
 using Q5K = Blocks<1, 32, 256, true>;
 using Q6K = Blocks<2, 16, 256, false>;
+using Q4_0 = HalfIntegers<4>;
+using Q8_0 = HalfIntegers<8>;
+using Q4_1 = Blocks<0, 32, 32, true>;
+using Q5_0 = Blocks<1, 32, 32, false>;
+using Q5_1 = Blocks<1, 32, 32, true>;
+using Iq4Nl = HalfChosen4<Iq4Numbers>;
+using Iq4Xs = Blocks<0, 32, 256, false, Iq4Numbers>;
+using Nf4 = Chosen4<Nf4Numbers>;

@@ -13,7 +13,7 @@
 // Packed weights are [panels][groups] of BLOCK scales and zeros, then [pairs of the group / Code::WORD][BLOCK]
 // words of weights. A panel is BLOCK outputs. A word of weights holds adjacent pairs of K: the lowest bits of its low
 // half are the first number of the first pair, those of its high half the second. A scale is a float, whose last bits are
-// the zero of an integer, or a bf16.
+// the zero of an integer, or a bf16 or a float16.
 //
 // Blocks of GGUF files are [panels][blocks] of Code::HEAD rows of BLOCK words and then [groups] of Code::PART rows. The
 // first word of a head holds the scale as float16 and above it the minimum. The others hold the groups' integers, a byte
@@ -157,8 +157,9 @@ template <class Code> struct Cut {
 };
 
 // K is whole blocks
-template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS> struct Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>> {
-  using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>;
+template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen>
+struct Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> {
+  using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>;
   static constexpr long group = GROUP / 2;
   long pairs, groups;
   Cut(long K, long) : pairs(K / 2), groups(K / GROUP) {}
@@ -174,10 +175,10 @@ template <class Code> void multiply_panel(const Pair* x, const uint32_t* panel, 
   }
 }
 
-template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS>
-void multiply_panel(const Pair* x, const uint32_t* panel, Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>> cut, Sums sums,
+template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen>
+void multiply_panel(const Pair* x, const uint32_t* panel, Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> cut, Sums sums,
                     long rows) {
-  using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>;
+  using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>;
   for (long b = 0; b < cut.groups / Code::GROUPS; b++, panel += Code::WORDS * BLOCK) {
     typename Code::Head head(panel);
     for (long g = 0; g < Code::GROUPS; g++, sums.x++, x += cut.group) {
@@ -198,11 +199,19 @@ template <class F> auto with_code(int64_t code, F f) {
     case 5: return f(Q3K{});
     case 6: return f(Q4K{});
     case 7: return f(Q5K{});
-    default: return f(Q6K{});
+    case 8: return f(Q6K{});
+    case 9: return f(Q4_1{});
+    case 10: return f(Q5_0{});
+    case 11: return f(Q5_1{});
+    case 12: return f(Iq4Xs{});
+    case 13: return f(Q4_0{});
+    case 14: return f(Q8_0{});
+    case 15: return f(Iq4Nl{});
+    default: return f(Nf4{});
   }
 }
 
-constexpr long SEVERAL = 9;  // the code of weights whose parts have codes of their own
+constexpr long SEVERAL = 17;  // the code of weights whose parts have codes of their own
 
 long panels_of(long outputs) { return (outputs + BLOCK - 1) / BLOCK; }
 
@@ -311,7 +320,7 @@ void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t*
           memcpy(&bits, scales + n * cut.groups + g, sizeof bits);
           if (Code::ZERO) bits = ((bits + (Code::ZERO + 1) / 2) & ~Code::ZERO) | zeros[n * cut.groups + g];
         }
-        if (Code::SCALES == 2) ((bf16*)to)[j] = bits >> 16;
+        if (Code::SCALES == 2) ((bf16*)to)[j] = Code::HALVES ? half_of(bits) : bits >> 16;
         else to[j] = bits;
         for (long s = 0; s < cut.steps(g); s += Code::WORD) {
           uint32_t word = 0;
@@ -326,10 +335,10 @@ void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t*
     }
 }
 
-template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS>
+template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen>
 void pack(const uint8_t* q, const uint32_t* heads, const uint8_t*, uint32_t* packed, long N, long K,
-          Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>> cut, int threads) {
-  using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS>;
+          Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> cut, int threads) {
+  using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>;
 #pragma omp parallel for num_threads(threads)
   for (long p = 0; p < panels_of(N); p++) {
     uint32_t* to = packed + p * cut.words();

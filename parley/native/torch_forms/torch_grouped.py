@@ -9,6 +9,15 @@ import torch.nn.functional as F
 
 # The values of e2m1: a sign, two bits of exponent and one of mantissa.
 E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# Of bitsandbytes: quantiles of a normal distribution (arXiv 2305.14314, appendix E). The kernel rounds them to bf16.
+NF4_NUMBERS = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+CODE_NUMBERS = {"e2m1": E2M1_NUMBERS, "iq4_nl": IQ4_NUMBERS, "nf4": NF4_NUMBERS}
+CODE_MIDDLES = {"q4_0": 8, "q8_0": 128}  # what is subtracted from the bits
 ROUNDING_PORTION = 1 << 18  # numbers rounded at a time, so that intermediate tensors fit in the CPU cache
 
 
@@ -16,7 +25,8 @@ class GroupedWeight(NamedTuple):
     """A weight [out, in] as scale * (value - zero), with one scale and zero per output and group of columns.
 
     ``values`` uint8 [out, in] are bits. Their ``code`` is "int4" or "int8", integers 0 to 15 or 255 with ``zeros``
-    uint8 [out, groups] of the same range, or without zeros "e4m3", float8_e4m3fn, or "e2m1", the E2M1_NUMBERS.
+    uint8 [out, groups] of the same range; or without zeros "e4m3", float8_e4m3fn, "q4_0" or "q8_0", integers less their
+    CODE_MIDDLES, or "e2m1", "iq4_nl" or "nf4", which number the CODE_NUMBERS.
     ``scales`` [out, groups] are floats; ``out_scales`` [out], if any, are multiplied by them.
     Group g has columns g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i belongs
     to number ``order[i]`` of a row; None means the same order.
@@ -32,10 +42,11 @@ class GroupedWeight(NamedTuple):
 
 
 class BlockedWeight(NamedTuple):
-    """A weight [out, in] in blocks of GGUF's K types, with their bits rearranged and no number rounded.
+    """A weight [out, in] in blocks of a GGUF file, with their bits rearranged and no number rounded.
 
-    ``values`` uint8 [out, in]: integers of 4 bits, of 5 for Q5_K, 6 for Q6_K. ``heads`` int32 [out, blocks, words]: the
-    scales and minimums of each block, as ``grouped.cpp`` describes them. ``code`` names the type, such as "q4_k".
+    ``values`` uint8 [out, in]: integers of 4 bits, of 5 for Q5_0, Q5_1 and Q5_K, 6 for Q6_K. ``heads`` int32 [out,
+    blocks, words]: the scales and minimums of each block, as ``grouped.cpp`` describes them. ``code`` names the type,
+    such as "q4_k".
     """
 
     values: torch.Tensor
@@ -64,8 +75,10 @@ def _round_groups(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch
 
 def _decode_values(bits: torch.Tensor, code: str) -> torch.Tensor:
     """Return the numbers of a code: float32."""
-    if code == "e2m1":
-        return torch.tensor(E2M1_NUMBERS, device=bits.device)[bits.long()]
+    if code in CODE_NUMBERS:
+        return torch.tensor(CODE_NUMBERS[code], device=bits.device, dtype=torch.float32)[bits.long()]
+    if code in CODE_MIDDLES:
+        return bits.float() - CODE_MIDDLES[code]
     return (bits.view(torch.float8_e4m3fn) if code == "e4m3" else bits).float()
 
 
