@@ -237,7 +237,7 @@ def test_gptq_ignores_zero_biases_and_zero_group_indices(tmp_path):
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        (GPTQ | {"bits": 3}, "bits is 3; only 2 or 4 or 8"),
+        (GPTQ | {"bits": 5}, "bits is 5; only 2 or 3 or 4 or 8"),
         (GPTQ | {"bits": "4"}, "bits is 4"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is marlin; only gptq or gptq_v2"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format"),
@@ -255,7 +255,8 @@ def test_gptq_ignores_zero_biases_and_zero_group_indices(tmp_path):
         (AWQ | {"version": "marlin"}, "marlin"),
         (AWQ | {"zero_point": False}, "zero_point is False"),
         (AWQ | {"modules_to_not_convert": {"a": 1}}, "modules_to_not_convert"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, "only nf4"),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "bfloat16"}, "only uint8"),
     ],
 )
 def test_load_rejects_unsupported_gptq_and_awq_options(config, match, tmp_path_factory):

@@ -181,7 +181,7 @@ GROUP_0 = "config_groups.group_0."
             changed_config("ignore", ["lm_head", "model.layers.0.self_attn.q_proj"]),
             "has a tensor .*q_proj.weight_scale",
         ),
-        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"quant_method": "exl2"}, "exl2"),
         ({"bits": 4}, "somehow"),
         ("x", "somehow"),
     ],

@@ -1,6 +1,7 @@
 """Reads checkpoints with linear weights of few bits that have a scale and a zero point for each group: GPTQ and AWQ.
 
-GPTQ has 2, 4 or 8 bits, 32 / bits values in an int32, packed along the inputs, first value in the lowest bits:
+GPTQ has 2, 3, 4 or 8 bits, packed into int32 along the inputs, first value in the lowest bits (32 values of 3 bits into
+three integers, so that some cross them):
 ``qweight`` [in * bits / 32, out], ``qzeros`` [groups, out * bits / 32], ``scales`` [groups, out]; ``g_idx`` [in]
 assigns inputs to groups. Its first format stores zero points minus one, subtracted from the packed integers as a whole;
 ``gptq_v2`` stores them unchanged. AWQ (gemm) has 4 bits, packed along the outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7:
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.packed_words import count_groups, input_order, packed_size, unpack_rows
+from parley.model.checkpoint.packed_words import count_groups, input_order, packed_size, unpack_crossing, unpack_rows
 from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
-ONE_IN_EACH = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # by bits; GPTQ's 3 bits cross words and are not read
+ONE_IN_EACH = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # by bits
+GPTQ_BITS = (2, 3, 4, 8)
 AWQ_BITS = 4
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of values 0 to 7 within an integer
 GROUP_MULTIPLE = 8  # group sizes must be multiples of this
@@ -50,8 +52,8 @@ class GptqFormat:
         words, zeros, scales, *index = self.tensor_names(checkpoint, linear)
         groups = count_groups(self.group, linear.into)
         return [
-            checkpoint.view_tensor(words, packed_size(linear.into, self.bits), linear.out, dtype=torch.int32),
-            checkpoint.view_tensor(zeros, groups, packed_size(linear.out, self.bits), dtype=torch.int32),
+            checkpoint.view_tensor(words, self._packed_size(linear.into), linear.out, dtype=torch.int32),
+            checkpoint.view_tensor(zeros, groups, self._packed_size(linear.out), dtype=torch.int32),
             checkpoint.view_tensor(scales, groups, linear.out),
             *(checkpoint.view_tensor(name, linear.into, dtype=torch.int32) for name in index),
         ]
@@ -61,21 +63,30 @@ class GptqFormat:
         packed, zero_points, scales, *index = self.view_tensors(checkpoint, linear)
         group = min(self.group or linear.into, linear.into)
         order = input_order(linear.name + ".g_idx", group, *index) if index else None
-        values = unpack_rows(packed.t(), linear.into, self.bits)
+        values = self._unpack(packed.t(), linear.into)
         if order is not None:
             values = values[:, order]
-        if self.minus_one:
+        if self.minus_one and self.bits in ONE_IN_EACH:
             zero_points = zero_points + ONE_IN_EACH[self.bits]
+        zeros = self._unpack(zero_points, linear.out)
+        if self.minus_one and self.bits not in ONE_IN_EACH:  # of numbers that cross words, each is stored less one
+            zeros = (zeros + 1) & ((1 << self.bits) - 1)
         return GroupedLinearWeight(
             GroupedWeight(
                 values,
                 scales.float().t().contiguous(),
-                unpack_rows(zero_points, linear.out, self.bits).t().contiguous(),
+                zeros.t().contiguous(),
                 group,
                 order,
                 "int4" if self.bits <= 4 else "int8",
             )
         )
+
+    def _packed_size(self, numbers: int) -> int:
+        return -(-numbers * 3 // 32) if self.bits == 3 else packed_size(numbers, self.bits)
+
+    def _unpack(self, words: torch.Tensor, count: int) -> torch.Tensor:
+        return (unpack_crossing if self.bits == 3 else unpack_rows)(words, count, self.bits)
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,7 @@ def _unpack_awq(words: torch.Tensor, count: int) -> torch.Tensor:
 
 def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | None]:
     """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
-    bits = _known_option(config, ("bits",), *ONE_IN_EACH)
+    bits = _known_option(config, ("bits",), *GPTQ_BITS)
     _known_option(config, ("pack_dtype",), "int32", None)
     _known_option(config, ("is_marlin_format",), False, None)
     layout = _known_option(config, ("checkpoint_format", "format"), "gptq", "gptq_v2", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from parley.model.checkpoint.files import LoadError
 
@@ -10,6 +11,15 @@ from parley.model.checkpoint.files import LoadError
 def packed_size(numbers: int, bits: int) -> int:
     """Return how many words hold this many numbers, each word as many as fit whole."""
     return -(-numbers // (32 // bits))
+
+
+def unpack_crossing(words: torch.Tensor, count: int, bits: int) -> torch.Tensor:
+    """Unpack ``count`` numbers of at most 8 bits along each row of int32 [m, words], first in the lowest bits; a number
+    may lie in two words: uint8 [m, count]."""
+    first = torch.arange(count) * bits
+    data = F.pad(words.contiguous().view(torch.uint8), (0, 1))  # little-endian, so the bits are one stream
+    pair = data[:, first // 8].int() | data[:, first // 8 + 1].int() << 8
+    return (pair >> (first % 8) & ((1 << bits) - 1)).to(torch.uint8)
 
 
 def unpack_rows(words: torch.Tensor, count: int, bits: int) -> torch.Tensor:

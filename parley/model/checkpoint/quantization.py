@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from parley.model.checkpoint import compressed_tensors, fp8, gptq_awq
+from parley.model.checkpoint import bitsandbytes, compressed_tensors, fp8, gptq_awq
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.gguf_blocks import grouped_bits
 from parley.model.checkpoint.stacked import StackedFormat, StackedFp8Format, StackedMxfp4Format
@@ -69,6 +69,7 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     "compressed-tensors": compressed_tensors.read_compressed_tensors,
     "gptq": gptq_awq.read_gptq_config,
     "awq": gptq_awq.read_awq_config,
+    "bitsandbytes": bitsandbytes.read_bitsandbytes_config,
     "fp8": fp8.read_fp8_config,
     "fbgemm_fp8": fp8.read_fp8_config,
     "mxfp4": lambda section: lambda name: None,  # quantises experts only

@@ -56,11 +56,17 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "pictures": ({"model_type": "vit"}, "has no vit model that generates text"),
     "sound": ({"model_type": "wav2vec2"}, "has no wav2vec2 model that generates text"),
     "no type": ({"model_type": None}, "does not name a model_type"),
-    "GPTQ 3 bits": (
-        {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 3, "group_size": 32}},
-        "quantization_config.bits is 3; only 2 or 4 or 8",
+    "GPTQ 5 bits": (
+        {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 5, "group_size": 32}},
+        "quantization_config.bits is 5; only 2 or 3 or 4 or 8",
     ),
-    "bitsandbytes": ({"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+    "bitsandbytes fp4": (
+        {
+            "model_type": "llama",
+            "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+        },
+        "quantization_config.bnb_4bit_quant_type is fp4; only nf4 is supported",
+    ),
     "HQQ": ({"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}, "is quantised (hqq)"),
     "torchao": ({"model_type": "llama", "quantization_config": {"quant_method": "torchao"}}, "is quantised (torchao)"),
     "EXL2": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "is quantised (exl2)"),

@@ -31,8 +31,18 @@ class QuantizedForm(NamedTuple):
     quantize: Callable[[torch.Tensor], tuple[Parts, torch.Tensor]]
 
 
+def pack_stream(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack numbers [rows, n] along each row into int32, as one stream of bits."""
+    places = torch.arange(numbers.shape[1])[:, None] * bits + torch.arange(bits)
+    stream = torch.zeros(len(numbers), -(-numbers.shape[1] * bits // 32) * 32, dtype=torch.int64)
+    stream[:, places.flatten()] = ((numbers.long()[..., None] >> torch.arange(bits)) & 1).flatten(1)
+    return (stream.view(len(numbers), -1, 32) << torch.arange(32)).sum(-1).to(torch.int32)
+
+
 def pack_bits(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     """Pack numbers [rows, n] from 0 on along each row into int32, the first in the lowest bits."""
+    if bits == 3:
+        return pack_stream(numbers, bits)
     per_word = 32 // bits
     words = torch.zeros(len(numbers), numbers.shape[1] // per_word, dtype=torch.int64)
     for k in range(per_word):
@@ -83,6 +93,52 @@ def quantize_gptq(bits: int, group: int, *, reorder: bool = False, version: int 
         return parts, dequantized
 
     return quantize
+
+
+NF4 = torch.tensor([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+                    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+                    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+                    0.7229568362236023, 1.0])  # fmt: skip
+
+
+def quantize_nf4(*, nested: bool):
+    """Return a function that writes bitsandbytes' nf4. ``nested``: its scales are quantised as well."""
+
+    def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        grouped = weight.reshape(-1, 64)
+        scales = grouped.abs().amax(-1)
+        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
+        parts = {"weight.quant_map": NF4, "weight.absmax": scales}
+        if nested:
+            offset, numbers = float(scales.mean()), torch.linspace(-1, 1, 256)
+            blocks = (scales - offset).split(256)
+            nested_scales = torch.stack([block.abs().max() for block in blocks])
+            codes = torch.cat(
+                [
+                    ((b - 0) / s)[:, None].sub(numbers).abs().argmin(1)
+                    for b, s in zip(blocks, nested_scales, strict=True)
+                ]
+            )
+            scales = numbers[codes] * nested_scales.repeat_interleave(256)[: len(codes)] + offset
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+            parts |= {"weight.absmax": codes.to(torch.uint8), "weight.nested_absmax": nested_scales,
+                      "weight.nested_quant_map": numbers}  # fmt: skip
+        codes = (grouped / scales[:, None])[..., None].sub(NF4).abs().argmin(-1)
+        parts["weight"] = (codes.view(-1, 2)[:, :1] * 16 + codes.view(-1, 2)[:, 1:]).to(torch.uint8)
+        parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(
+            list(json.dumps(state).encode()), dtype=torch.uint8
+        )
+        return parts, (NF4[codes] * scales[:, None]).view(weight.shape)
+
+    return quantize
+
+
+def quantize_llm_int8(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write bitsandbytes' int8."""
+    most = weight.abs().amax(1)
+    values = (weight / most[:, None] * 127).round()
+    parts = {"weight": values.to(torch.int8), "SCB": most, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return parts, values * most[:, None] / 127
 
 
 def quantize_awq(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
@@ -205,6 +261,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": Fals
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 FLOATS = {"type": "float", "num_bits": 8}
 TOKEN_INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+BITS4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FORMS: dict[str, QuantizedForm] = {
     "FP8, 128 x 128 blocks": QuantizedForm(
         FP8 | {"weight_block_size": BLOCKS}, quantize_fp8("weight_scale_inv", (128, 128))
@@ -257,6 +314,10 @@ FORMS: dict[str, QuantizedForm] = {
     "GPTQ 4 bits, no groups": QuantizedForm(GPTQ | {"group_size": -1}, quantize_gptq(4, -1)),
     "GPTQ 8 bits": QuantizedForm(GPTQ | {"bits": 8}, quantize_gptq(8, GROUP)),
     "GPTQ 2 bits": QuantizedForm(GPTQ | {"bits": 2}, quantize_gptq(2, GROUP)),
+    "GPTQ 3 bits": QuantizedForm(GPTQ | {"bits": 3}, quantize_gptq(3, GROUP)),
+    "bitsandbytes nf4": QuantizedForm(BITS4, quantize_nf4(nested=False)),
+    "bitsandbytes nf4, double": QuantizedForm(BITS4 | {"bnb_4bit_use_double_quant": True}, quantize_nf4(nested=True)),
+    "bitsandbytes int8": QuantizedForm({"quant_method": "bitsandbytes", "load_in_8bit": True}, quantize_llm_int8),
     "AWQ": QuantizedForm(
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, quantize_awq
     ),

@@ -21,10 +21,10 @@ FORMS = (
     "FP8 of compressed-tensors, channels", "FP8 of compressed-tensors, blocks", "W4A16, groups", "W4A16, channels",
     "W4A16, zero points", "W8A16, groups", "W8A16, channels", "W8A8", "NVFP4", "MXFP4 of compressed-tensors",
     "GPTQ 4 bits", "GPTQ 4 bits, act-order", "GPTQ 4 bits, version 2", "GPTQ 4 bits, no groups", "GPTQ 8 bits",
-    "GPTQ 2 bits", "AWQ",
+    "GPTQ 2 bits", "GPTQ 3 bits", "AWQ", "bitsandbytes nf4", "bitsandbytes nf4, double", "bitsandbytes int8",
 )  # fmt: skip
 PUBLISHED_FORMS = {
-    "qwen2": ("GPTQ 4 bits", "AWQ", "W8A8", "FP8, one scale"),
+    "qwen2": ("GPTQ 4 bits", "AWQ", "W8A8", "FP8, one scale", "bitsandbytes nf4, double"),
     "qwen3": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "NVFP4"),
     "qwen3_moe": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "W4A16, groups", "NVFP4"),
     "mixtral": ("AWQ", "FP8 of compressed-tensors, one scale", "W4A16, groups"),
@@ -32,7 +32,7 @@ PUBLISHED_FORMS = {
     "phi3": ("GPTQ 4 bits", "AWQ", "W4A16, groups"),
     "mistral": ("FP8, one scale", "AWQ"),
     "gemma2": ("W8A8", "W4A16, groups"),
-    "gemma3": ("GPTQ 4 bits", "FP8 of compressed-tensors, channels"),
+    "gemma3": ("GPTQ 4 bits", "bitsandbytes nf4, double", "FP8 of compressed-tensors, channels"),
     "granite": ("FP8 of compressed-tensors, channels", "W4A16, groups"),
     "minimax_m2": ("FP8, 128 x 128 blocks", "AWQ"),
 }
