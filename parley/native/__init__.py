@@ -279,13 +279,16 @@ def mix_experts(
     weights: torch.Tensor,
     shared: torch.Tensor | None = None,
     activation: str = "silu",
+    *,
+    weighs_inputs: bool = False,
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden]: [T, hidden].
 
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the outputs of the expert that computes all rows.
+    ``weighs_inputs``: as in ``Routing``.
     """
     form: Any = compiled_kernels() if isinstance(experts.gate_up, COMPILED_WEIGHTS) else torch_experts
-    result: torch.Tensor = form.mix_experts(x, experts, ids, weights, shared, activation)
+    result: torch.Tensor = form.mix_experts(x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs)
     return result
 
 
@@ -323,12 +326,24 @@ def rope_write(
     *,
     head_norm: Norm | None = None,
     has_whole_norm: bool = False,
+    is_norm_late: bool = False,
     is_interleaved: bool = False,
+    query_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate queries and keys in ``qkv``, and store keys and values in the pages. Return the queries."""
     form: Any = _tiled_kernels(pool) or torch_kernels
-    options = {"head_norm": head_norm, "has_whole_norm": has_whole_norm, "is_interleaved": is_interleaved}
-    result: torch.Tensor = form.rope_write(qkv, cos, sin, pool, indices, **options)
+    result: torch.Tensor = form.rope_write(
+        qkv,
+        cos,
+        sin,
+        pool,
+        indices,
+        head_norm=head_norm,
+        has_whole_norm=has_whole_norm,
+        is_norm_late=is_norm_late,
+        is_interleaved=is_interleaved,
+        query_scales=query_scales,
+    )
     return result
 
 
@@ -374,22 +389,24 @@ def plan_attention(
     heads: int,
     page_format: PageFormat,
     window: int | None,
+    chunk: int | None,
     ends: torch.Tensor | None,
     zero_page: int,
     device: torch.device,
 ) -> AttentionPlan:
-    """Plan the attention of a batch. One plan serves all layers of the same page format, head count and window.
+    """Plan the attention of a batch. One plan serves all layers of the same page format, head count, window and chunk.
 
     ``ends``: how far each row sees, the last visible position + 1, int64 [T]: its own position or a later one of its
     span. None: its own.
     """
     if page_format.tiled:
-        return compiled.plan_spans(spans, window, ends)
+        return compiled.plan_spans(spans, window, ends, chunk=chunk)
     return torch_attention.plan_tiles(
         spans,
         heads=heads,
         page_shape=page_format.shape,
         window=window,
+        chunk=chunk,
         ends=ends,
         zero_page=zero_page,
         device=device,
@@ -404,10 +421,14 @@ def attend(
     scale: float,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention of queries [T, heads, key_dim] over the pages: [T, heads, value_dim]."""
+    """Return the attention of queries [T, heads, key_dim] over the pages: [T, heads, value_dim].
+
+    ``sinks`` and ``slopes``, float32 [heads]: as in ``LayerShape``.
+    """
     form: Any = _tiled_kernels(pool) or torch_attention
-    result: torch.Tensor = form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
+    result: torch.Tensor = form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)
     return result
 
 

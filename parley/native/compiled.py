@@ -37,6 +37,7 @@ from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
 from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight
+from parley.native.weight_struct import address_of
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
@@ -45,7 +46,7 @@ SIGNATURES = {
     "linear": [P, P, P, P, N, N, N, N, N],
     "add_norm": [P, P, P, P, R, P, P, P, P, P, N, N, N],
     "activate": [P, N, N, P, P, P, P, N, N, N],
-    "rope_write": [P, P, P, P, P, P, N, N, N, N, N, N, N, N, N],
+    "rope_write": [P, P, P, P, P, P, N, N, P, N, N, N, N, N, N, N, N],
     "scale_logits": [P, N, N, R, R, N],
     "write": [P, P, P, P, N, N, N, N, N, N, N],
     "argmax": [P, P, P, N, N, N],
@@ -55,7 +56,7 @@ SIGNATURES = {
     "apply_mask": [P, P, N],
     "attend_dim": [],
     "page_bytes": [N, N, N, N, N],
-    "attend": [P, N, P, P, P, N, P, P, P, N, N, N, N, N, N, N, R, R, N],
+    "attend": [P, N, P, P, P, N, P, P, P, P, N, N, N, N, N, N, N, N, R, R, N],
     **compiled_experts.EXPERTS_SIGNATURES,
     **compiled_grouped.GROUPED_SIGNATURES,
     **compiled_int8.INT8_SIGNATURES,
@@ -95,10 +96,13 @@ class CompiledPlan:
     table: torch.Tensor  # the page tables of all spans, concatenated
     window: int | None
     ends: torch.Tensor | None  # [T], as in ``plan_attention``
+    chunk: int | None = None
 
 
-def plan_spans(spans: list[Span], window: int | None, ends: torch.Tensor | None = None) -> CompiledPlan:
-    """Plan the attention of a batch. One plan serves all layers with the same window."""
+def plan_spans(
+    spans: list[Span], window: int | None, ends: torch.Tensor | None = None, *, chunk: int | None = None
+) -> CompiledPlan:
+    """Plan the attention of a batch. One plan serves all layers with the same window and chunk."""
     rows: list[int] = []
     table: list[int] = []
     for span in spans:
@@ -106,7 +110,7 @@ def plan_spans(spans: list[Span], window: int | None, ends: torch.Tensor | None 
         table += span.table
     # Through numpy, which converts lists three times as fast.
     spans_of, table_of = (torch.from_numpy(np.array(each, np.int64)) for each in (rows, table))
-    return CompiledPlan(spans_of.view(-1, 4), table_of, window, None if ends is None else ends.contiguous())
+    return CompiledPlan(spans_of.view(-1, 4), table_of, window, None if ends is None else ends.contiguous(), chunk)
 
 
 class CompiledKernels:
@@ -285,9 +289,13 @@ class CompiledKernels:
         weights: torch.Tensor,
         shared: torch.Tensor | None = None,
         activation: str = "silu",
+        *,
+        weighs_inputs: bool = False,
     ) -> torch.Tensor:
         """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden], and of ``shared``."""
-        return compiled_experts.mix_experts(self._library, x, experts, ids, weights, shared, activation)
+        return compiled_experts.mix_experts(
+            self._library, x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs
+        )
 
     def scan_gated_delta(
         self,
@@ -369,7 +377,9 @@ class CompiledKernels:
         *,
         head_norm: Norm | None = None,
         has_whole_norm: bool = False,
+        is_norm_late: bool = False,
         is_interleaved: bool = False,
+        query_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rotate queries and keys in ``qkv``, store keys and values at ``slots``, return queries [T, heads, dim]."""
         kv_heads, dim = pool.page_format.layer.heads, pool.page_format.layer.dim
@@ -383,6 +393,8 @@ class CompiledKernels:
             slots.data_ptr(),
             _norm_pointer(head_norm),
             has_whole_norm,
+            is_norm_late,
+            address_of(query_scales),
             rows,
             heads,
             kv_heads,
@@ -403,6 +415,7 @@ class CompiledKernels:
         scale: float,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the attention of queries [T, heads, dim] over pages: [T, heads, value_dim], dtype of the queries."""
         layer = pool.page_format.layer
@@ -420,8 +433,9 @@ class CompiledKernels:
             plan.spans.data_ptr(),
             len(plan.spans),
             plan.table.data_ptr(),
-            0 if sinks is None else sinks.data_ptr(),
-            0 if plan.ends is None else plan.ends.data_ptr(),
+            address_of(sinks),
+            address_of(slopes),
+            address_of(plan.ends),
             heads,
             layer.heads,
             dim,
@@ -429,6 +443,7 @@ class CompiledKernels:
             pool.page_format.dtype == torch.int8,
             layer.has_latents,
             plan.window or 0,
+            plan.chunk or 0,
             scale,
             softcap or 0.0,
             torch.get_num_threads(),

@@ -25,15 +25,18 @@ class RoutingStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, N) for name in ("experts", "chosen", "groups", "chosen_groups", "group_best")),
-        *((name, N) for name in ("sigmoid", "normalized", "shared")),
-        ("scale", R),
+        *((name, N) for name in ("sigmoid", "normalized", "shared", "weighs_inputs")),
+        *((name, R) for name in ("scale", "margin")),
     ]
 
 
 class ExpertsStruct(ctypes.Structure):
     """``Experts`` of ``experts.h``."""
 
-    _fields_ = [("count", N), ("activation", N), *((name, LinearStruct) for name in ("gate_up", "down"))]
+    _fields_ = [
+        *((name, N) for name in ("count", "activation", "weighs_inputs")),
+        *((name, LinearStruct) for name in ("gate_up", "down")),
+    ]
 
 
 class MixtureStruct(ctypes.Structure):
@@ -47,10 +50,10 @@ def routing_struct(routing: Routing) -> RoutingStruct:
     return RoutingStruct(*dataclasses.astuple(routing))
 
 
-def experts_struct(experts: Experts, activation: str) -> ExpertsStruct:
+def experts_struct(experts: Experts, activation: str, *, weighs_inputs: bool) -> ExpertsStruct:
     """Describe the experts. The tensors are not copied and must outlive the result."""
-    number = ACTIVATIONS.index(activation)
-    return ExpertsStruct(experts.count, number, linear_struct(experts.gate_up), linear_struct(experts.down))
+    numbers = experts.count, ACTIVATIONS.index(activation), weighs_inputs
+    return ExpertsStruct(*numbers, linear_struct(experts.gate_up), linear_struct(experts.down))
 
 
 def mixture_struct(mixture: Mixture, routing: Routing, activation: str) -> MixtureStruct:
@@ -59,7 +62,7 @@ def mixture_struct(mixture: Mixture, routing: Routing, activation: str) -> Mixtu
         routing_struct(routing),
         address_of(mixture.bias),
         linear_struct(mixture.router),
-        experts_struct(mixture.experts, activation),
+        experts_struct(mixture.experts, activation, weighs_inputs=routing.weighs_inputs),
     )
 
 
@@ -91,9 +94,11 @@ def mix_experts(
     weights: torch.Tensor,
     shared: torch.Tensor | None,
     activation: str,
+    *,
+    weighs_inputs: bool,
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' MLPs for bfloat16 rows x [T, hidden]: [T, hidden]."""
-    struct = experts_struct(experts, activation)
+    struct = experts_struct(experts, activation, weighs_inputs=weighs_inputs)
     if x.shape[-1] != struct.gate_up.into:
         raise ValueError(f"rows of {x.shape[-1]} numbers for experts of {struct.gate_up.into}")
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()

@@ -25,7 +25,7 @@ P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 LAYER_SIGNATURES: dict[str, list[Any]] = {  # both return an int64
     "layers_room": [P, N, N],
-    "layers": [P, P, P, P, P, N, P, N, P, P, N, P, P, N],
+    "layers": [P, P, P, P, P, N, P, P, N, P, P, N, P, P, N],
 }
 
 
@@ -39,8 +39,9 @@ LATENT_LINEARS = ("query_up", "key_up", "value_up")
 class _LayerStruct(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.POINTER(NormStruct)) for name in LAYER_NORMS),
-        ("sinks", P),
-        *((name, N) for name in ("window", "rope", "activation", "is_gated", "is_parallel", "has_whole_qk_norm")),
+        *((name, P) for name in ("sinks", "slopes")),
+        *((name, N) for name in ("window", "chunk", "rope", "activation", "is_gated", "is_parallel")),
+        *((name, N) for name in ("has_whole_qk_norm", "is_qk_norm_late", "has_scaled_queries")),
         *((name, R) for name in ("score_scale", "softcap", "residual_scale")),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down", *LATENT_LINEARS)),
         ("mixture", ctypes.POINTER(MixtureStruct)),
@@ -125,12 +126,13 @@ class Stack:
         *,
         embeddings: torch.Tensor | None = None,
         angles: torch.Tensor | None = None,
+        query_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the normed result [T, hidden] for tokens int64 [T]. Keys and values are written to the pages.
 
         ``adapted``: the rows that have LoRA adapters, if any. ``embeddings`` [T, hidden] replaces the table's rows for
         ``tokens``, times their scale; ``angles`` float32 [T, 2, rotary / 2], cosines and sines, those for ``positions``
-        in a model with one rotary embedding.
+        in a model with one rotary embedding. ``query_scales`` float32 [T]: of layers that scale queries.
 
         Raises IndexError for a token beyond the vocabulary or a position beyond the longest context.
         """
@@ -154,6 +156,7 @@ class Stack:
             positions.data_ptr(),
             slots.data_ptr(),
             count,
+            address_of(query_scales),
             attention_plan.spans.data_ptr(),
             len(attention_plan.spans),
             attention_plan.table.data_ptr(),
@@ -181,12 +184,16 @@ def _layer_struct(layer: DecoderLayer, shape: LayerShape) -> _LayerStruct:
     return _LayerStruct(
         *(None if norm is None else ctypes.pointer(NormStruct.from_norm(norm)) for norm in norms),
         address_of(layer.sinks),
+        address_of(layer.slopes),
         shape.window or 0,
+        shape.chunk or 0,
         -1 if shape.rope is None else shape.rope,
         ACTIVATIONS.index(shape.activation),
         shape.is_gated,
         shape.is_parallel,
         shape.has_whole_qk_norm,
+        shape.is_qk_norm_late,
+        shape.has_scaled_queries,
         shape.score_scale,
         shape.softcap or 0.0,
         shape.residual_scale,

@@ -32,7 +32,8 @@ class StateWeights:
 class DecoderLayer:
     """Weights of one layer.
 
-    ``head_norm``: the RMS norm of queries and keys, [heads + kv_heads, dim]. ``sinks`` float32 [heads]: of attention.
+    ``head_norm``: the RMS norm of queries and keys, [heads + kv_heads, dim]. ``sinks`` and ``slopes``
+    float32 [heads]: of attention.
     ``gate_up``: outputs of gate and then of up, or of up alone. In a layer with a ``mixture`` of experts, ``gate_up``
     and ``down`` are the shared expert's, or None.
 
@@ -56,6 +57,7 @@ class DecoderLayer:
     mlp_after_norm: Norm | None = None
     head_norm: Norm | None = None
     sinks: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
     query_latent_norm: Norm | None = None
     latent_norm: Norm | None = None
     query_up: PackedWeight | None = None

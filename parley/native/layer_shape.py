@@ -12,7 +12,7 @@ import torch
 from parley.native.state_shape import StateShape
 
 # Numbered as in kernels.h. relu2 is the square of ReLU; clamped_swiglu also changes its factor.
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu")
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of clamped_swiglu
 
 
@@ -23,7 +23,12 @@ class Routing:
     Scores are the softmax of a row's logits, or their ``sigmoid``. With ``groups`` of adjacent experts, the
     ``chosen_groups`` whose ``group_best`` best experts have the largest sum are chosen first. The weights of the chosen
     experts are their scores, divided by their sum if ``normalized``, times ``scale``. ``shared``: whether the mixture
-    has an MLP that computes each row: 0 none, 1 with weight 1, 2 with the sigmoid of one more logit.
+    has an MLP that computes each row: 0 none, 1 with weight 1, 2 with the sigmoid of one more logit. ``weighs_inputs``:
+    weights multiply the inputs of the chosen experts instead of their outputs (Llama 4).
+
+    With a ``margin`` of 0 or more the router is a sparse mixer (arXiv 2409.12136, as it infers): experts are chosen one
+    after another, the largest logit m first, and an expert's weight is its share of a softmax over those left whose
+    logits x are close to it, (m - x) <= margin * max(|x|, m).
     """
 
     experts: int
@@ -34,7 +39,9 @@ class Routing:
     sigmoid: bool = False
     normalized: bool = False
     shared: int = 0
+    weighs_inputs: bool = False
     scale: float = 1.0
+    margin: float = -1.0
 
 
 @dataclass(frozen=True)
@@ -76,9 +83,12 @@ class LayerShape:
     ``is_parallel``: both read the residual as it is before the layer.
 
     Attention multiplies scores by ``score_scale``; then a ``softcap`` c makes them c * tanh(score / c). A token sees
-    ``window`` tokens, itself included; None: all. ``rope``: the number of the model's rotary embedding that turns
-    queries and keys; None: none does. ``has_whole_qk_norm``: the norm of queries and that of keys is over all heads of
-    a token at once, not over each head.
+    ``window`` tokens, itself included; None: all. With ``chunk``, it sees none before its own chunk of so many
+    positions. ``slopes``, one for each head, times the distance to a key are subtracted from scores (ALiBi, arXiv
+    2108.12409). ``rope``: the number of the model's rotary embedding that turns queries and keys; None: none does.
+    ``has_whole_qk_norm``: the norm of queries and that of keys is over all heads of a token at once, not over each
+    head; ``is_qk_norm_late``: it follows the rotation. ``has_scaled_queries``: a factor that depends on a token's
+    position multiplies its queries.
 
     The MLP is down(activation(gate(x)) * up(x)), or down(activation(up(x))) unless it ``is_gated``. ``activation`` is
     one of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT and up to at most that in
@@ -98,7 +108,11 @@ class LayerShape:
     window: int | None = None
     rope: int | None = 0
     softcap: float | None = None
+    chunk: int | None = None
+    slopes: tuple[float, ...] = ()
     has_whole_qk_norm: bool = False
+    is_qk_norm_late: bool = False
+    has_scaled_queries: bool = False
     activation: str = "silu"
     is_gated: bool = True
     is_parallel: bool = False

@@ -171,7 +171,9 @@ def test_adapter_on_one_linear_layer_matches_peft(target):
     check_against_peft("llama", cached_adapter("llama", 3, r=4, target_modules=(target,)))
 
 
-@pytest.mark.parametrize("base", ["qwen2", "qwen3", "mistral", "phi3", "gpt_neox", "mixtral", "minicpm3", "gpt2"])
+@pytest.mark.parametrize(
+    "base", ["qwen2", "qwen3", "mistral", "phi3", "gpt_neox", "mixtral", "minicpm3", "gpt2", "apertus"]
+)
 def test_adapters_of_all_model_types_match_peft(base):
     """Merged layers of checkpoints, heads with norms, and the Transformers backend."""
     targets = {
@@ -211,8 +213,10 @@ def test_adapter_config_sets_ranks_scales_and_layers(fields):
 
 @functools.cache
 def adapters_by_name(base: str) -> dict[str, Path]:
-    targets = ("c_attn", "c_proj", "c_fc") if base == "gpt2" else tuple(ALL_PROJECTIONS)
-    return {f"a{i}": cached_adapter(base, i, r=i, target_modules=targets) for i in range(1, ADAPTER_COUNT + 1)}
+    return {
+        f"a{i}": cached_adapter(base, i, r=i, target_modules=tuple(ALL_PROJECTIONS))
+        for i in range(1, ADAPTER_COUNT + 1)
+    }
 
 
 class ChangingBudget(FixedBudget):
@@ -235,7 +239,7 @@ def answer_alone(base: str, quantization: str, name: str, seed: int, length: int
 
 
 @pytest.mark.parametrize(
-    ("base", "quantization"), [("qwen3", "none"), ("llama", "int8"), ("qwen2", "int4"), ("gpt2", "none")]
+    ("base", "quantization"), [("qwen3", "none"), ("llama", "int8"), ("qwen2", "int4"), ("apertus", "none")]
 )
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

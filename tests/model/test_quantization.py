@@ -211,7 +211,9 @@ def test_load_rejects_conflicting_quantization_settings(tmp_path):
         "int5 is unknown; it must be one of none, int8", tiny_models.model_folder("llama"), quantization="int5"
     )
     assert_load_fails("lowering is off", folder, lowering=False)
-    assert_load_fails("model type gpt2 has no fused decoder", tiny_models.model_folder("gpt2"), quantization="int8")
+    assert_load_fails(
+        "model type apertus has no fused decoder", tiny_models.model_folder("apertus"), quantization="int8"
+    )
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     for change, match in (

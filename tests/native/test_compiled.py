@@ -199,7 +199,7 @@ def test_logits_are_scaled_and_capped_alike_in_any_batch(kernels):
     half=st.integers(0, 70),
     heads=st.integers(1, 5),
     kv_heads=st.integers(1, 3),
-    norm=st.sampled_from([None, "heads", "whole"]),
+    norm=st.sampled_from([None, "heads", "whole", "late", "centered"]),
     interleaved=st.booleans(),
     seed=st.integers(0, 99),
 )
@@ -210,8 +210,12 @@ def test_compiled_rope_write_matches_torch_kernels(kernels, rows, dim, half, hea
     cos, sin = torch.cat((angles.cos(), angles.cos()), -1), torch.cat((-angles.sin(), angles.sin()), -1)
     weight = random_tensor(heads + kv_heads, dim, seed=seed + 1, dtype=torch.float32)
     options = {
-        "head_norm": native.Norm(weight, 1e-6) if norm else None,
+        "head_norm": native.Norm(weight, 1e-6, weight if norm == "centered" else None, norm == "centered")
+        if norm
+        else None,
+        "query_scales": torch.rand(rows) + 0.5 if norm == "late" else None,
         "has_whole_norm": norm == "whole",
+        "is_norm_late": norm == "late",
         "is_interleaved": interleaved,
     }
     slots = torch.randperm(80, generator=torch.Generator().manual_seed(seed))[:rows]

@@ -97,6 +97,26 @@ def test_experts_equal_dense_layers(kinds, activation):
     assert ((actual - expected).abs() <= expected.abs() * 2**-8 + 1e-5).all()
 
 
+@pytest.mark.parametrize(("kind", "limit"), [("bf16", 1e-2), ("int8", 3e-2)])
+def test_experts_read_rows_times_their_weights(kind, limit):
+    """As in Llama 4, where weights multiply what experts read. Each row has the same bits alone."""
+    experts, single = random_experts((kind, "bf16"), 4, 64, 40)
+    x, shared = random_tensor(30, 64), random_tensor(30, 64, seed=5)
+    ids, weights = random_routing(30, 4, 2)
+    weights = torch.cat((weights, torch.ones(30, 1)), -1)
+    expected = shared.float()
+    for slot in range(2):
+        rows = (x * weights[:, slot, None]).bfloat16()
+        outputs = torch.stack(
+            [native.lm_head_logits(native.activate(native.linear(rows, up), "silu"), down) for up, down in single], 1
+        )
+        expected = expected + outputs[torch.arange(30), ids[:, slot]]
+    actual = native.mix_experts(x, experts, ids, weights, shared, weighs_inputs=True)
+    assert (actual - expected).norm() / expected.norm() < limit
+    alone = native.mix_experts(x[7:8], experts, ids[7:8], weights[7:8], shared[7:8], weighs_inputs=True)
+    assert torch.equal(alone, actual[7:8])
+
+
 @settings(max_examples=5, deadline=None)
 @given(
     kinds=st.tuples(st.sampled_from(FORMATS), st.sampled_from(FORMATS)),
@@ -155,6 +175,8 @@ ROUTINGS = [
     native.Routing(32, 4, groups=8, chosen_groups=3, group_best=2, sigmoid=True, normalized=True),
     native.Routing(20, 3, groups=4, chosen_groups=2, group_best=1, scale=16.0),
     native.Routing(1, 1),
+    native.Routing(16, 2, margin=0.02),
+    native.Routing(9, 3, margin=0.5, shared=1),
 ]
 
 

@@ -101,7 +101,9 @@ def test_embed_looks_up_table_rows():
 
 
 @pytest.mark.parametrize("rotary", [32, 20])
-@pytest.mark.parametrize(("norm", "interleaved"), [(None, False), ("heads", False), ("whole", True)])
+@pytest.mark.parametrize(
+    ("norm", "interleaved"), [(None, False), ("heads", False), ("whole", True), ("late", False), ("centered", True)]
+)
 def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
     heads, kv_heads, dim, count = 6, 2, 32, 257
     qkv = random_tensor(count, (heads + 2 * kv_heads) * dim)
@@ -109,27 +111,37 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
     cos, sin = torch.stack((angles.cos(), angles.cos())), torch.stack((-angles.sin(), angles.sin()))
     cos, sin = (each.movedim(0, -1 if interleaved else -2).flatten(-2) for each in (cos, sin))
     weight = random_tensor(heads + kv_heads, dim, seed=4, dtype=torch.float32)
+    bias = random_tensor(heads + kv_heads, dim, seed=6, dtype=torch.float32) if norm == "centered" else None
+    scales = torch.rand(count, generator=torch.Generator().manual_seed(7)) + 0.5 if norm != "whole" else None
     options = {
-        "head_norm": native.Norm(weight, 1e-6) if norm else None,
+        "head_norm": native.Norm(weight, 1e-6, bias, norm == "centered") if norm else None,
         "has_whole_norm": norm == "whole",
+        "is_norm_late": norm == "late",
         "is_interleaved": interleaved,
     }
     pages = 20
     slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
 
-    def kernel(rows, cos, sin, slots):
+    def kernel(rows, cos, sin, slots, *scales):
         pool = empty_pool(pages, LayerKV(kv_heads, dim, dim))
         places = native.write_indices(slots, pool.page_format)
-        queries = native.rope_write(rows.clone(), cos, sin, pool, places, **options)
+        scale = scales[0].contiguous() if scales else None
+        queries = native.rope_write(rows.clone(), cos, sin, pool, places, query_scales=scale, **options)
         stored = [part[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for part in unpack_pages(pool)]
         assert pool.data.count_nonzero() <= 2 * len(rows) * kv_heads * dim
         return torch.cat((queries, *stored), 1)
 
-    actual = check_batch_invariant(kernel, qkv, cos, sin, slots)
+    actual = check_batch_invariant(kernel, qkv, cos, sin, slots, *([] if scales is None else [scales]))
     exact = qkv.double().view(count, -1, dim)
     rotated_heads = exact[:, : heads + kv_heads]
+
+    def rms_norm(x):
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+
     if norm == "heads":
-        rotated_heads = rotated_heads / (rotated_heads.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+        rotated_heads = rms_norm(rotated_heads)
+    elif norm == "centered":
+        rotated_heads = rms_norm(rotated_heads - rotated_heads.mean(-1, keepdim=True)) + bias.double()
     elif norm == "whole":
         sizes = rotated_heads[:, :heads], rotated_heads[:, heads:]
         wholes = [each / (each.pow(2).mean((1, 2), keepdim=True) + 1e-6).sqrt() for each in sizes]
@@ -138,8 +150,14 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
     pairs = torch.complex(*turning.unbind(-1 if interleaved else -2))
     pairs = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())
     turned = torch.stack((pairs.real, pairs.imag), -1 if interleaved else -2).flatten(-2)
-    exact = torch.cat((torch.cat((turned, rotated_heads[..., rotary:]), -1), exact[:, heads + kv_heads :]), 1)
-    assert ((actual - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
+    rotated_heads = torch.cat((turned, rotated_heads[..., rotary:]), -1)
+    if norm == "late":
+        rotated_heads = rms_norm(rotated_heads)
+    if scales is not None:
+        rotated_heads[:, :heads] *= scales.double()[:, None, None]
+    exact = torch.cat((rotated_heads, exact[:, heads + kv_heads :]), 1)
+    # With scales, or a norm after the rotation, numbers are rounded twice, or three times.
+    assert ((actual - exact).abs() <= exact.abs() * 2**-8 * (1 if scales is None else 3) + 1e-5).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -231,7 +249,7 @@ def test_masked_argmax_takes_lowest_id_of_largest_allowed(vocab):
 # --- attention ------------------------------------------------------------------------------------------------
 
 
-def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None, ends=None):
+def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None, ends=None, chunk=None, slopes=None):
     """Attention of one sequence in float64, computed from the formulas. Row i sees keys before ``ends[i]``."""
     count, heads = q.shape[:2]
     k, v = (tensor.double().repeat_interleave(heads // tensor.shape[1], 1) for tensor in (k, v))
@@ -242,6 +260,10 @@ def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None, 
     masked = distance < 0 if ends is None else torch.arange(count) >= torch.tensor(ends)[:, None]
     if window is not None:
         masked |= distance >= window
+    if chunk is not None:
+        masked |= torch.arange(count)[:, None] // chunk != torch.arange(count) // chunk
+    if slopes is not None:
+        scores = scores - slopes.double().view(-1, 1, 1) * distance
     scores = scores.masked_fill(masked, float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, count, 1)), -1)
@@ -347,20 +369,27 @@ LENGTH = st.sampled_from([1, 2, 5, 15, 16, 17, 47, 63, 64, 65, 130, 256, 300])
     kv_heads=st.sampled_from([1, 2, 4]),
     fold=st.sampled_from([1, 2, 3, 7]),
     window=st.sampled_from([None, None, 1, 5, 40, 200]),
+    chunk=st.sampled_from([None, None, 1, 30, 128]),
     softcap=st.sampled_from([None, None, 20.0]),
     sink=st.booleans(),
+    slope=st.booleans(),
     value_dim=st.sampled_from([None, None, 16, 96, 33]),
     int8=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@example([300], 16, 2, 1, None, None, False, None, False, 298)  # torch used another kernel for the values of one row,
-@example([17, 1, 63, 1, 47, 300], 32, 1, 7, None, None, False, None, False, 0)  # and for the last row of many
-def test_attention_row_is_batch_invariant(lengths, dim, kv_heads, fold, window, softcap, sink, value_dim, int8, seed):
+# torch used another kernel for the values of one row, and for the last row of many
+@example([300], 16, 2, 1, None, None, None, False, False, None, False, 298)
+@example([17, 1, 63, 1, 47, 300], 32, 1, 7, None, None, None, False, False, None, False, 0)
+def test_attention_row_is_batch_invariant(
+    lengths, dim, kv_heads, fold, window, chunk, softcap, sink, slope, value_dim, int8, seed
+):
     stage = AttentionCase(
         lengths, kv_heads * fold, LayerKV(kv_heads, dim, value_dim or dim), torch.bfloat16, seed, int8
     )
     sinks = random_tensor(kv_heads * fold, dtype=torch.float32) if sink else None
-    options = {"scale": dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
+    slopes = random_tensor(kv_heads * fold, dtype=torch.float32).abs() / 9 if slope else None
+    options = {"scale": dim**-0.5, "window": window, "chunk": chunk, "softcap": softcap, "sinks": sinks}
+    options["slopes"] = slopes
     outputs_alone = stage.attend_alone(**options)
     for actual, data in zip(outputs_alone, stage.data, strict=True):
         exact = attention_in_float64(*(rounded_to_int8(data) if int8 else data), **options)

@@ -15,7 +15,7 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder, make_rope_table
-from parley.model.networks.families.decoder_family import LLAMA_TENSORS, TensorNames
+from parley.model.networks.families.decoder_family import LLAMA_TENSORS, QueryScaling, TensorNames
 from parley.model.networks.network import MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native import build, compiled, library
@@ -135,6 +135,7 @@ class RandomModel:
                 mlp_after_norm=self.random_norm(shape, shape.tensors.mlp_after_norm),
                 head_norm=self.random_head_norm(heads - shape.kv_heads, shape) if shape.tensors.query_norm else None,
                 sinks=self.random_bf16(shape.heads).float() if shape.tensors.sinks else None,
+                slopes=torch.tensor(layer.slopes) if layer.slopes else None,
             )
             for layer in shape.layers
         ]
@@ -153,7 +154,11 @@ class RandomModel:
         return native.Norm(self.random_bf16(shape.hidden).float(), shape.eps, bias, shape.are_norms_centered)
 
     def random_head_norm(self, heads: int, shape: DecoderConfig) -> native.Norm:
-        return native.Norm(self.random_bf16(heads, shape.head_dim).float(), shape.eps)
+        size = heads, shape.head_dim
+        if shape.layers[0].has_whole_qk_norm:
+            return native.Norm(self.random_bf16(*size).float(), shape.eps)
+        bias = self.random_bf16(*size).float() if shape.have_norms_bias else None
+        return native.Norm(self.random_bf16(*size).float(), shape.eps, bias, shape.are_norms_centered)
 
     def build_batch(self, counts: list[int]) -> PackedBatch:
         """A batch of sequences that compute these numbers of tokens each, after a random number of past tokens."""
@@ -241,6 +246,9 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
         ropes = (rope,) if section else (rope, replace(rope, theta=500.0))
         layer = LayerShape(
             score_scale=dim**-0.5,
+            slopes=tuple(0.1 / (1 + i) for i in range(heads)) if draw(st.booleans()) else (),
+            is_qk_norm_late=draw(st.booleans()),
+            has_scaled_queries=draw(st.booleans()),
             softcap=draw(st.sampled_from([None, 20.0])),
             has_whole_qk_norm=draw(st.booleans()),
             activation=draw(st.sampled_from(ACTIVATIONS)),
@@ -250,8 +258,17 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
         )
         windows = draw(st.lists(st.none() | st.integers(1, CONTEXT), min_size=1, max_size=3))
         shared = draw(st.integers(0, 2))
+        chunks = st.sampled_from([None, None, 1, 20, 64])
         groups = {"groups": 3, "chosen_groups": 2, "sigmoid": True, "normalized": True} if draw(st.booleans()) else {}
-        routing = native.Routing(experts=6, chosen=draw(st.integers(1, 3)), shared=shared, **groups)
+        margin = -1.0 if groups else draw(st.sampled_from([-1.0, -1.0, 0.5]))
+        routing = native.Routing(
+            experts=6,
+            chosen=draw(st.integers(1, 3)),
+            shared=shared,
+            weighs_inputs=draw(st.booleans()),
+            margin=margin,
+            **groups,
+        )
         routings = st.sampled_from([None, routing])
         numbers = st.sampled_from([*range(len(ropes)), *[None] * (latent is None)])
         norms = {name: draw(st.sampled_from([None, "norm"])) for name in LAYER_NORMS[:4]}
@@ -267,7 +284,8 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
             eps=1e-6,
             ropes=ropes,
             layers=tuple(
-                replace(layer, window=window, rope=draw(numbers), routing=draw(routings)) for window in windows
+                replace(layer, window=window, chunk=draw(chunks), rope=draw(numbers), routing=draw(routings))
+                for window in windows
             ),
             expert_width=draw(eights),
             biases=draw(st.frozensets(st.sampled_from(["qkv", "output", "gate_up", "down", "experts"]))),
@@ -277,6 +295,7 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
             are_norms_centered=draw(st.booleans()),
             have_norms_bias=draw(st.booleans()),
             embedding_scale=draw(st.sampled_from([1.0, 7.3])),
+            query_scaling=QueryScaling(length=16, weight=0.3, shift=1),
         )
 
     return build_config()

@@ -11,6 +11,72 @@ OLMO3_ROPE = {
     "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
+GPT_SIZES = {"n_positions": 256, "n_embd": 64, "n_layer": 2, "n_head": 4}
+ROUTED = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama4": (
+        "llama4_text",
+        HEADS
+        | {
+            "num_hidden_layers": 4,
+            "intermediate_size": 48,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 37,
+            "floor_scale": 30,
+        },
+    ),
+    "phimoe": (
+        "phimoe",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.3, "attention_bias": True,
+         "lm_head_bias": True},
+    ),
+    "gpt2": ("gpt2", GPT_SIZES),
+    "gpt_bigcode": ("gpt_bigcode", GPT_SIZES),
+    "gpt_bigcode with heads of their own": ("gpt_bigcode", GPT_SIZES | {"multi_query": False}),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "mpt": ("mpt", {"d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 256}),
+    "falcon with slopes": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "cohere, normed queries": ("cohere", {"use_qk_norm": True}),
+    "olmo": ("olmo", {}),
+    "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "vaultgemma": ("vaultgemma", HEADS | {"sliding_window": 20, "query_pre_attn_scalar": 16}),
+    "exaone4": ("exaone4", {"sliding_window": 20, "num_hidden_layers": 4}),
+    "exaone_moe": (
+        "exaone_moe",
+        ROUTED | {"sliding_window": 20, "num_hidden_layers": 4, "num_shared_experts": 2, "n_group": 2},
+    ),
+    "hyperclovax": ("hyperclovax", {"logits_scaling": 0.125, "residual_multiplier": 0.3}),
+    "hyperclovax without norms after": ("hyperclovax", {"use_post_norm": False, "embedding_multiplier": 3.0}),
+    "cwm": ("cwm", HEADS | {"sliding_window": 20, "num_hidden_layers": 3}),
+    "helium": ("helium", {"head_dim": 16}),
+    "internlm3": ("internlm3", HEADS | {"attention_bias": True, "mlp_bias": True}),
+    "iquestcoder": ("iquestcoder", HEADS),
+    "jais2": ("jais2", {}),
+    "ministral3": (
+        "ministral3",
+        HEADS
+        | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "llama_4_scaling_beta": 0.1,
+                               "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "solar_open": (
+        "solar_open",
+        HEADS | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
+    ),
+    "hunyuan": (
+        "hunyuan_v1_dense",
+        HEADS | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
+    ),
+    "hunyuan_moe": ("hunyuan_v1_moe", HEADS | {"num_experts": 4, "moe_topk": 2}),
+    "hy3": ("hy_v3", ROUTED | HEADS | {"num_shared_experts": 2}),
+    "afmoe": (
+        "afmoe",
+        ROUTED | HEADS | {"num_hidden_layers": 4, "num_shared_experts": 1, "sliding_window": 20, "mup_enabled": True},
+    ),
+}  # fmt: skip
 # Model type and fields of its config, beside those of BASE_CONFIG.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", HEADS),
@@ -44,6 +110,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox one after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "seed_oss": ("seed_oss", HEADS),
     "ministral": ("ministral", HEADS | {"sliding_window": 21, "layer_types": ["full_attention", "sliding_attention"]}),
+    **LATER_FAMILIES,
     **{name: ARCHITECTURES[name] for name in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe")},
     **MIXTURES,
     **LATENT_DECODERS,

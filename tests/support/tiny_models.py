@@ -78,7 +78,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"moe_intermediate_size": 48, "n_shared_experts": 2, "n_routed_experts": 16, "n_group": 4, "topk_group": 2}
         | {"routed_scaling_factor": 2.5, "use_qk_norm": True, "head_dim": 32, "attention_bias": True},
     ),
-    "phimoe": ("phimoe", BASE_CONFIG | EXPERTS),
+    # These two run through Transformers.
+    "aria_text": ("aria_text", BASE_CONFIG | {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
+    "apertus": ("apertus", BASE_CONFIG),
+}
+# Those whose checkpoints merge queries, keys and values. Only tests of decoders and adapters load them.
+MERGED_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_neox": ("gpt_neox", BASE_CONFIG),
     "gpt2": (
         "gpt2",
         {
@@ -93,8 +99,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# Those whose checkpoints merge queries, keys and values of each head. Only tests of decoders and adapters load them.
-MERGED_HEADS: dict[str, tuple[str, dict[str, Any]]] = {"gpt_neox": ("gpt_neox", BASE_CONFIG)}
 LATENTS = BASE_CONFIG | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,

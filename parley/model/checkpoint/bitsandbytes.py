@@ -52,7 +52,8 @@ class BitsAndBytesFormat:
         weight, state_name = linear.name + ".weight", self._state_name(linear)
         if state_name not in checkpoint:
             if f"{linear.name}.SCB" not in checkpoint:
-                return [checkpoint.view_tensor(weight, linear.out, linear.into)]
+                plain = checkpoint.view_tensor(weight, *linear.stored_shape)
+                return [plain.T if linear.transposed else plain]
             return [
                 checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.int8),
                 checkpoint.view_tensor(f"{linear.name}.SCB", linear.out),

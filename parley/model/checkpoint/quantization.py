@@ -61,6 +61,8 @@ class PlainFormat:
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
+        if linear.transposed:
+            return PlainWeight(checkpoint.view_tensor(linear.name + ".weight", *linear.stored_shape).T)
         return read_plain_weight(checkpoint, linear.name + ".weight", linear.out, linear.into)
 
 
@@ -107,7 +109,7 @@ class Quantization:
         if (stored_format := self.find_format(linear.name)) is not None:
             stored_format.view_tensors(checkpoint, linear)
         else:
-            checkpoint.check_tensor(linear.name + ".weight", linear.out, linear.into)
+            checkpoint.check_tensor(linear.name + ".weight", *linear.stored_shape)
 
     def read_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read a linear layer's weight. Raises LoadError."""

@@ -27,7 +27,8 @@ class LinearSpec:
     """A linear layer as the checkpoint names it, from ``into`` to ``out`` numbers per token.
 
     ``groups``: (count, sizes) if its outputs lie in so many equal groups, each with parts of these sizes; they are read
-    with the first parts of all groups first, then the second ones, and so on.
+    with the first parts of all groups first, then the second ones, and so on. ``transposed``: plain weights are stored
+    [into, out].
     """
 
     name: str
@@ -35,6 +36,12 @@ class LinearSpec:
     into: int
     bias: bool = False
     groups: tuple[int, tuple[int, ...]] | None = None
+    transposed: bool = False
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """The shape of its plain weight in the checkpoint."""
+        return (self.into, self.out) if self.transposed else (self.out, self.into)
 
     @property
     def order(self) -> torch.Tensor | None:

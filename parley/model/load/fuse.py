@@ -24,7 +24,13 @@ from parley.model.load.mixture_weights import MixtureWeights
 from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.load.states.state_weights import LayerStateWeights
 from parley.model.networks.config import DecoderConfig, Unfusable
-from parley.model.networks.decoder import LINEAR_SITES, SITES_OF_LAYER, FusedDecoder, make_rope_table
+from parley.model.networks.decoder import (
+    LINEAR_SITES,
+    SITES_OF_LAYER,
+    EmbeddingParts,
+    FusedDecoder,
+    make_rope_table,
+)
 from parley.model.networks.network import LinearSite
 from parley.native.layer import DecoderLayer, StateWeights
 
@@ -34,7 +40,7 @@ LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
 # Frequencies and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, which is not used; and
 # the layers of ERNIE and Qwen that predict further tokens.
 IGNORED_TENSORS = re.compile(
-    r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^(model\.)?mtp[._]"
+    r"rotary_emb\.inv_freq$|\.(attention|attn)\.(masked_)?bias$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^(model\.)?mtp[._]"
 )
 
 
@@ -58,10 +64,10 @@ def fuse_decoder(
         if packed_cache:
             packed_cache.write_weights(weights)
     blocks, norm, head = weights
-    embedding = decoder_weights.embedding_table(head)
+    embedding, parts = decoder_weights.embedding_table(head), decoder_weights.embedding_parts()
     progress(1.0)
     stored_table = embedding.table.rows if isinstance(embedding, BlockEmbedding) else embedding
-    weights_bytes = _tensor_bytes([stored_table, norm, head, *blocks])
+    weights_bytes = _tensor_bytes([stored_table, parts.positions, parts.norm, norm, head, *blocks])
     return FusedDecoder(
         config,
         embedding,
@@ -72,6 +78,7 @@ def fuse_decoder(
         decoder_weights.total_parameters,
         weights_bytes,
         decoder_weights.linear_sites(),
+        parts,
     )
 
 
@@ -84,6 +91,7 @@ def check_tensor_names(decoder_weights: DecoderWeights) -> None:
         decoder_weights.head.name + ".weight",
         *[decoder_weights.head.name + ".bias"] * decoder_weights.head.bias,
         *decoder_weights.norm_tensors(config.tensors.norm),
+        *decoder_weights.embedding_tensors(),
         *decoder_weights.linear_tensors(decoder_weights.head),
     }
     missing = set(decoder_weights.layer_tensors(config.layer_count - 1)) - set(checkpoint.tensor_names)
@@ -172,9 +180,11 @@ class DecoderWeights:
         s, latent = self.config, self.config.latent
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         if latent is None:
-            queries = q * (1 + s.layers[layer].has_output_gate)
+            queries = [q, q] if s.layers[layer].has_output_gate else [q]
+            if len(s.tensors.qkv) < len(queries) + 2:
+                queries = [sum(queries)]
             return {
-                "qkv": self._name_parts("qkv", layer, s.tensors.qkv, [queries, kv, kv], s.hidden),
+                "qkv": self._name_parts("qkv", layer, s.tensors.qkv, [*queries, kv, kv], s.hidden),
                 "output": self._name_parts("output", layer, (s.tensors.output,), [s.hidden], q),
             }
         assert s.tensors.latent_up is not None
@@ -199,10 +209,10 @@ class DecoderWeights:
             groups = s.kv_heads, (s.heads // s.kv_heads * s.head_dim, s.head_dim, s.head_dim)
         outs = outs if len(names) == len(outs) else [sum(outs)]
         parts = [
-            LinearSpec(self.layer_name(layer, name), out, into, site in s.biases, groups)
+            LinearSpec(self.layer_name(layer, name), out, into, site in s.biases, groups, s.has_transposed_linears)
             for name, out in zip(names, outs, strict=True)
         ]
-        if site == "qkv" and s.layers[layer].has_output_gate:
+        if site == "qkv" and s.layers[layer].has_output_gate and len(parts) == 3:
             parts[0] = replace(parts[0], groups=(s.heads, (s.head_dim, s.head_dim)))
         return parts
 
@@ -227,7 +237,7 @@ class DecoderWeights:
     def layer_norms(self, layer: int) -> dict[str, tuple[str, int]]:
         """Return the norms of a layer: name in the checkpoint and width, by field of ``TensorNames``."""
         s = self.config
-        whole = s.layers[layer].has_whole_qk_norm
+        whole = s.layers[layer].has_whole_qk_norm or s.has_headwise_qk_norm
         widths = {
             **dict.fromkeys(("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm"), s.hidden),
             "query_norm": s.head_dim * (s.heads if whole else 1),
@@ -242,11 +252,17 @@ class DecoderWeights:
         if s.latent is not None:
             widths |= {"query_latent_norm": s.latent.query_rank, "latent_norm": s.latent.rank}
         names = {field: getattr(s.tensors, field) for field in widths}
-        return {field: (self.layer_name(layer, name), widths[field]) for field, name in names.items() if name}
+        if not names.get("query_norm") and s.layers[layer].rope is None:
+            names |= {"query_norm": None, "key_norm": None}  # norms without weights are of rotated heads
+        return {
+            field: (self.layer_name(layer, name) if name else "", widths[field])
+            for field, name in names.items()
+            if name is not None
+        }
 
     def norm_tensors(self, name: str) -> list[str]:
-        """Return the names of the tensors of one norm."""
-        return [name + ".weight"] + [name + ".bias"] * self.config.have_norms_bias
+        """Return the names of the tensors of one norm; none if it has no weights."""
+        return ([name + ".weight"] + [name + ".bias"] * self.config.have_norms_bias) if name else []
 
     def layer_tensors(self, layer: int) -> list[str]:
         """Return all tensor names of a layer."""
@@ -269,9 +285,15 @@ class DecoderWeights:
     def total_parameters(self) -> int:
         """The number of elements in all weights of the model as defined, however they are stored."""
         s, numbers = self.config, 1 + self.config.have_norms_bias  # numbers of a norm for each of its outputs
-        total = s.hidden * numbers + s.vocab * (s.hidden * (1 if s.tied else 2) + self.head.bias)
+        total = s.hidden * numbers * bool(s.tensors.norm)
+        total += s.vocab * (s.hidden * (1 if s.tied else 2) + self.head.bias)
+        if s.tensors.positions:
+            total += (s.max_len + s.position_offset) * s.hidden
+        if s.tensors.embedding_norm:
+            total += s.hidden * numbers
         for layer in range(s.layer_count):
-            total += numbers * sum(dict(self.layer_norms(layer).values()).values())  # some are used twice
+            widths = dict(self.layer_norms(layer).values())  # some are used twice
+            total += numbers * sum(width for name, width in widths.items() if name)
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(each.out * (each.into + each.bias) for each in linears)
             total += self.mixtures.layer_parameters(layer) + s.heads * bool(s.tensors.sinks)
@@ -314,12 +336,35 @@ class DecoderWeights:
             self.read_sinks(layer)
             for name, size in (*self.layer_norms(layer).values(), (s.tensors.norm, s.hidden)):
                 for tensor in self.norm_tensors(name):
-                    view(tensor, size)
+                    self.view_norm(tensor, size)
         if not s.tied:
             self.quantization.check_stored_weight(self.checkpoint, self.head)
         if self.head.bias:
             view(self.head.name + ".bias", s.vocab)
         view(self.embedding, s.vocab, s.hidden)
+        self.embedding_parts()
+
+    def embedding_tensors(self) -> list[str]:
+        """Return the names of the tensors of ``embedding_parts``."""
+        names = self.config.tensors
+        positions = [names.positions + ".weight"] if names.positions else []
+        return positions + self.norm_tensors(names.embedding_norm or "")
+
+    def embedding_parts(self) -> EmbeddingParts:
+        """Read what is added to the embeddings of tokens. Raises LoadError."""
+        s, positions, norm = self.config, None, None
+        if s.tensors.positions:
+            rows = s.max_len + s.position_offset
+            positions = self.copy_tensor(s.tensors.positions + ".weight", rows, s.hidden)[s.position_offset :]
+        if s.tensors.embedding_norm is not None:
+            norm = self.read_norm(s.tensors.embedding_norm)
+        return EmbeddingParts(positions, norm)
+
+    def view_norm(self, tensor: str, width: int) -> torch.Tensor:
+        """Return the weights or biases of a norm as they are stored, [width]. Raises LoadError."""
+        shape = self.checkpoint.tensor_shape(tensor)
+        is_matrix = len(shape) == 2 and math.prod(shape) == width  # a row for each head
+        return self.checkpoint.view_tensor(tensor, *(shape if is_matrix else (width,))).flatten()
 
     def read_norm(self, name: str, width: int | None = None, offset: float | None = None) -> native.Norm:
         """Return a norm of ``width`` numbers, by default of hidden states, in float32 on the network's device.
@@ -329,9 +374,12 @@ class DecoderWeights:
         offset = self.config.norm_offset if offset is None else offset
 
         def read(tensor: str, offset: float) -> torch.Tensor:
-            stored = self.checkpoint.view_tensor(tensor, width or self.config.hidden)
+            stored = self.view_norm(tensor, width or self.config.hidden)
             return stored.to(device=self.device, dtype=torch.float32, copy=True).add_(offset)
 
+        if not name:
+            ones = torch.ones(width or self.config.hidden, device=self.device)
+            return native.Norm(ones, self.config.eps, None, self.config.are_norms_centered)
         weight, *biases = self.norm_tensors(name)
         bias = read(biases[0], 0.0) if biases else None
         return native.Norm(read(weight, offset), self.config.eps, bias, self.config.are_norms_centered)
@@ -392,6 +440,8 @@ class DecoderWeights:
         }
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         members["state"] = self.states.read_layer(index)
+        if slopes := self.config.layers[index].slopes:
+            members["slopes"] = torch.tensor(slopes, dtype=torch.float32, device=self.device)
         layer = DecoderLayer(**members)
         self.checkpoint.release_pages(*self.layer_tensors(index))
         return layer
@@ -414,8 +464,13 @@ class DecoderWeights:
         if queries is None or keys is None:
             return None
         dim = self.config.head_dim
-        counts = (self.config.heads, queries.weight), (self.config.kv_heads, keys.weight)
-        return replace(queries, weight=torch.cat([weight.view(-1, dim).expand(count, -1) for count, weight in counts]))
+
+        def merge(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+            counts = (self.config.heads, queries), (self.config.kv_heads, keys)
+            return torch.cat([numbers.view(-1, dim).expand(count, -1) for count, numbers in counts])
+
+        bias = None if queries.bias is None or keys.bias is None else merge(queries.bias, keys.bias)
+        return replace(queries, weight=merge(queries.weight, keys.weight), bias=bias)
 
     def _pack_merged_linears(self, parts: list[LinearSpec]) -> native.PackedWeight:
         """Read linear layers and merge them into one packed weight. Raises LoadError."""

@@ -31,7 +31,7 @@ DTYPE_NAMES = {
     "bf16": torch.bfloat16,
     "float32": torch.float32,
     "fp32": torch.float32,
-    "float16": torch.bfloat16,  # see ``resolve_dtype``
+    **dict.fromkeys(("float16", "fp16", "half"), torch.bfloat16),  # see ``resolve_dtype``
 }
 KV_DTYPES = ("auto", "int8")
 ENCODER_DTYPE = torch.float32
@@ -39,7 +39,13 @@ ENCODER_DTYPE = torch.float32
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 FALLBACK_LENGTH = 2048
 DRAFT_KEEPS_STATES = "{} cannot guess tokens: it has layers that keep a state of each sequence."
-BODY_EMBEDDING = "embed_tokens.weight"  # the embedding of a checkpoint without the prefix of most
+# The embeddings of checkpoints of a body without its head, as embedding models and GPT-2 are, and the missing prefix.
+BODY_EMBEDDINGS = {
+    "embed_tokens.weight": "model.",
+    "decoder.embed_tokens.weight": "model.",
+    "wte.weight": "transformer.",
+    "word_embeddings.weight": "transformer.",
+}
 
 
 class EncoderPlan(NamedTuple):
@@ -106,8 +112,8 @@ def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:
     checkpoint = Checkpoint(folder)
     if plan.is_part:
         keep_language_model(checkpoint)
-    elif BODY_EMBEDDING in checkpoint:
-        checkpoint.add_prefix("model.")  # a body saved without its head, as embedding models are
+    else:
+        checkpoint.add_prefix(next((each for name, each in BODY_EMBEDDINGS.items() if name in checkpoint), ""))
     size, free_bytes = plan.quantization.least_bytes(checkpoint, plan.dtype), free_memory(plan.device)
     if size > free_bytes:
         raise LoadError(f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free.")
@@ -170,8 +176,8 @@ def resolve_dtype(name: str, config: dict[str, Any]) -> torch.dtype:
     elif name in DTYPE_NAMES:
         dtype = DTYPE_NAMES[name]
     else:
-        raise LoadError(f"dtype {name} is unknown; it must be auto, bfloat16, float16 or float32.")
-    if dtype == torch.bfloat16 and "float16" in (name, declared):
+        raise LoadError(f"dtype {name} is unknown; it must be auto, bfloat16, float16, half or float32.")
+    if dtype == torch.bfloat16 and {"float16", "fp16", "half"} & {name, declared}:
         log.info("float16 is computed in bfloat16, which rounds plain weights to 8 bits; --dtype fp32 does not.")
     return dtype
 

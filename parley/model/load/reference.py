@@ -38,6 +38,7 @@ ACTIVATION_DEFINITIONS: dict[str, Callable[[torch.Tensor, torch.Tensor | float],
     "silu": lambda gate, up: gate * gate.sigmoid() * up,
     "gelu": lambda gate, up: gate * (1 + (gate / 2**0.5).erf()) / 2 * up,
     "gelu_tanh": lambda gate, up: gate * (1 + ((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)).tanh()) / 2 * up,
+    "relu": lambda gate, up: gate.clamp_min(0) * up,
     "relu2": lambda gate, up: gate.clamp_min(0) ** 2 * up,
     "clamped_swiglu": lambda gate, up: (
         gate.clamp_max(7) * (1.702 * gate.clamp_max(7)).sigmoid() * (torch.as_tensor(up).clamp(-7, 7) + 1)
@@ -106,6 +107,8 @@ def _position_table(rope: RopeConfig, count: int) -> torch.Tensor:
 
 def expert_shares(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> torch.Tensor:
     """Return the weight of each expert for each row, 0 if it is not chosen: float32 [T, experts] for logits alike."""
+    if routing.margin >= 0:
+        return sparse_shares(logits, routing)
     scores = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
     choice = scores if bias is None else scores + bias
     if routing.groups > 1:
@@ -116,6 +119,18 @@ def expert_shares(logits: torch.Tensor, bias: torch.Tensor | None, routing: Rout
     chosen = torch.zeros_like(scores).scatter(1, choice.topk(routing.chosen).indices, 1.0)
     shares = scores * chosen
     return routing.scale * (shares / shares.sum(-1, keepdim=True) if routing.normalized else shares)
+
+
+def sparse_shares(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return what ``expert_shares`` returns for a sparse mixer."""
+    shares, left = torch.zeros_like(logits), logits.clone()
+    for _ in range(routing.chosen):
+        most, expert = left.max(-1, keepdim=True)
+        close = most - logits <= routing.margin * logits.abs().clamp_min(most)
+        own = left.masked_fill(~close, -math.inf).softmax(-1).gather(1, expert)
+        shares.scatter_(1, expert, routing.scale * own)
+        left.scatter_(1, expert, -math.inf)
+    return shares
 
 
 def reference_logits(
@@ -134,8 +149,8 @@ def reference_logits(
     weights = DecoderWeights(checkpoint, config, quantization, torch.float32, torch.device("cpu"))
     count = len(token_ids)
 
-    def view_float(name: str, width: int) -> torch.Tensor:
-        return checkpoint.view_tensor(name, width).float()
+    def view_float(name: str, *shape: int) -> torch.Tensor:
+        return checkpoint.view_tensor(name, *shape).float()
 
     def rms_norm_rows(x: torch.Tensor, eps: float) -> torch.Tensor:
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
@@ -144,8 +159,17 @@ def reference_logits(
         """The norm of rows of ``width`` numbers, or of parts of them."""
         x = x.unflatten(-1, (-1, width))
         x = rms_norm_rows(x - x.mean(-1, keepdim=True) if config.are_norms_centered else x, eps)
-        x = x * (config.norm_offset + view_float(name + ".weight", width))
-        return (x + view_float(name + ".bias", width) if config.have_norms_bias else x).flatten(-2)
+        if name:
+            x = x * (config.norm_offset + weights.view_norm(name + ".weight", width).float())
+        return (x + weights.view_norm(name + ".bias", width) if name and config.have_norms_bias else x).flatten(-2)
+
+    def norm_heads(x: torch.Tensor, name: str, width: int) -> torch.Tensor:
+        """The norm of queries or keys."""
+        if not config.has_headwise_qk_norm:
+            return norm_rows(x, name, width)
+        heads = x.unflatten(-1, (-1, config.head_dim))
+        heads = rms_norm_rows(heads - heads.mean(-1, keepdim=True) if config.are_norms_centered else heads, config.eps)
+        return heads.flatten(-2) * weights.view_norm(name + ".weight", width).float()
 
     def project_parts(x: torch.Tensor, key: str, layer: int) -> list[torch.Tensor]:
         return [project_rows(x, linear) for linear in weights.linear_parts(layer)[key]]
@@ -163,18 +187,29 @@ def reference_logits(
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1 if rope.is_interleaved else -2)
         return torch.cat((turned.flatten(-2), rest), -1)
 
-    distance = torch.arange(count)[:, None] - torch.arange(count)
+    places = torch.arange(count)
+    distance = places[:, None] - places
+
+    def scale_queries() -> torch.Tensor:
+        scaling = config.query_scaling
+        assert scaling is not None
+        steps = ((places + scaling.shift) / scaling.length).floor()
+        return (1 + scaling.weight * (1 + steps).log())[:, None, None]
 
     def project_heads(rows: list[torch.Tensor], layer: int, norms: dict[str, tuple[str, int]]) -> list[torch.Tensor]:
         """The queries, keys and values of all heads."""
         shape, dim = config.layers[layer], config.head_dim
         sizes = [config.heads * dim, config.kv_heads * dim, config.kv_heads * dim]
         q, k, v = torch.cat(rows, -1).split(sizes, -1)
-        if "query_norm" in norms:
-            q, k = norm_rows(q, *norms["query_norm"]), norm_rows(k, *norms["key_norm"])
+        if "query_norm" in norms and not shape.is_qk_norm_late:
+            q, k = norm_heads(q, *norms["query_norm"]), norm_heads(k, *norms["key_norm"])
         q, k, v = (each.unflatten(-1, (-1, dim)) for each in (q, k, v))
         if shape.rope is not None:
             q, k = (apply_rope(each, config.ropes[shape.rope]) for each in (q, k))
+        if "query_norm" in norms and shape.is_qk_norm_late:
+            q, k = norm_rows(q, *norms["query_norm"]), norm_rows(k, *norms["key_norm"])
+        if shape.has_scaled_queries:
+            q = q * scale_queries()
         return [q, *(each.repeat_interleave(config.heads // config.kv_heads, 1) for each in (k, v))]
 
     def project_latents(
@@ -199,15 +234,19 @@ def reference_logits(
         if config.latent is None:
             rows = project_parts(x, "qkv", layer)
             if shape.has_output_gate:
-                rows[0], gates = rows[0].chunk(2, -1)
-                gate = gates.sigmoid()
+                q, gates, *rest = rows if len(rows) == 4 else [*rows[0].chunk(2, -1), *rows[1:]]
+                rows, gate = [q, *rest], gates.sigmoid()
             q, k, v = project_heads(rows, layer, norms)
         else:
             q, k, v = project_latents(x, config.latent, layer, norms)
         scores = torch.einsum("qhd,khd->hqk", q, k) * shape.score_scale
         if shape.softcap is not None:
             scores = shape.softcap * (scores / shape.softcap).tanh()
+        if shape.slopes:
+            scores = scores - torch.tensor(shape.slopes)[:, None, None] * distance
         visible = distance >= 0
+        if shape.chunk is not None:
+            visible &= places[:, None] // shape.chunk == places // shape.chunk
         if shape.window is not None:
             visible &= distance < shape.window
         scores = scores.masked_fill(~visible, float("-inf"))
@@ -239,7 +278,11 @@ def reference_logits(
             total = run_mlp(x, layer) * (logits[:, routing.experts :].sigmoid() if routing.shared == 2 else 1.0)
         for expert in shares.sum(0).nonzero()[:, 0].tolist():
             rows = shares[:, expert].nonzero()[:, 0]
-            total[rows] += shares[rows, expert, None] * run_expert(x[rows], layer, expert)
+            own = shares[rows, expert, None]
+            if routing.weighs_inputs:
+                total[rows] += run_expert(own * x[rows], layer, expert)
+            else:
+                total[rows] += own * run_expert(x[rows], layer, expert)
         return total
 
     def run_expert(x: torch.Tensor, layer: int, expert: int) -> torch.Tensor:
@@ -259,6 +302,11 @@ def reference_logits(
 
     embedding = read_plain_weight(checkpoint, weights.embedding, config.vocab, config.hidden)
     x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden)) * config.embedding_scale
+    if config.tensors.positions:
+        table = view_float(config.tensors.positions + ".weight", config.max_len + config.position_offset, config.hidden)
+        x = x + table[places + config.position_offset]
+    if config.tensors.embedding_norm is not None:
+        x = norm_rows(x, config.tensors.embedding_norm, config.hidden)
     for layer in layers:
         shape, norms = config.layers[layer], weights.layer_norms(layer)
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from parley.model.networks.families.decoder_family import FULL, LLAMA_TENSORS, MLP, SLIDING, DecoderFamily, TensorNames
+from parley.model.networks.families.decoder_family import (
+    CHUNKED,
+    FULL,
+    LLAMA_TENSORS,
+    MLP,
+    SLIDING,
+    DecoderFamily,
+    QueryScaling,
+    TensorNames,
+)
 from parley.model.networks.families.table import FAMILIES, FUSABLE_TYPES
 from parley.model.networks.mixtures import SIZE_UNIT, MixtureNames
 from parley.model.networks.rope import (
@@ -35,6 +44,7 @@ ACTIVATION_NAMES = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
     "relu2": "relu2",
 }
 
@@ -59,6 +69,9 @@ class DecoderConfig:
     used.
 
     ``has_grouped_qkv``: the checkpoint merges queries, keys and values of each key/value head, not of all heads.
+    ``has_headwise_qk_norm``: the norms of queries and keys have weights of their own for each head.
+    ``has_transposed_linears``: the weights of layers are stored [in, out]. ``position_offset``: of the embedding of
+    position 0. ``query_scaling``: of layers with scaled queries.
     ``latent``: of models with multi-head latent attention, in which each head has a key and a value of its own.
     ``state_tensors``: the names in layers that keep a state.
     """
@@ -87,6 +100,10 @@ class DecoderConfig:
     shared_width: int = 0
     extra_layers: int = 0
     has_grouped_qkv: bool = False
+    has_headwise_qk_norm: bool = False
+    has_transposed_linears: bool = False
+    position_offset: int = 0
+    query_scaling: QueryScaling | None = None
     latent: LatentShape | None = None
     state_tensors: StateNames | None = None
 
@@ -146,6 +163,9 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
     ropes, numbers = _read_ropes(family, fields, head_dim if latent is None else latent.rotary_dim, layer_types)
     if latent is not None and ropes[0].rotary != latent.rotary_dim:
         raise Unfusable(f"it rotates {ropes[0].rotary} of {latent.rotary_dim} dimensions")
+    scaling = None if family.query_scaling is None else family.query_scaling(fields)
+    if scaling is not None and (ropes[0].mrope_section or ropes[0].kind == "longrope"):
+        raise Unfusable("its queries are scaled, and its rotary embedding is none of one axis and one set of factors")
     return DecoderConfig(
         vocab=_read_size(fields, "vocab_size"),
         hidden=hidden,
@@ -156,7 +176,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         max_len=_read_size(fields, "max_position_embeddings"),
         eps=_read_number(fields, "rms_norm_eps"),
         ropes=ropes,
-        layers=_read_layers(family, fields, layer_types, numbers, head_dim),
+        layers=_read_layers(family, fields, layer_types, numbers, head_dim, scaling),
         tied=bool(fields["tie_word_embeddings"]),
         biases=_read_biases(family, fields),
         tensors=_read_tensor_names(family, fields),
@@ -164,7 +184,11 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         are_norms_centered=family.are_norms_centered,
         have_norms_bias=family.have_norms_bias,
         has_grouped_qkv=family.has_grouped_qkv,
-        embedding_scale=hidden**0.5 if family.has_embedding_scale else _read_factor(fields, "embedding_multiplier"),
+        has_headwise_qk_norm=family.has_headwise_qk_norm,
+        has_transposed_linears=family.has_transposed_linears,
+        position_offset=family.position_offset,
+        query_scaling=scaling,
+        embedding_scale=_read_embedding_scale(family, fields, hidden),
         logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
         logit_softcap=_read_optional(fields, "final_logit_softcapping"),
         latent=latent,
@@ -264,10 +288,16 @@ def _read_factor(fields: dict[str, Any], name: str) -> float:
     return value
 
 
+def _read_embedding_scale(family: DecoderFamily, fields: dict[str, Any], hidden: int) -> float:
+    by = family.has_embedding_scale
+    is_scaled = fields[by] if isinstance(by, str) else by
+    return float(hidden**0.5) if is_scaled else _read_factor(fields, "embedding_multiplier")
+
+
 def _read_score_scale(fields: dict[str, Any], head_dim: int) -> float:
     if "kv_lora_rank" in fields:
         return float(head_dim**-0.5 * latent_score_factor(rope_parameters(fields)))
-    if "attention_multiplier" in fields:
+    if fields.get("attention_multiplier") is not None:
         return _read_factor(fields, "attention_multiplier")
     if "query_pre_attn_scalar" in fields:
         return float(_read_factor(fields, "query_pre_attn_scalar") ** -0.5)
@@ -275,7 +305,12 @@ def _read_score_scale(fields: dict[str, Any], head_dim: int) -> float:
 
 
 def _read_layers(
-    family: DecoderFamily, fields: dict[str, Any], layer_types: list[str], ropes: list[int | None], head_dim: int
+    family: DecoderFamily,
+    fields: dict[str, Any],
+    layer_types: list[str],
+    ropes: list[int | None],
+    head_dim: int,
+    scaling: QueryScaling | None,
 ) -> tuple[LayerShape, ...]:
     """Return what each layer computes. ``ropes``: the number of each layer's rotary embedding."""
     activation = family.activation or ACTIVATION_NAMES.get(fields["hidden_act"])
@@ -289,13 +324,18 @@ def _read_layers(
     state = None if family.state is None else family.state.read_shape(fields)
     factors = {} if family.layer_factors is None else family.layer_factors(fields)
     score_scale *= factors.pop("score_scale", 1.0)
+    slopes = () if family.slopes is None else family.slopes(fields)
     return tuple(
         LayerShape(
             score_scale=score_scale,
             window=window if layer_type == SLIDING else None,
+            chunk=_read_size(fields, "attention_chunk_size") if layer_type == CHUNKED else None,
+            slopes=slopes,
             rope=None if layer_type == state_type else rope,
             softcap=_read_optional(fields, "attn_logit_softcapping"),
             has_whole_qk_norm=family.has_whole_qk_norm,
+            is_qk_norm_late=family.is_qk_norm_late,
+            has_scaled_queries=scaling is not None and not (scaling.skips_rotated and rope is not None),
             activation=activation,
             is_gated=family.is_gated,
             is_parallel=bool(fields[family.is_parallel] if isinstance(family.is_parallel, str) else family.is_parallel),
@@ -321,6 +361,8 @@ def _read_layer_types(family: DecoderFamily, fields: dict[str, Any], count: int)
     known = [FULL, SLIDING] if family.state is None else [FULL, SLIDING, family.state.layer_type]
     if family.has_single_parts:
         known.append(MLP)
+    if "attention_chunk_size" in family.fields:
+        known.append(CHUNKED)
     if len(layer_types) != count or not set(layer_types) <= set(known):
         raise Unfusable(f"its layer_types are not one of {' and '.join(known)} per layer")
     return list(layer_types)
@@ -353,6 +395,8 @@ def _read_ropes_by_type(family: DecoderFamily, fields: dict[str, Any], head_dim:
     if family.mrope is not None:
         return {FULL: read_mrope(fields, head_dim, *family.mrope)}
     parameters = rope_parameters(fields)
+    if family.resolve_rope is not None:
+        parameters = family.resolve_rope(fields, parameters, head_dim)
     if family.local_theta is None:
         return {FULL: read_rope(fields, parameters, head_dim)}
     by_type = {FULL: parameters, SLIDING: {}}

@@ -9,7 +9,7 @@ This module must not know files or configs; it receives packed weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,6 +43,23 @@ def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -
     return torch.stack(tables).to(device)
 
 
+def make_query_scales(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor | None:
+    """Return the factor of queries at each position, float32 [max_len]; None if no layer scales them."""
+    scaling = config.query_scaling
+    if scaling is None:
+        return None
+    steps = (torch.arange(max_len) + scaling.shift) // scaling.length
+    return (1 + scaling.weight * steps.float().log1p()).to(device)
+
+
+@dataclass(frozen=True)
+class EmbeddingParts:
+    """What a model adds to the embeddings of tokens: those of positions [max_len, hidden], and the norm of the sum."""
+
+    positions: torch.Tensor | None = None
+    norm: native.Norm | None = None
+
+
 class FusedDecoder:
     """``network.DecoderNetwork`` for one model. ``rope_table``: from ``make_rope_table``."""
 
@@ -57,8 +74,11 @@ class FusedDecoder:
         parameters: int,
         weights_bytes: int,
         linears: Mapping[str, LinearSite] | None = None,
+        embedding_parts: EmbeddingParts = EmbeddingParts(),
     ):
         self.config = config
+        self._embedding_parts = embedding_parts
+        self._query_scales = make_query_scales(config, rope_table.shape[1], rope_table.device)
         self.linears = linears or {}
         self.parameters = parameters
         self.weights_bytes = weights_bytes
@@ -75,7 +95,7 @@ class FusedDecoder:
         ]
         self.layer_weights = layer_weights
         self._embedding = embedding
-        self._computes_embeddings = not isinstance(embedding, torch.Tensor)
+        self._computes_embeddings = not isinstance(embedding, torch.Tensor) or embedding_parts != EmbeddingParts()
         self._norm = norm
         self._head = head
         # Gemma was trained with the rounded scale.
@@ -98,6 +118,7 @@ class FusedDecoder:
             self.parameters,
             self.weights_bytes,
             self.linears,
+            self._embedding_parts,
         )
 
     def _build_stack(self) -> native.Stack | None:
@@ -142,7 +163,12 @@ class FusedDecoder:
             batch.adapted,
             embeddings=self._embed_tokens(batch) if batch.media is not None or self._computes_embeddings else None,
             angles=None if batch.rope_positions is None else self._rope_angles(batch),
+            query_scales=self._position_scales(batch),
         )
+
+    def _position_scales(self, batch: PackedBatch) -> torch.Tensor | None:
+        """Return the factor of each token's queries, float32 [T]; None if no layer scales them."""
+        return None if self._query_scales is None else self._query_scales.index_select(0, batch.positions)
 
     def _embed_tokens(self, batch: PackedBatch) -> torch.Tensor:
         """Return the embeddings of all tokens [T, hidden]. Those of media replace their placeholders'."""
@@ -152,6 +178,10 @@ class FusedDecoder:
         embeddings = native.embed_tokens(token_ids, self._embedding)
         if self._embedding_scale != 1:
             embeddings.mul_(self._embedding_scale)
+        if (table := self._embedding_parts.positions) is not None:
+            embeddings += table.index_select(0, batch.positions)
+        if (norm := self._embedding_parts.norm) is not None:
+            embeddings = native.norm_rows(embeddings, norm)
         return embeddings if media is None else embeddings.index_copy_(0, media.tokens, media.embeddings)
 
     def _rope_rows(self, batch: PackedBatch, positions: torch.Tensor) -> torch.Tensor:
@@ -212,6 +242,7 @@ class FusedDecoder:
         norm, reader = norms_with_readers[0]
         x = native.norm_rows(residual, norm, consumer=reader)
         layers = zip(self.layer_weights, config.layers, norms_with_readers[1:], strict=True)
+        query_scales = self._position_scales(batch)
         states = batch.states or temporary_states(self.state_sizes, batch.spans)
         for i, (block, shape, (norm, reader)) in enumerate(layers):
             beat()
@@ -219,7 +250,7 @@ class FusedDecoder:
                 added = self._apply_linear(self._run_state_layer(i, x, batch, states), batch, i, "state_output")
                 residual = native.add_norm(added, residual, None, scale=shape.state_scale)[1]
             if shape.has_attention:
-                attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope])
+                attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope], query_scales)
             elif shape.has_mixer:
                 attended = self._run_state_layer(i, x, batch, states)
             if shape.has_mixer:
@@ -252,6 +283,7 @@ class FusedDecoder:
         pages: KVPages,
         cos: torch.Tensor,
         sin: torch.Tensor,
+        query_scales: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the attention of one layer before its output layer, [T, heads * head_dim]; write keys and values."""
         config, shape, block = self.config, self.config.layers[layer], self.layer_weights[layer]
@@ -272,7 +304,9 @@ class FusedDecoder:
                 pages.token_places(store, batch),
                 head_norm=block.head_norm,
                 has_whole_norm=shape.has_whole_qk_norm,
+                is_norm_late=shape.is_qk_norm_late,
                 is_interleaved=config.rope.is_interleaved,
+                query_scales=query_scales if shape.has_scaled_queries else None,
             )
         attended = pages.attend_pages(
             store,
@@ -280,8 +314,10 @@ class FusedDecoder:
             batch,
             scale=shape.score_scale,
             window=shape.window,
+            chunk=shape.chunk,
             softcap=shape.softcap,
             sinks=block.sinks,
+            slopes=block.slopes,
         )
         if block.value_up is not None:
             attended = native.linear_heads(attended, block.value_up)
@@ -360,7 +396,10 @@ class FusedDecoder:
         assert isinstance(x, torch.Tensor), "routers read rows as they are"
         ids, weights = native.route(native.lm_head_logits(x, mixture.router), mixture.bias, shape.routing)
         shared = self._run_mlp(layer, x, batch) if shape.routing.shared else None
-        return native.mix_experts(x, mixture.experts, ids, weights, shared, shape.activation)
+        weighs_inputs = shape.routing.weighs_inputs
+        return native.mix_experts(
+            x, mixture.experts, ids, weights, shared, shape.activation, weighs_inputs=weighs_inputs
+        )
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]."""

@@ -67,6 +67,18 @@ def sparse_mlp_types(fields: Mapping[str, Any], layer: int) -> bool:
     return bool(types[layer] == "sparse")
 
 
+def exaone_layers(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: as ``sparse_mlp_types``, or without types as ``after_dense_layers``."""
+    return (after_dense_layers if fields["mlp_layer_types"] is None else sparse_mlp_types)(fields, layer)
+
+
+def llama4_layers(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: those in ``moe_layers``, or else each ``interleave_moe_layer_step``-th."""
+    if fields["moe_layers"] is not None:
+        return layer in fields["moe_layers"]
+    return bool((layer + 1) % _read_count(fields, "interleave_moe_layer_step") == 0)
+
+
 def ernie_layers(fields: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a mixture: each ``moe_layer_interval``-th from ``moe_layer_start_index`` on, up to
     ``moe_layer_end_index``; -1 is the last."""
@@ -80,7 +92,8 @@ class MixtureFamily:
 
     ``layouts``: the names of tensors in the forms in which checkpoints are published. ``normalized``: whether the
     weights of a row's experts are divided by their sum, or None if ``norm_topk_prob`` says so. ``is_sigmoid``: scores
-    are sigmoids. ``group_best``: of ``Routing``. ``shared``: of ``Routing``, for models with shared experts.
+    are sigmoids. ``group_best`` and ``weighs_inputs``: of ``Routing``. ``shared``: of ``Routing``, for models with
+    shared experts. ``jitter``: the field of half the margin of a sparse mixer.
     """
 
     layouts: tuple[MixtureNames, ...]
@@ -89,6 +102,8 @@ class MixtureFamily:
     is_sigmoid: bool = False
     group_best: int = 1
     shared: int = 0
+    weighs_inputs: bool = False
+    jitter: str | None = None
 
     def read_routing(self, fields: Mapping[str, Any]) -> Routing:
         """Return the rule of the router. Raises Unfusable."""
@@ -106,7 +121,9 @@ class MixtureFamily:
             sigmoid=self.is_sigmoid,
             normalized=bool(fields["norm_topk_prob"]) if self.normalized is None else self.normalized,
             shared=self.shared if self.read_shared_width(fields) else 0,
+            weighs_inputs=self.weighs_inputs,
             scale=float(fields.get("routed_scaling_factor") or 1.0),
+            margin=-1.0 if self.jitter is None else 2 * float(fields[self.jitter]),
         )
 
     def read_expert_width(self, fields: Mapping[str, Any]) -> int:
@@ -125,6 +142,8 @@ class MixtureFamily:
 
 def _read_count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = fields.get(name) or default
+    if isinstance(value, list) and value and value.count(value[0]) == len(value):
+        value = value[0]  # one for each layer, all alike
     if type(value) is not int or value < 1:
         raise Unfusable(f"its config gives {name} as {fields.get(name)!r}")
     return value
@@ -252,4 +271,74 @@ LFM2_MIXTURE = MixtureFamily(
     ),
     has_mixture=after_dense_layers,
     is_sigmoid=True,
+)
+LLAMA4_NAMES = MixtureNames(
+    router="feed_forward.router",
+    gate_up=("feed_forward.experts.{}.gate_proj", "feed_forward.experts.{}.up_proj"),
+    down="feed_forward.experts.{}.down_proj",
+    shared_gate_up=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
+    shared_down="feed_forward.shared_expert.down_proj",
+)
+LLAMA4_MIXTURE = MixtureFamily(
+    (
+        replace(
+            LLAMA4_NAMES,
+            gate_up=("feed_forward.experts.gate_up_proj",),
+            down="feed_forward.experts.down_proj",
+            transposed=True,
+        ),
+        LLAMA4_NAMES,
+    ),
+    has_mixture=llama4_layers,
+    normalized=False,
+    is_sigmoid=True,
+    shared=1,
+    weighs_inputs=True,
+)
+PHIMOE_MIXTURE = MixtureFamily(
+    (MIXTRAL_NAMES, replace(_both_layouts(MIXTRAL_NAMES)[1], router="mlp.router")),
+    normalized=False,
+    jitter="router_jitter_noise",
+)
+EXAONE_MIXTURE = replace(
+    GLM4_MIXTURE,
+    layouts=(replace(DEEPSEEK_NAMES, choice_bias="mlp.e_score_correction_bias"), *_both_layouts(DEEPSEEK_NAMES)),
+    has_mixture=exaone_layers,
+)
+HUNYUAN_MIXTURE = MixtureFamily(
+    tuple(
+        replace(
+            each,
+            router="mlp.gate.wg",
+            shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+            shared_down="mlp.shared_mlp.down_proj",
+        )
+        for each in _both_layouts(MixtureNames())
+    ),
+    normalized=True,
+    shared=1,
+)
+HY3_MIXTURE = MixtureFamily(
+    (
+        replace(
+            DEEPSEEK_NAMES,
+            router="mlp.router.gate",
+            choice_bias="mlp.expert_bias",
+            shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+            shared_down="mlp.shared_mlp.down_proj",
+        ),
+        replace(_both_layouts(DEEPSEEK_NAMES)[1], choice_bias="mlp.e_score_correction_bias"),
+    ),
+    has_mixture=sparse_mlp_types,
+    normalized=True,
+    is_sigmoid=True,
+    shared=1,
+)
+AFMOE_NAMES = replace(DEEPSEEK_NAMES, router="mlp.router.gate", choice_bias="mlp.expert_bias")
+AFMOE_MIXTURE = MixtureFamily(
+    (AFMOE_NAMES, replace(_both_layouts(AFMOE_NAMES)[1], router="mlp.router.gate")),
+    has_mixture=after_dense_layers,
+    normalized=True,
+    is_sigmoid=True,
+    shared=1,
 )

@@ -117,13 +117,17 @@ class KVPages(Protocol):
         *,
         scale: float,
         window: int | None = None,
+        chunk: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], same dtype. A token sees
         itself, earlier tokens, and later ones up to ``batch.visible_ends``.
 
-        ``window`` w: of the earlier tokens, it sees the last w - 1. ``softcap`` c: scores become c * tanh(score / c).
+        ``window`` w: of the earlier tokens, it sees the last w - 1. ``chunk`` c: it sees none before the last multiple
+        of c that is not beyond its position. ``slopes`` [heads] are added to scores, times the negative distance of a
+        key. ``softcap`` c: scores become c * tanh(score / c).
         ``sinks`` [heads]: one extra logit per head that takes probability but contributes no value.
         """
 

@@ -75,7 +75,7 @@ class PagedKV:
             )
         self._pools = [pools[i] for i in range(len(layers))]
         self._batch: PackedBatch | None = None
-        self._plans: dict[tuple[int, native.PageFormat, int | None], native.AttentionPlan] = {}
+        self._plans: dict[tuple[int, native.PageFormat, int | None, int | None], native.AttentionPlan] = {}
         self._places: dict[native.PageFormat, torch.Tensor] = {}
         self.clear_pages([blocks])
 
@@ -136,24 +136,28 @@ class PagedKV:
         *,
         scale: float,
         window: int | None = None,
+        chunk: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
         self._enter_batch(batch)
         pool = self._pools[layer]
-        key = (queries.shape[1], pool.page_format, window)
+        key = (queries.shape[1], pool.page_format, window, chunk)
         if key not in self._plans:
             self._plans[key] = native.plan_attention(
                 batch.spans,
                 heads=queries.shape[1],
                 page_format=pool.page_format,
                 window=window,
+                chunk=chunk,
                 ends=batch.visible_ends,
                 zero_page=self.blocks,
                 device=self.device,
             )
-        return native.attend(queries, pool, self._plans[key], scale=scale, softcap=softcap, sinks=sinks)
+        plan = self._plans[key]
+        return native.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)
 
     def _enter_batch(self, batch: PackedBatch) -> None:
         """Drop the plans of the previous batch. A batch object belongs to one step and is never changed."""

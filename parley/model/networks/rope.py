@@ -132,6 +132,27 @@ def read_rope(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int)
     raise Unfusable(f"its rotary scaling is {kind}")
 
 
+def resolve_alpha(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Return the parameters of a plain rotary embedding in place of those of a dynamic one with a fixed factor alpha
+    (Hunyuan). It multiplies the base by alpha to the power of d / (d - 2). Raises Unfusable."""
+    kind, alpha = parameters.get("rope_type") or parameters.get("type"), parameters.get("alpha")
+    if kind != "dynamic" or not alpha:
+        return parameters
+    theta = parameters.get("rope_theta") or fields["rope_theta"]
+    try:
+        return {"rope_theta": float(theta) * float(alpha) ** (head_dim / (head_dim - 2))}
+    except (TypeError, ValueError, ArithmeticError):
+        raise Unfusable("its dynamic rotary scaling is incomplete") from None
+
+
+def resolve_mscale(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Return the parameters of PhiMoE's rotary embedding with its scale under the usual name. Raises Unfusable."""
+    short, long = parameters.get("short_mscale"), parameters.get("long_mscale")
+    if short != long:
+        raise Unfusable(f"the scales of its rotary embedding differ: {short!r} and {long!r}")
+    return parameters if short is None else {**parameters, "attention_factor": short}
+
+
 def yarn_scale(factor: float, weight: float) -> float:
     """Return YaRN's scale of attention for contexts that are ``factor`` times as long (arXiv 2309.00071, section 3.4),
     with the ``weight`` that DeepSeek adds (mscale)."""

@@ -40,11 +40,17 @@ struct Problem {
   const char* pages;
   bf16* out;
   const int64_t* table;
-  const float* sinks;
+  const float *sinks, *slopes;
   const int64_t* ends;  // of the rows, as in `attend`; or null
   Layout layout;
-  long heads, window;
+  long heads, window, chunk;
   float scale, softcap;
+
+  // The first position that a token at this one sees.
+  long start(long position) const {
+    long first = chunk > 0 ? position / chunk * chunk : 0;
+    return window > 0 ? std::max(first, position + 1 - window) : first;
+  }
 
   // The number of tokens that a token of the span sees.
   long end(const Span& span, long token) const {
@@ -84,6 +90,8 @@ struct Room {
   alignas(64) float key_scales[BLOCK], value_scales[BLOCK];
   Vec total[UNIT];
   long from[UNIT], upto[UNIT];  // the keys that a row sees
+  long position[UNIT];
+  float slope[UNIT];  // times LOG2E; 0 without slopes
 };
 
 // Two vectors of columns in one page, and the same of a page needed later.
@@ -213,6 +221,8 @@ void weigh(Room& room, const Problem& problem, long first, long count, long bloc
       v *= scale;
       if (problem.softcap > 0)
         v = capped(v, problem.softcap) * LOG2E;
+      if (problem.slopes)
+        v = fma(numbers + (float)(block + j * LANES - room.position[first + i]), fill(room.slope[first + i]), v);
       if (!WHOLE) {
         Vec at = numbers + (float)(j * LANES);
         v = (at >= from) & (at < upto) ? v : fill(-INFINITY);
@@ -363,7 +373,9 @@ void attend(Room& room, const Problem& problem, const Task& task, const Task& fo
     query[pairs - 1] = query[std::max(0l, pairs - 2)] = 0;
     memcpy(query, problem.queries + (task.span->first + token) * problem.stride + head * layout.dim, 2 * layout.dim);
     room.upto[r] = problem.end(*task.span, token);
-    room.from[r] = problem.window > 0 ? std::max(0l, position + 1 - problem.window) : 0;
+    room.from[r] = problem.start(position);
+    room.position[r] = position;
+    room.slope[r] = problem.slopes ? problem.slopes[head] * LOG2E : 0;
   }
   const char* later[PAGES];
   for (long i = 0; i < PAGES; i++)
@@ -394,7 +406,7 @@ struct Cut {
         long rows = std::min(UNIT, span->count * fold - row), past = span->length - span->count;
         long last = (row + rows - 1) / fold, end = problem.end(*span, last);
         for (long token = row / fold; problem.ends && token < last; token++) end = std::max(end, problem.end(*span, token));
-        long begin = problem.window > 0 ? std::max(0l, past + row / fold + 1 - problem.window) : 0;
+        long begin = problem.start(past + row / fold);
         units.push_back({span, 0, row, rows, begin / BLOCK * BLOCK, end, nullptr});
         work += cost(units.back()) * heads;
       }
@@ -437,15 +449,16 @@ int64_t page_bytes(int64_t heads, int64_t dim, int64_t value_dim, int64_t int8, 
   return Layout{heads, dim, value_dim, int8 != 0, latent != 0}.page_bytes();
 }
 
-// out [T, heads, value_dim] = attention of queries [T, heads, dim] over the pages. sinks [heads] may be null; window
-// and softcap are 0 for none. ends [T]: the position after the last one that a row sees, which is its own or a later one
-// of its span; null: its own. `latent`: a value is the beginning of its key, and
-// value_dim is even.
+// out [T, heads, value_dim] = attention of queries [T, heads, dim] over the pages. sinks [heads] and slopes [heads] may be
+// null; window, chunk and softcap are 0 for none. A slope times the distance of a key, which is negative, is added to its
+// score. ends [T]: the position after the last one that a row sees, which is its own or a later one of its span; null: its
+// own. `latent`: a value is the beginning of its key, and value_dim is even.
 void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
-            const int64_t* table, const float* sinks, const int64_t* ends, int64_t heads, int64_t kv_heads, int64_t dim,
-            int64_t value_dim, int64_t int8, int64_t latent, int64_t window, float scale, float softcap, int64_t threads) {
+            const int64_t* table, const float* sinks, const float* slopes, const int64_t* ends, int64_t heads, int64_t kv_heads,
+            int64_t dim, int64_t value_dim, int64_t int8, int64_t latent, int64_t window, int64_t chunk, float scale,
+            float softcap, int64_t threads) {
   Layout layout{kv_heads, dim, value_dim, int8 != 0, latent != 0};
-  Problem problem{queries, stride, pages, out, table, sinks, ends, layout, heads, window, scale, softcap};
+  Problem problem{queries, stride, pages, out, table, sinks, slopes, ends, layout, heads, window, chunk, scale, softcap};
   Cut cut(problem, (const Span*)spans, count, threads);
   long tasks = cut.tasks.size();
   std::atomic<long> taken{0};

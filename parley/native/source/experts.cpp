@@ -36,7 +36,7 @@ struct Room {
   Rows x, pairs, active;  // the batch's rows; these in the order of experts; the rows between the layers of an MLP
   bf16* gate_up;
   float* outputs;  // of the MLPs
-  int64_t *source, *place;  // the row of each pair; the pair of each row and chosen expert
+  int64_t* place;  // the pair of each row and chosen expert
   RowSlice* slices;  // the pairs of each chosen expert
 
   Room(const Experts& e, long rows, long chosen, void* memory) : end((uintptr_t)memory) {
@@ -46,7 +46,6 @@ struct Room {
     take_rows(active, count, e.down.into);
     take(gate_up, count * e.gate_up.out);
     take(outputs, count * e.down.out);
-    take(source, count);
     take(place, count);
     take(slices, e.count);
   }
@@ -67,7 +66,7 @@ struct Room {
 long rows_at_once(long M, long chosen) { return std::min(M, std::max(1L, PAIRS / std::max(1L, chosen))); }
 
 // Sorts the pairs of rows and chosen experts by expert. Returns the pairs of each expert that has any.
-Slices sort_pairs(const Experts& e, const int64_t* ids, long count, long chosen, const Room& room) {
+Slices sort_pairs(const Experts& e, const int64_t* ids, long count, const Room& room) {
   std::vector<long> ends(e.count + 1);
   for (long i = 0; i < count; i++) ends[ids[i] + 1]++;
   long touched = 0;
@@ -75,23 +74,26 @@ Slices sort_pairs(const Experts& e, const int64_t* ids, long count, long chosen,
     if (ends[expert + 1]) room.slices[touched++] = {ends[expert], ends[expert + 1], expert};
     ends[expert + 1] += ends[expert];
   }
-  for (long i = 0; i < count; i++) {
-    long pair = ends[ids[i]]++;
-    room.source[pair] = i / chosen;
-    room.place[i] = pair;
-  }
+  for (long i = 0; i < count; i++) room.place[i] = ends[ids[i]]++;
   return {room.slices, touched};
 }
 
-// Copies rows into the order of pairs.
-void gather(const Linear& layer, const Rows& from, const Room& room, long count, long threads) {
+// Copies `rows` rows into the order of pairs, times the weights of their pairs unless these are null. Rows of weights are
+// `stride` numbers apart.
+void gather(const Linear& layer, const Rows& from, const Room& room, const float* weights, long stride, long rows, long chosen,
+            long threads) {
   long width = layer.into;
-  each(count, width, threads, [&](long pair) {
-    long row = room.source[pair];
+  each(rows * chosen, width, threads, [&](long i) {
+    long pair = room.place[i], row = i / chosen;
+    float weight = weights ? weights[row * stride + i % chosen] : 1;
     if (layer.form == INT8) {
       memcpy(room.pairs.values + pair * width, from.values + row * width, width);
-      room.pairs.scales[pair] = from.scales[row];
+      room.pairs.scales[pair] = from.scales[row] * weight;
       room.pairs.excess[pair] = from.excess[row];
+    } else if (weights) {
+      const bf16* x = from.plain + row * width;
+      bf16* to = room.pairs.plain + pair * width;
+      for (long k = 0; k < width; k += LANES) store(to + k, load(x + k, width - k) * weight, width - k);
     } else {
       memcpy(room.pairs.plain + pair * width, from.plain + row * width, width * sizeof(bf16));
     }
@@ -130,8 +132,8 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
     Rows from = room.x;
     if (e.gate_up.form == INT8) quantize_rows(x + start * hidden, from.values, from.scales, from.excess, rows, hidden, threads);
     else from.plain = (bf16*)x + start * hidden;
-    Slices slices = sort_pairs(e, ids + start * chosen, count, chosen, room);
-    gather(e.gate_up, from, room, count, threads);
+    Slices slices = sort_pairs(e, ids + start * chosen, count, room);
+    gather(e.gate_up, from, room, e.weighs_inputs ? weights + start * stride : nullptr, stride, rows, chosen, threads);
     multiply(e.gate_up, room.pairs, slices, room.gate_up, false, threads);
     bool int8 = e.down.form == INT8;
     const Rows& active = room.active;
@@ -143,7 +145,8 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
       for (long i = 0; i < hidden; i += LANES) {
         Vec total = {};
         for (long slot = 0; slot < chosen; slot++)
-          total = fma(load(room.outputs + room.place[m * chosen + slot] * hidden + i, hidden - i), fill(weight[slot]), total);
+          total = fma(load(room.outputs + room.place[m * chosen + slot] * hidden + i, hidden - i),
+                      fill(e.weighs_inputs ? 1.f : weight[slot]), total);
         if (shared) total = fma(load(shared + (start + m) * hidden + i, hidden - i), fill(weight[chosen]), total);
         store(out + (start + m) * hidden + i, total, hidden - i);
       }

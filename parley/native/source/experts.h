@@ -5,14 +5,15 @@
 // How a router turns logits into chosen experts and their weights. Fields as in Routing of native/layer_shape.py.
 struct Routing {
   int64_t experts, chosen, groups, chosen_groups, group_best;
-  int64_t sigmoid, normalized, shared;
-  float scale;
+  int64_t sigmoid, normalized, shared, weighs_inputs;
+  float scale, margin;
 };
 
-// Gated MLPs. Each weight holds one per expert, one after another, without a permutation.
+// Gated MLPs. Each weight holds one per expert, one after another, without a permutation. `weighs_inputs`: the router's
+// weights multiply the inputs of experts, not their outputs.
 struct Experts {
   int64_t count;
-  int64_t activation;
+  int64_t activation, weighs_inputs;
   Linear gate_up, down;
 };
 

@@ -13,9 +13,9 @@ constexpr long SITES = 5;  // linear layers of a layer that adapters may change,
 struct Layer {
   const Norm *attention_norm, *attention_after_norm, *mlp_norm, *mlp_after_norm, *head_norm;
   const Norm *query_latent_norm, *latent_norm;
-  const float* sinks;   // or null
-  int64_t window, rope; // 0: no window; -1: no rotation
-  int64_t activation, gated, parallel, whole_qk_norm;
+  const float *sinks, *slopes;  // or null
+  int64_t window, chunk, rope;  // 0: no window, no chunks; -1: no rotation
+  int64_t activation, gated, parallel, whole_qk_norm, late_qk_norm, scaled_queries;
   float score_scale, softcap, residual_scale;  // softcap 0: none
   Linear qkv, output, gate_up, down;  // the last two of a shared expert, or none, if there is a mixture
   Linear query_up, key_up, value_up;  // of latent attention, or none; the last two have a weight of each head
@@ -249,9 +249,10 @@ int64_t layers_room(const Stack* stack, int64_t M, int64_t columns) { return Roo
 
 // out [M, hidden] = the normed result of all layers for M tokens. Their keys and values are written to the pages;
 // `pages` has the address of each layer's. tokens, positions, slots [M]; spans, table: as in `attend`; adapted: the
-// rows with adapters. Returns false, without computing anything, if a token has no embedding or a position no angles.
+// rows with adapters; query_scales [M] of layers with scaled queries, or null. Returns false, without computing anything, if
+// a token has no embedding or a position no angles.
 int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
-               const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8,
+               const float* query_scales, const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8,
                const Adapted* adapted, void* memory, int64_t threads) {
   const Stack& s = *stack;
   for (long m = 0; m < M; m++)
@@ -269,15 +270,16 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
     if (s.plain) {
       const bf16* queries = run.write_latents(layer, cos, sin, pages[i], slots, int8, SITES * i + 4);
       long rank = layer.value_up.into;
-      attend(queries, s.heads * s.dim, pages[i], room.head_outputs, spans, count, table, layer.sinks, nullptr, s.heads, 1, s.dim,
-             rank, int8, true, layer.window, layer.score_scale, layer.softcap, threads);
+      attend(queries, s.heads * s.dim, pages[i], room.head_outputs, spans, count, table, layer.sinks, layer.slopes, nullptr, s.heads,
+             1, s.dim, rank, int8, true, layer.window, layer.chunk, layer.score_scale, layer.softcap, threads);
       run.multiply_heads(layer.value_up, room.head_outputs, s.heads * rank, rank);
       scatter_heads(room.head_outputs, room.plain, M, s.heads, layer.value_up.out, threads);
     } else {
-      rope_write(room.outputs, cos, sin, pages[i], slots, layer.head_norm, layer.whole_qk_norm, M, s.heads, s.kv_heads, s.dim,
-                 rotary, s.interleaved, int8, threads);
-      attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, layer.sinks, nullptr, s.heads, s.kv_heads,
-             s.dim, s.dim, int8, false, layer.window, layer.score_scale, layer.softcap, threads);
+      rope_write(room.outputs, cos, sin, pages[i], slots, layer.head_norm, layer.whole_qk_norm, layer.late_qk_norm,
+                 layer.scaled_queries ? query_scales : nullptr, M, s.heads, s.kv_heads, s.dim, rotary, s.interleaved, int8,
+                 threads);
+      attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, layer.sinks, layer.slopes, nullptr, s.heads,
+             s.kv_heads, s.dim, s.dim, int8, false, layer.window, layer.chunk, layer.score_scale, layer.softcap, threads);
     }
     if (layer.output.form == INT8)
       quantize_rows(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);

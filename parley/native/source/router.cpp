@@ -2,8 +2,10 @@
 //
 // A row's scores are the softmax or the sigmoids of its logits. The experts with the largest scores are chosen, of equal
 // ones those with the lowest numbers; a bias may be added for the choice only. If experts are in groups, the groups whose
-// best experts score most are chosen first, and then experts of these groups. All in fp32, one thread per row.
+// best experts score most are chosen first, and then experts of these groups. With a margin, each choice has a softmax of
+// its own, over those that are left and close to the best. All in fp32, one thread per row.
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "experts.h"
@@ -51,8 +53,24 @@ void choose_groups(const Routing& r, const float* choice, bool* taken) {
   for (long i = 0; i < r.experts; i++) taken[i] = !chosen[i / size];
 }
 
+// The choice of a sparse mixer; see Routing in native/layer_shape.py.
+void mix_sparsely(const Routing& r, const float* logits, int64_t* ids, float* weights, bool* taken) {
+  std::fill(taken, taken + r.experts, false);
+  for (long i = 0; i < r.chosen; i++) {
+    long best = best_of(logits, taken, r.experts);
+    float most = logits[best], total = 0;
+    for (long j = 0; j < r.experts; j++)
+      if (!taken[j] && !(most - logits[j] > r.margin * std::max(std::abs(logits[j]), most)))
+        total += exp(fill(logits[j] - most))[0];
+    taken[best] = true;
+    ids[i] = best;
+    weights[i] = r.scale / total;
+  }
+}
+
 void route_row(const Routing& r, const float* logits, const float* bias, int64_t* ids, float* weights, float* scores,
                float* choice, bool* taken) {
+  if (r.margin >= 0) return mix_sparsely(r, logits, ids, weights, taken);
   score(r, logits, r.normalized && !bias, scores);
   for (long i = 0; i < r.experts; i++) choice[i] = bias ? scores[i] + bias[i] : scores[i];
   std::fill(taken, taken + r.experts, false);

@@ -62,8 +62,10 @@ Vec gelu(Vec x) {
   return x * (x < 0.f ? tail : 1.f - tail);
 }
 
+Vec relu(Vec x) { return larger(x, Vec{}); }
+
 Vec relu2(Vec x) {
-  Vec positive = larger(x, Vec{});
+  Vec positive = relu(x);
   return positive * positive;
 }
 
@@ -228,6 +230,7 @@ void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, 
     case SILU: return run([](Vec x) { return silu(x); }, same);
     case GELU_TANH: return run([](Vec x) { return gelu_tanh(x); }, same);
     case GELU: return run([](Vec x) { return gelu(x); }, same);
+    case RELU: return run([](Vec x) { return relu(x); }, same);
     case RELU2: return run([](Vec x) { return relu2(x); }, same);
     case CLAMPED_SWIGLU: return run([](Vec x) { return clamped_gate(x); }, [](Vec x) { return clamped_up(x); });
   }
@@ -261,10 +264,11 @@ void norm_gated(const float* x, const bf16* gates, int64_t stride, const float* 
 // Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads,
 // dim], in place. Keys and values of row m are stored at slots[m]. cos, sin: [M, rotary]; rotary <= dim <= MAX_DIM.
 // Number i turns with its partner: i + rotary / 2, or the other of its pair (2 i, 2 i + 1) if `interleaved`. The norm is
-// an RMS norm of each head, or `whole`: of all queries, and of all keys.
+// one of each head, before or `after` its rotation, or `whole`: an RMS norm of all queries, and of all keys. Queries are
+// multiplied by query_scales [M] at last, unless it is null.
 void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const Norm* head_norm,
-                int64_t whole, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t interleaved,
-                int64_t int8, int64_t threads) {
+                int64_t whole, int64_t after, const float* query_scales, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim,
+                int64_t rotary, int64_t interleaved, int64_t int8, int64_t threads) {
   Layout layout{kv_heads, dim, dim, int8 != 0, false};
   long width = (heads + 2 * kv_heads) * dim;
   each_row(M, team(M * width, threads), [=](long m) {
@@ -280,15 +284,30 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, cons
     }
     for (long h = 0; h < heads + kv_heads; h++) {
       bf16* head = row + h * dim;
+      auto norm_head = [&] {
+        if (whole) {
+          const float *weight = head_norm->weight + h * dim, scale = h < heads ? query_scale : key_scale;
+          for (long i = 0; i < dim; i += LANES)
+            store(x + i, load(x + i, dim - i) * scale * load(weight + i, dim - i), dim - i);
+          return;
+        }
+        Norm own = *head_norm;
+        own.weight += h * dim;
+        if (own.bias) own.bias += h * dim;
+        auto each = normed(own, dim, [&](long i) { return load(x + i, dim - i); });
+        for (long i = 0; i < dim; i += LANES) store(x + i, each(i), dim - i);
+      };
       for (long i = 0; i < dim; i += LANES) store(x + i, load(head + i, dim - i), dim - i);
-      if (head_norm) {
-        const float* weight = head_norm->weight + h * dim;
-        float scale = !whole ? inverse(head, dim) : h < heads ? query_scale : key_scale;
-        for (long i = 0; i < dim; i += LANES)
-          store(x + i, load(x + i, dim - i) * scale * load(weight + i, dim - i), dim - i);
-        for (long i = rotary; i < dim; i += LANES) store(head + i, load(x + i, dim - i), dim - i);
-      }
+      if (head_norm && !after) norm_head();
+      for (long i = rotary; head_norm && i < dim; i += LANES) store(head + i, load(x + i, dim - i), dim - i);
       rotate(x, cos + m * rotary, sin + m * rotary, head, rotary, interleaved);
+      if (head_norm && after) {
+        for (long i = 0; i < dim; i += LANES) store(x + i, load(head + i, dim - i), dim - i);
+        norm_head();
+        for (long i = 0; i < dim; i += LANES) store(head + i, load(x + i, dim - i), dim - i);
+      }
+      if (query_scales && h < heads)
+        for (long i = 0; i < dim; i += LANES) store(head + i, load(head + i, dim - i) * query_scales[m], dim - i);
     }
     const bf16* keys = row + heads * dim;
     write_token(layout, pages, slots[m], keys, keys + kv_heads * dim);

@@ -50,6 +50,7 @@ class TileGroup:
     scatter_index: torch.Tensor | None  # int64 [S * R], the output row of each tile row (padding goes to row T)
     # int64 [sides * S * kv_heads * L / BLOCK_SIZE], rows of the pages as [pages * sides * kv_heads, ...]
     pages: torch.Tensor
+    positions: torch.Tensor  # float32 [S, 1, 1, R, 1], of rows, counted from the first key
     unmasked_keys: int  # number of keys at the beginning that all rows see
     mask: torch.Tensor | None  # float32 [S, 1, 1, R, L - unmasked_keys], 0 or -inf; None if all keys are unmasked
 
@@ -81,6 +82,7 @@ def plan_tiles(
     heads: int,
     page_shape: tuple[int, ...],
     window: int | None,
+    chunk: int | None = None,
     ends: torch.Tensor | None,
     zero_page: int,
     device: torch.device,
@@ -99,7 +101,8 @@ def plan_tiles(
         for first in range(0, span.count, tile_rows):
             count = min(tile_rows, span.count - first)
             position = prior_count + first
-            start = 0 if window is None else max(0, position - window + 1) // VALUE_CHUNK * VALUE_CHUNK
+            start = position // chunk * chunk if chunk else 0
+            start = max(start, position - window + 1 if window is not None else 0) // VALUE_CHUNK * VALUE_CHUNK
             token, end, tile_ends = span.first + first, position + count, list[int]()
             if row_ends is not None:
                 tile_ends = [min(max(row_ends[token + i], position + i + 1), span.length) for i in range(count)]
@@ -115,7 +118,7 @@ def plan_tiles(
         step = max(1, GROUP_ELEMENTS // (most * kv_heads * max(fold * rows, dim)))
         for i in range(0, len(tiles), step):
             some = tiles[i : i + step]
-            result.append(_group_tiles(some, rows, (sides, kv_heads), window, zero_page, total, device))
+            result.append(_group_tiles(some, rows, (sides, kv_heads), window, chunk, zero_page, total, device))
     return result
 
 
@@ -124,6 +127,7 @@ def _group_tiles(
     rows: int,
     places: tuple[int, int],
     window: int | None,
+    chunk: int | None,
     zero_page: int,
     total: int,
     device: torch.device,
@@ -143,7 +147,7 @@ def _group_tiles(
     )
     row = np.minimum(np.arange(rows)[None], count - 1)
     query = (position + row - start)[:, :, None]
-    unmasked_keys = int((position - start).min()) + 1 if window is None else 0
+    unmasked_keys = int((position - start).min()) + 1 if window is None and chunk is None else 0
     key = np.arange(unmasked_keys, keys)[None, None]
     last = query
     if tiles[0].ends:
@@ -152,6 +156,8 @@ def _group_tiles(
     hidden = key > last
     if window is not None:
         hidden |= key <= query - window
+    if chunk is not None:
+        hidden |= key < (position + row)[:, :, None] // chunk * chunk - start[:, :, None]
     mask = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None])
 
     gather = (token + row).reshape(-1)
@@ -164,6 +170,7 @@ def _group_tiles(
         None if whole else torch.from_numpy(gather).to(device),
         None if whole else torch.from_numpy(scatter).to(device),
         torch.from_numpy(index.reshape(-1)).to(device),
+        torch.from_numpy(query.astype(np.float32)).view(size, 1, 1, rows, 1).to(device),
         unmasked_keys,
         mask.to(device) if unmasked_keys < keys else None,
     )
@@ -177,18 +184,19 @@ def attend(
     scale: float,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention of queries [T, heads, key_dim] over pages: [T, heads, value_dim], dtype of the queries.
 
-    ``groups`` is the plan of the same rows and contains causality and window. Softmax runs in float32. Probabilities
-    (times the scales of int8 values) are rounded to the dtype of the pages, or of the queries if the pages are int8,
-    before they multiply the values.
+    ``groups`` is the plan of the same rows and contains causality, window and chunks. Softmax runs in float32.
+    Probabilities (times the scales of int8 values) are rounded to the dtype of the pages, or of the queries if the
+    pages are int8, before they multiply the values. ``sinks`` and ``slopes``, [heads]: as in ``LayerShape``.
     """
     total, heads = queries.shape[:2]
     value_dim = pool.page_format.layer.value_dim
 
     def attend_group(rows: torch.Tensor, group: TileGroup) -> torch.Tensor:
-        return _attend_tiles(rows, pool.data, group, scale, value_dim, softcap, sinks)
+        return _attend_tiles(rows, pool.data, group, scale, value_dim, softcap, sinks, slopes)
 
     if len(groups) == 1 and groups[0].scatter_index is None:
         return attend_group(queries, groups[0])
@@ -207,6 +215,7 @@ def _attend_tiles(
     value_dim: int,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
 ) -> torch.Tensor:
     kv_heads, width = pages.shape[2], pages.shape[-1]
     heads, dim = queries.shape[1:]
@@ -226,6 +235,9 @@ def _attend_tiles(
     if softcap is not None:
         scores = (scores / softcap).tanh_().mul_(softcap)
     scores = scores.view(size, kv_heads, fold, rows, length)
+    if slopes is not None:
+        distances = torch.arange(length, device=scores.device) - group.positions
+        scores.add_(distances * slopes.float().view(1, kv_heads, fold, 1, 1))
     if group.mask is not None:
         scores[..., group.unmasked_keys :].add_(group.mask)
     if sinks is None:

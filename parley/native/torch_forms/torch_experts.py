@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from parley.native.experts import Experts, expert_of
 from parley.native.layer_shape import Routing
-from parley.native.packed import TORCH_WEIGHTS
+from parley.native.packed import TORCH_WEIGHTS, PackedWeight
 from parley.native.torch_forms import torch_kernels
+from parley.native.torch_forms.torch_int8 import TorchInt8Packed, TorchRows, quantize_rows
 
 
 def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,19 +20,41 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> 
     the one of the lowest number is better. A shared expert's weight comes last, and the logit of it.
     """
     own_logits = logits[:, : routing.experts]
-    scores = _sigmoid(own_logits) if routing.sigmoid else own_logits.softmax(-1)
-    choice = scores if bias is None else scores + bias
-    if routing.groups > 1:
-        choice = choice.masked_fill(~_in_best_groups(choice, routing), float("-inf"))
-    ids = _best_numbers(choice, routing.chosen)
-    weights = scores.gather(1, ids)
-    if routing.normalized:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    ids, weights = (_mix_sparsely if routing.margin >= 0 else _choose_best)(own_logits, bias, routing)
     weights = weights * routing.scale
     if routing.shared:
         shared = _sigmoid(logits[:, routing.experts :]) if routing.shared == 2 else weights.new_ones(len(weights), 1)
         weights = torch.cat((weights, shared), -1)
     return ids, weights
+
+
+def _choose_best(
+    logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the experts with the largest scores, and their weights before ``scale``."""
+    scores = _sigmoid(logits) if routing.sigmoid else logits.softmax(-1)
+    choice = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        choice = choice.masked_fill(~_in_best_groups(choice, routing), float("-inf"))
+    ids = _best_numbers(choice, routing.chosen)
+    weights = scores.gather(1, ids)
+    return ids, weights / (weights.sum(-1, keepdim=True) + 1e-20) if routing.normalized else weights
+
+
+def _mix_sparsely(
+    logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the choice of a sparse mixer, which has no bias, and its weights before ``scale``."""
+    left, ids, weights = logits, [], []
+    for _ in range(routing.chosen):
+        best = _best_numbers(left, 1)
+        most = left.gather(1, best)
+        is_far = most - logits > routing.margin * torch.maximum(logits.abs(), most)
+        shares = left.masked_fill(is_far, float("-inf")).softmax(-1)
+        ids.append(best)
+        weights.append(shares.gather(1, best))
+        left = left.scatter(1, best, float("-inf"))
+    return torch.cat(ids, 1), torch.cat(weights, 1)
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
@@ -58,22 +83,34 @@ def mix_experts(
     weights: torch.Tensor,
     shared: torch.Tensor | None = None,
     activation: str = "silu",
+    *,
+    weighs_inputs: bool = False,
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' gated MLPs for rows x [T, hidden]: [T, hidden].
 
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the shared expert's outputs. A row's sum is
-    computed in float32, in the order of its ``ids``, and the shared expert last.
+    computed in float32, in the order of its ``ids``, and the shared expert last. ``weighs_inputs``: weights multiply
+    what the chosen experts read, not their outputs.
     """
     outputs = x.new_zeros(*ids.shape, x.shape[1], dtype=torch.float32)
     for expert in ids.unique().tolist():
         rows, slots = (ids == expert).nonzero(as_tuple=True)
         gate_up, down = expert_of(experts.gate_up, expert), expert_of(experts.down, expert)
         assert isinstance(gate_up, TORCH_WEIGHTS) and isinstance(down, TORCH_WEIGHTS)
-        active = torch_kernels.activate(torch_kernels.linear(x[rows], gate_up), activation)
+        inputs = _weighed_rows(x[rows], weights[rows, slots], gate_up) if weighs_inputs else x[rows]
+        active = torch_kernels.activate(torch_kernels.linear(inputs, gate_up), activation)
         outputs[rows, slots] = torch_kernels.lm_head_logits(active, down)
     total = torch.zeros_like(x, dtype=torch.float32)
     for slot in range(ids.shape[1]):
-        total += weights[:, slot, None] * outputs[:, slot]
+        total += outputs[:, slot] * (1 if weighs_inputs else weights[:, slot, None])
     if shared is not None:
         total += weights[:, -1:] * shared.float()
     return total.to(x.dtype)
+
+
+def _weighed_rows(x: torch.Tensor, weights: torch.Tensor, reader: PackedWeight) -> torch.Tensor | TorchRows:
+    """Return rows x [R, hidden] times weights [R], quantized before if ``reader`` takes int8."""
+    if not isinstance(reader, TorchInt8Packed):
+        return (x * weights[:, None]).to(x.dtype)
+    rows = quantize_rows(x)
+    return replace(rows, scales=rows.scales * weights)

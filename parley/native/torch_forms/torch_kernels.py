@@ -130,14 +130,17 @@ def rope_write(
     *,
     head_norm: Norm | None = None,
     has_whole_norm: bool = False,
+    is_norm_late: bool = False,
     is_interleaved: bool = False,
+    query_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate the queries and keys in qkv [T, (heads + 2 * kv_heads) * dim], and store keys and values in the pages.
 
     Return the queries [T, heads, dim], a view of qkv, which is overwritten. cos and sin are float32 [T, 1, rotary]:
     dimension i turns with i + rotary / 2, or 2 i with 2 i + 1 if ``is_interleaved``; sin is negative at the first of
-    both. Those beyond ``rotary`` are unchanged. ``head_norm`` [heads + kv_heads, dim]: the RMS norm of each head before
-    its rotation, or with ``has_whole_norm`` of all queries and of all keys of a token.
+    both. Those beyond ``rotary`` are unchanged. ``head_norm`` [heads + kv_heads, dim]: the norm of each head before its
+    rotation, or after it with ``is_norm_late``, or with ``has_whole_norm`` the RMS norm of all queries and of all keys
+    of a token. ``query_scales`` float32 [T] multiply queries at last.
     """
     kv_heads, dim = pool.page_format.layer.heads, pool.page_format.layer.dim
     heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -145,24 +148,35 @@ def rope_write(
     rotary = cos.shape[-1]
     turning = qkv[:, : heads + kv_heads]
     wide = turning.float()
-    if head_norm is not None:
-        if has_whole_norm:
-            parts = wide[:, :heads], wide[:, heads:]
-            wide = torch.cat([F.rms_norm(part, part.shape[1:], None, head_norm.eps) for part in parts], 1)
-        else:
-            wide = F.rms_norm(wide, (dim,), None, head_norm.eps)
-        wide = wide.mul_(head_norm.weight)
+    if head_norm is not None and not is_norm_late:
+        wide = _norm_heads(wide, head_norm, heads if has_whole_norm else None)
         if rotary < dim:
             turning[..., rotary:] = wide[..., rotary:]
     turning[..., :rotary] = rotate_rows(wide[..., :rotary], cos, sin, is_interleaved)
+    if head_norm is not None and is_norm_late:
+        turning.copy_(_norm_heads(turning.float(), head_norm, None))
+    if query_scales is not None:
+        qkv[:, :heads] = qkv[:, :heads].float() * query_scales[:, None, None]
     store_rows(qkv[:, heads:], pool, indices)
     return qkv[:, :heads]
+
+
+def _norm_heads(x: torch.Tensor, norm: Norm, whole_after: int | None) -> torch.Tensor:
+    """Return the norm of each head in float32 [T, heads, dim], or of the first ``whole_after`` and of all others."""
+    if whole_after is not None:
+        parts = x[:, :whole_after], x[:, whole_after:]
+        return torch.cat([F.rms_norm(part, part.shape[1:], None, norm.eps) for part in parts], 1) * norm.weight
+    if norm.is_centered:
+        x = x - x.mean(-1, keepdim=True)
+    x = F.rms_norm(x, x.shape[-1:], None, norm.eps).mul_(norm.weight)
+    return x if norm.bias is None else x.add_(norm.bias)
 
 
 _ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
+    "relu": F.relu,
     "relu2": lambda x: F.relu(x).square_(),
     "clamped_swiglu": lambda x: _clamped_gate(x.float().clamp_max(SWIGLU_LIMIT)).to(x.dtype),
 }

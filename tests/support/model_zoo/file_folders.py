@@ -45,7 +45,6 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "recurrent_gemma": ({"model_type": "recurrent_gemma"}, STATES),
     "kimi_linear": ({"model_type": "kimi_linear"}, STATES),
     "minimax": ({"model_type": "minimax"}, STATES),
-    "llama4_text": ({"model_type": "llama4_text"}, "layers of kind chunked_attention, which are not computed here"),
     "deepseek_v32": ({"model_type": "deepseek_v32"}, "layers of kind indexed_attention"),
     "code of its own": (
         {"model_type": "made_up", "auto_map": {"AutoModelForCausalLM": "modeling_made_up.MadeUp"}},
@@ -125,8 +124,8 @@ def file_folders() -> list[ZooFolder]:
         plain_folder("qwen3_moe in parts", "qwen3_moe",
                      {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
                      files="several safetensors files", max_shard_size="100KB"),
-        plain_folder("gpt2 in parts", "gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4}, max_shard_size="100KB",
-                     files="several safetensors files", fused=None),
+        plain_folder("apertus in parts", "apertus", {}, max_shard_size="100KB", files="several safetensors files",
+                     fused=False),
     ]  # fmt: skip
     folders += [
         ZooFolder(name, "llama", files, partial(_write_changed, change=change))

@@ -35,41 +35,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, yarn": ("qwen3", {"head_dim": 32, "rope_parameters": YARN}),
     "phi3, longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
     "phi3, partial rotation": ("phi3", {"partial_rotary_factor": 0.75, "head_dim": 32, "hidden_size": 128}),
-    "cohere, normed queries": ("cohere", {"use_qk_norm": True}),
     "stablelm, normed queries": ("stablelm", {"qk_layernorm": True}),
     "stablelm, parallel": ("stablelm", {"use_parallel_residual": True}),
     "phi, normed queries": ("phi", {"qk_layernorm": True}),
 }
 RUN_BY_TRANSFORMERS = {
-    "llama, dynamic rope", "cohere, normed queries", "stablelm, normed queries", "stablelm, parallel",
-    "phi, normed queries",
+    "llama, dynamic rope", "stablelm, normed queries", "stablelm, parallel", "phi, normed queries",
 }  # fmt: skip
 # Families that run Transformers' code
 THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("gpt2", GPT_SIZES),
-    "gpt_bigcode": ("gpt_bigcode", GPT_SIZES),
     "ctrl": ("ctrl", GPT_SIZES | {"dff": 96}),
-    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "biogpt": ("biogpt", {}),
-    "phimoe": ("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "apertus": ("apertus", {}),
     "bitnet": ("bitnet", {}),
-    "helium": ("helium", HEADS),
-    "cwm": ("cwm", HEADS | {"sliding_window": 20}),
-    "exaone4": ("exaone4", {"sliding_window": 20}),
-    "olmo": ("olmo", {}),
-    "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
     "persimmon": ("persimmon", {}),
-    "internlm3": ("internlm3", HEADS),
-    "hunyuan_v1_dense": ("hunyuan_v1_dense", HEADS),
-    "hunyuan_v1_moe": ("hunyuan_v1_moe", HEADS | {"num_experts": 4, "moe_topk": 2, "moe_intermediate_size": 32}),
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "aria_text": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
     "nanochat": ("nanochat", {}),
-    "vaultgemma": ("vaultgemma", HEADS | {"sliding_window": 20, "query_pre_attn_scalar": 16}),
-    "hyperclovax": ("hyperclovax", {}),
-    "ministral3": ("ministral3", HEADS),
-    "solar_open": ("solar_open", ROUTED | HEADS | {"n_shared_experts": 1, "n_group": 1}),
     "granite_swa": ("granite_swa", {"sliding_window": 20}),
     "gemma4_text": ("gemma4_text", HEADS | {"vocab_size_per_layer_input": 640, "sliding_window": 20,
                                             "hidden_size_per_layer_input": 16, "global_head_dim": 32}),
@@ -78,7 +60,7 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def plain_folders() -> list[ZooFolder]:
     """Return all of them."""
-    own = {name: shape for name, shape in ARCHITECTURES.items() if name not in ("gpt2", "phimoe")} | FAMILIES
+    own = {name: shape for name, shape in ARCHITECTURES.items() if name not in ("apertus", "aria_text")} | FAMILIES
     folders = [plain_folder(name, *shape) for name, shape in own.items()]
     folders += [plain_folder(name, *shape, fused=name not in RUN_BY_TRANSFORMERS) for name, shape in VARIANTS.items()]
     folders += [

@@ -115,7 +115,9 @@ def measure_errors(reference: Path, served: Served) -> Errors:
 
 def load_reference(folder: Path, *, is_encoder: bool) -> Any:
     """Return Transformers' own model in float32."""
-    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     auto_class = AutoModel if is_encoder else AutoModelForCausalLM
-    return auto_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    # Transformers' eager attention of Falcon adds the slopes of ALiBi twice.
+    attention = "sdpa" if getattr(AutoConfig.from_pretrained(folder), "alibi", False) else "eager"
+    return auto_class.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()

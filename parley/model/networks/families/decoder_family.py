@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.model.networks.mixtures import MixtureFamily
+from parley.model.networks.rope import Unfusable
 from parley.model.networks.state_layers import StateFamily
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MLP = "mlp"  # a layer of a model with ``has_single_parts``
 
 
@@ -21,12 +22,16 @@ MLP = "mlp"  # a layer of a model with ``has_single_parts``
 class TensorNames:
     """The names of a model's tensors in its checkpoint; those of a layer follow ``layer`` and its number.
 
-    ``qkv`` and ``gate_up`` list the linear layers to be merged. Norms and ``sinks`` that are None do not exist.
+    ``qkv`` and ``gate_up`` list the linear layers to be merged. Norms and ``sinks`` that are None do not exist; a norm
+    without weights has an empty name. ``positions``: the embeddings of positions, which are added to those of tokens;
+    ``embedding_norm``: the norm of the sum.
     ``query_up`` and ``latent_up`` are the linear layers that make queries, and keys and values, of their latents in
     models with multi-head latent attention.
     """
 
     embedding: str = "model.embed_tokens"
+    positions: str | None = None
+    embedding_norm: str | None = None
     norm: str = "model.norm"
     head: str = "lm_head"
     layer: str = "model.layers."
@@ -68,6 +73,8 @@ def sliding_after_full(fields: dict[str, Any], count: int) -> list[str]:
 
 def full_in_turn(fields: dict[str, Any], count: int) -> list[str]:
     """Return the types of ``count`` layers: the last of each ``sliding_window_pattern`` sees the whole context."""
+    if type(fields["sliding_window_pattern"]) is not int or fields["sliding_window_pattern"] < 1:
+        raise Unfusable(f"its config gives sliding_window_pattern as {fields['sliding_window_pattern']!r}")
     return [SLIDING if (i + 1) % fields["sliding_window_pattern"] else FULL for i in range(count)]
 
 
@@ -79,6 +86,11 @@ def every_second_full(fields: dict[str, Any], count: int) -> list[str]:
 def all_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
     """Return whether each layer has a rotary embedding: all do."""
     return [True] * len(layer_types)
+
+
+def none_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: none has."""
+    return [False] * len(layer_types)
 
 
 def listed_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
@@ -93,6 +105,33 @@ def sliding_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool
     return [layer_type == SLIDING for layer_type in layer_types]
 
 
+def rotated_beside_windows(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: all if there is no window, else those with one (EXAONE 4)."""
+    return [fields["sliding_window"] is None or layer_type == SLIDING for layer_type in layer_types]
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """The factor of a token's queries by its position p: 1 + weight * log(1 + floor((p + shift) / length)).
+
+    ``skips_rotated``: only of layers without a rotary embedding.
+    """
+
+    length: int
+    weight: float
+    shift: int = 0
+    skips_rotated: bool = False
+
+
+def alibi_slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
+    """Return the slope of each head for ALiBi (arXiv 2108.12409, section 3, and its code for numbers of heads that are
+    no power of 2): 2 to the power of -``largest`` * i / heads for i from 1."""
+    power = 2 ** (heads.bit_length() - 1)
+    slopes = [2 ** (-largest * i / power) for i in range(1, power + 1)]
+    between = [2 ** (-largest * i / (2 * power)) for i in range(1, 2 * power, 2)]
+    return tuple(slopes + between[: heads - power])
+
+
 @dataclass(frozen=True)
 class DecoderFamily:
     """How the decoders of one model type differ from Llama.
@@ -104,13 +143,16 @@ class DecoderFamily:
     and its section if the config has none.
 
     ``norm_offset`` is added to the weights of all norms. ``are_norms_centered``: they are LayerNorms, not RMS norms.
-    ``has_embedding_scale``: embeddings are multiplied by the square root of their size. ``local_theta``: the field with
-    the base of the rotary embedding of sliding layers, if that differs. ``is_rope_interleaved``: as in ``RopeConfig``,
-    or the field that says so.
+    ``has_embedding_scale``: embeddings are multiplied by the square root of their size; or the field that says so.
+    ``local_theta``: the field with the base of the rotary embedding of sliding layers, if that differs.
+    ``is_rope_interleaved``: as in ``RopeConfig``, or the field that says so. ``resolve_rope``: returns usual parameters
+    of a rotary embedding for those of a config; its last argument is the size of a head.
     ``rotated``: which layers have a rotary embedding. ``activation``: of all layers, if not that of hidden_act. The
     others are fields of ``LayerShape``.
     ``has_output_gate``: as in ``LayerShape``; the queries' layer gives a head's query and then its gate.
-    ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``: as in ``DecoderConfig``.
+    ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``, ``has_headwise_qk_norm``,
+    ``has_transposed_linears`` and ``position_offset``: as in ``DecoderConfig``. ``slopes``: returns those of
+    ``LayerShape``. ``query_scaling``: returns how queries are scaled, or None.
     ``has_single_parts``: a layer is either an MLP or attention, or what stands in its place. ``is_hybrid``:
     as in ``LayerShape``. ``layer_factors``: reads its factors from a config; that of scores multiplies ``score_scale``.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
@@ -128,11 +170,18 @@ class DecoderFamily:
     norm_offset: float = 0.0
     are_norms_centered: bool = False
     have_norms_bias: bool = False
-    has_embedding_scale: bool = False
+    has_embedding_scale: bool | str = False
     local_theta: str | None = None
     is_rope_interleaved: bool | str = False
+    resolve_rope: Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]] | None = None
     rotated: Callable[[dict[str, Any], list[str]], list[bool]] = all_rotated
     has_whole_qk_norm: bool = False
+    has_headwise_qk_norm: bool = False
+    is_qk_norm_late: bool = False
+    has_transposed_linears: bool = False
+    position_offset: int = 0
+    slopes: Callable[[dict[str, Any]], tuple[float, ...]] | None = None
+    query_scaling: Callable[[dict[str, Any]], QueryScaling | None] | None = None
     is_gated: bool = True
     is_parallel: bool | str = False
     has_grouped_qkv: bool = False

@@ -58,6 +58,11 @@ GEMMA2 = replace(
     tensors=GEMMA_TENSORS,
     layer_types=every_second_full,
 )
+VAULT_GEMMA = replace(
+    GEMMA2,
+    required={},
+    tensors=replace(GEMMA_TENSORS, attention_after_norm=None, mlp_after_norm=None),
+)
 GEMMA3 = replace(
     GEMMA2,
     fields={

@@ -12,8 +12,10 @@ from parley.model.networks.families.decoder_family import (
     MLP_BIASES,
     DecoderFamily,
     TensorNames,
+    alibi_slopes,
     all_sliding,
     full_in_turn,
+    none_rotated,
     sliding_rotated,
 )
 
@@ -34,10 +36,10 @@ COHERE = DecoderFamily(
         "use_qk_norm": False,
     },
     renamed={"layer_norm_eps": "rms_norm_eps"},
-    required={"use_qk_norm": False},
     biases=ATTENTION_BIASES,
-    tensors=TensorNames(mlp_norm="input_layernorm"),
+    tensors=TensorNames(mlp_norm="input_layernorm", query_norm="self_attn.q_norm", key_norm="self_attn.k_norm"),
     are_norms_centered=True,
+    has_headwise_qk_norm=True,
     is_rope_interleaved=True,
     is_parallel=True,
 )
@@ -50,6 +52,7 @@ COHERE2 = replace(
         "sliding_window_pattern": 4,
         "layer_types": None,
     },
+    required={"use_qk_norm": False},
     layer_types=full_in_turn,
     rotated=sliding_rotated,
 )
@@ -187,16 +190,33 @@ GPT_NEOX = DecoderFamily(
 
 def falcon_variant(config: Mapping[str, Any]) -> DecoderFamily:
     """Return the row for a config of Falcon: the new architecture has groups of heads, and two norms or one."""
+    family = FALCON
+    if config.get("alibi"):
+        family = replace(family, slopes=falcon_slopes, rotated=none_rotated)
     if config.get("new_decoder_architecture"):
         if config.get("num_ln_in_parallel_attn") in (None, 2):
-            return replace(FALCON, tensors=replace(FALCON.tensors, attention_norm="ln_attn", mlp_norm="ln_mlp"))
-        return FALCON
+            return replace(family, tensors=replace(family.tensors, attention_norm="ln_attn", mlp_norm="ln_mlp"))
+        return family
+    if not config.get("parallel_attn", True):
+        family = replace(
+            family, is_parallel=False, tensors=replace(family.tensors, mlp_norm="post_attention_layernorm")
+        )
     kv_heads = 1 if config.get("multi_query", True) else "heads"
     return replace(
-        FALCON,
-        fields={**FALCON.fields, "num_key_value_heads": kv_heads},
-        renamed={**FALCON.renamed, "num_kv_heads": ""},  # not read there
+        family,
+        fields={**family.fields, "num_key_value_heads": kv_heads},
+        renamed={**family.renamed, "num_kv_heads": ""},  # not read there
     )
+
+
+def falcon_slopes(fields: dict[str, Any]) -> tuple[float, ...]:
+    """Return the slopes of Falcon's heads, which are scaled as scores are.
+
+    Transformers rounds them, and their products with positions, to bfloat16.
+    """
+    heads = fields["num_attention_heads"]
+    scale = (fields["hidden_size"] // heads) ** -0.5
+    return tuple(scale * slope for slope in alibi_slopes(heads))
 
 
 FALCON = DecoderFamily(
@@ -210,8 +230,6 @@ FALCON = DecoderFamily(
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
         "bias": False,
-        "alibi": False,
-        "parallel_attn": True,
     },
     renamed={
         "layer_norm_epsilon": "rms_norm_eps",
@@ -220,7 +238,6 @@ FALCON = DecoderFamily(
         "activation": "hidden_act",
         **dict.fromkeys(("num_key_value_heads", "intermediate_size", "hidden_act", "head_dim"), ""),  # not known
     },
-    required={"alibi": False, "parallel_attn": True},
     biases=dict.fromkeys(("qkv", "output", "gate_up", "down"), "bias"),
     tensors=TensorNames(
         embedding="transformer.word_embeddings",
@@ -238,4 +255,32 @@ FALCON = DecoderFamily(
     is_parallel=True,
     has_grouped_qkv=True,
     variant=falcon_variant,
+)
+OLMO = DecoderFamily(
+    COMMON_FIELDS | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False, "clip_qkv": None},
+    renamed={"rms_norm_eps": ""},  # not known
+    required={"clip_qkv": None},
+    biases=ATTENTION_BIASES,
+    tensors=TensorNames(norm="", attention_norm="", mlp_norm=""),
+    are_norms_centered=True,
+)
+JAIS2 = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 150272,
+        "hidden_size": 3328,
+        "intermediate_size": 26624,
+        "num_attention_heads": 26,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    renamed={"layer_norm_eps": "rms_norm_eps", "rms_norm_eps": ""},
+    biases=ATTENTION_BIASES | MLP_BIASES,
+    tensors=TensorNames(gate_up=("mlp.up_proj",)),
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
 )

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
+    FULL,
     MLP_BIASES,
     NORMED_HEADS,
+    SLIDING,
     DecoderFamily,
+    QueryScaling,
     TensorNames,
     all_sliding,
     full_in_turn,
     listed_rotated,
+    rotated_beside_windows,
     sliding_after_full,
 )
+from parley.model.networks.rope import resolve_alpha, rope_parameters
 
 LLAMA = DecoderFamily(
     COMMON_FIELDS | {"attention_bias": False, "mlp_bias": False}, biases=ATTENTION_BIASES | MLP_BIASES
@@ -31,6 +38,37 @@ MISTRAL = DecoderFamily(
     layer_types=all_sliding,
 )
 MINISTRAL = replace(MISTRAL, fields={**MISTRAL.fields, "layer_types": None})
+
+
+def ministral3_scaling(fields: dict[str, Any]) -> QueryScaling | None:
+    """Return how Ministral 3 scales queries: as its rotary embedding says."""
+    parameters = rope_parameters(fields)
+    weight, length = (parameters.get(name) for name in ("llama_4_scaling_beta", "original_max_position_embeddings"))
+    return QueryScaling(int(length), float(weight)) if weight and length else None
+
+
+MINISTRAL3 = replace(
+    MISTRAL,
+    fields={
+        **MISTRAL.fields,
+        "vocab_size": 131072,
+        "num_hidden_layers": 34,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    query_scaling=ministral3_scaling,
+)
 QWEN2 = DecoderFamily(
     COMMON_FIELDS
     | {
@@ -95,6 +133,23 @@ GRANITE = replace(
         "attention_multiplier": 1.0,
         "logits_scaling": 1.0,
     },
+)
+
+
+def clova_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of HyperCLOVA X: with norms after attention and MLP, or without."""
+    if config.get("use_post_norm", True):
+        return HYPERCLOVAX
+    return replace(HYPERCLOVAX, tensors=TensorNames())
+
+
+HYPERCLOVAX = DecoderFamily(
+    {**LLAMA.fields}
+    | {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": None, "logit_scale": 1.0},
+    renamed={"logits_scaling": "logit_scale"},
+    biases=LLAMA.biases,
+    tensors=TensorNames(attention_after_norm="post_norm1", mlp_after_norm="post_norm2"),
+    variant=clova_variant,
 )
 OLMO2 = DecoderFamily(
     COMMON_FIELDS | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False},
@@ -209,4 +264,117 @@ SEED_OSS = DecoderFamily(
         "mlp_bias": False,
     },
     biases={"qkv": "attention_bias", "output": "attention_out_bias", **MLP_BIASES},
+)
+EXAONE4 = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 102400,
+        "intermediate_size": 16384,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "layer_types": None,
+    },
+    tensors=OLMO2.tensors,
+    layer_types=full_in_turn,
+    rotated=rotated_beside_windows,
+)
+
+
+def full_first(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the first of each four sees the whole context (CWM)."""
+    return [SLIDING if i % 4 else FULL for i in range(count)]
+
+
+CWM = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 128256,
+        "hidden_size": 6144,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "mlp_bias": False,
+        "sliding_window": 8192,
+        "layer_types": None,
+    },
+    biases=MLP_BIASES,
+    layer_types=full_first,
+)
+HELIUM = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 48000,
+        "hidden_size": 2560,
+        "intermediate_size": 7040,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-8,
+        "rope_theta": 1e5,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    biases={"qkv": "attention_bias", **MLP_BIASES},
+    is_rope_interleaved=True,
+)
+INTERNLM3 = replace(
+    LLAMA,
+    fields={
+        **LLAMA.fields,
+        "vocab_size": 128512,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+    },
+    renamed={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+)
+IQUEST_CODER = replace(
+    LLAMA,
+    fields={
+        **LLAMA.fields,
+        "vocab_size": 76800,
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "clip_qkv": None,
+        "use_sliding_window": False,
+    },
+    required={"clip_qkv": None, "use_sliding_window": False},
+)
+HUNYUAN = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 290943,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+    },
+    biases=ATTENTION_BIASES,
+    tensors=TensorNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
+    is_qk_norm_late=True,
+    resolve_rope=resolve_alpha,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from parley.model.networks.families.decoder_family import DecoderFamily
-from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3
+from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
+from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, MPT, OPT
 from parley.model.networks.families.latent_decoders import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
@@ -16,7 +17,9 @@ from parley.model.networks.families.layer_norm_decoders import (
     COHERE2,
     FALCON,
     GPT_NEOX,
+    JAIS2,
     NEMOTRON,
+    OLMO,
     PHI,
     STABLELM,
     STARCODER2,
@@ -36,14 +39,32 @@ from parley.model.networks.families.mixture_decoders import (
     QWEN3_MOE,
     QWEN3_VL_MOE,
 )
+from parley.model.networks.families.recent_mixture_decoders import (
+    AFMOE,
+    EXAONE_MOE,
+    FLEX_OLMO,
+    HUNYUAN_MOE,
+    HY3,
+    LLAMA4,
+    PHIMOE,
+    SOLAR_OPEN,
+)
 from parley.model.networks.families.rms_norm_decoders import (
     ARCEE,
+    CWM,
     ERNIE,
+    EXAONE4,
     GLM,
     GLM4,
     GRANITE,
+    HELIUM,
+    HUNYUAN,
+    HYPERCLOVAX,
+    INTERNLM3,
+    IQUEST_CODER,
     LLAMA,
     MINISTRAL,
+    MINISTRAL3,
     MISTRAL,
     OLMO2,
     OLMO3,
@@ -115,5 +136,29 @@ FAMILIES: dict[str, DecoderFamily] = {
     "falcon_h1": FALCON_H1,
     "mamba2": MAMBA2,
     "nemotron_h": NEMOTRON_HYBRID,
+    "llama4_text": LLAMA4,
+    "phimoe": PHIMOE,
+    "gpt2": GPT2,
+    "gpt_bigcode": GPT_BIGCODE,
+    "opt": OPT,
+    "bloom": BLOOM,
+    "mpt": MPT,
+    "olmo": OLMO,
+    "flex_olmo": FLEX_OLMO,
+    "vaultgemma": VAULT_GEMMA,
+    "exaone4": EXAONE4,
+    "exaone_moe": EXAONE_MOE,
+    "hyperclovax": HYPERCLOVAX,
+    "cwm": CWM,
+    "helium": HELIUM,
+    "internlm3": INTERNLM3,
+    "iquestcoder": IQUEST_CODER,
+    "jais2": JAIS2,
+    "ministral3": MINISTRAL3,
+    "solar_open": SOLAR_OPEN,
+    "hunyuan_v1_dense": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN_MOE,
+    "hy_v3": HY3,
+    "afmoe": AFMOE,
 }
 FUSABLE_TYPES = frozenset(FAMILIES)
