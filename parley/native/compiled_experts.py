@@ -34,7 +34,7 @@ class ExpertsStruct(ctypes.Structure):
     """``Experts`` of ``experts.h``."""
 
     _fields_ = [
-        *((name, N) for name in ("count", "activation", "weighs_inputs")),
+        *((name, N) for name in ("count", "activation", "is_gated", "weighs_inputs")),
         *((name, LinearStruct) for name in ("gate_up", "down")),
     ]
 
@@ -52,7 +52,7 @@ def routing_struct(routing: Routing) -> RoutingStruct:
 
 def experts_struct(experts: Experts, activation: str, *, weighs_inputs: bool) -> ExpertsStruct:
     """Describe the experts. The tensors are not copied and must outlive the result."""
-    numbers = experts.count, ACTIVATIONS.index(activation), weighs_inputs
+    numbers = experts.count, ACTIVATIONS.index(activation), experts.is_gated, weighs_inputs
     return ExpertsStruct(*numbers, linear_struct(experts.gate_up), linear_struct(experts.down))
 
 

@@ -16,11 +16,15 @@ from parley.native.torch_forms.torch_kernels import TorchPacked
 
 @dataclass(frozen=True)
 class Experts:
-    """The MLPs of a mixture, ``count`` of them. Tensors of a weight have a first dimension of experts."""
+    """The MLPs of a mixture, ``count`` of them. Tensors of a weight have a first dimension of experts.
+
+    ``is_gated``: as in ``LayerShape``; else ``gate_up`` has the outputs of up alone.
+    """
 
     count: int
     gate_up: PackedWeight
     down: PackedWeight
+    is_gated: bool = True
 
 
 @dataclass(frozen=True)

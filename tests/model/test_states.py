@@ -180,7 +180,8 @@ def test_the_memory_of_snapshots_can_be_set():
         ("granite_hybrid", {"time_step_limit": [1.0, 0.5]}, "time_step_limit as"),
         ("granite_hybrid", {"time_step_limit": [{"__float__": "many"}, 1]}, "time_step_limit as"),
         ("granite_hybrid", {"layer_types": ["mlp"] * 3}, "layer_types are not one of"),
-        ("nemotron_h", {"layers_block_type": None}, "layer_types are not one of"),
+        ("nemotron_h", {"layers_block_type": ["moe", "rwkv"]}, "layer_types are not one of"),
+        ("nemotron_h", {"moe_latent_size": 32}, "moe_latent_size as 32"),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "its convolutions have the activation gelu"),
     ],
 )
@@ -198,5 +199,5 @@ def test_old_configs_name_layers_otherwise():
     expected = shapes_of("granite_hybrid")
     assert [shape.state is None for shape in expected] == [False, True, False]
     assert shapes_of("granite_hybrid", layer_types=["mamba", "attention", "mamba"]) == expected
-    pattern = {"layers_block_type": None, "hybrid_override_pattern": "M-M*--", "num_hidden_layers": 6}
+    pattern = {"layers_block_type": None, "hybrid_override_pattern": "M-M*E-", "num_hidden_layers": 6}
     assert shapes_of("nemotron_h", **pattern) == shapes_of("nemotron_h")

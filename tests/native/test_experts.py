@@ -50,14 +50,16 @@ def pack_random(kind: str, out: int, into: int, seed: int) -> native.PackedWeigh
     return native.pack_weight(weight.bfloat16(), bias)
 
 
-def random_experts(kinds: tuple[str, str], count: int, hidden: int, width: int) -> tuple[native.Experts, list]:
+def random_experts(
+    kinds: tuple[str, str], count: int, hidden: int, width: int, *, is_gated: bool = True
+) -> tuple[native.Experts, list]:
     """Return experts, and the packed weights of each as dense layers."""
     single = [
-        (pack_random(kinds[0], 2 * width, hidden, 2 * i), pack_random(kinds[1], hidden, width, 2 * i + 1))
+        (pack_random(kinds[0], (1 + is_gated) * width, hidden, 2 * i), pack_random(kinds[1], hidden, width, 2 * i + 1))
         for i in range(count)
     ]
     gate_up, down = (native.stack_experts(iter(each), count) for each in zip(*single, strict=True))
-    return native.Experts(count, gate_up, down), single
+    return native.Experts(count, gate_up, down, is_gated), single
 
 
 def random_routing(rows: int, experts: int, chosen: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,19 +75,21 @@ def random_routing(rows: int, experts: int, chosen: int, seed: int = 0) -> tuple
         (("int4", "int8"), "gelu"),
         (("e2m1", "e2m1"), "clamped_swiglu"),
         (("q4_k", "q6_k"), "silu"),
+        (("bf16", "int8"), "relu2"),
     ],
 )
 def test_experts_equal_dense_layers(kinds, activation):
     """The MLP of an expert gives a row what the same weights give in a dense layer."""
     count, chosen = 5, 2
     hidden, width = (256, 512) if kinds[0] == "q4_k" else (64, 40)
-    experts, single = random_experts(kinds, count, hidden, width)
+    is_gated = activation != "relu2"
+    experts, single = random_experts(kinds, count, hidden, width, is_gated=is_gated)
     x, shared = random_tensor(30, hidden), random_tensor(30, hidden, seed=5)
     ids, weights = random_routing(30, count, chosen)
     weights = torch.cat((weights, torch.rand(30, 1)), -1)
     outputs = torch.stack(
         [
-            native.lm_head_logits(native.activate(native.linear(x, gate_up), activation), down)
+            native.lm_head_logits(native.activate(native.linear(x, gate_up), activation, is_gated=is_gated), down)
             for gate_up, down in single
         ],
         1,

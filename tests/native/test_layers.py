@@ -96,13 +96,13 @@ class RandomModel:
             )
             return native.stack_experts(experts, routing.experts)
 
-        def random_mixture(routing: native.Routing | None) -> native.Mixture | None:
+        def random_mixture(layer: LayerShape) -> native.Mixture | None:
+            routing = layer.routing
             if routing is None:
                 return None
-            gate_up = random_experts(routing, 2 * shape.expert_width, shape.hidden)
-            experts = native.Experts(
-                routing.experts, gate_up, random_experts(routing, shape.hidden, shape.expert_width)
-            )
+            gate_up = random_experts(routing, (1 + layer.is_gated) * shape.expert_width, shape.hidden)
+            down = random_experts(routing, shape.hidden, shape.expert_width)
+            experts = native.Experts(routing.experts, gate_up, down, layer.is_gated)
             numbers = routing.experts + (routing.shared == 2)
             router = self.random_linear("bf16", numbers, shape.hidden, "experts" in shape.biases)
             return native.Mixture(router, self.random_bf16(routing.experts).float(), experts)
@@ -128,7 +128,7 @@ class RandomModel:
                 output=random_site("output", shape.hidden, attention_width),
                 gate_up=random_mlp_site(layer, "gate_up", (1 + layer.is_gated) * shape.intermediate, shape.hidden),
                 down=random_mlp_site(layer, "down", shape.hidden, shape.intermediate),
-                mixture=random_mixture(layer.routing),
+                mixture=random_mixture(layer),
                 attention_norm=self.random_norm(shape, shape.tensors.attention_norm),
                 attention_after_norm=self.random_norm(shape, shape.tensors.attention_after_norm),
                 mlp_norm=self.random_norm(shape, shape.tensors.mlp_norm),

@@ -85,9 +85,10 @@ class MixtureWeights:
         those of the tensors that hold all experts."""
         hidden, width, bias = self._config.hidden, self._config.expert_width, self.names.has_biases
         names = [self._weights.layer_name(layer, name.format(expert)) for name in self.names.gate_up]
+        outputs = width * (1 + self._config.layers[layer].is_gated)
         down = self._weights.layer_name(layer, self.names.down.format(expert))
         return {
-            "gate_up": [LinearSpec(name, 2 * width // len(names), hidden, bias) for name in names],
+            "gate_up": [LinearSpec(name, outputs // len(names), hidden, bias) for name in names],
             "down": [LinearSpec(down, hidden, width, bias)],
         }
 
@@ -204,7 +205,7 @@ class MixtureWeights:
         return native.Mixture(
             PlainWeight.pack_merged(router, bias, weights.dtype, weights.device),
             self.read_choice_bias(layer),
-            native.Experts(routing.experts, gate_up, down),
+            native.Experts(routing.experts, gate_up, down, self._config.layers[layer].is_gated),
         )
 
     def _pack_experts(self, layer: int, key: str) -> Iterator[native.PackedWeight]:

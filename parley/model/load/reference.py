@@ -291,8 +291,9 @@ def reference_logits(
             bias = weights.mixtures.read_expert_bias(layer, expert, key)
             return y if bias is None else y + bias
 
-        gate, up = project(x, "gate_up").chunk(2, -1)
-        return project(ACTIVATION_DEFINITIONS[config.layers[layer].activation](gate, up), "down")
+        rows, shape = project(x, "gate_up"), config.layers[layer]
+        gate, up = rows.chunk(2, -1) if shape.is_gated else (rows, 1.0)
+        return project(ACTIVATION_DEFINITIONS[shape.activation](gate, up), "down")
 
     def run_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:
         rows, shape = torch.cat(project_parts(x, "gate_up", layer), -1), config.layers[layer]

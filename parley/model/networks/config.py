@@ -13,6 +13,7 @@ from parley.model.networks.families.decoder_family import (
     CHUNKED,
     FULL,
     LLAMA_TENSORS,
+    MIXTURE,
     MLP,
     SLIDING,
     DecoderFamily,
@@ -344,15 +345,15 @@ def _read_layers(
             has_output_gate=family.has_output_gate and layer_type != state_type,
             state=state if family.is_hybrid or layer_type == state_type else None,
             is_hybrid=family.is_hybrid,
-            has_mixer=layer_type != MLP,
-            has_mlp=layer_type == MLP or not family.has_single_parts,
+            has_mixer=layer_type not in (MLP, MIXTURE),
+            has_mlp=layer_type in (MLP, MIXTURE) or not family.has_single_parts,
         )
         for i, (layer_type, rope) in enumerate(zip(layer_types, ropes, strict=True))
     )
 
 
 def _read_layer_types(family: DecoderFamily, fields: dict[str, Any], count: int) -> list[str]:
-    """Return for each layer FULL, SLIDING, the type of the family's layers with a state, or MLP."""
+    """Return for each layer FULL, SLIDING, the type of the family's layers with a state, MLP or MIXTURE."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
         layer_types = family.layer_types(fields, count)
@@ -360,7 +361,7 @@ def _read_layer_types(family: DecoderFamily, fields: dict[str, Any], count: int)
         layer_types = [OLD_LAYER_TYPES.get(name, name) if isinstance(name, str) else name for name in layer_types]
     known = [FULL, SLIDING] if family.state is None else [FULL, SLIDING, family.state.layer_type]
     if family.has_single_parts:
-        known.append(MLP)
+        known += [MLP] if family.mixture is None else [MLP, MIXTURE]
     if "attention_chunk_size" in family.fields:
         known.append(CHUNKED)
     if len(layer_types) != count or not set(layer_types) <= set(known):

@@ -67,6 +67,11 @@ def sparse_mlp_types(fields: Mapping[str, Any], layer: int) -> bool:
     return bool(types[layer] == "sparse")
 
 
+def mixture_typed(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: ``layer_types`` says so (Nemotron-H)."""
+    return bool(fields["layer_types"][layer] == "moe")
+
+
 def exaone_layers(fields: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a mixture: as ``sparse_mlp_types``, or without types as ``after_dense_layers``."""
     return (after_dense_layers if fields["mlp_layer_types"] is None else sparse_mlp_types)(fields, layer)
@@ -340,5 +345,23 @@ AFMOE_MIXTURE = MixtureFamily(
     has_mixture=after_dense_layers,
     normalized=True,
     is_sigmoid=True,
+    shared=1,
+)
+NEMOTRON_NAMES = MixtureNames(
+    router="mixer.gate",
+    choice_bias="mixer.gate.e_score_correction_bias",
+    gate_up=("mixer.experts.{}.up_proj",),
+    down="mixer.experts.{}.down_proj",
+    shared_gate_up=("mixer.shared_experts.up_proj",),
+    shared_down="mixer.shared_experts.down_proj",
+)
+NEMOTRON_MIXTURE = MixtureFamily(
+    (
+        NEMOTRON_NAMES,
+        replace(NEMOTRON_NAMES, gate_up=("mixer.experts.up_proj",), down="mixer.experts.down_proj"),
+    ),
+    has_mixture=mixture_typed,
+    is_sigmoid=True,
+    group_best=2,
     shared=1,
 )

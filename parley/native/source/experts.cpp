@@ -137,7 +137,7 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
     multiply(e.gate_up, room.pairs, slices, room.gate_up, false, threads);
     bool int8 = e.down.form == INT8;
     const Rows& active = room.active;
-    activate(room.gate_up, e.activation, true, int8 ? nullptr : active.plain, int8 ? active.values : nullptr, active.scales,
+    activate(room.gate_up, e.activation, e.gated, int8 ? nullptr : active.plain, int8 ? active.values : nullptr, active.scales,
              active.excess, count, e.down.into, threads);
     multiply(e.down, active, slices, room.outputs, true, threads);
     each(rows, stride * hidden, threads, [&](long m) {

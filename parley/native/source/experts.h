@@ -9,11 +9,11 @@ struct Routing {
   float scale, margin;
 };
 
-// Gated MLPs. Each weight holds one per expert, one after another, without a permutation. `weighs_inputs`: the router's
-// weights multiply the inputs of experts, not their outputs.
+// MLPs. Each weight holds one per expert, one after another, without a permutation. `weighs_inputs`: the router's
+// weights multiply the inputs of experts, not their outputs. Unless `gated`, gate_up has the outputs of up alone.
 struct Experts {
   int64_t count;
-  int64_t activation, weighs_inputs;
+  int64_t activation, gated, weighs_inputs;
   Linear gate_up, down;
 };
 

@@ -86,7 +86,7 @@ def mix_experts(
     *,
     weighs_inputs: bool = False,
 ) -> torch.Tensor:
-    """Return the weighted sum of the chosen experts' gated MLPs for rows x [T, hidden]: [T, hidden].
+    """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden]: [T, hidden].
 
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the shared expert's outputs. A row's sum is
     computed in float32, in the order of its ``ids``, and the shared expert last. ``weighs_inputs``: weights multiply
@@ -98,7 +98,7 @@ def mix_experts(
         gate_up, down = expert_of(experts.gate_up, expert), expert_of(experts.down, expert)
         assert isinstance(gate_up, TORCH_WEIGHTS) and isinstance(down, TORCH_WEIGHTS)
         inputs = _weighed_rows(x[rows], weights[rows, slots], gate_up) if weighs_inputs else x[rows]
-        active = torch_kernels.activate(torch_kernels.linear(inputs, gate_up), activation)
+        active = torch_kernels.activate(torch_kernels.linear(inputs, gate_up), activation, is_gated=experts.is_gated)
         outputs[rows, slots] = torch_kernels.lm_head_logits(active, down)
     total = torch.zeros_like(x, dtype=torch.float32)
     for slot in range(ids.shape[1]):

@@ -41,7 +41,7 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({"model_type": "mamba"}, STATES),
     "falcon_mamba": ({"model_type": "falcon_mamba"}, STATES),
     "jamba": ({"model_type": "jamba"}, STATES),
-    "nemotron_h with experts": ({"model_type": "nemotron_h"}, STATES),
+    "nemotron_h with latent experts": ({"model_type": "nemotron_h", "moe_latent_size": 64}, STATES),
     "recurrent_gemma": ({"model_type": "recurrent_gemma"}, STATES),
     "kimi_linear": ({"model_type": "kimi_linear"}, STATES),
     "minimax": ({"model_type": "minimax"}, STATES),

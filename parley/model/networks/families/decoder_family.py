@@ -15,7 +15,7 @@ from parley.model.networks.rope import Unfusable
 from parley.model.networks.state_layers import StateFamily
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-MLP = "mlp"  # a layer of a model with ``has_single_parts``
+MLP, MIXTURE = "mlp", "moe"  # layers of models with ``has_single_parts``
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,15 @@ from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
     FULL,
+    MIXTURE,
     MLP,
     MLP_BIASES,
     DecoderFamily,
     TensorNames,
+    none_rotated,
 )
 from parley.model.networks.families.mixture_decoders import GRANITE_MOE_SHARED
+from parley.model.networks.mixtures import NEMOTRON_MIXTURE
 from parley.model.networks.rope import Unfusable
 from parley.model.networks.state_layers import MAMBA2_STATES, MIXER_STATES, read_mamba2
 from parley.native.state_shape import Mamba2Shape
@@ -43,11 +46,6 @@ def full_at_attention_indices(fields: dict[str, Any], count: int) -> list[str]:
     """Return the types of ``count`` layers: those in ``attn_layer_indices`` see the whole context, others are Mamba."""
     indices = fields["attn_layer_indices"] or ()
     return [FULL if i in indices else MAMBA2_STATES.layer_type for i in range(count)]
-
-
-def none_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
-    """Return whether each layer has a rotary embedding: none has."""
-    return [False] * len(layer_types)
 
 
 def rotated_by_name(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
@@ -246,16 +244,17 @@ def nemotron_hybrid_variant(config: Mapping[str, Any]) -> DecoderFamily:
     if types is None and isinstance(pattern, str):
         types = [PATTERN_LETTERS.get(letter, letter) for letter in pattern]
     if not isinstance(types, list):
-        types = ["linear_attention", "moe", "full_attention", "mlp"]
+        types = [MAMBA2_STATES.layer_type, MIXTURE, FULL, MLP]
     renamed = dict(NEMOTRON_HYBRID.renamed) | {
         "num_hidden_layers": "stated_hidden_layers",
         "layer_types": "stated_types",
     }
     fields = {**NEMOTRON_HYBRID.fields, "layer_types": types, "num_hidden_layers": len(types)}
-    return replace(NEMOTRON_HYBRID, fields=fields, renamed=renamed)
+    mixture = NEMOTRON_MIXTURE if MIXTURE in types else None
+    return replace(NEMOTRON_HYBRID, fields=fields, renamed=renamed, mixture=mixture)
 
 
-PATTERN_LETTERS = {"M": MAMBA2_STATES.layer_type, "*": FULL, "-": MLP, "E": "moe"}
+PATTERN_LETTERS = {"M": MAMBA2_STATES.layer_type, "*": FULL, "-": MLP, "E": MIXTURE}
 NEMOTRON_HYBRID = DecoderFamily(
     COMMON_FIELDS
     | MAMBA_FIELDS
@@ -274,6 +273,15 @@ NEMOTRON_HYBRID = DecoderFamily(
         "mamba_expand": None,
         "mlp_bias": False,
         "layer_types": None,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "shared_expert_intermediate_size": 7688,
+        "moe_latent_size": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
     },
     renamed=MIXER_RENAMED
     | {
@@ -282,7 +290,11 @@ NEMOTRON_HYBRID = DecoderFamily(
         "mamba_num_heads": "mamba_n_heads",
         "mamba_head_dim": "mamba_d_head",
         "ssm_state_size": "mamba_d_state",
+        "n_routed_experts": "num_experts",
+        "num_local_experts": "num_experts",
+        "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
     },
+    required={"moe_latent_size": None},
     biases=MLP_BIASES,
     tensors=MIXER_TENSORS,
     rotated=none_rotated,
