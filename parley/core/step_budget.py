@@ -24,6 +24,8 @@ INITIAL_CHUNK = 2 * BLOCK_SIZE  # tokens, before any step was measured
 MAX_OBSERVATIONS = 15  # observations; their medians ignore pauses unrelated to the step
 INITIAL_DEPTH = 1024  # initial estimate: a token this far into a prompt costs twice as much as the first one
 MIN_DEPTH = 128  # lower bound of that distance
+RATE_WINDOW = 1.0  # seconds of steps whose rate is the machine's rate now
+PAUSE_FACTOR = 3.0  # a step this many times slower than expected was interrupted, and says nothing about the rate
 MIN_DISTANCE = 256  # positions between chunks; below this distance a difference in cost is noise
 
 
@@ -77,6 +79,10 @@ class TimedBudget:
     that had prompts. The fixed cost of a step is thus counted as cost of its rows: fewer rows look more expensive than
     they are, but more rows never look cheaper. The low median is used: after a single slow step, such as the very
     first, one normal step is enough to recover.
+
+    Other programs change the machine's rate for a second or two, in which those observations are still a minority. So
+    costs are multiplied by the slowdown of the last second: the median over its steps, or the last step alone if that
+    was slower. One slow step too many makes the next one short; one too few makes the next one late for everyone.
     """
 
     def __init__(self, max_seconds: float):
@@ -86,6 +92,8 @@ class TimedBudget:
         self._observations: deque[tuple[float, float, int]] = deque(
             maxlen=MAX_OBSERVATIONS
         )  # mean position, seconds per row, tokens
+        self._recent: deque[tuple[float, float]] = deque()  # of the last second: seconds of a step, its slowdown
+        self._slowdown = 1.0
         self._largest_chunk = INITIAL_CHUNK  # largest number of tokens among those observations
         self.begin_step(0)
 
@@ -101,7 +109,7 @@ class TimedBudget:
             # n tokens cost row_seconds * (n * (1 + slope * start) + slope * n * n / 2), solved for n.
             is_solo = not (self._decodes or self._chunk_tokens)
             rows_left = (
-                self.max_seconds * (SOLO_FACTOR if is_solo else 1) / self._row_seconds
+                self.max_seconds * (SOLO_FACTOR if is_solo else 1) / (self._row_seconds * self._slowdown)
                 - self._decodes
                 - self._chunk_tokens
                 - self._slope * self._position_sum
@@ -127,9 +135,21 @@ class TimedBudget:
         """Learn from the step, if it had enough prompt tokens."""
         if self._chunk_tokens >= BLOCK_SIZE:  # the fixed cost hides smaller chunks
             rows = self._decodes + self._chunk_tokens
+            self._measure_slowdown(seconds, self._row_seconds * (rows + self._slope * self._position_sum))
             self._observations.append((self._position_sum / rows, max(seconds, 1e-9) / rows, self._chunk_tokens))
             self._largest_chunk = max(INITIAL_CHUNK, max(tokens for _, _, tokens in self._observations))
             self._fit_costs()
+
+    def _measure_slowdown(self, seconds: float, expected: float) -> None:
+        """Compare a step with the time expected from the observations before it."""
+        if not 0 < seconds < PAUSE_FACTOR * expected:
+            return
+        self._recent.append((seconds, seconds / expected))
+        window = sum(each for each, _ in self._recent)
+        while len(self._recent) > 1 and window - self._recent[0][0] >= RATE_WINDOW:
+            window -= self._recent.popleft()[0]
+        slowdowns = [slowdown for _, slowdown in self._recent]
+        self._slowdown = max(1.0, median(slowdowns), slowdowns[-1])
 
     def _fit_costs(self) -> None:
         """Fit slope and cost of a row to the observations."""

@@ -159,6 +159,20 @@ def test_step_budget_recovers_from_one_slow_step() -> None:
     assert first_chunk(pace, 1) >= before * 0.9
 
 
+@pytest.mark.parametrize("slowdown", [1.3, 1.7, 2.5])
+def test_step_budget_follows_a_slower_machine_after_one_step(slowdown: float) -> None:
+    """Other programs slow the machine down for a second or two: fewer steps than the costs of rows are learnt from."""
+    pace, machine = TimedBudget(0.25), SimulatedMachine(0.01, 0.001)
+    before, _ = run_steps(pace, machine, 4)
+    slow = SimulatedMachine(0.01 * slowdown, 0.001 * slowdown)
+    run_step(pace, slow, 4)
+    for _ in range(8):
+        assert run_step(pace, slow, 4)[1] <= 0.28
+    for _ in range(15):  # as many as are remembered
+        run_step(pace, machine, 4)
+    assert run_step(pace, machine, 4)[0] >= before * 0.8
+
+
 def test_step_budget_at_most_doubles_per_step() -> None:
     """The cost of a small chunk says little about a large one, so the budget at most doubles."""
     pace = TimedBudget(0.25)
