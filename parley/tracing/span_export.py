@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -84,7 +85,7 @@ class GrpcSpanExporter(GrpcExporter):
     resource: Mapping[str, AttributeValue]
 
     def _translate_data(self, data: Any) -> Any:
-        return encode_batch([each.span for each in data], self.resource)
+        return ExportTraceServiceRequest.FromString(encode_batch([each.span for each in data], self.resource))
 
 
 class HttpSpanExporter(HttpExporter):
@@ -94,8 +95,7 @@ class HttpSpanExporter(HttpExporter):
 
     def export(self, spans: Any) -> SpanExportResult:
         """Export a batch of our spans."""
-        message = encode_batch([each.span for each in spans], self.resource)
-        is_taken = self._client.export(message.SerializeToString()).success
+        is_taken = self._client.export(encode_batch([each.span for each in spans], self.resource)).success
         return SpanExportResult.SUCCESS if is_taken else SpanExportResult.FAILURE
 
 
