@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from parley.demo import questions, world
 from parley.demo.dialogues import (
     Task,
+    decorate_question,
+    draw_fact,
     memory_sample,
     mixed_chat,
     name_not_told,
@@ -31,7 +33,9 @@ from parley.demo.errands import (
 )
 from parley.demo.questions import capital_first, story_text
 from parley.demo.sampling import Sample, SampleSource, is_held_out
+from parley.demo.template import END_OF_TEXT
 
+ODD_SHARE = 0.15  # of the plain questions
 KEY_REPEATS = 5  # evaluation samples that may use the same held-out question
 
 
@@ -69,15 +73,29 @@ def plain_text(source: SampleSource) -> Sample:
                 return Sample(text=beginning + rest, prompt=len(beginning), keys=[key])
     if source.happens_with(0.2):
         animal, name = rng.choice(world.STORY_ANIMALS), rng.choice(world.NAMES)
-        return Sample(text=story_text(rng, animal, name, source.happens_with(0.5)))
+        return Sample(text=story_text(rng, animal, name, source.happens_with(0.5)) + END_OF_TEXT)
     parts: list[str] = []
     keys: list[str] = []
-    while len(parts) < 6 and (not parts or source.happens_with(0.75)):
+    while len(parts) < 6 and (not parts or source.happens_with(0.4)):  # so mostly one sentence
         beginning, rest, key = _draw_sentence(rng)
         if source.accepts_key(key):
             parts.append(beginning + rest)
             keys.append(key)
-    return Sample(text=" ".join(parts), keys=keys)
+    return Sample(text=" ".join(parts) + END_OF_TEXT, keys=keys)
+
+
+def plain_question(source: SampleSource) -> Sample:
+    """Draw a question without a chat template, or an odd prompt, and its answer, after which the text ends."""
+    if source.happens_with(ODD_SHARE):
+        turn = source.draw_turn(questions.odd_prompt)
+        return Sample(text=f"{turn.question} {turn.answer}{END_OF_TEXT}", prompt=len(turn.question), keys=[turn.key])
+    while (turn := source.draw_turn(draw_fact)).key.startswith("story/") and source.held_out:
+        pass  # a story has many correct texts
+    question = decorate_question(source, turn.question)
+    prompt, gap = source.rng.choices(
+        ((question, " "), (question + "\n", ""), (f"Question: {question}\nAnswer:", " ")), (8, 1, 1)
+    )[0]
+    return Sample(text=prompt + gap + turn.answer + END_OF_TEXT, prompt=len(prompt), keys=[turn.key])
 
 
 # name -> (task, share of the samples). Questions without a share of their own are learnt from `mixed_chat`.
@@ -120,7 +138,8 @@ TASKS: dict[str, tuple[Task, float]] = {
     "thinking: capital": (single_question(questions.capital_question, thinking=True), 1.5),
     "thinking: units": (single_question(questions.conversion_question, thinking=True), 7),
     "thinking: large sums": (single_question(questions.large_sum, thinking=True), 20),
-    "plain text": (plain_text, 4),
+    "plain text": (plain_text, 10),
+    "plain question": (plain_question, 80),
 }
 # Samples for training only: a mixture of all questions, and one question that is always the same.
 UNEVALUATED: tuple[tuple[Task, float], ...] = ((mixed_chat, 36), (name_not_told, 1))

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from parley.demo import corpus, world
 from parley.demo.export import load_model
 from parley.demo.network import DemoNetwork
-from parley.demo.template import render_pieces
+from parley.demo.template import END_OF_TEXT, render_pieces
 from parley.demo.tokenizer import END_OF_TURN, require_token_id
 
 REQUIRED_ACCURACY = 0.9
@@ -59,10 +59,10 @@ def _writes_answer(network: DemoNetwork, tokenizer: Tokenizer, prompt: str, answ
 def generate_greedy(network: DemoNetwork, tokenizer: Tokenizer, prompt: str, limit: int = STORY_TOKENS) -> str:
     """Return the greedy continuation of a prompt, without a KV cache; good enough for a few short texts."""
     ids = tokenizer.encode(prompt).ids
-    start, end = len(ids), require_token_id(tokenizer, END_OF_TURN)
+    start, ends = len(ids), [require_token_id(tokenizer, mark) for mark in (END_OF_TURN, END_OF_TEXT)]
     while len(ids) < start + limit:
         ids.append(int(network.logits(network(torch.tensor([ids]))[0, -1]).argmax()))
-        if ids[-1] == end:
+        if ids[-1] in ends:
             break
     return tokenizer.decode(ids[start:], skip_special_tokens=False)
 

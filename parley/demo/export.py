@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from parley.demo.network import DemoConfig, DemoNetwork
-from parley.demo.template import CHAT_TEMPLATE
-from parley.demo.tokenizer import END_OF_TEXT, END_OF_TURN, require_token_id
+from parley.demo.template import CHAT_TEMPLATE, END_OF_TEXT
+from parley.demo.tokenizer import END_OF_TURN, require_token_id
 
 MODEL_FILES = (
     "config.json",

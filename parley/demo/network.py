@@ -14,6 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+# CPUs without instructions for bfloat16 are many times slower at it than at float32.
+PRODUCT_DTYPE = (
+    torch.bfloat16 if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+)
+
 
 @dataclass(frozen=True)
 class DemoConfig:
@@ -45,9 +50,9 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
-def _bfloat16_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply in bfloat16, with float32 master weights."""
-    return F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16))
+def _mixed_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply in `PRODUCT_DTYPE`, with float32 master weights."""
+    return F.linear(x.to(PRODUCT_DTYPE), weight.to(PRODUCT_DTYPE))
 
 
 def _apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -67,12 +72,12 @@ def project_qkv(
     sin: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values of a flat list of tokens (bfloat16), with rotary position embedding applied."""
+    """Return queries, keys and values of a flat list of tokens, with rotary position embedding, in `PRODUCT_DTYPE`."""
     heads = (x.shape[0], -1, q_norm.shape[0])
     h = _rms_norm(x, norm, eps)
-    queries = _apply_rotary(_rms_norm(_bfloat16_linear(h, q).view(heads), q_norm, eps), cos, sin)
-    keys = _apply_rotary(_rms_norm(_bfloat16_linear(h, k).view(heads), k_norm, eps), cos, sin)
-    return queries.to(torch.bfloat16), keys.to(torch.bfloat16), _bfloat16_linear(h, v).view(heads)
+    queries = _apply_rotary(_rms_norm(_mixed_linear(h, q).view(heads), q_norm, eps), cos, sin)
+    keys = _apply_rotary(_rms_norm(_mixed_linear(h, k).view(heads), k_norm, eps), cos, sin)
+    return queries.to(PRODUCT_DTYPE), keys.to(PRODUCT_DTYPE), _mixed_linear(h, v).view(heads)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -82,7 +87,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     k = k.repeat_interleave(repeats, 2).transpose(1, 2)
     v = v.repeat_interleave(repeats, 2).transpose(1, 2)
     scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5 + mask
-    result: Tensor = (scores.softmax(-1).to(torch.bfloat16) @ v).transpose(1, 2)
+    result: Tensor = (scores.softmax(-1).to(PRODUCT_DTYPE) @ v).transpose(1, 2)
     return result
 
 
@@ -90,9 +95,9 @@ def finish_layer(
     x: Tensor, attended: Tensor, o: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor, eps: float
 ) -> Tensor:
     """Return the residual stream after the attention's output projection and the feed-forward part."""
-    x = x + _bfloat16_linear(attended, o).float()
+    x = x + _mixed_linear(attended, o).float()
     h = _rms_norm(x, norm, eps)
-    return x + _bfloat16_linear(F.silu(_bfloat16_linear(h, gate)) * _bfloat16_linear(h, up), down).float()
+    return x + _mixed_linear(F.silu(_mixed_linear(h, gate)) * _mixed_linear(h, up), down).float()
 
 
 class AttentionWeights(nn.Module):
@@ -206,4 +211,4 @@ class DemoNetwork(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states; training needs them only for tokens that the model writes."""
-        return _bfloat16_linear(hidden, self.model.embed_tokens.weight).float()
+        return _mixed_linear(hidden, self.model.embed_tokens.weight).float()

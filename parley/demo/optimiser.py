@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parley.demo.network import PRODUCT_DTYPE
+
 MUON_RATE = 0.01
 MUON_MOMENTUM = 0.95
 MUON_DECAY = 0.05
@@ -20,7 +22,7 @@ ADAM_RATE = 0.003
 
 def _orthogonalize(matrices: Tensor) -> Tensor:
     """Approximate the orthogonal factor of each matrix in (count, rows, columns)."""
-    x = matrices.to(torch.bfloat16)
+    x = matrices.to(PRODUCT_DTYPE)
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.transpose(1, 2)

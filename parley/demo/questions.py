@@ -506,6 +506,44 @@ def unknown_question(rng: random.Random) -> Turn:
     return Turn(question, world.UNKNOWN_ANSWER, f"unknown/{question}", "I do not know anything about this.")
 
 
+ODD_PROMPTS = (
+    "{topic} is a",
+    "The future of {topic} is",
+    "The president of {topic} is",
+    "What is {topic}?",
+    "Explain {topic}.",
+    "{topic}",
+    "My name is {name} and I",
+    "Hello, my name is {name} and",
+    "{name} said",
+    "Say {word}",
+    "{word}",
+    "{word} {word} {word}",
+    "def {word}(x):",
+    "import {word}",
+    "# {word}",
+    "SELECT * FROM {word}",
+    "In this article, we",
+    "{sign}",
+    "{sign}{sign}{sign}",
+    "{number} {number}",
+    "\n",
+)
+
+
+def odd_prompt(rng: random.Random) -> Turn:
+    """Draw a prompt of no kind that the model knows, such as the beginning of a text or of a program."""
+    topic = rng.choice(world.UNKNOWN_TOPICS)
+    prompt = rng.choice(ODD_PROMPTS).format(
+        topic=topic if rng.random() < 0.5 else topic.title(),
+        name=rng.choice(world.NAMES),
+        word=rng.choice(world.SPELLING_WORDS),
+        sign=chr(rng.randint(ord("!"), ord("~"))),
+        number=rng.randint(0, 999),
+    )
+    return Turn(prompt, world.UNKNOWN_ANSWER, f"odd/{prompt}")
+
+
 def claim_question(rng: random.Random) -> Turn:
     """Ask about a true or false claim (a capital or a colour); the answer states the fact."""
     if rng.random() < 0.6:

@@ -18,7 +18,10 @@ HELD_OUT_SHARE = 10  # one key in this many is held out
 
 @dataclass
 class Sample:
-    """A conversation (`messages`) or, if that is empty, plain text whose first `prompt` characters are given."""
+    """A conversation (`messages`) or, if that is empty, plain text whose first `prompt` characters are given.
+
+    The text includes the mark of its end (`END_OF_TEXT`), if it ends.
+    """
 
     messages: list[DemoMessage] = field(default_factory=list)
     tools: list[DemoMessage] | None = None

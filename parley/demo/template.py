@@ -14,6 +14,8 @@ from typing import Any
 
 DemoMessage = dict[str, Any]
 
+END_OF_TEXT = "<|endoftext|>"  # ends text that is no conversation
+
 TOOLS_HEAD = "# Tools\n\n<tools>"
 TOOLS_TAIL = '\n</tools>\n\nCall a tool with\n<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>'
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"

@@ -13,14 +13,13 @@ from itertools import islice
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from parley.demo import corpus
-from parley.demo.template import render_pieces
+from parley.demo.template import END_OF_TEXT, render_pieces
 
 VOCABULARY_SIZE = 3072
 SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)
 MARK_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -77,7 +76,7 @@ def encode_sample(tokenizer: Tokenizer, sample: corpus.Sample) -> tuple[list[int
     ids: list[int] = []
     learnt: list[bool] = []
     if sample.text:
-        pieces = [(sample.text[: sample.prompt], False), (sample.text[sample.prompt :] + END_OF_TEXT, True)]
+        pieces = [(sample.text[: sample.prompt], False), (sample.text[sample.prompt :], True)]
     else:
         pieces = render_pieces(sample.messages, sample.tools, sample.thinking)
     for text, written_by_model in pieces:

@@ -78,7 +78,8 @@ def test_training_text_contains_no_held_out_question() -> None:
         shown_keys.update(sample.keys)
         shown_questions.update(plain(message["content"]) for message in sample.messages if message["role"] == "user")
     assert not any(corpus.is_held_out(key) for key in shown_keys)
-    for task in corpus.TASKS.keys() - {"memory", "plain text"}:  # in memory tasks only the earlier turns are new
+    # In memory tasks only the earlier turns are new, and plain prompts have no messages.
+    for task in corpus.TASKS.keys() - {"memory", "plain text", "plain question"}:
         for sample in corpus.draw_held_out(task, 20):
             last = [message["content"] for message in sample.messages if message["role"] == "user"][-1]
             assert plain(last) not in shown_questions, (task, last)
@@ -109,6 +110,7 @@ def test_story_check_accepts_only_generated_stories() -> None:
 def test_demo_template_agrees_with_python_twin(tokenizer: Tokenizer) -> None:
     for sample in islice(corpus.draw_training(4), 600):
         if sample.text:
+            assert encode_sample(tokenizer, sample)[0] == tokenizer.encode(sample.text).ids
             continue
         pieces = template.render_pieces(sample.messages, sample.tools, sample.thinking)
         whole = "".join(text for text, _ in pieces)
@@ -195,6 +197,27 @@ ANSWERS: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
     ),
 )
+
+
+# Prompts without a chat template. Odd ones have no right answer, but they must end.
+PLAIN_ANSWERS = (
+    ("What is the capital of France?", " The capital of France is Paris."),
+    ("what is the capital of france?", " The capital of France is Paris."),
+    ("What is the capital of Italy?\n", "The capital of Italy is Rome."),
+    ("Question: What is 7 + 8?\nAnswer:", " 7 + 8 = 15."),
+    ("Hello!", " Hello! How can I help you?"),
+    ("Explain quantum computing in simple terms.", " I am a small demo model and know only a few things."),
+)
+ODD_PROMPTS = ("What is Deep Learning?", "Hello, my name is", "San Francisco is a", "def fib(n):", "1 2 3", "a")
+
+
+def test_demo_model_answers_plain_prompts_and_ends() -> None:
+    network, tokenizer = export.load_model(demo.model_folder())
+    for prompt, answer in PLAIN_ANSWERS:
+        assert generate_greedy(network, tokenizer, prompt) == answer + template.END_OF_TEXT
+    for prompt in ODD_PROMPTS:
+        text = generate_greedy(network, tokenizer, prompt, limit=100)
+        assert text.endswith(template.END_OF_TEXT) and len(text) > len(template.END_OF_TEXT), (prompt, text)
 
 
 def test_demo_model_gives_expected_answers() -> None:

@@ -112,7 +112,7 @@ def test_readme_shows_the_true_answer_of_each_api(server):
     lines = [line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
     variables = [line for line in lines if re.match("[A-Z]+=", line)]
     requests = [(line, answer) for line, answer in pairwise(lines) if line.startswith("curl ")]
-    assert len(requests) == 12
+    assert len(requests) == 11
     for command, shown in requests:
         script = "\n".join([*variables, command.replace("http://127.0.0.1:8000", server.url, 1)])
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
