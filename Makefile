@@ -6,7 +6,8 @@
 # make test-torch    every test, without the compiled kernels
 # make test-nightly  every test, in full where make test runs a sample (hours; PARLEY_KILLS=2 for a smaller kill matrix)
 # make test-clients  official clients of every API, each in an environment of its own (needs a package index and npm)
-# make test-browser  the web page in Chromium, by Playwright and axe (needs npm, and Chromium: CHROMIUM=/path/to/it)
+# make test-browser  the web page in Chromium, of a server and of a coordinator, by Playwright and axe
+#              (needs npm, and Chromium: CHROMIUM=/path/to/it)
 # make test-engines  vLLM as the engine, in .engines after make engines (10 minutes)
 # make coverage the branch coverage of core/ and dialects/ over every test (make test measures it over some folders)
 # make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 1,000
@@ -98,6 +99,7 @@ test-clients: setup
 
 test-browser: setup
 	@$(VENV)/bin/python tests/clients/run.py browser/pages.mjs browser_media/pictures.mjs $(ARGS)
+	@$(VENV)/bin/python tests/clients/run.py --cluster browser/pages.mjs $(ARGS)
 
 test-engines: setup
 	@PARLEY_VLLM_PYTHON=.engines/vllm/bin/python $(VENV)/bin/python -m pytest tests/system/test_vllm_engine.py tests/system/test_vllm_requests.py tests/system/test_vllm_reads_media.py tests/system/test_vllm_separation.py tests/system/test_vllm_ray.py tests/engine/test_conformance.py -k vllm $(ARGS)
