@@ -4,7 +4,7 @@ The budget is wall-clock time or, with `--steps`, a number of steps. The learnin
 and falls linearly over the last part of the budget, which brings most of the accuracy. A checkpoint is written every
 few minutes, and the same command continues from it. At the end the model is exported in Hugging Face format and its
 held-out accuracy is printed; `--eval-only` does only that, from the checkpoint. `--start FOLDER` trains an exported
-model further, whose tokenizer stays as it is; a small `--rate` then keeps what it knows.
+model further, whose tokenizer stays as it is; a small `--rate` then keeps its knowledge.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class TrainingCounts:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What to start from, for how long to train, and at which rates."""
+    """The start, the budget and the rates of a training."""
 
     start: Path | None = None  # an exported model; None: new weights and a new tokenizer
     minutes: float = 90
