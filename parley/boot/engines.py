@@ -9,7 +9,7 @@ import msgspec
 
 from parley.engine.fake import FAKE_MODEL, FakeEngine
 from parley.engine.protocol import Engine
-from parley.engine.remote import ENGINE_COMMAND, RemoteEngine
+from parley.engine.remote import RemoteEngine
 from parley.engine.vllm import VLLMEngine
 from parley.serving.options import EngineKind, OfferedModel
 from parley.types import AttachedSettings, EngineSettings, Settings, VLLMSettings
@@ -22,7 +22,7 @@ EngineFactory = Callable[[Any, str], Engine]
 
 def remote_engine(settings: Settings, name: str) -> Engine:
     """Return an engine in a process of its own."""
-    return RemoteEngine(settings, command=ENGINE_COMMAND, name=name)
+    return RemoteEngine(settings, name=name)
 
 
 def local_engine(settings: Settings, name: str) -> Engine:
@@ -56,4 +56,6 @@ ENGINE_FACTORIES: dict[EngineKind, EngineFactory] = {
 
 def make_engine(offer: OfferedModel) -> Engine:
     """Return an engine of the kind that the offer names."""
+    if offer.early_process is not None:
+        return RemoteEngine(offer.settings, name=offer.names[0], early_process=offer.early_process)
     return ENGINE_FACTORIES[offer.engine](offer.settings, offer.names[0])

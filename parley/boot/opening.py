@@ -28,7 +28,7 @@ def opening_lines(
         f"parley {__version__}",
         *(
             f"  model    {', '.join(names)} (on {'vLLM' if engine == 'vllm' else settings.device})"
-            for names, settings, engine in offers
+            for names, settings, engine, _ in offers
         ),
     ]
     if is_member := options.role not in ("mixed", "none"):  # clients reach its APIs through a coordinator

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parley.cli.vllm import check_engine_options, is_server_address
+from parley.engine.engine_process import EngineProcess, start_early_process
+from parley.log_lines import announce_to_children
 from parley.settings.config import SERVE_OPTIONS, attached_settings, engine_settings, vllm_settings
 from parley.settings.key_file import HashedKey, read_key_table
 from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys, read_keys
@@ -39,13 +41,27 @@ def run(config: ResolvedOptions) -> int:
     if config["show-config"]:
         print(format_options(SERVE_OPTIONS, config))
         return 0
-    models, server_options = offered_models(config), planned_server_options(plan, config)
-    from parley.boot import server  # HTTP libraries are loaded only to serve
 
     def read_options_again() -> ServerOptions:
         return planned_server_options(*read_mindie_plan(config.read_again() if config.read_again else config))
 
-    return server.run_server(models, server_options, read_options_again)
+    process = start_early_engine(config)  # from here on, two processes import their libraries at the same time
+    try:
+        (first, *others), server_options = offered_models(config), planned_server_options(plan, config)
+        from parley.boot import server  # HTTP libraries are loaded only to serve
+
+        return server.run_server([first._replace(early_process=process), *others], server_options, read_options_again)
+    finally:
+        if process is not None:
+            process.discard()
+
+
+def start_early_engine(config: ResolvedOptions) -> EngineProcess | None:
+    """Start the first model's engine process, which gets its settings later; None for an engine of another kind."""
+    if engine_of(config) != "process" or config["cost-model"]:
+        return None
+    announce_to_children(config["log-format"], config["log-level"])
+    return start_early_process()
 
 
 def explain_flag(flag: str) -> str:

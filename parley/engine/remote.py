@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 import msgspec
 
 from parley import wire
-from parley.child_process import python_command
+from parley.engine.engine_process import ENGINE_COMMAND, EngineProcess, start_engine_process
 from parley.engine.messages import (
     EngineFatal,
     EngineReady,
@@ -41,9 +40,6 @@ RESTART_DELAYS = 1.0, 30.0  # seconds before a restart if it ended sooner: the f
 CLOSE_SECONDS = 2.0  # seconds that a closing engine has to end by itself, by default
 
 
-ENGINE_COMMAND = python_command("-m", "parley.worker.process")  # the command that runs parley's own engine
-
-
 class EngineHung(Exception):
     """The engine process shows no sign of life. The message is one sentence."""
 
@@ -54,6 +50,7 @@ class RemoteEngine(MessagePageTransfer):
     ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
     ``name``: the model's name in the log. ``close_seconds``: time that the process has to end by itself.
     ``owns_group``: the process leads a process group of its own, whose other members end with it.
+    ``early_process``: has been started already, and becomes the first one.
     """
 
     def __init__(
@@ -64,6 +61,7 @@ class RemoteEngine(MessagePageTransfer):
         name: str = "model",
         close_seconds: float = CLOSE_SECONDS,
         owns_group: bool = False,
+        early_process: EngineProcess | None = None,
     ):
         super().__init__()
         self.settings = settings
@@ -71,6 +69,7 @@ class RemoteEngine(MessagePageTransfer):
         self._command = command
         self._close_seconds = close_seconds
         self._owns_group = owns_group
+        self._early_process = early_process
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -107,20 +106,13 @@ class RemoteEngine(MessagePageTransfer):
 
     async def _spawn_process(self) -> asyncio.StreamReader:
         """Start the process and send the settings. Raises EngineFailed."""
-        own_end, engine_end = socket.socketpair()
+        started, self._early_process = self._early_process, None
         try:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 (forking takes milliseconds)
-                [*self._command, str(engine_end.fileno())],
-                pass_fds=[engine_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=self._owns_group,
-            )
+            started = started or start_engine_process(self._command, owns_group=self._owns_group)
         except OSError as error:
-            own_end.close()
             raise EngineFailed(f"The engine process could not be started: {error.strerror}.") from error
-        finally:
-            engine_end.close()
-        reader, self._writer = await asyncio.open_connection(sock=own_end)
+        self._process = started.process
+        reader, self._writer = await asyncio.open_connection(sock=started.own_end)
         self._writer.write(wire.encode_frame(self.settings))
         return reader
 

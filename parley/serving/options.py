@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, Dialect
+from parley.engine.engine_process import EngineProcess
 from parley.log_lines import LogFormat, LogLevel
 from parley.settings.key_file import HashedKey
 from parley.settings.media_hosts import MediaHost
@@ -38,11 +39,13 @@ class OfferedModel(NamedTuple):
     determines the kind of the settings.
 
     Answers carry the first name. ``settings.model`` may be a folder, or a name that is looked up or downloaded.
+    ``early_process``: its engine, of the kind "process", if it has been started already.
     """
 
     names: tuple[str, ...]
     settings: EngineSettings
     engine: EngineKind = "process"
+    early_process: EngineProcess | None = None
 
 
 SHARED_SEAL_SECRET = "a cluster without a secret"

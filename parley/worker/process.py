@@ -1,8 +1,8 @@
 """Runs an engine: loads the model, then serves messages, in a process of its own or in a thread.
 
-As a process (``python -m parley.worker.process FD``) it communicates over a stream socket, inherited as file descriptor
-FD. The first frame is Settings; then ToEngine frames arrive and FromEngine frames are sent. End of file means that the
-API process is gone. It ends this process at once, even during a step: there is no state worth saving.
+As a process (``python -m parley.worker.process [early] FD``) it communicates over a stream socket, inherited as file
+descriptor FD. The first frame is Settings; then ToEngine frames arrive and FromEngine frames are sent. End of file
+means that the API process is gone. It ends this process at once, even during a step: there is no state worth saving.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from parley import wire
+from parley.engine.engine_process import EARLY
 from parley.engine.messages import (
     EngineFatal,
     EngineReady,
@@ -160,8 +162,9 @@ def _adapter_loader(runner: ModelRunner, thread: ThreadPoolExecutor, inbox: Engi
     return fetch_adapter
 
 
-def serve_socket(fd: int) -> None:
-    """Serve over an inherited socket until it is closed. ``fd``: its file descriptor."""
+def serve_socket(fd: int, *, is_early: bool = False) -> None:
+    """Serve over an inherited socket until it is closed. ``fd``: its file descriptor; ``is_early``: the settings come
+    only when the API process has imported its own libraries."""
     # A terminal's Ctrl-C and hang-up and a service manager's SIGTERM reach every process of the group, but the API
     # process decides when to end, since it drains first. This process follows at end of file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -172,6 +175,10 @@ def serve_socket(fd: int) -> None:
         os.environ.setdefault(name, value)
     threading.excepthook = _exit_at_thread_death
     sock = socket.socket(fileno=fd)
+    if is_early:
+        with suppress(Exception):  # fails again below, where it is reported
+            import parley.core.loop
+            import parley.model.load.loader  # noqa: F401
     settings = wire.receive_frame(sock, msgspec.msgpack.Decoder(Settings))
     if settings is None:
         return
@@ -219,4 +226,4 @@ def _exit_at_thread_death(args: threading.ExceptHookArgs) -> None:
 
 
 if __name__ == "__main__":
-    serve_socket(int(sys.argv[1]))
+    serve_socket(int(sys.argv[-1]), is_early=EARLY in sys.argv)

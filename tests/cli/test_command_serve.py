@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -41,6 +42,15 @@ def test_memory_for_bodies_suffices_for_the_largest():
     assert options("--body-limit", "1GiB", "--body-memory", "2GiB").body_budget.limit == 2 << 30
     with pytest.raises(ConfigError, match="body-memory must be at least body-limit"):
         options("--body-limit", "1GiB")
+
+
+def test_options_that_are_refused_leave_no_engine_behind():
+    command = [sys.executable, "-m", "parley", "serve", "--body-limit", "1GiB"]
+    with subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, start_new_session=True) as process:
+        _, message = process.communicate(timeout=120)
+    assert process.returncode == 2 and b"body-memory must be at least body-limit" in message
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
 
 
 def test_serve_passes_every_option_to_the_server(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from support.restarts import becomes_ready_again
 from support.tiny_models import write_model
 
+from parley.engine.engine_process import start_early_process
 from parley.engine.messages import StepOutputs
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
@@ -104,6 +105,31 @@ async def test_killed_or_stopped_engine_ends_its_streams_and_is_replaced(folder)
             assert not process_alive(process_id)
             assert await generate_tokens(e, "after") == before
         assert await prompt_waits_for_answer(e)  # the restarted engine keeps the prefill share
+
+
+async def test_process_that_was_started_early_is_the_first_one_and_is_replaced_when_it_dies(folder):
+    early = start_early_process()
+    assert early is not None
+    engine = RemoteEngine(Settings(model=str(folder), kv_memory=8 << 20, threads=1), early_process=early)
+    try:
+        await engine.start()
+        await engine.wait_until_ready()
+        assert engine.process_id == early.process.pid
+        before = await generate_tokens(engine, "before")
+        early.process.kill()
+        await becomes_ready_again(engine)
+        assert engine.process_id != early.process.pid
+        assert await generate_tokens(engine, "after") == before
+    finally:
+        await engine.close()
+    early.discard()  # it has ended long ago
+
+
+async def test_process_that_was_started_early_ends_with_the_server(folder):
+    early = start_early_process()
+    assert early is not None
+    early.own_end.close()  # as the kernel does if the server is killed
+    assert await asyncio.to_thread(early.process.wait, 60) == 0
 
 
 async def test_cancel_frees_blocks_while_other_requests_continue(folder):
