@@ -21,15 +21,15 @@ from parley.cli.load.generator import LoadConnection, LoadGenerator, RequestSamp
 from parley.dialects.bench import LoadShape
 from parley.worker.simulated import SimulatedCosts
 
-LONGEST = 6000  # tokens of a prompt
-MOST = 1000  # of an output
 TIMEOUT = 600.0
+PATIENCE = 30.0  # seconds that a client waits at most for requests after the last has been sent
 STALE = 8  # the first 1/8 of the requests do not count: the cluster has not settled yet
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Length distributions. Requests of ``groups`` groups begin with ``shared`` tokens common to their group."""
+    """Length distributions: medians, spreads, and the least and most tokens. Requests of ``groups`` groups begin with
+    ``shared`` tokens common to their group."""
 
     name: str
     prompt: int
@@ -38,6 +38,8 @@ class Trace:
     output_spread: float
     groups: int = 0
     shared: int = 0
+    prompt_limits: tuple[int, int] = (4, 6000)
+    output_limits: tuple[int, int] = (2, 1000)
 
     @property
     def mean_lengths(self) -> tuple[float, float]:
@@ -64,10 +66,15 @@ def draw_requests(trace: Trace, count: int, pool: Sequence[int], seed: int, turn
     rng, ids = random.Random(f"{trace.name} {seed}"), random.Random(f"{trace.name} {seed} {turn}")
     groups = [rng.choices(pool, k=trace.shared) for _ in range(trace.groups)]
     for at in accumulate(rng.expovariate(1.0) for _ in range(count)):
-        prompt = min(LONGEST, max(4, round(rng.lognormvariate(math.log(trace.prompt), trace.spread))))
-        output = min(MOST, max(2, round(rng.lognormvariate(math.log(trace.output), trace.output_spread))))
+        prompt = _draw_length(rng, trace.prompt, trace.spread, trace.prompt_limits)
+        output = _draw_length(rng, trace.output, trace.output_spread, trace.output_limits)
         begin = rng.choice(groups) if groups else []
         yield TimedRequest(at, begin + ids.choices(pool, k=prompt), output)
+
+
+def _draw_length(rng: random.Random, middle: int, spread: float, limits: tuple[int, int]) -> int:
+    least, most = limits
+    return min(most, max(least, round(rng.lognormvariate(math.log(middle), spread))))
 
 
 @dataclass(frozen=True)
@@ -99,19 +106,16 @@ class RateResult:
 
 
 class Traffic:
-    """Sends requests to a port and reuses its connections."""
+    """Sends requests to a port and reuses its connections. ``patience``: seconds until late ones are given up."""
 
-    def __init__(self, port: int, speed: float):
-        self.speed = speed
+    def __init__(self, port: int, speed: float, patience: float = PATIENCE):
+        self.speed, self._patience = speed, patience
         self._load = LoadGenerator(ServerAddress("http", "127.0.0.1", port, ""), None, LoadShape("m", 1, TIMEOUT))
         self._idle: list[LoadConnection] = []
 
     async def send_at_rate(self, requests: Sequence[TimedRequest], rate: float, slo: Slo) -> RateResult:
         """Send the requests at ``rate`` per second of the cost model. Late ones are cancelled at the end."""
-        encoded_requests = []
-        for each in requests:
-            self._load.shape = replace(self._load.shape, output_tokens=each.output)
-            encoded_requests.append(self._load.encode_request(each.prompt))
+        encoded_requests = self._encode_requests(requests)
         samples = [RequestSample(0.0) for _ in requests]
         begin = time.perf_counter()
         tasks = []
@@ -119,13 +123,41 @@ class Traffic:
             await asyncio.sleep(begin + each.at / rate / self.speed - time.perf_counter())
             tasks.append(asyncio.create_task(self._send_one(request, sample)))
         patience = (slo.ttft + slo.tpot * max(each.output for each in requests)) / self.speed
-        await asyncio.wait(tasks, timeout=min(patience, 30.0))
+        await asyncio.wait(tasks, timeout=min(patience, self._patience))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for sample in samples:
             sample.parse_events(self._load.api)
         return self._judge_samples(requests, samples, rate, slo)
+
+    async def send_in_loop(self, requests: Sequence[TimedRequest], clients: int) -> float:
+        """Send the requests with ``clients`` of them always open. Return the requests per second of wall time.
+
+        Raises RuntimeError if one fails.
+        """
+        waiting = iter(zip(self._encode_requests(requests), requests, strict=True))
+
+        async def send_next_requests() -> None:
+            for request, each in waiting:
+                sample = RequestSample(0.0)
+                await self._send_one(request, sample)
+                sample.parse_events(self._load.api)
+                if sample.error or sample.tokens != each.output:
+                    raise RuntimeError(f"a request failed: {sample.error or f'it has {sample.tokens} tokens'}")
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(send_next_requests())
+        return len(requests) / (time.perf_counter() - began)
+
+    def _encode_requests(self, requests: Sequence[TimedRequest]) -> list[bytes]:
+        encoded_requests = []
+        for each in requests:
+            self._load.shape = replace(self._load.shape, output_tokens=each.output)
+            encoded_requests.append(self._load.encode_request(each.prompt))
+        return encoded_requests
 
     def _judge_samples(
         self, requests: Sequence[TimedRequest], samples: Sequence[RequestSample], rate: float, slo: Slo
