@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -26,19 +27,20 @@ from refine_schemas import CannotRefine, refine_schema
 from survey import CLASSIFIER_CONTEXT, CONTEXT, PATH, SurveyedRecords, call_reader, encode_body
 
 from parley.dialects.admin_requests import DetokenizeRequest
-from parley.dialects.dialect import Answer, ApiOptions, Dialect, Reply, RequestContext, Route
+from parley.dialects.dialect import Acknowledgement, Answer, ApiOptions, Dialect, Reply, RequestContext, Route
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import API_MOUNTS
 from parley.dialects.openapi_document import (
     LEARNED_CONTEXT,
+    LEARNED_MODEL,
     LEARNED_VOCABULARY,
     SAMPLE_ERRORS,
     body_key,
     output_room,
 )
 from parley.dialects.records import NoRecords
-from parley.errors import BadRequest, Invalid, ParleyError
+from parley.errors import BadRequest, Invalid, Missing, ParleyError
 from parley.text.grammar.answer_compiler import AnswerCompiler, may_be_any_text
 from parley.text.parsing.markup import Markup
 from parley.types import Request, Tokens
@@ -75,12 +77,10 @@ class EmptyRecords(NoRecords):
 
 def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> Any:
     """Return what the reader makes of a body for a model of ``MODELS``. ``without``: a header that the request lacks.
-    Raises ParleyError if it is refused."""
-    records = SurveyedRecords() if "{id}" in route.path else EmptyRecords()
-    headers = CONTEXT.headers | ({b"content-type": b"multipart/form-data; boundary=b"} if route.reads_form else {})
-    headers = {name: value for name, value in headers.items() if name != without}
-    context = replace(MODELS[model], records=records, headers=headers, path_parts=PATH, context_length=LEARNED_CONTEXT)
-    answer = call_reader(route, body if isinstance(body, bytes) else encode_body(route, body), context)
+    Raises ParleyError if it is refused, or asks for nothing to be generated: readers ignore other members then."""
+    answer = read_request(route, model, body, without)
+    if isinstance(answer, Acknowledgement):
+        raise Missing("The body asks for nothing to be generated.")
     if isinstance(answer, Answer) and answer.status >= 400:
         raise BadRequest(answer.body.decode())
     if isinstance(answer, Reply):
@@ -88,6 +88,15 @@ def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> Any:
     if isinstance(answer, DetokenizeRequest) and not answer.ignore_unknown:
         check_token_ids([*answer.token_ids, *chain(*answer.further_ids)])
     return answer
+
+
+def read_request(route: Route, model: str, body: Any, without: bytes = b"") -> Any:
+    """Return the reader's result for a body, without the server's checks. Raises ParleyError if it is refused."""
+    records = SurveyedRecords() if "{id}" in route.path else EmptyRecords()
+    headers = CONTEXT.headers | ({b"content-type": b"multipart/form-data; boundary=b"} if route.reads_form else {})
+    headers = {name: value for name, value in headers.items() if name != without}
+    context = replace(MODELS[model], records=records, headers=headers, path_parts=PATH, context_length=LEARNED_CONTEXT)
+    return call_reader(route, body if isinstance(body, bytes) else encode_body(route, body), context)
 
 
 def check_like_server(request: Request) -> None:
@@ -112,8 +121,9 @@ def check_token_ids(token_ids: list[int]) -> None:
 
 
 def learn_route(route: Route) -> dict[str, Any] | None:
-    """Return what is known of a route's body: ``schema``, ``left_out``, and the model that it ``needs``, where these
-    are not empty. None: it reads no body, or its schema cannot be learned."""
+    """Return what is known of a route's body: ``schema``, ``left_out``, the model that it ``needs``, and the members
+    without which it is ``acknowledged``, where these are not empty. None: it reads no body, or its schema cannot be
+    learned."""
     if route.reader is None or route.body_paths or route.method in ("GET", "HEAD") or route.kind in ("reset", "probe"):
         return None
     try:
@@ -133,7 +143,9 @@ def learn_route(route: Route) -> dict[str, Any] | None:
                 return None
             left_out = [path for path in learner.left_out if path not in set(schema_paths(schema))]
             found = {"schema": schema, "left_out": sorted(left_out), "needs": model}
-            found["headers"] = list(required_headers(route, model, draw_value(schema, random.Random(1))))
+            body = draw_value(schema, random.Random(1))
+            found["headers"] = list(required_headers(route, model, body))
+            found["acknowledged"] = list(acknowledged_members(route, model, schema, body))
             return {name: value for name, value in found.items() if value or name == "schema"}
     return {}
 
@@ -176,6 +188,16 @@ def required_headers(route: Route, model: str, body: Any) -> Iterator[tuple[str,
         except ParleyError:
             if name != b"content-type":
                 yield name.decode(), value.decode()
+
+
+def acknowledged_members(route: Route, model: str, schema: Mapping[str, Any], body: Any) -> Iterator[str]:
+    """Yield the required members without which a body is answered at once, because it asks for nothing."""
+    named = body | {"model": LEARNED_MODEL} if "model" in body else body
+    for name in schema.get("required", ()):
+        with suppress(ParleyError):
+            answer = read_request(route, model, {each: value for each, value in named.items() if each != name})
+            if isinstance(answer, Acknowledgement):
+                yield name
 
 
 def schema_paths(schema: Any, path: str = "") -> Iterator[str]:

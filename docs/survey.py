@@ -183,7 +183,11 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "reasoning": [{"effort": "low", "summary": "auto"}],
     "format": [{"type": "json_schema", "name": "n", "schema": {}}],
     "metadata": [{"a": "b"}],
-    "items": [[{"type": "message", "role": "user", "content": "a"}]],
+    "items": [
+        [{"type": "message", "role": "user", "content": "a"}],
+        [{"role": "user", "content": "a"}],
+        *([{"type": item["type"]}] for item in RESPONSE_ITEMS if "type" in item),
+    ],
     "conversation": ["conv_i", {"id": "conv_i"}],
     "background_options": [{"completion_window": "soonest"}],
     "messages": [

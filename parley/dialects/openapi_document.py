@@ -111,8 +111,8 @@ DESCRIPTION = (
     "Made from the readers of this server's requests: a body that is valid here is taken by a model of text that has"
     " the abilities that its members ask for. Other members are allowed; those that are read under conditions that a"
     " schema cannot say are listed with their operations. Limits that depend on the model hold besides: the length of"
-    " its context, its vocabulary, and what it reads besides text. The bounds of numbers of tokens leave room for a"
-    f" prompt of {PROMPT_ROOM} tokens, or of half the context."
+    " its context, its vocabulary, its adapters, and what it reads besides text. The bounds of numbers of tokens leave"
+    f" room for a prompt of {PROMPT_ROOM} tokens, or of half the context."
 )
 FORMATS = (
     "Strings with the format `regex` are regular expressions, and those with the format `json` JSON texts."
@@ -418,6 +418,9 @@ def _body_notes(known: Json) -> list[str]:
     if left_out := known.get("left_out"):
         names = ", ".join(f"`{path}`" for path in left_out)
         notes.append(f"Also read, if the model or other members allow it: {names}.")
+    notes += [
+        f"A body without `{name}` is answered at once with an empty result." for name in known.get("acknowledged", ())
+    ]
     return notes
 
 

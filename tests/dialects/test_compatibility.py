@@ -122,7 +122,7 @@ def test_tgi_documents_its_routes():
     reference = openapi["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     schema = openapi["components"]["schemas"][reference.rpartition("/")[2]]
     parameters = schema["properties"]["parameters"]["properties"]
-    assert parameters["max_new_tokens"] == {"type": ["integer", "null"], "minimum": 1, "maximum": 50}
+    assert parameters["max_new_tokens"] == {"type": ["integer", "null"], "minimum": 1, "maximum": 2**32 - 1}
     assert parameters["stop"]["items"]["type"] == "string" and parameters["stop"]["maxItems"] == 4
     status, page, type_ = routes["GET", "/docs"].reader(b"", HEAD, FACTS)
     assert (status, type_) == (200, b"text/html; charset=utf-8")

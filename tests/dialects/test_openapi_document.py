@@ -130,6 +130,16 @@ def test_learning_again_finds_the_same_schemas():
     assert json.loads(json.dumps(learned)) == body_table()
 
 
+@pytest.mark.parametrize(("path", "member"), [("/api/chat", "messages"), ("/api/embed", "input")])
+def test_schemas_are_learned_from_bodies_that_ask_for_something(path, member):
+    """Ollama's routes answer a body without texts at once, and read none of its other members."""
+    generator = load_generator()
+    dialect, route = next((dialect, route) for dialect, route in bodies_of_all_apis() if route.path == path)
+    learned, (known,) = generator["learn_route"](route), find_bodies(route, dialect)
+    assert learned["acknowledged"] == [member] and {member, "model"} <= set(learned["schema"]["required"])
+    assert learned["schema"] == known["schema"]
+
+
 def test_random_valid_bodies_are_taken():
     """The schemas are true. The few members that clash in ways which no schema can express are not drawn together."""
     generator, source = load_generator(), random.Random(random.randrange(1 << 32) if NIGHTLY else 2)
@@ -217,7 +227,8 @@ async def test_a_server_takes_bodies_of_its_documents(serve):
                 body = load_generator()["draw_value"](schema, source)
                 if isinstance(body.get("parameters"), dict):
                     body["parameters"].pop("timeout", None)  # a loaded machine may need longer
+                body.pop("lora_name", None)  # the server has no adapter
                 answer = await server.call(way.upper(), fill_path(prefix + path), body, headers)
-                if answer.status != 200:
+                if answer.status != 200 and b"is not in the vocabulary" not in answer.body:
                     refused.append((path, body, answer.status, answer.body))
     assert not refused
