@@ -15,11 +15,14 @@ async def post(server: RunningServer, path: str, body: object, **headers: str) -
     return await server.call("POST", path, data, {"content-type": "application/json"} | VERSION | headers)
 
 
-@pytest.mark.parametrize("prefix", ["", "/anthropic"])
-async def test_anthropic_answers_at_the_root_and_below_its_prefix(serve, prefix):
+@pytest.mark.parametrize(
+    ("prefix", "version"), [("", "2026-10-21"), ("/anthropic", "2023-06-01"), ("/anthropic", "2026-10-21")]
+)
+async def test_anthropic_answers_at_the_root_and_below_its_prefix(serve, prefix, version):
     server = await serve(api_keys=("key",))
     for headers in ({"x-api-key": "key"}, {"authorization": "Bearer key"},
                     {"authorization": "Bearer other", "x-api-key": "key"}):  # fmt: skip
+        headers |= {"anthropic-version": version}
         answer = await post(server, f"{prefix}/v1/messages?beta=true", TALK, **headers)
         assert answer.status == 200, answer.body
         assert answer.json["usage"]["output_tokens"] == 4 and answer.json["stop_reason"] == "max_tokens"

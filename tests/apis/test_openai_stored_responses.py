@@ -1,5 +1,6 @@
 """Stored responses, conversations and background over HTTP: what is kept, for whom, and how runs end."""
 
+import asyncio
 import json
 import sqlite3
 from typing import Any
@@ -34,6 +35,17 @@ def lines(answer: Answer) -> list[dict[str, Any]]:
     data = [line for line in answer.body.decode().split("\n") if line.startswith("data: ")]
     assert data.pop() == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in data]
+
+
+async def leave_stream(server: RunningServer, **members: Any) -> str:
+    """Begin a stream, disconnect after its third event, and return the id of the response."""
+    connection = await server.connect()
+    body = json.dumps({"input": "Hello there", "stream": True} | members).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    await connection.send(head + body)
+    data = await connection.reader.readuntil(b'"sequence_number":2}')
+    connection.close()
+    return data.split(b'"id":"', 1)[1].split(b'"', 1)[0].decode()
 
 
 async def test_a_response_continues_another_one(serve):
@@ -150,13 +162,7 @@ async def test_background_answers_at_once_and_ends_without_its_client(serve):
 
 async def test_background_stream_goes_on_at_any_event(serve):
     server = await serve(tick=0.005)
-    connection = await server.connect()
-    body = json.dumps({"input": "Hello there", "background": True, "stream": True, "max_output_tokens": 8}).encode()
-    head = f"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    await connection.send(head + body)
-    data = await connection.reader.readuntil(b'"sequence_number":2}')
-    connection.close()  # the client leaves
-    response_id = data.split(b'"id":"', 1)[1].split(b'"', 1)[0].decode()
+    response_id = await leave_stream(server, background=True, max_output_tokens=8)
     path = f"/v1/responses/{response_id}?stream=true"
     events = lines(await server.get(path))
     kinds = [event["type"] for event in events]
@@ -166,6 +172,24 @@ async def test_background_stream_goes_on_at_any_event(serve):
     for cursor in (0, 4, len(events) - 1):
         assert lines(await server.get(f"{path}&starting_after={cursor}")) == events[cursor + 1 :]
     assert (await server.get(f"{path}&starting_after={len(events) + 9}")).body == b""
+
+
+async def test_a_stream_whose_client_leaves_stops_and_is_not_stored(serve):
+    server = await serve(tick=0.01)
+    response_id = await leave_stream(server, max_output_tokens=3000)
+    await server.until(lambda: not server.model.used_slots)
+    assert (await server.get(f"/v1/responses/{response_id}")).status == 404
+
+
+async def test_a_hundred_streams_at_once_are_whole_and_stored(serve):
+    server = await serve(max_queue=100)
+    members = {"stream": True, "max_output_tokens": 4}
+    answers = await asyncio.gather(*(server.post("/v1/responses", members | {"input": f"{n}"}) for n in range(100)))
+    streams = [lines(answer) for answer in answers]
+    for events in streams:
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert (await server.get(f"/v1/responses/{events[-1]['response']['id']}")).json == events[-1]["response"]
+    assert len({events[0]["response"]["id"] for events in streams}) == 100
 
 
 async def test_background_is_stopped_by_delete(serve):
