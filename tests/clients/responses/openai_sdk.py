@@ -29,7 +29,7 @@ class Person(BaseModel):
 
 whole = client.responses.create(model=model, input=QUESTION, temperature=0)
 assert whole.output_text == ANSWER and whole.status == "completed", whole
-is_stored = whole.store  # a coordinator's instances store only in a shared file
+is_stored = whole.store  # not with --response-store 0
 
 with client.responses.stream(model=model, input=QUESTION, temperature=0) as stream:
     texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
