@@ -1,7 +1,8 @@
 """The engine loop: requests in, outputs out, one model step at a time.
 
     add, cancel      between steps, so that new requests and cancels take effect before anything is scheduled
-    schedule         the scheduler selects sequences, and how many tokens of each are computed
+    schedule         the scheduler selects sequences, and how many tokens of each are computed; or the step is one that
+                     ``core.run_ahead`` has started before
     run              the model runner computes them
     finish           append tokens, end choices, free pages
     emit             one list of outputs for the whole step, with the engine's statistics
@@ -35,6 +36,7 @@ from parley.core.pages.cache_events import CacheEvent, CacheEventLog
 from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
 from parley.core.rope_positions import hashed_items
+from parley.core.run_ahead import RunAhead
 from parley.core.scheduler import Scheduler
 from parley.core.search.beam import BeamSearch, beam_capacity
 from parley.core.search.searches import BeamSearches
@@ -141,6 +143,9 @@ class EngineLoop:
             self._beam_searches.attach_scheduler(self.scheduler)
         else:
             self.scheduler = EncoderScheduler(step_budget, self.max_batch, self._admit_sequence)
+        self.run_ahead: RunAhead | None = None
+        if runner.starter is not None and not has_states and isinstance(self.scheduler, Scheduler):
+            self.run_ahead = RunAhead(runner, runner.starter, self.scheduler)
         self.encode_queue = self._make_encode_queue(post)
         self.admission = Admission(self.adapter_cache, prepare_request, self._start_request, self._reject_request)
         self._emit = emit
@@ -211,7 +216,8 @@ class EngineLoop:
             if self._publish_events is not None:
                 self._flush_events(self._publish_events)  # pages may have arrived from other instances
             return False
-        step = self._schedule_step()
+        started_step = None if self.run_ahead is None else self.run_ahead.take_step()
+        step = started_step or self._schedule_step()
         self._counters.reset_step()
         if step.rows:
             self._compute_step(step)
@@ -418,6 +424,8 @@ class EngineLoop:
         results = self._run_model(step)
         if results is None:
             self.scheduler.abandon_step(step)
+            if self.run_ahead is not None:
+                self.run_ahead.abandon_next()
             for row in step.rows:
                 if row.sequence.status is not SequenceStatus.FINISHED:
                     self._fail_sequence(row.sequence, STEP_FAILED)
@@ -428,14 +436,16 @@ class EngineLoop:
                 self.encode_queue.release_computed(row.sequence, row.start + row.count)
         if self._beam_searches:
             self._beam_searches.advance_searches((row.sequence for row in step.rows), STEP_FAILED)
+        if self.run_ahead is not None:
+            self.run_ahead.confirm_rows()
 
     def _run_model(self, step: Step) -> list[RowResult] | None:
         """Run the step. Returns the model runner's results, or None if it failed."""
         if self.encode_queue is not None:
             self.encode_queue.encoder.reclaim_processor()
-        started_at = perf_counter()
+        started_at = perf_counter() if self.run_ahead is None else self.run_ahead.started_at(step)
         try:
-            results = self.runner.run_step(step)
+            results = (self.run_ahead or self.runner).run_step(step)
             if len(results) != len(step.rows):
                 raise RuntimeError(f"{len(step.rows)} rows gave {len(results)} results")
         except Exception:

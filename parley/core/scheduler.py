@@ -204,6 +204,35 @@ class Scheduler:
             self._states.finish_step()
         return step
 
+    def schedule_ahead(self, step: Step) -> Step | None:
+        """Return the step after one of decodes whose results are not known yet; None if it may need a choice.
+
+        Its rows assume that each sequence goes on, but for those that reach their limit now. Nothing counts as computed
+        until ``confirm_row``.
+        """
+        sequences = [row.sequence for row in step.rows]
+        if self._may_add_rows() or len(sequences) != len(self.running):
+            return None
+        lasting = [each for each in sequences if each.output_length + 1 < each.output_limit]
+        if any(len(each) + 1 > self._long_rope_after and not each.uses_long_rope for each in lasting):
+            return None
+        growing = [each for each in lasting if len(each) == len(each.blocks) * BLOCK_SIZE]
+        if not lasting or len(growing) > self.pool.free_count:
+            return None
+        following = Step([StepRow(each, len(each), 1, True) for each in lasting])
+        for sequence in growing:
+            self._block_tables.append_pages(following, sequence, 1)
+        return following
+
+    def begin_started_step(self, step: Step) -> None:
+        """Announce a step of ``schedule_ahead`` to the step budget and the prefill share: its results come next."""
+        self.step_budget.begin_step(len(step.rows))
+        self.prefill_share.begin_step(len(step.rows))
+
+    def confirm_row(self, step: Step, row: StepRow) -> None:
+        """Count the token of a row of ``schedule_ahead`` as computed: its sequence goes on."""
+        self._count_row(step, row)
+
     def fork_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Continue a running sequence as a copy of ``parent``; the caller sets its tokens."""
         self._block_tables.fork_table(sequence, parent)
@@ -483,16 +512,33 @@ class Scheduler:
         )
         return drafts
 
+    def _may_add_rows(self) -> bool:
+        """Whether the next step may have rows of other sequences than this one, or drafts."""
+        if self.speculation is not None and self.speculation.is_active:
+            return True
+        if self._encode_queue is not None and (len(self._encode_queue) or self._encode_queue.is_encoding):
+            return True
+        if not self.waiting:
+            return False
+        return bool(self._free_slots) or self._can_preempt_for(Step([]), self.waiting.head_sequence)
+
     def _add_row(self, step: Step, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
         """Add a row of ``count`` tokens and its drafts to the step, and publish the pages that the tokens fill."""
         start = sequence.computed
-        end = sequence.computed = start + count
+        end = start + count
         scored_count = len(sequence.prompt_scores)
         score_from = scored_count if 0 < scored_count < sequence.prompt_len and scored_count <= end else None
         is_last = end == len(sequence.tokens)
         sample, pool = is_last and sequence.output_limit > 0, is_last and sequence.request.pooling is not None
-        step.rows.append(StepRow(sequence, start, count, sample, score_from, pool, drafts))
-        service = int(sample)
+        row = StepRow(sequence, start, count, sample, score_from, pool, drafts)
+        step.rows.append(row)
+        self._count_row(step, row)
+
+    def _count_row(self, step: Step, row: StepRow) -> None:
+        """Count the tokens of a row as computed, and publish the pages that they fill."""
+        sequence, start, end = row.sequence, row.start, row.start + row.count
+        sequence.computed = end
+        service = int(row.sample)
         if end > sequence.furthest_computed:
             service += end - max(start, sequence.furthest_computed)
             sequence.furthest_computed = end
@@ -500,7 +546,7 @@ class Scheduler:
         if end // BLOCK_SIZE > start // BLOCK_SIZE:
             step.published_pages += self._block_tables.publish_pages(sequence, start)
         if self._states is not None:
-            self._states.plan_row(step.rows[-1], len(self.running))
+            self._states.plan_row(row, len(self.running))
 
 
 def _end_outside_items(sequence: Sequence, start: int, end: int) -> int:

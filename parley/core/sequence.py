@@ -231,6 +231,27 @@ class RowResult:
     candidates: list[BeamCandidate] | tuple[()] = ()
 
 
+class StartedStep(Protocol):
+    """A step that a device computes."""
+
+    def wait(self) -> list[RowResult]:
+        """Wait for the results: one per row, in order. An exception means that the whole step failed."""
+
+
+class StepStarter(Protocol):
+    """Starts steps on a device without waiting for their results. The device computes them in order."""
+
+    def can_follow(self, row: StepRow) -> bool:
+        """Whether the next row of the sequence can be started before the token of this one is known."""
+
+    def start_step(self, step: Step, previous: StartedStep | None) -> StartedStep:
+        """Start a step of rows of one token each, each of which ``can_follow``.
+
+        Rows whose token is not known yet (``start`` is the number of the sequence's tokens) get the one that
+        ``previous`` draws for the same sequence. ``previous`` was the last step that was started.
+        """
+
+
 class DraftProposer(Protocol):
     """Proposes draft tokens. Drafts may be wrong or missing; only speed depends on them."""
 
@@ -257,6 +278,8 @@ class ModelRunner(Protocol):
     # tokens so far have left. None: keys and values are all.
     state_slots: int | None
     snapshot_slots: int  # further slots for states, numbered after those
+    # None: steps are computed one after the other, each by ``run_step``. Not used for a model with ``state_slots``.
+    starter: StepStarter | None
 
     def load_adapter(self, folder: str) -> LoadedAdapter:
         """Read an adapter from a folder. Runs in a thread of its own, outside the steps; errors are sentences for

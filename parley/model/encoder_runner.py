@@ -13,7 +13,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from parley.core.sequence import DraftProposer, MediaEncoder, RowResult, Sequence, Step
+from parley.core.sequence import DraftProposer, MediaEncoder, RowResult, Sequence, Step, StepStarter
 from parley.model.checkpoint.files import LoadError
 from parley.model.networks.classifier import ClassifierHead
 from parley.model.networks.encoder import EncoderNetwork, PackedTexts
@@ -35,6 +35,7 @@ class EncoderRunner:
     long_rope_after = inf
     state_slots: int | None = None
     snapshot_slots = 0
+    starter: StepStarter | None = None
 
     def __init__(
         self, encoder: EncoderNetwork, recipe: PoolingRecipe, *, max_model_len: int, head: ClassifierHead | None = None

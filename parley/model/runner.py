@@ -14,7 +14,16 @@ from pathlib import Path
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE, DraftProposer, MediaEncoder, RowResult, Sequence, Step, StepRow
+from parley.core.sequence import (
+    BLOCK_SIZE,
+    DraftProposer,
+    MediaEncoder,
+    RowResult,
+    Sequence,
+    Step,
+    StepRow,
+    StepStarter,
+)
 from parley.model.media_batch import add_media, has_media, placeholder_positions
 from parley.model.networks import lora
 from parley.model.networks.kv_staging import StagingBuffer
@@ -44,6 +53,7 @@ class DecoderRunner:
     """
 
     generates = True
+    starter: StepStarter | None = None
 
     def __init__(
         self,

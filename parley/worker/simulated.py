@@ -30,6 +30,7 @@ from parley.core.sequence import (
     Sequence,
     Step,
     StepRow,
+    StepStarter,
 )
 from parley.engine.messages import (
     CancelRequest,
@@ -121,6 +122,7 @@ class SimulatedRunner:
     long_rope_after = inf
     state_slots: int | None = None
     snapshot_slots = 0
+    starter: StepStarter | None = None
     proposer: DraftProposer | None = None
     media_encoder: MediaEncoder | None = None
 

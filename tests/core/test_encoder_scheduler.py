@@ -22,6 +22,7 @@ class SumRunner:
     long_rope_after = inf
     state_slots = None
     snapshot_slots = 0
+    starter = None
     media_encoder = None
 
     def __init__(self) -> None:

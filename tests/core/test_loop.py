@@ -117,9 +117,9 @@ def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePl
     )
 
 
-def run_plan(plan: SchedulePlan) -> tuple[LoopHarness, set[tuple[str, int]]]:
+def run_plan(plan: SchedulePlan, harness: type[LoopHarness] = LoopHarness) -> tuple[LoopHarness, set[tuple[str, int]]]:
     """Run a plan to its end; return the harness and the choices that were cancelled before their end."""
-    bench = LoopHarness(
+    bench = harness(
         blocks=plan.blocks,
         slots=plan.slots,
         budgets=tuple(plan.budgets),

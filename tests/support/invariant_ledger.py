@@ -29,6 +29,7 @@ from parley.core.sequence import (
     StateWrite,
     Step,
     StepRow,
+    StepStarter,
     StepStates,
 )
 from parley.core.step_budget import FixedBudget
@@ -121,6 +122,7 @@ class LedgerRunner:
         self.long_rope_after = long_rope_after
         self.state_slots, self.snapshot_slots = (slots, snapshots) if has_states else (None, 0)
         self.states = [-1] * (slots + snapshots)  # of the last tokens computed in each slot; dirty from the start
+        self.starter: StepStarter | None = None
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
         self.generates, self.dimensions = True, 2
         self.proposer: SeededProposer | None = None
@@ -445,7 +447,7 @@ class LoopHarness:
         has_states: bool = False,
         snapshots: int = 0,
     ):
-        self.runner = LedgerRunner(blocks, slots, max_model_len, long_rope_after, has_states, snapshots)
+        self.runner = self.make_runner(blocks, slots, max_model_len, long_rope_after, has_states, snapshots)
         self.encoder = LedgerEncoder()
         self.runner.media_encoder = self.encoder
         if guesses is not None:
@@ -488,6 +490,10 @@ class LoopHarness:
         self.stats = stats
         rows = [(work_id, index) for work_id, index, _, _ in self.runner.steps[-1]] if stats.step_rows else []
         self.step_log.append((rows, stats, outputs))
+
+    def make_runner(self, *args) -> LedgerRunner:
+        """Return the runner; subclasses make another."""
+        return LedgerRunner(*args)
 
     def on_pages_leased(self, work_id: str, pages: list[int]) -> None:
         """Receive the pages of a lease; subclasses record them."""
