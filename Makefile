@@ -9,6 +9,7 @@
 # make test-browser  the web page in Chromium, of a server and of a coordinator, by Playwright and axe
 #              (needs npm, and Chromium: CHROMIUM=/path/to/it)
 # make test-engines  vLLM as the engine, in .engines after make engines (10 minutes)
+# make test-triton  the kernels for GPUs, in Triton's interpreter and its compiler; installs Triton in .triton (1 GB)
 # make coverage the branch coverage of core/ and dialects/ over every test (make test measures it over some folders)
 # make fuzz    20,000 malformed bodies against every route, and as many with media; make test sends 1,000
 # make kernels compiles the kernels for every kind of processor that this compiler knows
@@ -31,7 +32,7 @@ TESTING := $(VENV)/tests-$(call checksum,requirements.lock requirements-dev.lock
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-browser test-engines fuzz lint format docs site openapi engines bench bench-peers load sanitize clean
+.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-browser test-engines test-triton fuzz lint format docs site openapi engines bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 # pip compiles modules one after the other, which takes longer than installing them; compileall uses every processor.
@@ -103,6 +104,12 @@ test-browser: setup
 
 test-engines: setup
 	@PARLEY_VLLM_PYTHON=.engines/vllm/bin/python $(VENV)/bin/python -m pytest tests/system/test_vllm_engine.py tests/system/test_vllm_requests.py tests/system/test_vllm_reads_media.py tests/system/test_vllm_separation.py tests/system/test_vllm_ray.py tests/engine/test_conformance.py -k vllm $(ARGS)
+
+TRITON := $(if $(PARLEY_TRITON),$(PARLEY_TRITON),.triton)
+
+test-triton: setup
+	@test -d $(TRITON)/triton || $(PIP) --target $(TRITON) --no-deps triton==3.9.0
+	@PYTHONPATH=$(TRITON) $(VENV)/bin/python -m pytest $(wildcard tests/native/test_triton_*.py) $(ARGS)
 
 fuzz: setup
 	@PARLEY_FUZZ=20000 $(VENV)/bin/python -m pytest tests/apis/test_fuzz.py tests/apis/test_media_fuzz.py tests/apis/test_triton_fuzz.py tests/coordinator/test_management_fuzz.py tests/web/test_framing.py -k "odd or generated" $(ARGS)

@@ -1,13 +1,16 @@
-"""The kernel table: one function per kernel of the CPU path. The bits of a row never depend on the other rows.
+"""The kernel table: one function per kernel. The bits of a row never depend on the other rows.
 
-The model calls ``native.linear``, ``native.attend`` and so on; this module chooses the implementation at each call.
-bfloat16 on the CPU runs on the compiled kernels, if there are any. Everything else (float32, an accelerator, a machine
-without a compiler) runs on the torch implementations, whose docstrings define each kernel.
+The model calls ``native.linear``, ``native.attend`` and so on; this module chooses the implementation at each call, by
+operator, device and dtype (``_find_form``). bfloat16 on the CPU runs on the compiled kernels, if there are any;
+bfloat16 and float16 on a GPU run on those in Triton. Everything else (float32, a machine without a compiler, operators
+without a kernel for the GPU) runs on the torch implementations, whose docstrings define each kernel.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -16,6 +19,7 @@ import numpy as np
 import torch
 
 from parley.native import compiled, compiled_int8, compiled_lora, library
+from parley.native.batch_tables import BatchTables, TablePlan
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
 from parley.native.experts import Experts, Mixture, stack_experts
@@ -23,7 +27,7 @@ from parley.native.layer import DecoderLayer, StateWeights
 from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
-from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
+from parley.native.packed import COMPILED_WEIGHTS, TRITON_WEIGHTS, PackedWeight
 from parley.native.pool import PageFormat, PagePool
 from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms import (
@@ -39,14 +43,16 @@ from parley.native.torch_forms import (
 )
 from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight, dequantize_grouped, round_int4
 from parley.native.torch_forms.torch_kernels import EmbeddingRows, embed_tokens
+from parley.native.triton_forms.triton_packed import TritonInt8Packed
 
 QuantizedRows = torch_int8.TorchRows | compiled_int8.CompiledRows
-AttentionPlan = compiled.CompiledPlan | list[torch_attention.TileGroup]
+AttentionPlan = compiled.CompiledPlan | TablePlan | list[torch_attention.TileGroup]
 PackedLora = compiled_lora.CompiledLora | torch_lora.TorchLora
 LoraRows = compiled_lora.CompiledLoraRows | torch_lora.TorchLoraRows
 
 __all__ = [
     "AttentionPlan",
+    "BatchTables",
     "BlockedWeight",
     "DecoderLayer",
     "EmbeddingRows",
@@ -67,6 +73,7 @@ __all__ = [
     "Routing",
     "Stack",
     "StateWeights",
+    "TablePlan",
     "absorb_queries",
     "activate",
     "add_norm",
@@ -81,6 +88,8 @@ __all__ = [
     "gate_rows",
     "group_lora_rows",
     "has_grouped_kernel",
+    "has_quantized_kernels",
+    "has_table_attention",
     "kernels_in_use",
     "linear",
     "linear_heads",
@@ -112,29 +121,80 @@ __all__ = [
 ]
 
 
+log = logging.getLogger("parley.engine")
+
+# The torch form of each operator, for every device and dtype.
+TORCH_FORMS: dict[str, ModuleType] = {
+    name: module
+    for module, names in (
+        (torch_kernels, torch_kernels.__all__),
+        (torch_attention, ("attend", "write_kv")),
+        (torch_experts, ("mix_experts", "route")),
+        (torch_latent, ("absorb_queries", "linear_heads", "write_latents")),
+        (torch_mamba, ("scan_mamba2",)),
+        (torch_states, ("convolve_gated", "gate_rows", "scan_gated_delta")),
+        (torch_vocabulary, ("apply_mask", "argmax", "masked_argmax", "softmax_totals", "top_k")),
+    )
+    for name in names
+}
+# The compiled kernels take bfloat16, but for these, which take the float32 of logits.
+LOGIT_OPERATORS = frozenset(
+    ("apply_mask", "argmax", "masked_argmax", "route", "scale_logits", "softmax_totals", "top_k")
+)
+TRITON_DTYPES = (torch.bfloat16, torch.float16)
+TRITON_HEAD_DIM = 256  # numbers of a key or value, at most
+
+
 @functools.cache
 def compiled_kernels() -> compiled.CompiledKernels | None:
     kernel_library = library.load_kernels()
     return None if kernel_library is None else compiled.CompiledKernels(kernel_library)
 
 
+@functools.cache
+def triton_kernels() -> ModuleType | None:
+    """Return the kernels for GPUs, or None if Triton is missing or ``PARLEY_NATIVE`` is "off"."""
+    if os.environ.get("PARLEY_NATIVE", "") == "off":
+        return None
+    try:
+        from parley.native.triton_forms import triton_kernels as kernels
+    except ImportError as error:
+        log.warning("Using torch's operators on the GPU, which are slower: %s.", error)
+        return None
+    return kernels
+
+
 def kernels_in_use(dtype: torch.dtype, device: torch.device) -> str:
-    """Return what computes with this dtype and device: the level of the compiled kernels, or "torch"."""
-    kernels = compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
-    return "torch" if kernels is None else kernels.level
+    """Return what computes with this dtype and device: the level of the compiled kernels, "triton" or "torch"."""
+    kernels = _own_kernels(device, dtype)
+    if kernels is None:
+        return "torch"
+    return kernels.level if isinstance(kernels, compiled.CompiledKernels) else "triton"
 
 
-def _kernels_for(x: torch.Tensor) -> Any:
-    """Return the implementation of the kernels for tensors of this dtype and device."""
-    form: compiled.CompiledKernels | ModuleType | None = (
-        compiled_kernels() if x.dtype == torch.bfloat16 and x.is_cpu else None
-    )
-    return form or torch_kernels
+def _own_kernels(device: torch.device, dtype: torch.dtype, compiled_dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Return parley's own kernels for a device and dtype; None if there are none."""
+    if device.type == "cpu":
+        return compiled_kernels() if dtype == compiled_dtype else None
+    return triton_kernels() if device.type == "cuda" and dtype in TRITON_DTYPES else None
 
 
-def _kernels_of_weight(packed: PackedWeight) -> Any:
-    """Return the implementation that packed this weight."""
-    return compiled_kernels() if isinstance(packed, COMPILED_WEIGHTS) else torch_kernels
+def _find_form(operator: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return the implementation of an operator for rows of this dtype on this device."""
+    kernels = _own_kernels(device, dtype, torch.float32 if operator in LOGIT_OPERATORS else torch.bfloat16)
+    return kernels if hasattr(kernels, operator) else TORCH_FORMS[operator]
+
+
+def _kernels_for(operator: str, x: torch.Tensor) -> Any:
+    """Return the implementation of an operator for this tensor."""
+    return _find_form(operator, x.device, x.dtype)
+
+
+def _kernels_of_weight(operator: str, packed: PackedWeight) -> Any:
+    """Return the implementation of an operator that packed this weight."""
+    if isinstance(packed, COMPILED_WEIGHTS):
+        return compiled_kernels()
+    return triton_kernels() if isinstance(packed, TRITON_WEIGHTS) else TORCH_FORMS[operator]
 
 
 def packed_layout_id() -> str | None:
@@ -145,7 +205,7 @@ def packed_layout_id() -> str | None:
 
 def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
     """Pack a weight [out, in], and its bias [out], for ``linear``."""
-    result: PackedWeight = _kernels_for(weight).pack_weight(weight, bias)
+    result: PackedWeight = _kernels_for("pack_weight", weight).pack_weight(weight, bias)
     return result
 
 
@@ -153,14 +213,19 @@ def pack_int8(
     values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> PackedWeight:
     """Pack a weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
-    kernels = compiled_kernels() if dtype == torch.bfloat16 and values.is_cpu else None
-    return kernels.pack_int8(values, scales, bias) if kernels else torch_kernels.pack_int8(values, scales, bias, dtype)
+    result: PackedWeight = _find_form("pack_int8", values.device, dtype).pack_int8(values, scales, bias, dtype)
+    return result
 
 
 def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:
     """Pack a weight of 4 or 8 bits in groups, for rows of ``dtype``."""
-    kernels = compiled_kernels() if dtype == torch.bfloat16 and weight.values.is_cpu else None
-    return kernels.pack_grouped(weight, bias) if kernels else torch_kernels.pack_grouped(weight, bias, dtype)
+    result: PackedWeight = _find_form("pack_grouped", weight.values.device, dtype).pack_grouped(weight, bias, dtype)
+    return result
+
+
+def has_quantized_kernels(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether quantized weights can be loaded: torch's forms, on which they are dequantized, are for the CPU."""
+    return device.type == "cpu" or _own_kernels(device, dtype) is not None
 
 
 def has_grouped_kernel(dtype: torch.dtype, device: torch.device) -> bool:
@@ -180,24 +245,24 @@ def pack_grouped_parts(weights: Sequence[GroupedWeight | BlockedWeight], bias: t
 
 def _takes_int8(consumer: PackedWeight | None) -> bool:
     """Whether this layer takes int8 rows, so that the kernel before it can quantize them in the same pass."""
-    return isinstance(consumer, Int8Packed | torch_kernels.TorchInt8Packed)
+    return isinstance(consumer, Int8Packed | TritonInt8Packed | torch_kernels.TorchInt8Packed)
 
 
 def quantize_rows(x: torch.Tensor) -> QuantizedRows:
     """Quantize rows [T, width] to int8, with one scale per row."""
-    result: QuantizedRows = _kernels_for(x).quantize_rows(x)
+    result: QuantizedRows = _kernels_for("quantize_rows", x).quantize_rows(x)
     return result
 
 
 def linear(x: torch.Tensor | QuantizedRows, packed: PackedWeight) -> torch.Tensor:
     """Return x [T, in] times the packed weight, plus bias: [T, out]."""
-    result: torch.Tensor = _kernels_of_weight(packed).linear(x, packed)
+    result: torch.Tensor = _kernels_of_weight("linear", packed).linear(x, packed)
     return result
 
 
 def lm_head_logits(x: torch.Tensor | QuantizedRows, packed: PackedWeight) -> torch.Tensor:
     """Compute ``linear`` for the LM head: float32 [T, vocab]."""
-    result: torch.Tensor = _kernels_of_weight(packed).lm_head_logits(x, packed)
+    result: torch.Tensor = _kernels_of_weight("lm_head_logits", packed).lm_head_logits(x, packed)
     return result
 
 
@@ -218,7 +283,7 @@ def group_lora_rows(groups: Sequence[tuple[Any, Sequence[int]]], device: torch.d
 
 def norm_rows(x: torch.Tensor, norm: Norm | None, *, consumer: PackedWeight | None = None) -> Any:
     """Norm of x. If ``consumer``, the only layer that reads the result, takes int8, the result is quantized."""
-    return _kernels_for(x).norm_rows(x, norm, int8=_takes_int8(consumer))
+    return _kernels_for("norm_rows", x).norm_rows(x, norm, int8=_takes_int8(consumer))
 
 
 def add_norm(
@@ -231,7 +296,7 @@ def add_norm(
     consumer: PackedWeight | None = None,
 ) -> tuple[Any, torch.Tensor]:
     """Return (norm of the new residual, residual + scale * after(x)). ``consumer`` is that of ``norm_rows``."""
-    result: tuple[Any, torch.Tensor] = _kernels_for(x).add_norm(
+    result: tuple[Any, torch.Tensor] = _kernels_for("add_norm", x).add_norm(
         x, residual, norm, after=after, scale=scale, int8=_takes_int8(consumer)
     )
     return result
@@ -241,7 +306,7 @@ def activate(
     rows: torch.Tensor, activation: str, *, is_gated: bool = True, consumer: PackedWeight | None = None
 ) -> Any:
     """Return activation(gate) * up for rows [T, 2 * width]. ``consumer`` is that of ``norm_rows``."""
-    return _kernels_for(rows).activate(rows, activation, is_gated=is_gated, int8=_takes_int8(consumer))
+    return _kernels_for("activate", rows).activate(rows, activation, is_gated=is_gated, int8=_takes_int8(consumer))
 
 
 def scan_mamba2(
@@ -251,14 +316,13 @@ def scan_mamba2(
 
     ``torch_mamba`` defines it, and ``spans``.
     """
-    form: Any = (compiled_kernels() if rows.dtype == torch.bfloat16 and rows.is_cpu else None) or torch_mamba
-    result: torch.Tensor = form.scan_mamba2(rows, weights, shape, states, spans)
+    result: torch.Tensor = _kernels_for("scan_mamba2", rows).scan_mamba2(rows, weights, shape, states, spans)
     return result
 
 
 def scale_logits(logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
     """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""
-    result: torch.Tensor = _vocabulary_kernels(logits, torch_kernels).scale_logits(logits, scale, cap)
+    result: torch.Tensor = _kernels_for("scale_logits", logits).scale_logits(logits, scale, cap)
     return result
 
 
@@ -267,8 +331,7 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> 
 
     Both are [T, chosen], int64 and float32. A shared expert has one more logit and weight in each row.
     """
-    form: Any = (compiled_kernels() if logits.is_cpu else None) or torch_experts
-    result: tuple[torch.Tensor, torch.Tensor] = form.route(logits, bias, routing)
+    result: tuple[torch.Tensor, torch.Tensor] = _kernels_for("route", logits).route(logits, bias, routing)
     return result
 
 
@@ -287,8 +350,9 @@ def mix_experts(
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the outputs of the expert that computes all rows.
     ``weighs_inputs``: as in ``Routing``.
     """
-    form: Any = compiled_kernels() if isinstance(experts.gate_up, COMPILED_WEIGHTS) else torch_experts
-    result: torch.Tensor = form.mix_experts(x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs)
+    result: torch.Tensor = _kernels_of_weight("mix_experts", experts.gate_up).mix_experts(
+        x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs
+    )
     return result
 
 
@@ -331,19 +395,16 @@ def rope_write(
     query_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate queries and keys in ``qkv``, and store keys and values in the pages. Return the queries."""
-    form: Any = _tiled_kernels(pool) or torch_kernels
-    result: torch.Tensor = form.rope_write(
-        qkv,
-        cos,
-        sin,
-        pool,
-        indices,
-        head_norm=head_norm,
-        has_whole_norm=has_whole_norm,
-        is_norm_late=is_norm_late,
-        is_interleaved=is_interleaved,
-        query_scales=query_scales,
-    )
+    has_triton_form = not is_norm_late and query_scales is None
+    form: Any = _tiled_kernels(pool) or (_kernels_for("rope_write", qkv) if has_triton_form else torch_kernels)
+    options: dict[str, Any] = {
+        "head_norm": head_norm,
+        "has_whole_norm": has_whole_norm,
+        "is_interleaved": is_interleaved,
+    }
+    if form is not triton_kernels():
+        options |= {"is_norm_late": is_norm_late, "query_scales": query_scales}
+    result: torch.Tensor = form.rope_write(qkv, cos, sin, pool, indices, **options)
     return result
 
 
@@ -354,8 +415,7 @@ def pack_heads(weight: torch.Tensor) -> PackedWeight:
 
 def linear_heads(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """Return each head's rows times its own weight: x [T, heads, in] -> [T, heads, out]."""
-    form: Any = compiled_kernels() if isinstance(packed, COMPILED_WEIGHTS) else torch_latent
-    result: torch.Tensor = form.linear_heads(x, packed)
+    result: torch.Tensor = _kernels_of_weight("linear_heads", packed).linear_heads(x, packed)
     return result
 
 
@@ -363,8 +423,9 @@ def absorb_queries(
     queries: torch.Tensor, key_up: PackedWeight, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool
 ) -> torch.Tensor:
     """Return queries for latents [T, heads, rank + rotary], of queries [T, heads, plain + rotary]."""
-    form: Any = compiled_kernels() if isinstance(key_up, COMPILED_WEIGHTS) else torch_latent
-    result: torch.Tensor = form.absorb_queries(queries, key_up, cos, sin, is_interleaved=is_interleaved)
+    result: torch.Tensor = _kernels_of_weight("absorb_queries", key_up).absorb_queries(
+        queries, key_up, cos, sin, is_interleaved=is_interleaved
+    )
     return result
 
 
@@ -383,6 +444,13 @@ def write_latents(
     form.write_latents(rows, norm, cos, sin, pool, indices, is_interleaved=is_interleaved)
 
 
+def has_table_attention(page_format: PageFormat, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention over these pages reads page tables and positions from the device (``BatchTables``)."""
+    layer = page_format.layer
+    is_small = max(layer.dim, layer.value_dim) <= TRITON_HEAD_DIM and not layer.has_latents
+    return is_small and hasattr(_own_kernels(device, dtype), "attend") and not page_format.tiled
+
+
 def plan_attention(
     spans: list[Span],
     *,
@@ -393,14 +461,20 @@ def plan_attention(
     ends: torch.Tensor | None,
     zero_page: int,
     device: torch.device,
+    dtype: torch.dtype,
+    has_slopes: bool = False,
+    tables: BatchTables | None = None,
 ) -> AttentionPlan:
     """Plan the attention of a batch. One plan serves all layers of the same page format, head count, window and chunk.
 
     ``ends``: how far each row sees, the last visible position + 1, int64 [T]: its own position or a later one of its
-    span. None: its own.
+    span. None: its own. ``dtype``: of the queries. ``has_slopes``: ``attend`` gets slopes. ``tables``: of the batch, if
+    a plan of it has made them before.
     """
     if page_format.tiled:
         return compiled.plan_spans(spans, window, ends, chunk=chunk)
+    if chunk is None and not has_slopes and has_table_attention(page_format, device, dtype):
+        return TablePlan(tables or BatchTables.of_spans(spans, ends, device), window or 0)
     return torch_attention.plan_tiles(
         spans,
         heads=heads,
@@ -427,8 +501,12 @@ def attend(
 
     ``sinks`` and ``slopes``, float32 [heads]: as in ``LayerShape``.
     """
+    if isinstance(plan, TablePlan):
+        kernels: Any = triton_kernels()
+        result: torch.Tensor = kernels.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
+        return result
     form: Any = _tiled_kernels(pool) or torch_attention
-    result: torch.Tensor = form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)
+    result = form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)
     return result
 
 
@@ -444,8 +522,9 @@ def scan_gated_delta(
 
     ``torch_states`` defines it, and ``spans``.
     """
-    form: Any = (compiled_kernels() if rows.dtype == torch.bfloat16 and rows.is_cpu else None) or torch_states
-    result: torch.Tensor = form.scan_gated_delta(rows, gates, weights, shape, states, spans)
+    result: torch.Tensor = _kernels_for("scan_gated_delta", rows).scan_gated_delta(
+        rows, gates, weights, shape, states, spans
+    )
     return result
 
 
@@ -457,15 +536,13 @@ def convolve_gated(
     spans: torch.Tensor,
 ) -> torch.Tensor:
     """Return the outputs of a gated short convolution for rows [T, 3 * width]: [T, width]; advance the states."""
-    form: Any = (compiled_kernels() if rows.dtype == torch.bfloat16 and rows.is_cpu else None) or torch_states
-    result: torch.Tensor = form.convolve_gated(rows, weights, shape, states, spans)
+    result: torch.Tensor = _kernels_for("convolve_gated", rows).convolve_gated(rows, weights, shape, states, spans)
     return result
 
 
 def gate_rows(rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """Return rows * sigmoid(gates): [T, width]. The rows may be overwritten."""
-    form: Any = (compiled_kernels() if rows.dtype == torch.bfloat16 and rows.is_cpu else None) or torch_states
-    result: torch.Tensor = form.gate_rows(rows, gates)
+    result: torch.Tensor = _kernels_for("gate_rows", rows).gate_rows(rows, gates)
     return result
 
 
@@ -518,32 +595,28 @@ def build_stack(
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest logit of each row and its id."""
-    result: tuple[torch.Tensor, torch.Tensor] = _vocabulary_kernels(logits).argmax(logits)
+    result: tuple[torch.Tensor, torch.Tensor] = _kernels_for("argmax", logits).argmax(logits)
     return result
 
 
 def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ``count`` largest logits of each row, descending, and their ids."""
-    result: tuple[torch.Tensor, torch.Tensor] = _vocabulary_kernels(logits).top_k(logits, count)
+    result: tuple[torch.Tensor, torch.Tensor] = _kernels_for("top_k", logits).top_k(logits, count)
     return result
 
 
 def softmax_totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
     """Return the sum of each row's integer softmax weights. ``peaks`` [R] holds the largest logits."""
-    result: torch.Tensor = _vocabulary_kernels(logits).softmax_totals(logits, peaks)
+    result: torch.Tensor = _kernels_for("softmax_totals", logits).softmax_totals(logits, peaks)
     return result
 
 
 def masked_argmax(logits: torch.Tensor, bits: np.ndarray) -> int:
     """Return the id of the largest logit whose bit is 1. logits [V]; bits uint8 [V / 8 or more], low bit first."""
-    result: int = _vocabulary_kernels(logits).masked_argmax(logits, bits)
+    result: int = _kernels_for("masked_argmax", logits).masked_argmax(logits, bits)
     return result
 
 
 def apply_mask(logits: torch.Tensor, bits: np.ndarray) -> None:
     """Set the logits whose bit is 0 to -inf, in place. Shapes as in ``masked_argmax``."""
-    _vocabulary_kernels(logits).apply_mask(logits, bits)
-
-
-def _vocabulary_kernels(logits: torch.Tensor, torch_form: ModuleType = torch_vocabulary) -> Any:
-    return (compiled_kernels() if logits.is_cpu and logits.dtype == torch.float32 else None) or torch_form
+    _kernels_for("apply_mask", logits).apply_mask(logits, bits)

@@ -133,12 +133,22 @@ class CompiledKernels:
         self._library.pack(weight.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
         return Bf16Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
 
-    def pack_int8(self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Packed:
+    def pack_int8(
+        self,
+        values: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> Int8Packed:
         """Pack a weight int8 [out, in] with scales [out]. Raises ValueError if ``in`` is above 2^17."""
+        assert dtype == torch.bfloat16
         return compiled_int8.pack_int8_weight(self._library, values, scales, bias)
 
-    def pack_grouped(self, weight: GroupedWeight, bias: torch.Tensor | None = None) -> GroupedPacked:
+    def pack_grouped(
+        self, weight: GroupedWeight, bias: torch.Tensor | None = None, dtype: torch.dtype = torch.bfloat16
+    ) -> GroupedPacked:
         """Pack a weight in groups. Raises ValueError if these are neither multiples of 8 nor whole rows."""
+        assert dtype == torch.bfloat16
         return compiled_grouped.pack_grouped_weight(self._library, weight, bias)
 
     def pack_grouped_parts(

@@ -12,6 +12,7 @@ from parley.native import memory
 from parley.native.compiled_grouped import GroupedPacked
 from parley.native.packed import PackedWeight
 from parley.native.torch_forms.torch_kernels import TorchPacked
+from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonInt8Packed, TritonPacked
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,16 @@ def _form(weight: PackedWeight, names: list[str]) -> list[object]:
 
 
 def _dense(weight: PackedWeight) -> PackedWeight:
-    """Return a weight whose tensors can be stacked: oneDNN's layout cannot."""
+    """Return a weight whose tensors can be stacked, and for whose form there are kernels of several experts.
+
+    oneDNN's layout cannot be stacked, and no kernel for GPUs computes several. Raises ValueError if there is none.
+    """
     if isinstance(weight, TorchPacked) and weight.onednn:
         return replace(weight, weight=weight.weight.to_dense())
+    if isinstance(weight, TritonPacked):
+        return TorchPacked(weight.weight, weight.bias, False)
+    if isinstance(weight, TritonInt8Packed | TritonGroupedPacked):
+        raise ValueError("the weights of experts are quantized, and their kernels are the CPU's")
     return weight
 
 

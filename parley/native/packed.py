@@ -9,6 +9,7 @@ import torch
 from parley.native.compiled_grouped import GroupedPacked
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.torch_forms import torch_kernels
+from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonInt8Packed, TritonPacked
 
 
 @dataclass(frozen=True)
@@ -23,4 +24,5 @@ class Bf16Packed:
 
 COMPILED_WEIGHTS = Bf16Packed | Int8Packed | GroupedPacked
 TORCH_WEIGHTS = torch_kernels.TorchPacked | torch_kernels.TorchInt8Packed
-PackedWeight = COMPILED_WEIGHTS | TORCH_WEIGHTS
+TRITON_WEIGHTS = TritonPacked | TritonInt8Packed | TritonGroupedPacked
+PackedWeight = COMPILED_WEIGHTS | TORCH_WEIGHTS | TRITON_WEIGHTS

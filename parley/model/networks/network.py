@@ -43,6 +43,7 @@ class PackedBatch:
     of M-RoPE, int64 [3, T]; None if they all equal ``positions``. ``visible_ends``: how far each token sees, the last
     visible position + 1, int64 [T]; None if it sees itself and earlier tokens only.
     ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
+    ``tables``: the same sequences as tensors for kernels on a GPU, made when the first of them needs them.
     """
 
     token_ids: torch.Tensor
@@ -55,6 +56,7 @@ class PackedBatch:
     rope_positions: torch.Tensor | None = None
     visible_ends: torch.Tensor | None = None
     states: BatchStates | None = None
+    tables: native.BatchTables | None = None
 
     @classmethod
     def pack_parts(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> PackedBatch:

@@ -75,7 +75,7 @@ class PagedKV:
             )
         self._pools = [pools[i] for i in range(len(layers))]
         self._batch: PackedBatch | None = None
-        self._plans: dict[tuple[int, native.PageFormat, int | None, int | None], native.AttentionPlan] = {}
+        self._plans: dict[tuple[int, native.PageFormat, int | None, int | None, bool], native.AttentionPlan] = {}
         self._places: dict[native.PageFormat, torch.Tensor] = {}
         self.clear_pages([blocks])
 
@@ -144,9 +144,9 @@ class PagedKV:
         """Compute attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
         self._enter_batch(batch)
         pool = self._pools[layer]
-        key = (queries.shape[1], pool.page_format, window, chunk)
+        key = (queries.shape[1], pool.page_format, window, chunk, slopes is None)
         if key not in self._plans:
-            self._plans[key] = native.plan_attention(
+            plan = self._plans[key] = native.plan_attention(
                 batch.spans,
                 heads=queries.shape[1],
                 page_format=pool.page_format,
@@ -155,7 +155,12 @@ class PagedKV:
                 ends=batch.visible_ends,
                 zero_page=self.blocks,
                 device=self.device,
+                dtype=queries.dtype,
+                has_slopes=slopes is not None,
+                tables=batch.tables,
             )
+            if isinstance(plan, native.TablePlan):
+                batch.tables = plan.tables
         plan = self._plans[key]
         return native.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)
 

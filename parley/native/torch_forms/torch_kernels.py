@@ -27,6 +27,7 @@ __all__ = [
     "TorchPacked",
     "activate",
     "add_norm",
+    "dequantize_rows",
     "embed_tokens",
     "linear",
     "lm_head_logits",
@@ -60,7 +61,12 @@ def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Torch
 
 def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> TorchPacked:
     """Pack a weight of 4 or 8 bits in groups for rows of ``dtype``. It is dequantized, which takes more memory."""
-    return pack_weight(torch_grouped.dequantize_grouped(weight).to(dtype), bias)
+    return pack_weight(dequantize_rows(weight, dtype), bias)
+
+
+def dequantize_rows(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers of a weight in groups, rounded to ``dtype``: [out, in]."""
+    return torch_grouped.dequantize_grouped(weight).to(dtype)
 
 
 def linear(x: torch.Tensor | TorchRows, packed: TorchPacked | TorchInt8Packed) -> torch.Tensor:

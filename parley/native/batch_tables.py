@@ -1,0 +1,83 @@
+"""The sequences of a batch as tensors on the device, for kernels that find pages and positions themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from parley.native.layout import Span
+
+CHUNK_KEYS = 512  # positions whose keys make one partial result of ``triton_attention``
+TILE_ROWS = 32  # rows of a tile, at most: from 64 on, other instructions multiply
+FEW_ROWS = 16  # rows of a tile if no sequence has more: the fewest that the instruction takes
+
+
+@dataclass
+class BatchTables:
+    """``pages`` int32 [sequences, any]: page numbers; row i is that of ``spans[i]``. ``longest``: tokens of a sequence.
+
+    ``positions`` int32 [T]: of each token. ``ends`` int32 [T]: the position after the last one that it sees, 0 for rows
+    that only fill the batch. The tensors may change while the object is in use, as inputs of a captured graph do;
+    ``longest`` is then an upper bound.
+    """
+
+    spans: list[Span]
+    pages: torch.Tensor
+    positions: torch.Tensor
+    ends: torch.Tensor
+    longest: int
+    _tiles: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_spans(cls, spans: list[Span], ends: torch.Tensor | None, device: torch.device) -> BatchTables:
+        """Make the tables of a batch. ``ends`` int64 [T], or None if a token sees itself and earlier ones."""
+        pages = np.zeros((len(spans), max(len(span.table) for span in spans)), np.int32)
+        for row, span in zip(pages, spans, strict=True):
+            row[: len(span.table)] = span.table
+        positions = np.concatenate([np.arange(span.length - span.count, span.length, dtype=np.int32) for span in spans])
+        columns = torch.from_numpy(positions).to(device)
+        row_ends = columns + 1
+        if ends is not None:
+            lengths = np.repeat([span.length for span in spans], [span.count for span in spans])
+            row_ends = torch.maximum(ends.to(torch.int32), row_ends)
+            row_ends = torch.minimum(row_ends, torch.from_numpy(lengths.astype(np.int32)).to(device))
+        longest = max(span.length for span in spans)
+        return cls(spans, torch.from_numpy(pages).to(device), columns, row_ends, longest)
+
+    def tiles(self, fold: int, rows: int) -> torch.Tensor:
+        """Return tiles of ``rows`` rows, int32 [tiles, 4]; a row is one of ``fold`` heads of a token.
+
+        The columns: the first token of the sequence in the batch, the number of the tile's first row among the rows of
+        the sequence, how many rows the sequence has, and its number.
+        """
+        if (fold, rows) not in self._tiles:
+            tiles = [
+                (span.first, first, span.count * fold, number)
+                for number, span in enumerate(self.spans)
+                for first in range(0, span.count * fold, rows)
+            ]
+            self._tiles[fold, rows] = torch.tensor(tiles, dtype=torch.int32).to(self.pages.device)
+        return self._tiles[fold, rows]
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """The attention of a batch as tiles over its tables; ``window``: 0 if there is none."""
+
+    tables: BatchTables
+    window: int
+
+    def choose_tiles(self, fold: int) -> tuple[torch.Tensor, int]:
+        """Return the tiles, as ``BatchTables.tiles`` does, and the rows of each."""
+        rows = FEW_ROWS if max(span.count for span in self.tables.spans) * fold <= FEW_ROWS else TILE_ROWS
+        return self.tables.tiles(fold, rows), rows
+
+    @property
+    def chunks(self) -> int:
+        """The most chunks that a tile sees."""
+        chunks = -(-self.tables.longest // CHUNK_KEYS)
+        if self.window:  # it may begin anywhere within a chunk, and at another position for each row
+            chunks = min(chunks, -(-(self.window + TILE_ROWS) // CHUNK_KEYS) + 1)
+        return chunks

@@ -1,0 +1,186 @@
+"""Linear layers on a GPU with weights of 4 or 8 bits in groups: int4, int8, FP8 (e4m3) and FP4 (e2m1).
+
+A program dequantizes a piece of the weight in registers, rounds it to the dtype of the rows, and multiplies as in
+``triton_linear``. ``GroupedWeight`` in ``torch_grouped`` defines the numbers. FP8 is decoded with shifts, so that it
+needs no instructions of newer GPUs; the rows are not quantized.
+
+Layout: 8-bit values stay [out, in]. Of 4-bit values, a byte has two columns that are PIECE apart, the first in its low
+bits: byte i of a span of 2 * PIECE columns has columns i and i + PIECE. So each half of the bytes is a piece of
+adjacent columns, which lies in one group. Scales and zeros are [groups, out].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from parley.native.torch_forms.torch_grouped import GroupedWeight
+from parley.native.triton_forms.launch import INTERPRETED, NO_FUSION
+from parley.native.triton_forms.triton_linear import Tile, store_tile, tile_grid, tile_places
+from parley.native.triton_forms.triton_packed import TritonGroupedPacked
+
+PIECE = 64  # columns that are multiplied at once, at most
+LEAST_PIECE = 16  # and at least: the inner dimension of the instruction
+FOUR_BIT_CODES = ("int4", "e2m1")
+
+TILES = ((16, Tile(16, 16, PIECE, 4, 5)), (32, Tile(16, 32, PIECE, 4, 4)), (1 << 62, Tile(32, 64, PIECE, 4, 4)))
+
+
+@dataclass(frozen=True)
+class GroupedShape:
+    """The constants of a kernel: ``into`` numbers to ``out`` numbers, in groups of ``group`` columns.
+
+    ``piece``: columns that are multiplied at once. ``row_bytes``: of the weight of an output.
+    """
+
+    out: int
+    into: int
+    group: int
+    piece: int
+    row_bytes: int
+    code: str
+    outs: int
+    rows: int
+    stages: int
+    has_zeros: bool
+    has_out_scales: bool
+    has_bias: bool
+    is_wide: bool
+
+
+@triton.jit
+def _decode_bits(bits: tl.tensor, code: tl.constexpr) -> tl.tensor:
+    """Return the numbers of a code, float32, of int32 bits."""
+    if code == "e4m3":  # a float16 has one more bit of exponent and seven of mantissa; its bias is 8 more
+        half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    if code == "e2m1":  # likewise, with three and nine bits more; its bias is 14 more
+        half = ((bits & 8) << 12) | ((bits & 7) << 9)
+        return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+    return bits.to(tl.float32)
+
+
+@triton.jit
+def _add_piece(
+    total: tl.tensor,
+    bits: tl.tensor,
+    first: tl.tensor,
+    columns: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    outs: tl.tensor,
+    rows: tl.tensor,
+    row_count: tl.tensor,
+    shape: tl.constexpr,
+) -> tl.tensor:
+    """Add the product of columns ``first`` to ``first + piece``, whose bits are int32 [outs, piece], to the total."""
+    place = first // shape.group * shape.out + outs
+    w = _decode_bits(bits, shape.code)
+    if shape.has_zeros:
+        w -= tl.load(zeros + place, outs < shape.out, 0).to(tl.float32)[:, None]
+    w *= tl.load(scales + place, outs < shape.out, 0).to(tl.float32)[:, None]
+    numbers = first + tl.arange(0, shape.piece)
+    r = tl.load(columns + numbers[:, None], (rows[None, :] < row_count) & (numbers[:, None] < shape.into), 0)
+    w = w.to(r.dtype)
+    if shape.is_wide:
+        w, r = w.to(tl.float32), r.to(tl.float32)
+    return tl.dot(w, r, total, input_precision="ieee")
+
+
+@triton.jit
+def _grouped_kernel(
+    x: tl.tensor,  # [T, into], with this stride between rows
+    x_stride: tl.tensor,
+    values: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    out_scales: tl.tensor,  # float32 [out]
+    bias: tl.tensor,
+    y: tl.tensor,  # [T, out]
+    row_count: tl.tensor,
+    shape: tl.constexpr,
+) -> None:
+    outs, rows = tile_places(row_count, shape)
+    weights = values + outs[:, None].to(tl.int64) * shape.row_bytes + tl.arange(0, shape.piece)[None, :]
+    columns = x + rows[None, :].to(tl.int64) * x_stride
+    total = tl.zeros([shape.outs, shape.rows], tl.float32)
+    halves: tl.constexpr = 2 if shape.code == "int4" or shape.code == "e2m1" else 1
+    for first in tl.range(0, shape.row_bytes, shape.piece, num_stages=shape.stages):
+        bits = tl.load(weights + first, outs[:, None] < shape.out, 0).to(tl.int32)
+        low = bits & 15 if halves == 2 else bits
+        total = _add_piece(total, low, first * halves, columns, scales, zeros, outs, rows, row_count, shape)
+        if halves == 2:
+            next_piece = first * halves + shape.piece
+            total = _add_piece(total, bits >> 4, next_piece, columns, scales, zeros, outs, rows, row_count, shape)
+    if shape.has_out_scales:
+        total *= tl.load(out_scales + outs, outs < shape.out, 0)[:, None]
+    store_tile(y, total, bias, outs, rows, row_count, shape)
+
+
+def piece_width(weight: GroupedWeight) -> int:
+    """Return how many columns are multiplied at once, so that they are of one group; 0 if they would be too few."""
+    if weight.group >= weight.values.shape[1]:
+        return PIECE
+    width = min(PIECE, weight.group & -weight.group)
+    return width if width >= LEAST_PIECE else 0
+
+
+def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None) -> TritonGroupedPacked:
+    """Pack a weight whose ``piece_width`` is not 0."""
+    piece, into = piece_width(weight), weight.values.shape[1]
+    span = piece * (2 if weight.code in FOUR_BIT_CODES else 1)
+    values = F.pad(weight.values, (0, -into % span))
+    spare_groups = -(-values.shape[1] // weight.group) - weight.scales.shape[1]  # of padding alone
+    if weight.code in FOUR_BIT_CODES:
+        halves = values.unflatten(1, (-1, 2, piece))
+        values = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+    scales = weight.scales if weight.scales.dtype.itemsize == 2 else weight.scales.float()
+    return TritonGroupedPacked(
+        values.contiguous(),
+        F.pad(scales.t(), (0, 0, 0, spare_groups)).contiguous(),
+        None if weight.zeros is None else F.pad(weight.zeros.t(), (0, 0, 0, spare_groups)).contiguous(),
+        None if weight.out_scales is None else weight.out_scales.float(),
+        bias,
+        None if weight.order is None else weight.order.to(values.device),
+        weight.code,
+        weight.group,
+        piece,
+        into,
+    )
+
+
+def multiply_grouped(x: torch.Tensor, packed: TritonGroupedPacked, result: torch.dtype) -> torch.Tensor:
+    """Return x [T, in] times the packed weight, plus bias: [T, out] of dtype ``result``."""
+    if packed.order is not None:
+        x = x.index_select(1, packed.order)
+    rows, (out, row_bytes) = len(x), packed.weight.shape
+    tile = next(tile for most, tile in TILES if rows <= most)
+    shape = GroupedShape(
+        out=out,
+        into=packed.into,
+        group=packed.group,
+        piece=packed.piece,
+        row_bytes=row_bytes,
+        code=packed.code,
+        outs=tile.outs,
+        rows=tile.rows,
+        stages=tile.stages,
+        has_zeros=packed.zeros is not None,
+        has_out_scales=packed.out_scales is not None,
+        has_bias=packed.bias is not None,
+        is_wide=INTERPRETED,
+    )
+    zeros, out_scales, bias = (
+        packed.weight if each is None else each for each in (packed.zeros, packed.out_scales, packed.bias)
+    )
+    y = x.new_empty(rows, out, dtype=result)
+    if rows:
+        _grouped_kernel[tile_grid(tile, rows, out)](
+            x, x.stride(0), packed.weight, packed.scales, zeros, out_scales, bias, y, rows, shape,
+            num_warps=tile.warps, **NO_FUSION,
+        )  # fmt: skip
+    return y

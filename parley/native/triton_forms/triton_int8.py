@@ -1,0 +1,105 @@
+"""Linear layers on int8 on a GPU: rows quantized at run time, integer products. ``torch_int8`` defines them.
+
+Sums of int8 products are exact in int32, so neither tiles nor instructions matter to a result.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from parley.native.torch_forms.torch_int8 import MIN_ABSMAX, TorchRows, check_int8_shape
+from parley.native.triton_forms.launch import INTERPRETED, NO_FUSION
+from parley.native.triton_forms.triton_linear import LinearShape, Tile, tile_grid, tile_places
+from parley.native.triton_forms.triton_packed import TritonInt8Packed
+
+SMALLEST = tl.constexpr(MIN_ABSMAX)
+ROUNDER = tl.constexpr(1.5 * 2.0**23)  # adding and subtracting it rounds a float32 half to even
+WARP_NUMBERS = 512  # numbers of a row for each warp
+
+TILES = (  # as in ``triton_linear``
+    (16, Tile(16, 16, 256, 4, 5)),
+    (32, Tile(16, 32, 256, 4, 4)),
+    (64, Tile(32, 64, 128, 4, 4)),
+    (1 << 62, Tile(128, 128, 64, 8, 3)),
+)
+
+
+@triton.jit
+def _quantize_kernel(
+    x: tl.tensor, x_stride: tl.tensor, values: tl.tensor, scales: tl.tensor, width: tl.constexpr, block: tl.constexpr
+) -> None:
+    columns = tl.arange(0, block)
+    row = tl.program_id(0).to(tl.int64)
+    numbers = tl.load(x + row * x_stride + columns, columns < width, 0).to(tl.float32)
+    magnitudes = tl.abs(numbers)
+    most = tl.max(tl.where(magnitudes == magnitudes, magnitudes, float("inf")))
+    is_sound = most < float("inf")
+    inverse = tl.where(is_sound & (most >= SMALLEST), tl.div_rn(127.0, tl.maximum(most, SMALLEST)), 0.0)
+    rounded = tl.where(is_sound, numbers, 0.0) * inverse + ROUNDER - ROUNDER
+    tl.store(values + row * width + columns, rounded.to(tl.int8), columns < width)
+    tl.store(scales + row, tl.where(is_sound, tl.div_rn(most, 127.0), float("nan")))
+
+
+def quantize_rows(x: torch.Tensor) -> TorchRows:
+    """Quantize x [T, K] to int8, with a scale for each row."""
+    rows, width = x.shape
+    values, scales = x.new_empty(rows, width, dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
+    block = triton.next_power_of_2(width)
+    if rows:
+        _quantize_kernel[(rows,)](
+            x, x.stride(0), values, scales, width, block, num_warps=max(1, min(16, block // WARP_NUMBERS)), **NO_FUSION
+        )
+    return TorchRows(values, scales)
+
+
+@triton.jit
+def _int8_kernel(
+    x: tl.tensor,  # int8 [T, into]
+    row_scales: tl.tensor,  # float32 [T]
+    weight: tl.tensor,  # int8 [out, into]
+    out_scales: tl.tensor,  # float32 [out]
+    bias: tl.tensor,
+    y: tl.tensor,  # [T, out]
+    row_count: tl.tensor,
+    shape: tl.constexpr,
+) -> None:
+    outs, rows = tile_places(row_count, shape)
+    weights, columns = weight + outs[:, None].to(tl.int64) * shape.into, x + rows[None, :].to(tl.int64) * shape.into
+    total = tl.zeros([shape.outs, shape.rows], tl.int32)
+    for first in tl.range(0, shape.into, shape.inner, num_stages=shape.stages):
+        numbers = first + tl.arange(0, shape.inner)
+        w = tl.load(weights + numbers[None, :], (outs[:, None] < shape.out) & (numbers[None, :] < shape.into), 0)
+        r = tl.load(columns + numbers[:, None], (rows[None, :] < row_count) & (numbers[:, None] < shape.into), 0)
+        total = tl.dot(w, r, total)
+    numbers = tl.trans(total).to(tl.float32) * tl.load(row_scales + rows, rows < row_count, 0)[:, None]
+    numbers *= tl.load(out_scales + outs, outs < shape.out, 0)[None, :]
+    if shape.has_bias:
+        numbers += tl.load(bias + outs, outs < shape.out, 0).to(tl.float32)[None, :]
+    is_stored = (rows[:, None] < row_count) & (outs[None, :] < shape.out)
+    tl.store(y + rows[:, None].to(tl.int64) * shape.out + outs[None, :], numbers.to(y.dtype.element_ty), is_stored)
+
+
+def pack_int8(
+    values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> TritonInt8Packed:
+    """Pack a weight for rows of ``dtype``: output n is ``values[n] * scales[n]``, int8 [out, in] and float32 [out]."""
+    check_int8_shape(values)
+    return TritonInt8Packed(values.contiguous(), scales.float(), bias, dtype)
+
+
+def multiply_int8(x: torch.Tensor | TorchRows, packed: TritonInt8Packed, result: torch.dtype) -> torch.Tensor:
+    """Return rows [T, in], quantized or not, times the packed weight, plus bias: [T, out] of dtype ``result``."""
+    quantized = x if isinstance(x, TorchRows) else quantize_rows(x)
+    rows, (out, into) = len(quantized.scales), packed.weight.shape
+    tile = next(tile for most, tile in TILES if rows <= most)
+    shape = LinearShape(out, into, tile.outs, tile.rows, tile.inner, tile.stages, packed.bias is not None, INTERPRETED)
+    y = quantized.scales.new_empty(rows, out, dtype=result)
+    if rows:
+        bias = packed.scales if packed.bias is None else packed.bias
+        _int8_kernel[tile_grid(tile, rows, out)](
+            quantized.values, quantized.scales, packed.weight, packed.scales, bias, y, rows, shape,
+            num_warps=tile.warps, **NO_FUSION,
+        )  # fmt: skip
+    return y

@@ -1,0 +1,32 @@
+"""The kernels in Triton compile for GPUs that are not there, without spills and within their shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed (make test-triton)")
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}  # of a block, at most
+PROGRAM = Path(__file__).parents[1] / "support" / "compile_triton.py"
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_compile_without_spills_and_within_shared_memory(capability):
+    """One size of each kernel; at night all sizes of tiles."""
+    sizes = [] if os.environ.get("PARLEY_NIGHTLY") else ["few"]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    process = subprocess.run(
+        [sys.executable, PROGRAM, *sizes, str(capability)], env=environment, capture_output=True, text=True, check=True
+    )
+    kernels = [json.loads(line) for line in process.stdout.splitlines()]
+    assert {each["kernel"].rpartition(" ")[2] for each in kernels} >= {"_linear_kernel", "_attend_kernel"}
+    for each in kernels:
+        assert each["spills"] == 0 and each["shared"] <= SHARED_BYTES[capability], each
+        if "linear" in each["kernel"] and "_quantize" not in each["kernel"] and "int8 linear" not in each["kernel"]:
+            assert each["matrix"] == "mma.sync", each  # one instruction for all tiles, so that bits agree

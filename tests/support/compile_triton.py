@@ -1,0 +1,212 @@
+"""Compiles every kernel in Triton for GPUs that are not there, and prints a line of JSON for each.
+
+Run it as a program, without Triton's interpreter: the launch functions run with tensors on the CPU, and each launch is
+compiled for its own arguments instead of being started. ``main`` takes compute capabilities ("80 90").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from parley import native
+from parley.core.sequence import BLOCK_SIZE
+from parley.native.batch_tables import BatchTables
+from parley.native.layer_shape import Norm
+from parley.native.layout import LayerKV, Span
+from parley.native.pool import PagePool
+from parley.native.torch_forms import torch_attention
+from parley.native.torch_forms.torch_grouped import GroupedWeight
+from parley.native.triton_forms import triton_attention, triton_grouped, triton_int8, triton_kernels, triton_linear
+from parley.native.triton_forms.triton_packed import TritonPacked
+
+DTYPE = torch.bfloat16
+HIDDEN, HEADS, KV_HEADS, DIM = 4096, 32, 8, 128  # of a model of 8B parameters
+TYPE_NAMES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+class Launch:
+    """A recorded launch: a kernel, its arguments in order, and its options."""
+
+    def __init__(self, kernel: JITFunction, arguments: tuple, options: dict):
+        self.kernel, self.arguments, self.options = kernel, arguments, options
+
+    def compile(self, capability: int) -> dict:
+        """Compile the kernel; return its registers, spilled bytes, bytes of shared memory and matrix instruction."""
+        signature: dict[str, str] = {}
+        constants, attributes = {}, {}
+        for place, (name, value) in enumerate(zip(self.kernel.arg_names, self.arguments, strict=True)):
+            if isinstance(value, torch.Tensor):
+                signature[name], attributes[place,] = TYPE_NAMES[value.dtype], [["tt.divisibility", 16]]
+            elif isinstance(value, float):
+                signature[name] = "fp32"
+            elif isinstance(value, int) and name != "shape" and not self.kernel.params[place].is_constexpr:
+                signature[name] = "i32"
+                if value % 16 == 0:
+                    attributes[place,] = [["tt.divisibility", 16]]
+            else:
+                signature[name], constants[place,] = "constexpr", value
+        source = ASTSource(self.kernel, signature, constants, attributes)
+        kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(self.options))
+        return {"shared": kernel.metadata.shared} | read_usage(kernel.asm["ptx"], capability)
+
+
+def read_usage(ptx: str, capability: int) -> dict:
+    """Return registers and spilled bytes of a thread, as ptxas reports them, and the matrix instruction of the PTX."""
+    suffix = "a" if capability >= 90 else ""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [
+            get_ptxas(capability).path,
+            "-v",
+            f"--gpu-name=sm_{capability}{suffix}",
+            file.name,
+            "-o",
+            "/dev/null",
+        ]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = re.search(r"wgmma|tcgen05\.mma|mma\.sync", ptx)
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", report)[1]),
+        "spills": sum(map(int, re.findall(r"(\d+) bytes spill", report))),
+        "matrix": found[0] if found else "",
+    }
+
+
+def record_launches() -> Iterator[tuple[str, Launch]]:
+    """Yield a name and a launch for each kernel and size of tile, with the sizes of a model of 8B parameters."""
+    launches: list[Launch] = []
+
+    def record(kernel: JITFunction, grid: tuple):
+        def launch(*arguments, **options):
+            launches.append(Launch(kernel, arguments, options))
+
+        return launch
+
+    with mock.patch.object(JITFunction, "__getitem__", record):
+        for name, call in kernel_calls():
+            call()
+            while launches:
+                launch = launches.pop(0)
+                yield f"{name}: {launch.kernel.__name__}", launch
+
+
+def kernel_calls():
+    yield from linear_calls()
+    yield from attention_calls()
+    norm = Norm(torch.ones(HIDDEN), 1e-6, torch.ones(HIDDEN), True)
+    rows = torch.zeros(2, HIDDEN, dtype=DTYPE)
+    yield "norms", lambda: triton_kernels.add_norm(rows, rows, norm, after=norm)
+    yield "quantized rows", lambda: triton_kernels.quantize_rows(rows)
+    for activation in ("silu", "gelu", "gelu_tanh", "clamped_swiglu"):
+        yield activation, lambda activation=activation: triton_kernels.activate(rows, activation)
+    for is_int8 in (False, True):
+        pool = make_pool(is_int8)
+        qkv = torch.zeros(2, (HEADS + 2 * KV_HEADS) * DIM, dtype=DTYPE)
+        angles = torch.zeros(2, 1, DIM)
+        indices = torch_attention.write_indices(torch.tensor([0, 1]), pool.page_format.shape)
+        head_norm = Norm(torch.ones(HEADS + KV_HEADS, DIM), 1e-6)
+        yield (
+            f"rope int8={is_int8}",
+            lambda pool=pool, qkv=qkv, angles=angles, indices=indices, head_norm=head_norm: triton_kernels.rope_write(
+                qkv, angles, angles, pool, indices, head_norm=head_norm
+            ),
+        )
+
+
+def linear_calls():
+    weight, bias = torch.zeros(HIDDEN, HIDDEN, dtype=DTYPE), torch.zeros(HIDDEN, dtype=DTYPE)
+    integers = torch.zeros(HIDDEN, HIDDEN, dtype=torch.int8)
+    packed_int8 = triton_int8.pack_int8(integers, torch.ones(HIDDEN), bias, DTYPE)
+    grouped = {
+        code: triton_kernels.pack_grouped(
+            GroupedWeight(
+                integers.view(torch.uint8),
+                torch.ones(HIDDEN, HIDDEN // 128, dtype=DTYPE),
+                torch.zeros(HIDDEN, HIDDEN // 128, dtype=torch.uint8) if code == "int4" else None,
+                128,
+                None,
+                code,
+                torch.ones(HIDDEN),
+            ),
+            bias,
+            DTYPE,
+        )
+        for code in ("int4", "int8", "e4m3", "e2m1")
+    }
+    for rows in (1, 32, 64, 512):
+        x = torch.zeros(rows, HIDDEN, dtype=DTYPE)
+        yield (
+            f"linear of {rows}",
+            lambda x=x: triton_linear.multiply_rows(x, TritonPacked(weight, bias), DTYPE),
+        )
+        yield f"int8 linear of {rows}", lambda x=x: triton_int8.multiply_int8(x, packed_int8, DTYPE)
+        for code, packed in grouped.items():
+            yield (
+                f"{code} linear of {rows}",
+                lambda x=x, packed=packed: triton_grouped.multiply_grouped(x, packed, DTYPE),
+            )
+
+
+def make_pool(is_int8: bool, dim: int = DIM) -> PagePool:
+    page_format = torch_attention.page_format(LayerKV(KV_HEADS, dim, dim), torch.int8 if is_int8 else DTYPE)
+    return PagePool(torch.zeros(64, *page_format.shape, dtype=page_format.dtype), page_format)
+
+
+def attention_calls():
+    for count in (1, 64):
+        span = Span(0, count, 1000, list(range(-(-1000 // BLOCK_SIZE))))
+        tables = BatchTables.of_spans([span], None, torch.device("cpu"))
+        for dim in (64, 128, 256):
+            queries = torch.zeros(count, HEADS, dim, dtype=DTYPE)
+            for is_int8 in (False, True):
+                for window, softcap in ((0, None), (300, 30.0)):
+                    plan, pool = native.TablePlan(tables, window), make_pool(is_int8, dim)
+                    for is_split in (False, True):
+                        yield (
+                            f"attention of {count}, dim {dim}, int8={is_int8}, window {window}, split={is_split}",
+                            lambda queries=queries, pool=pool, plan=plan, softcap=softcap, is_split=is_split: (
+                                triton_attention.attend(
+                                    queries, pool, plan, scale=1.0, softcap=softcap, is_split=is_split
+                                )
+                            ),
+                        )
+
+
+def main(capabilities: list[str]) -> None:
+    """Print a line for each kernel and capability. With "few" as the first word: one size of each kernel."""
+    is_few = capabilities[0] == "few"
+    seen = set()
+    for name, launch in record_launches():
+        if is_few and launch.kernel.__name__ in seen:
+            continue
+        seen.add(launch.kernel.__name__)
+        for capability in map(int, capabilities[is_few:]):
+            print(json.dumps({"kernel": name, "capability": capability} | launch.compile(capability)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    main(sys.argv[1:])

@@ -1,0 +1,39 @@
+"""Where tests run the kernels in Triton: on a GPU if there is one, else in Triton's interpreter, on CPU tensors.
+
+A test module imports this first: the interpreter is chosen when kernels are defined. Without Triton the module is
+skipped. The interpreter rounds float32 to bfloat16 by cutting it off, so tests use float16.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton", reason="Triton is not installed (make test-triton)")
+
+from parley import native  # noqa: E402
+
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+DTYPE = torch.float16
+IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY")) or HAS_GPU
+
+
+def use_triton(patch: pytest.MonkeyPatch) -> None:
+    """Have ``native`` use the kernels in Triton for tensors on ``DEVICE``, as it does on a GPU."""
+    kernels = native.triton_kernels()
+    assert kernels is not None
+    patch.setattr(native, "compiled_kernels", lambda: None)
+
+    def own_kernels(device, dtype, compiled_dtype=torch.bfloat16):
+        return kernels if dtype in native.TRITON_DTYPES else None
+
+    patch.setattr(native, "_own_kernels", own_kernels)
+
+
+def random_rows(*shape: int, seed: int = 0, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
