@@ -219,10 +219,9 @@ async def handle_server_info(registry: ModelRegistry, route: Route, exchange: Ex
     """Describe the server and its main model."""
     assert route.writer is not None
     main = registry.main_model
-    settings = main.settings
-    server_info = ServerInfo(
-        main.describe_name(main.name), main.total_slots, __version__, settings.dtype, settings.device
-    )
+    settings, engine_info = main.settings, main.engine.info
+    device = settings.device if engine_info is None else engine_info.device  # the option may be "auto"
+    server_info = ServerInfo(main.describe_name(main.name), main.total_slots, __version__, settings.dtype, device)
     await exchange.send_response(route.writer(server_info))
 
 

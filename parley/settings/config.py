@@ -119,8 +119,8 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "dtype",
         choice_kind(*DTYPE_NAMES),
-        "Number type to compute with; auto uses fp32 if the model was saved in it. fp16 is computed in bf16, which "
-        "rounds weights saved in fp16 from 11 to 8 bits; fp32 does not.",
+        "Number type to compute with; auto uses fp32 if the model was saved in it. On the CPU, fp16 is computed in "
+        "bf16, which rounds weights saved in fp16 from 11 to 8 bits; fp32 does not.",
         "bf16",
         section="model",
         configurable=True,
@@ -136,8 +136,8 @@ SERVE_OPTIONS: list[Option] = [
     ),
     Option(
         "device",
-        pattern_kind(r"cpu|cuda(:\d{1,3})?", "DEVICE", "cpu, cuda or cuda:N"),
-        "cpu, cuda or cuda:N.",
+        pattern_kind(r"auto|cpu|cuda(:\d{1,3})?", "DEVICE", "auto, cpu, cuda or cuda:N"),
+        "cpu, cuda, cuda:N, or auto: cuda if torch can use a GPU of compute capability 8.0 or newer, else cpu.",
         "cpu",
         section="model",
         configurable=True,

@@ -118,7 +118,7 @@ def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage
     fetch_adapter = _adapter_loader(runner, adapter_thread, inbox)
     loop = EngineLoop(
         runner,
-        settings,
+        msgspec.structs.replace(settings, device=info.device),
         emit_outputs,
         fetch_adapter=fetch_adapter,
         prepare_request=prepare_request,

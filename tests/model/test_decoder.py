@@ -451,10 +451,14 @@ def one_large_layer():
 
 
 def test_auto_dtype_follows_the_config():
-    assert plan.resolve_dtype("auto", {"torch_dtype": "float32"}) is torch.float32
-    assert plan.resolve_dtype("auto", {"dtype": "float16"}) is torch.bfloat16
-    assert plan.resolve_dtype("auto", {}) is torch.bfloat16
-    assert plan.resolve_dtype("float16", {"dtype": "float32"}) is torch.bfloat16
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert plan.resolve_dtype("auto", {"torch_dtype": "float32"}, cpu) is torch.float32
+    assert plan.resolve_dtype("auto", {"dtype": "float16"}, cpu) is torch.bfloat16
+    assert plan.resolve_dtype("auto", {}, cpu) is torch.bfloat16
+    assert plan.resolve_dtype("float16", {"dtype": "float32"}, cpu) is torch.bfloat16
+    assert plan.resolve_dtype("float16", {"dtype": "bfloat16"}, gpu) is torch.float16
+    assert plan.resolve_dtype("auto", {"dtype": "float16"}, gpu) is torch.float16
+    assert plan.resolve_dtype("auto", {}, gpu) is torch.bfloat16
 
 
 def test_nan_logits_fail_only_their_own_row():

@@ -261,7 +261,7 @@ def _load_network(
     with guard_allocation("the model's weights"):
         if settings.lowering:
             packed_cache = None
-            if settings.pack_cache:
+            if settings.pack_cache and plan.device.type == "cpu":
                 files = [folder / "config.json", *checkpoint.files]
                 packed_cache = open_packed_cache(
                     folder, files, f"{settings.quantization}-{plan.dtype}".replace("torch.", "")

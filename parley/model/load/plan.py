@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from parley import native
 from parley.model.checkpoint import quantization as quantised
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.quantization import Quantization
+from parley.model.load.devices import resolve_device
 from parley.model.load.encoders import is_encoder, read_encoder_config
 from parley.model.load.fuse import DecoderWeights, check_tensor_names
 from parley.model.load.memory import free_memory
@@ -31,7 +33,7 @@ DTYPE_NAMES = {
     "bf16": torch.bfloat16,
     "float32": torch.float32,
     "fp32": torch.float32,
-    **dict.fromkeys(("float16", "fp16", "half"), torch.bfloat16),  # see ``resolve_dtype``
+    **dict.fromkeys(("float16", "fp16", "half"), torch.float16),
 }
 KV_DTYPES = ("auto", "int8")
 ENCODER_DTYPE = torch.float32
@@ -95,14 +97,18 @@ def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
     decoder_config = language_model_config(config)
     is_part, config = decoder_config is not config, decoder_config
     quantization = quantised.read_quantization(config, settings.quantization)
-    dtype = resolve_dtype(settings.dtype, config)
     device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, config, device)
     if settings.kv_dtype not in KV_DTYPES:
         raise LoadError(f"kv_dtype {settings.kv_dtype} is unknown; it must be {' or '.join(KV_DTYPES)}.")
     if quantization and not settings.lowering:
         raise LoadError(f"{quantization.subject} run on the fused decoder only, and lowering is off.")
-    if quantization and quantization.method != quantised.GGUF_METHOD and device.type != "cpu":
-        raise LoadError(f"Quantised weights run on the CPU only, and the device is {device}.")
+    if (
+        quantization
+        and quantization.method != quantised.GGUF_METHOD
+        and not native.has_quantized_kernels(dtype, device)
+    ):
+        raise LoadError(f"{quantization.subject} have kernels for CPUs and, in Triton, for GPUs; not on {device}.")
     length = read_context_length(config, settings.max_model_len)
     return DecoderPlan(config, is_part, quantization, dtype, device, settings.kv_dtype == "int8", length)
 
@@ -164,35 +170,25 @@ def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
         raise LoadError(f"{draft_folder} cannot guess tokens: its tokenizer differs from the model's.")
 
 
-def resolve_dtype(name: str, config: dict[str, Any]) -> torch.dtype:
-    """Return the dtype that the settings name; ``auto``: float32 for models saved so, else bfloat16.
+def resolve_dtype(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
+    """Return the dtype that the settings name; ``auto``: float32 for models saved so, else bfloat16 or float16.
 
-    float16 is bfloat16, too: it has the range and the kernels. What that rounds of the weights is logged. Raises
-    LoadError.
+    On the CPU float16 is bfloat16, too: it has the range and the kernels. What that rounds of the weights is logged.
+    Raises LoadError.
     """
     declared = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     if name == "auto":
-        dtype = torch.float32 if declared in ("float32", "float64") else torch.bfloat16
+        wide = ("float32", "float64")
+        dtype = torch.float32 if declared in wide else DTYPE_NAMES.get(declared, torch.bfloat16)
     elif name in DTYPE_NAMES:
         dtype = DTYPE_NAMES[name]
     else:
         raise LoadError(f"dtype {name} is unknown; it must be auto, bfloat16, float16, half or float32.")
+    if dtype == torch.float16 and device.type == "cpu":
+        dtype = torch.bfloat16
     if dtype == torch.bfloat16 and {"float16", "fp16", "half"} & {name, declared}:
         log.info("float16 is computed in bfloat16, which rounds plain weights to 8 bits; --dtype fp32 does not.")
     return dtype
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device that the settings name. Raises LoadError if it cannot be used."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise LoadError(f"device {name} is unknown; it must be cpu or cuda.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise LoadError(f"device {name} is not supported; it must be cpu or cuda.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise LoadError("device cuda was asked for, but torch finds no usable GPU.")
-    return device
 
 
 def read_context_length(config: dict[str, Any], requested: int | None) -> int:

@@ -1,0 +1,83 @@
+"""Which device a model runs on, and whether a GPU that is there can be used.
+
+torch is asked only where it matters: a build for CPUs answers without CUDA, and CUDA takes seconds to start.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from parley.model.checkpoint.files import LoadError
+
+log = logging.getLogger("parley.engine")
+
+LEAST_CAPABILITY = (8, 0)  # of a GPU: its tensor cores multiply bfloat16
+GPU_FILE = Path("/dev/nvidia0")  # there if NVIDIA's driver has a GPU, whatever torch can do
+# Read by cuBLAS when it starts: with so little memory it does not split the inner dimension of a product (split-K),
+# which would give a row other bits in another batch.
+CUBLAS_SETTINGS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that the settings name; ``auto``: a GPU if one can be used, else the CPU.
+
+    A GPU that is there and not used is logged. Raises LoadError if the device cannot be used.
+    """
+    if name in ("auto", "cpu"):
+        reason = _unusable_reason() if name == "auto" or _has_gpu() else "there is none"
+        if name == "auto" and not reason:
+            return _prepare_gpu(torch.device("cuda"))
+        if _has_gpu():
+            _log_unused_gpu(reason or "--device auto or cuda uses it")
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise LoadError(f"device {name} is unknown; it must be auto, cpu or cuda.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise LoadError(f"device {name} is not supported; it must be auto, cpu or cuda.")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise LoadError("device cuda was asked for, but torch finds no usable GPU.")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise LoadError(f"device {name} was asked for, but torch finds {torch.cuda.device_count()} GPUs.")
+        _prepare_gpu(device)
+    return device
+
+
+@functools.cache
+def _log_unused_gpu(reason: str) -> None:
+    """Log, once, why the GPU is not used."""
+    log.info("There is a GPU, and it is not used: %s.", reason)
+
+
+def _has_gpu() -> bool:
+    """Whether the driver has a GPU."""
+    return GPU_FILE.exists()
+
+
+def _unusable_reason() -> str:
+    """Return why no GPU can be used, as the end of a sentence; empty if one can be."""
+    if torch.version.cuda is None:
+        return "this torch is a build for CPUs"
+    if not torch.cuda.is_available():
+        return "torch cannot start CUDA"
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        return f"its compute capability is {capability[0]}.{capability[1]}, and 8.0 is the least"
+    return ""
+
+
+def _prepare_gpu(device: torch.device) -> torch.device:
+    """Set what makes products of matrices independent of the batch, before cuBLAS starts. Returns the device."""
+    for name, value in CUBLAS_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    return device
