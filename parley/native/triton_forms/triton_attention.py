@@ -39,6 +39,7 @@ NEVER = tl.constexpr(float("-inf"))
 
 BUSY_PROGRAMS = 264  # programs that keep a GPU busy: two for each multiprocessor of the largest ones
 PAGES_AHEAD = 4  # pages that a program loads ahead
+WIDE_HEAD = 128  # numbers of a head; with int8 pages, more do not fit into the registers of 4 warps
 
 
 @dataclass(frozen=True)
@@ -352,9 +353,11 @@ def attend(
         values = queries.new_empty(total, heads, chunks, layer.value_dim, dtype=torch.float32)
     sinks = unused(queries) if sinks is None else sinks.float()
     side = total * heads * chunks
+    warps = 8 if shape.is_int8 and shape.dim_block > WIDE_HEAD else 4
     _attend_kernel[(len(tiles), layer.heads, chunks if is_split else 1)](
         queries, queries.stride(0), pool.data, tiles, tables.pages, tables.pages.stride(0), tables.positions,
-        tables.ends, sinks, out, stats, values, side, chunks, scale, softcap or 1.0, shape, **NO_FUSION,
+        tables.ends, sinks, out, stats, values, side, chunks, scale, softcap or 1.0, shape, num_warps=warps,
+        **NO_FUSION,
     )  # fmt: skip
     if is_split:
         _merge_kernel[(len(tiles), layer.heads)](
