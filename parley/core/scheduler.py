@@ -211,7 +211,7 @@ class Scheduler:
         until ``confirm_row``.
         """
         sequences = [row.sequence for row in step.rows]
-        if self._may_add_rows() or len(sequences) != len(self.running):
+        if self._states is not None or self._may_add_rows() or len(sequences) != len(self.running):
             return None
         lasting = [each for each in sequences if each.output_length + 1 < each.output_limit]
         if any(len(each) + 1 > self._long_rope_after and not each.uses_long_rope for each in lasting):

@@ -395,15 +395,16 @@ def rope_write(
     query_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate queries and keys in ``qkv``, and store keys and values in the pages. Return the queries."""
-    has_triton_form = not is_norm_late and query_scales is None
-    form: Any = _tiled_kernels(pool) or (_kernels_for("rope_write", qkv) if has_triton_form else torch_kernels)
     options: dict[str, Any] = {
         "head_norm": head_norm,
         "has_whole_norm": has_whole_norm,
         "is_interleaved": is_interleaved,
     }
-    if form is not triton_kernels():
+    form: Any = _tiled_kernels(pool)
+    if is_norm_late or query_scales is not None:  # not in Triton
+        form = form or torch_kernels
         options |= {"is_norm_late": is_norm_late, "query_scales": query_scales}
+    form = form or _kernels_for("rope_write", qkv)
     result: torch.Tensor = form.rope_write(qkv, cos, sin, pool, indices, **options)
     return result
 
