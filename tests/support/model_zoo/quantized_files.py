@@ -108,7 +108,7 @@ def quantize_nf4(*, nested: bool):
         grouped = weight.reshape(-1, 64)
         scales = grouped.abs().amax(-1)
         state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
-        parts = {"weight.quant_map": NF4, "weight.absmax": scales}
+        parts = {"weight.quant_map": NF4.clone(), "weight.absmax": scales}
         if nested:
             offset, numbers = float(scales.mean()), torch.linspace(-1, 1, 256)
             blocks = (scales - offset).split(256)
