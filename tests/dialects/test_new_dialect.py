@@ -73,7 +73,7 @@ PACKAGE = Path(__file__).parents[2] / "parley"
 APIS = sorted(file.parent.name for file in (PACKAGE / "dialects").glob("*/__init__.py"))
 NAME = re.compile(rf"(?<![a-z])({'|'.join(APIS)})(?![a-z])", re.IGNORECASE)
 TABLE = "dialects/mounts.py"
-VLLM_HOSTS = "worker/vllm/", "worker/attached/"  # the engine vLLM is no API
+OTHER_MEANINGS = "worker/vllm/", "worker/attached/", "native/"  # the engine vLLM and the language Triton are no APIs
 KNOWING = {  # files that know an API by its name, and why
     "cli/client.py": "the commands are clients of OpenAI's API",
     "cli/bench.py": "the API that is asked unless another is named",
@@ -98,6 +98,7 @@ KNOWING = {  # files that know an API by its name, and why
     "cli/doctor.py": "the same",
     "cli/vllm.py": "the same",
     "cluster/plan.py": "the same",
+    "model/load/plan.py": "the language Triton, which is no API",
     "cli/peers/translate.py": "the same",
     "cli/doctor_engines.py": "the same",
     "serving/endpoints/inference_tables.py": "a column of these tables has this name",
@@ -116,8 +117,8 @@ IMPORTING = {
 
 
 def outside() -> Iterator[tuple[str, ast.Module]]:
-    """Every file of the package but those of APIs, the table, and vLLM's hosts."""
-    own_folders = (*VLLM_HOSTS, *(f"dialects/{api}/" for api in APIS))
+    """Every file of the package but those of APIs, the table, and folders where names mean something else."""
+    own_folders = (*OTHER_MEANINGS, *(f"dialects/{api}/" for api in APIS))
     for file in PACKAGE.rglob("*.py"):
         path = file.relative_to(PACKAGE).as_posix()
         if path != TABLE and not path.startswith(own_folders):
