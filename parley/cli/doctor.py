@@ -95,7 +95,7 @@ def check_torch(config: ResolvedOptions) -> Iterator[Finding]:
 
 
 def kernels_finding(installed: str, *usable: str) -> Finding:
-    """Return the finding about the level of the compiled kernels. ``usable``: what this CPU can run, best first."""
+    """Return the finding about the level of the compiled kernels. ``usable``: the levels for this CPU, best first."""
     if installed in ("off", *usable[:1]):
         return Finding("ok", "kernels", "torch's, by PARLEY_NATIVE" if installed == "off" else installed)
     there = "torch's are used" if installed == "none" else f"{installed} is used"

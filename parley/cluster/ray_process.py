@@ -79,7 +79,7 @@ class RayProcess:
 
 
 def child_environment(environment: Mapping[str, str], options: Mapping[str, Any], ray_address: str) -> dict[str, str]:
-    """Return the environment of a process that an actor starts: without what Ray tells the actor's own process.
+    """Return the environment of a process that an actor starts: without Ray's variables of the actor's own process.
 
     If Ray places vLLM's workers for it, the process connects to ``ray_address``, and sees all GPUs: of an actor that
     reserves none, Ray hides them.

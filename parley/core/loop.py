@@ -280,7 +280,7 @@ class EngineLoop:
         )
 
     def _make_state_slots(self) -> StateSlots:
-        """Return the slots for states beside those of running sequences."""
+        """Return the slots for states besides those of running sequences."""
         runner = self.runner
         assert runner.state_slots is not None
         return StateSlots(runner.state_slots, runner.snapshot_slots, runner.copy_state, self._prefix_caching)

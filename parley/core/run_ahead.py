@@ -97,7 +97,7 @@ class RunAhead:
         return [results[number] for number, _ in current.confirmed]
 
     def confirm_rows(self) -> None:
-        """Count the rows of the step that was started ahead whose sequences go on. Call it after the results of the
+        """Count the rows of the step that was started ahead whose sequences continue. Call it after the results of the
         step before have been processed."""
         if self._next is None:
             return

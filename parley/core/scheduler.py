@@ -42,7 +42,7 @@ sequences: they wait for a transfer to end. Choices of a request with a lease ha
 that they fill is published when its tokens are certain: ``commit_drafts``.
 
 **States.** Some models keep a state of each sequence in its slot: what all of its computed tokens have left. It only
-advances. So a sequence goes on after cached pages only from a snapshot of the state at their end, states after drafts
+advances. So a sequence continues after cached pages only from a snapshot of the state at their end, states after drafts
 have slots of their own (``core.pages.state_slots``), and a sequence that cannot have the whole state of the one that it
 forks from begins again.
 
@@ -207,8 +207,8 @@ class Scheduler:
     def schedule_ahead(self, step: Step) -> Step | None:
         """Return the step after one of decodes whose results are not known yet; None if it may need a choice.
 
-        Its rows assume that each sequence goes on, but for those that reach their limit now. Nothing counts as computed
-        until ``confirm_row``.
+        Its rows assume that each sequence continues, but for those that reach their limit now. Nothing counts as
+        computed until ``confirm_row``.
         """
         sequences = [row.sequence for row in step.rows]
         if self._states is not None or self._may_add_rows() or len(sequences) != len(self.running):
@@ -230,7 +230,7 @@ class Scheduler:
         self.prefill_share.begin_step(len(step.rows))
 
     def confirm_row(self, step: Step, row: StepRow) -> None:
-        """Count the token of a row of ``schedule_ahead`` as computed: its sequence goes on."""
+        """Count the token of a row of ``schedule_ahead`` as computed: its sequence continues."""
         self._count_row(step, row)
 
     def fork_sequence(self, sequence: Sequence, parent: Sequence) -> None:

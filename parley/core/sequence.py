@@ -89,7 +89,7 @@ class Sequence:
         -1
     )  # the slot of its state after ``computed`` tokens, if not its own; see ``core.pages.state_slots``
     leased_length: int = 0  # tokens at the start whose pages it computes for another instance, with states
-    branch: int = 0  # tokens after which its pages were cached, but no state: the state there is kept
+    branch: int = 0  # its first tokens whose pages were cached without a state at their end: that state is kept
     output_snapshot: bytes = b""  # hash of the last state that was kept while it decoded
     status: SequenceStatus = SequenceStatus.WAITING
     cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first ran
@@ -245,7 +245,7 @@ class StepStarter(Protocol):
         """Whether the next row of the sequence can be started before the token of this one is known."""
 
     def start_step(self, step: Step, previous: StartedStep | None) -> StartedStep:
-        """Start a step of rows of one token each, each of which ``can_follow``.
+        """Start a step of rows of one token each, which all ``can_follow``.
 
         Rows whose token is not known yet (``start`` is the number of the sequence's tokens) get the one that
         ``previous`` draws for the same sequence. ``previous`` was the last step that was started.

@@ -80,9 +80,9 @@ class TimedBudget:
     they are, but more rows never look cheaper. The low median is used: after a single slow step, such as the very
     first, one normal step is enough to recover.
 
-    Other programs change the machine's rate for a second or two, in which those observations are still a minority. So
+    Other programs change the machine's rate for a second or two; those observations are still a minority then. So
     costs are multiplied by the slowdown of the last second: the median over its steps, or the last step alone if that
-    was slower. One slow step too many makes the next one short; one too few makes the next one late for everyone.
+    was slower. A slow step that is counted without need makes the next one short; one that is missed makes it late.
     """
 
     def __init__(self, max_seconds: float):

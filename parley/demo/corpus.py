@@ -85,7 +85,7 @@ def plain_text(source: SampleSource) -> Sample:
 
 
 def plain_question(source: SampleSource) -> Sample:
-    """Draw a question without a chat template, or an odd prompt, and its answer, after which the text ends."""
+    """Draw a question without a chat template, or an odd prompt, and its answer. Then the text ends."""
     if source.happens_with(ODD_SHARE):
         turn = source.draw_turn(questions.odd_prompt)
         return Sample(text=f"{turn.question} {turn.answer}{END_OF_TEXT}", prompt=len(turn.question), keys=[turn.key])

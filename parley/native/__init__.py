@@ -165,7 +165,7 @@ def triton_kernels() -> ModuleType | None:
 
 
 def kernels_in_use(dtype: torch.dtype, device: torch.device) -> str:
-    """Return what computes with this dtype and device: the level of the compiled kernels, "triton" or "torch"."""
+    """Return the kernels for this dtype and device: the level of the compiled kernels, "triton" or "torch"."""
     kernels = _own_kernels(device, dtype)
     if kernels is None:
         return "torch"
@@ -224,7 +224,7 @@ def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.
 
 
 def has_quantized_kernels(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether quantized weights can be loaded: torch's forms, on which they are dequantized, are for the CPU."""
+    """Whether quantized weights can be loaded. Torch's forms dequantize them, and only on the CPU."""
     return device.type == "cpu" or _own_kernels(device, dtype) is not None
 
 

@@ -71,7 +71,7 @@ def _form(weight: PackedWeight, names: list[str]) -> list[object]:
 
 
 def _dense(weight: PackedWeight) -> PackedWeight:
-    """Return a weight whose tensors can be stacked, and for whose form there are kernels of several experts.
+    """Return a weight with tensors that can be stacked, in a form that has kernels for several experts.
 
     oneDNN's layout cannot be stacked, and no kernel for GPUs computes several. Raises ValueError if there is none.
     """

@@ -83,7 +83,7 @@ class LayerShape:
     ``is_parallel``: both read the residual as it is before the layer.
 
     Attention multiplies scores by ``score_scale``; then a ``softcap`` c makes them c * tanh(score / c). A token sees
-    ``window`` tokens, itself included; None: all. With ``chunk``, it sees none before its own chunk of so many
+    ``window`` tokens, itself included; None: all. With ``chunk``, it sees none before its own chunk of ``chunk``
     positions. ``slopes``, one for each head, times the distance to a key are subtracted from scores (ALiBi, arXiv
     2108.12409). ``rope``: the number of the model's rotary embedding that turns queries and keys; None: none does.
     ``has_whole_qk_norm``: the norm of queries and that of keys is over all heads of a token at once, not over each

@@ -145,7 +145,7 @@ class PromptStream:
         return events
 
     def close_stream(self) -> None:
-        """Cancel what still runs, and report nothing more: no cycle is left to the garbage collector."""
+        """Cancel choices that still run, and report nothing more: no cycle is left to the garbage collector."""
         self.stream.cancel_choice()
         self._on_choice_done = _ignore_finish
 

@@ -1,4 +1,4 @@
-"""Slots for states beside those of running sequences: snapshots at page ends, and the states after drafts.
+"""Slots for states besides those of running sequences: snapshots at page ends, and the states after drafts.
 
 A slot is like a page of the KV cache: it has references, its content is found by a hash, and the slot that was freed
 longest ago is overwritten first (``BlockPool``). A snapshot has the hash of the page that ends with it. So it stands
@@ -57,7 +57,7 @@ class StateSlots:
         return max(0, self.pool.free_count - self.pool.page_count // 2)
 
     def begin_step(self) -> None:
-        """Release what the last step used."""
+        """Release the slots that the last step used."""
         self.pool.free_blocks(self._step_slots)
         self._step_slots.clear()
         self._fresh_hashes.clear()
@@ -79,9 +79,9 @@ class StateSlots:
                 self.pool.evict_block(slot)
 
     def count_usable(self, sequence: Sequence, hashes: list[bytes]) -> int | None:
-        """Return after how many of these cached pages, which continue the sequence, it can go on: a snapshot ends them.
+        """Return how many of these cached pages, the sequence's next ones, it can use: up to a snapshot.
 
-        None: after more of them in the next step.
+        None: more of them in the next step.
         """
         usable = next((n for n in range(len(hashes), 0, -1) if self._is_readable(hashes[n - 1])), 0)
         if usable == len(hashes):
@@ -94,7 +94,7 @@ class StateSlots:
         return usable
 
     def attach_snapshot(self, sequence: Sequence, digest: bytes) -> None:
-        """Let a sequence go on from a snapshot."""
+        """Let a sequence continue from a snapshot."""
         slot = self.pool.find_cached(digest)
         assert slot is not None
         self.release_state(sequence)
@@ -107,7 +107,7 @@ class StateSlots:
             sequence.state_slot = -1
 
     def fork_state(self, sequence: Sequence, parent: Sequence) -> None:
-        """Let a running sequence go on from the state of another."""
+        """Let a running sequence continue from the state of another."""
         self.release_state(sequence)
         if parent.state_slot >= 0:
             self._move_state(sequence, parent.state_slot - self._first_slot)
@@ -140,8 +140,10 @@ class StateSlots:
             self._page_rows.update({sequence.hashes[page]: (row, (page + 1) * BLOCK_SIZE) for page in pages})
 
     def commit_drafts(self, row: StepRow, running_count: int) -> None:
-        """Let the sequence go on from the state after those tokens of a row that were right; their pages are published.
-        ``running_count``: of sequences."""
+        """Let the sequence continue from the state after a row's last right token; publish the pages up to it.
+
+        ``running_count``: of sequences.
+        """
         sequence, states = row.sequence, row.states
         assert states is not None
         at = row.start

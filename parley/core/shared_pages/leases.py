@@ -9,7 +9,7 @@ So there is always one group that makes progress.
 
 A lease takes the pages that are found by its hashes, whichever sequence computed them. If layers keep a state, it takes
 them up to a page end whose state is kept, and holds that state: otherwise a preempted choice could not use the pages,
-and would need others beside them.
+and would need others besides them.
 
 Knows pages and their future owners; nothing of the readers, and nothing of slots or steps.
 """

@@ -86,7 +86,7 @@ class OllamaReply(Reply):
         return b"".join(lines)
 
     def _line_frame(self, part: DeltaPart) -> tuple[bytes, bytes]:
-        """Return what stands before and after the text in a line, as nearly all lines of a stream are."""
+        """Return the bytes before and after the text in a usual line of a stream."""
         piece = AnswerPiece(thinking="\0") if part == "reasoning" else AnswerPiece(content="\0")
         start, _, end = self.render_line(piece, None).partition(shared.encode_go("\0"))
         self._frames[part] = frame = (start, end)

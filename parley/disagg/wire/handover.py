@@ -150,7 +150,7 @@ def set_prior_tokens(engine_request: EngineRequest, tokens: list[list[int]]) -> 
 
 
 def take_transfers(batches: Iterable[OutputBatch]) -> dict[int, bytes]:
-    """Remove the transfers from outputs; return them by number of the engine request. Nobody else may use them."""
+    """Remove the transfers from outputs; return them by number of the engine request. Each can be used once."""
     transfers: dict[int, bytes] = {}
     for number, output in _iterate_outputs(batches):
         if output.transfer:

@@ -48,7 +48,7 @@ class BitsAndBytesFormat:
         return [weight] + [name for part in BITS8_TENSORS if (name := f"{linear.name}.{part}") in checkpoint]
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
-        """Return the weight, and its scales with what they are made of, as views of the file. Raises LoadError."""
+        """Return the weight and the tensors of its scales as views of the file. Raises LoadError."""
         weight, state_name = linear.name + ".weight", self._state_name(linear)
         if state_name not in checkpoint:
             if f"{linear.name}.SCB" not in checkpoint:

@@ -54,7 +54,7 @@ def _negative(half: torch.Tensor) -> torch.Tensor:
 
 
 def block_q4_1(blocks: torch.Tensor) -> BlockParts:
-    """Scale, what is added, 32 numbers of 4 bits."""
+    """Scale, minimum (which is added), 32 numbers of 4 bits."""
     return _nibbles(blocks[:, 4:]), torch.cat((blocks[:, :2], _negative(blocks[:, 2:4])), -1)
 
 
@@ -65,7 +65,7 @@ def block_q5_0(blocks: torch.Tensor) -> BlockParts:
 
 
 def block_q5_1(blocks: torch.Tensor) -> BlockParts:
-    """Scale, what is added, 32 fifth bits, 32 numbers of 4 bits."""
+    """Scale, minimum (which is added), 32 fifth bits, 32 numbers of 4 bits."""
     numbers = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
     return numbers, torch.cat((blocks[:, :2], _negative(blocks[:, 2:4])), -1)
 
@@ -193,7 +193,7 @@ def decode_blocks(blocks: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def _decode_heads(values: torch.Tensor, heads: torch.Tensor, middle: int | None) -> torch.Tensor:
-    """Return the numbers of blocks from what ``rearrange`` of their type returns."""
+    """Return the numbers of blocks from the results of their type's ``rearrange``."""
     factors, groups = _float16(heads[:, :2]), heads[:, 4:].view(torch.int8).float()
     if not groups.shape[1]:
         groups = torch.ones(len(heads), 1 if middle else 2)

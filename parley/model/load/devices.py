@@ -17,7 +17,7 @@ from parley.model.checkpoint.files import LoadError
 log = logging.getLogger("parley.engine")
 
 LEAST_CAPABILITY = (8, 0)  # of a GPU: its tensor cores multiply bfloat16
-GPU_FILE = Path("/dev/nvidia0")  # there if NVIDIA's driver has a GPU, whatever torch can do
+GPU_FILE = Path("/dev/nvidia0")  # there if NVIDIA's driver has a GPU, even if torch cannot use it
 # Read by cuBLAS when it starts: with so little memory it does not split the inner dimension of a product (split-K),
 # which would give a row other bits in another batch.
 CUBLAS_SETTINGS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
@@ -74,7 +74,7 @@ def _unusable_reason() -> str:
 
 
 def _prepare_gpu(device: torch.device) -> torch.device:
-    """Set what makes products of matrices independent of the batch, before cuBLAS starts. Returns the device."""
+    """Make products of matrices independent of the batch, before cuBLAS starts. Returns the device."""
     for name, value in CUBLAS_SETTINGS.items():
         os.environ.setdefault(name, value)
     torch.backends.cuda.preferred_blas_library("cublaslt")

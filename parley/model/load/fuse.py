@@ -351,7 +351,7 @@ class DecoderWeights:
         return positions + self.norm_tensors(names.embedding_norm or "")
 
     def embedding_parts(self) -> EmbeddingParts:
-        """Read what is added to the embeddings of tokens. Raises LoadError."""
+        """Read the embeddings of positions, and the norm of embeddings. Raises LoadError."""
         s, positions, norm = self.config, None, None
         if s.tensors.positions:
             rows = s.max_len + s.position_offset

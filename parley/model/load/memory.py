@@ -48,7 +48,7 @@ def plan_cache(
     """Return how many pages of ``page_bytes`` bytes fit in memory, at most those of a full batch of full contexts.
 
     ``state_bytes``: the states of one sequence, for models with layers that keep them. All states together take at most
-    half of the memory, unless all useful pages fit beside them; ``settings.state_cache`` is taken from it before.
+    half of the memory, unless all useful pages fit as well; ``settings.state_cache`` is taken from it before.
     Raises LoadError.
     """
     useful = settings.max_batch * -(-length // BLOCK_SIZE)

@@ -173,7 +173,7 @@ def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
 def resolve_dtype(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
     """Return the dtype that the settings name; ``auto``: float32 for models saved so, else bfloat16 or float16.
 
-    On the CPU float16 is bfloat16, too: it has the range and the kernels. What that rounds of the weights is logged.
+    On the CPU float16 is bfloat16, too: it has the range and the kernels. That the weights are rounded is logged.
     Raises LoadError.
     """
     declared = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")

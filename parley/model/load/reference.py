@@ -123,7 +123,7 @@ def expert_shares(logits: torch.Tensor, bias: torch.Tensor | None, routing: Rout
 
 
 def sparse_shares(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Return what ``expert_shares`` returns for a sparse mixer."""
+    """Return the result of ``expert_shares`` for a sparse mixer."""
     shares, left = torch.zeros_like(logits), logits.clone()
     for _ in range(routing.chosen):
         most, expert = left.max(-1, keepdim=True)

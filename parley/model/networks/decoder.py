@@ -54,7 +54,7 @@ def make_query_scales(config: DecoderConfig, max_len: int, device: torch.device)
 
 @dataclass(frozen=True)
 class EmbeddingParts:
-    """What a model adds to the embeddings of tokens: those of positions [max_len, hidden], and the norm of the sum."""
+    """Changes to the embeddings of tokens: those of positions [max_len, hidden] are added, and the sum is normed."""
 
     positions: torch.Tensor | None = None
     norm: native.Norm | None = None

@@ -90,7 +90,7 @@ def mix_experts(
 
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the shared expert's outputs. A row's sum is
     computed in float32, in the order of its ``ids``, and the shared expert last. ``weighs_inputs``: weights multiply
-    what the chosen experts read, not their outputs.
+    the inputs of the chosen experts, not their outputs.
     """
     outputs = x.new_zeros(*ids.shape, x.shape[1], dtype=torch.float32)
     for expert in ids.unique().tolist():

@@ -17,7 +17,7 @@ NF4_NUMBERS = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 CODE_NUMBERS = {"e2m1": E2M1_NUMBERS, "iq4_nl": IQ4_NUMBERS, "nf4": NF4_NUMBERS}
-CODE_MIDDLES = {"q4_0": 8, "q8_0": 128}  # what is subtracted from the bits
+CODE_MIDDLES = {"q4_0": 8, "q8_0": 128}  # subtracted from the bits
 ROUNDING_PORTION = 1 << 18  # numbers rounded at a time, so that intermediate tensors fit in the CPU cache
 
 

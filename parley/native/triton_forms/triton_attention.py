@@ -5,7 +5,7 @@ each row, the sum of its weights, and its weighted sum of values. Partial result
 by ``_merge``. One program computes the chunks of a tile one after another; or, if few rows attend to many keys, each
 chunk gets a program of its own, and a second kernel merges them, so that the whole GPU is busy.
 
-How a row keeps its bits, whatever else is in the batch:
+How the bits of a row are independent of the rest of the batch:
 
 * Within a chunk, keys come in pages of 16, in order. A page or chunk that is hidden from a row multiplies its sums by 1
   and adds 0, so it does not matter which of them the other rows of the tile need.

@@ -3,7 +3,7 @@
 The weight's rows are the rows of the product (out^T = W x^T), so that a few tokens fill a tile of the tensor cores.
 A program computes a tile of outputs and tokens over the whole inner dimension, in blocks and in order: never a part of
 it (split-K), which is why cuBLAS may give a row other bits in another batch. So an element is one chain of the
-instruction ``mma.sync``, whatever the sizes of the tile.
+instruction ``mma.sync`` for all sizes of the tile.
 
 ``Tile.outs`` is below 64 for this reason: from there on Triton uses the instructions for groups of warps (wgmma on 9.0,
 tcgen05 on 10.0), and only a GPU can show whether they round alike. ``bench/gpu.py`` does.
@@ -122,7 +122,7 @@ def uses_cublas(device: torch.device) -> bool:
 
 
 def choose_tile(rows: int) -> Tile:
-    """Return the tile for a product of so many rows. It changes no bit."""
+    """Return the tile for a product of ``rows`` rows. It changes no bit."""
     return next(tile for most, tile in TILES if rows <= most)
 
 

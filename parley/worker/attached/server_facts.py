@@ -70,8 +70,8 @@ class ProbeAnswer(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server serves. ``card``: the model there, ``adapters``: its adapters; ``max_logprobs``: the most
-    alternatives that it lists.
+    """The model and limits of a server. ``card``: the model there, ``adapters``: its adapters; ``max_logprobs``: the
+    most alternatives that it lists.
 
     ``missing``: features that it refuses. ``reports_cache``: it tells how many tokens of a prompt were cached.
     ``has_connector``: it moves KV pages. ``dimensions``: of its vectors, 0 if it makes none. ``end_ids`` and
@@ -206,7 +206,7 @@ def attached_features(facts: ServerFacts) -> frozenset[EngineFeature]:
 
 
 def _server_arena(facts: ServerFacts, settings: AttachedSettings) -> Arena:
-    """Return what servers that exchange pages must have in common, as far as they tell it."""
+    """Return a digest of the facts that servers must have in common to exchange pages, as far as they tell them."""
     config = (Path(settings.model) / "config.json").read_bytes()
     digest = hashlib.sha256(config).hexdigest()[:16]
     layout = f"engine=vllm {facts.version} server;model={digest};pages={facts.block_size}"

@@ -1,7 +1,7 @@
-"""vLLM's KV connector: which one is used, where it listens, and what must be equal on both sides.
+"""vLLM's KV connector: which one is used, where it listens, and which facts must be equal on both sides.
 
 By default it is NIXL's, which works on GPUs and CPUs, over shared memory, InfiniBand or TCP. It moves the pages; parley
-passes on what one vLLM says to the other (``page_moves.py``).
+passes messages from one vLLM to the other (``page_moves.py``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def lease_seconds(config: VllmConfig) -> float:
 
 
 def connector_arena(config: VllmConfig, settings: VLLMSettings, version: str) -> Arena | None:
-    """Return what other instances compare before they exchange pages; None without a connector.
+    """Return the facts that other instances compare before they exchange pages; None without a connector.
 
     How a model is divided among GPUs is not part of it: vLLM's connectors handle differences, or compute the pages.
     """

@@ -171,7 +171,7 @@ class Host:
         self._loop: HostLoop
         self._writer: asyncio.StreamWriter
         self._tasks: set[asyncio.Task[None]] = set()
-        self._preloaded: dict[str, str] = {}  # folders of adapters that nobody has asked for yet, by name
+        self._preloaded: dict[str, str] = {}  # folders of adapters that no request has named yet, by name
         self._core_watch = CoreWatch(settings.engine_timeout, self._expects_steps, lambda: tree_log.tells_worker_death)
 
     async def serve(self, sock: socket.socket) -> None:

@@ -1,9 +1,9 @@
 """How vLLM's connector moves KV pages from one instance to another: as data, which ``EngineOutput.transfer`` carries.
 
 The instance that computes a prompt asks vLLM to keep the pages for another one. vLLM's last output then has a
-dictionary, ``kv_transfer_params``, with which the other vLLM fetches them. The pages are kept for a lease, which that
+dictionary, ``kv_transfer_params``; the other vLLM fetches the pages by it. The pages are kept for a lease, which that
 vLLM prolongs from the moment when it has the request. Pages whose lease has ended must not be read: they may belong to
-another prompt by then, and nobody would notice. So the time of its end travels along, and is compared with some margin
+another prompt by then, without a trace. So the time of its end travels along, and is compared with some margin
 for clocks that differ.
 """
 

@@ -1,6 +1,6 @@
 """Translates a request for the engine into what vLLM wants to know of one of its choices.
 
-The values are plain data. What vLLM cannot do has been refused in the API process (``capabilities.py``).
+The values are plain data. Requests that vLLM cannot follow have been refused in the API process (``capabilities.py``).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _logprob_fields(request: EngineRequest, index: int) -> dict[str, Any]:
 
 
 def _page_move(request: EngineRequest, index: int, way: Continuation) -> dict[str, Any] | None:
-    """Return what vLLM's connector does with the pages of a choice. Those of tokens that are drawn again stay here."""
+    """Return the move of a choice's pages by vLLM's connector. Those of tokens that are drawn again stay here."""
     if way.transfer:
         return read_transfer(way.transfer)
     is_kept = request.lease and index == 0 and not way.redrawn_tokens(request, index)

@@ -21,7 +21,7 @@ log = logging.getLogger("parley.engine")
 # "(EngineCore pid=12) INFO 11-22 23:00:01 [core.py:100] Initializing …"
 LINE = re.compile(r"(?:\([^)]*\) )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] (.*)")
 CAUSE = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt)): (.+)")
-WORKER_DEATH = "died unexpectedly"  # what vLLM's executors write of a worker
+WORKER_DEATH = "died unexpectedly"  # in lines of vLLM's executors about a worker
 STAGE_CHARS = 100
 PROGRESS_PER_LINE = 0.03  # of what is left: nobody knows how many lines there will be
 
