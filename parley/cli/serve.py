@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parley.cli.vllm import check_engine_options, is_server_address
-from parley.engine.engine_process import EngineProcess, start_early_process
-from parley.log_lines import announce_to_children
 from parley.settings.config import SERVE_OPTIONS, attached_settings, engine_settings, vllm_settings
 from parley.settings.key_file import HashedKey, read_key_table
 from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys, read_keys
@@ -20,6 +18,7 @@ from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean, 
 
 if TYPE_CHECKING:
     from parley.cli.mindie import MindIEPlan
+    from parley.engine.engine_process import EngineProcess
     from parley.serving.options import EngineKind, ListenAddress, MediaOptions, OfferedModel, ServerOptions
     from parley.types import EngineSettings
     from parley.web.options import TlsFiles
@@ -60,6 +59,9 @@ def start_early_engine(config: ResolvedOptions) -> EngineProcess | None:
     """Start the first model's engine process, which gets its settings later; None for an engine of another kind."""
     if engine_of(config) != "process" or config["cost-model"]:
         return None
+    from parley.engine.engine_process import start_early_process  # these would slow down `parley --help`
+    from parley.log_lines import announce_to_children
+
     announce_to_children(config["log-format"], config["log-level"])
     return start_early_process()
 

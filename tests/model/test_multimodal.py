@@ -115,7 +115,9 @@ NEEDED_FIELDS = {
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},  # it has experts by default
 }
 # The width of the MLPs, where configs do not state it: LFM2 uses two thirds of what they state, the other has none.
-UNSTATED_WIDTHS = {"lfm2": 8192, "qwen3_5_moe_text": None}
+UNSTATED_WIDTHS = {"lfm2": 8192, "qwen3_5_moe_text": None, "solar_open": None}
+WIDTH_NAMES = "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "ffn_dim"
+FIXED_EPS = 1e-5  # of the norms of OLMo 1 and OPT
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}  # Transformers knows the type only by this one
 
 
@@ -125,23 +127,25 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     config = read_decoder_config({"model_type": model_type} | fields)
     expected = AutoConfig.for_model(OTHER_NAMES.get(model_type, model_type), **fields)
     if model_type not in UNSTATED_WIDTHS:
-        assert config.intermediate == (getattr(expected, "intermediate_size", None) or expected.ffn_hidden_size)
+        stated = [width for name in WIDTH_NAMES if (width := getattr(expected, name, None))]
+        assert config.intermediate == (stated[0] if stated else 4 * expected.hidden_size)
     elif (width := UNSTATED_WIDTHS[model_type]) is not None:
         assert config.intermediate == width
-    assert (config.vocab, config.hidden, config.layer_count, config.heads, config.max_len) == (
+    assert (config.vocab, config.hidden, config.layer_count, config.heads) == (
         expected.vocab_size,
         expected.hidden_size,
         expected.num_hidden_layers,
         expected.num_attention_heads,
-        expected.max_position_embeddings,
     )
+    lengths = getattr(expected, "max_position_embeddings", None) or getattr(expected, "max_seq_len", None)
+    assert config.max_len == (lengths or 2048)  # BLOOM states none
     if model_type != "falcon":  # it says with flags how many there are
         assert config.kv_heads == (getattr(expected, "num_key_value_heads", None) or expected.num_attention_heads)
     head_dim = getattr(expected, "head_dim", None) or expected.hidden_size // expected.num_attention_heads
     if config.latent is not None:
         head_dim = expected.qk_nope_head_dim + expected.qk_rope_head_dim
     eps_names = "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"
-    eps = next(getattr(expected, name) for name in eps_names if hasattr(expected, name))
+    eps = next((getattr(expected, name) for name in eps_names if hasattr(expected, name)), FIXED_EPS)
     assert (config.head_dim, config.eps) == (head_dim, eps)
     types = getattr(expected, "layer_types", None) or ["sliding_attention"] * config.layer_count
     parameters = getattr(expected, "rope_parameters", None)  # Nemotron-H has none
