@@ -17,7 +17,7 @@ Members = dict[str, Any]
 Check = Callable[[Members, Members], bool]  # of the body and the answer
 
 QUESTION = "What is the weather in Paris and London?"
-BASE: Members = {"messages": [{"role": "user", "content": QUESTION}], "seed": 7, "max_tokens": 32}
+BASE: Members = {"messages": [{"role": "user", "content": QUESTION}], "seed": 5, "max_tokens": 32}
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "London"]}, "degrees": {"type": "integer", "maximum": 40}},
@@ -80,7 +80,7 @@ FEATURES: dict[str, Feature] = {
         {"prompt_logprobs": 2},
         lambda body, answer: len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"],
     ),
-    "stop": Feature("stop strings", {"stop": ["ning", "er", "}", "et", "name"]}),
+    "stop": Feature("stop strings", {"stop": ["ning", "er", "}", "et", "name", "an", "in"]}),
     "min_tokens": Feature(
         "a minimum number of tokens",
         {"min_tokens": 12},
