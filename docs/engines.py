@@ -74,7 +74,7 @@ parley serve Qwen/Qwen3-8B --engine vllm --engine-python vllm/bin/python --role 
 * **Both sides** must have the same version of vLLM, connector, model, types and size of a page; numbers of GPUs may
   differ, as far as the connector allows. Otherwise the instances refuse the link, and name the difference.
 * **The first token** is drawn by both instances. vLLM computes the last token of a prompt in any case, and so
-  penalties, grammars and random numbers go on as on one server.
+  penalties, grammars and random numbers continue as on one server.
 * **If an instance is lost**, another one computes its tokens again. Prefill instances keep pages for 30 s
   (`kv_lease_duration` of vLLM) until a decode instance asks for them. Pages that are older by the clock of the
   decode instance are computed again, so clocks of machines should differ by less than ten seconds.

@@ -213,7 +213,9 @@ def test_compiled_rope_write_matches_torch_kernels(kernels, rows, dim, half, hea
         "head_norm": native.Norm(weight, 1e-6, weight if norm == "centered" else None, norm == "centered")
         if norm
         else None,
-        "query_scales": torch.rand(rows) + 0.5 if norm == "late" else None,
+        "query_scales": torch.rand(rows, generator=torch.Generator().manual_seed(seed)) + 0.5
+        if norm == "late"
+        else None,
         "has_whole_norm": norm == "whole",
         "is_norm_late": norm == "late",
         "is_interleaved": interleaved,
@@ -230,9 +232,11 @@ def test_compiled_rope_write_matches_torch_kernels(kernels, rows, dim, half, hea
         queries = implementation.rope_write(qkv.clone(), cos, sin, pool, places, **options)
         results.append((queries, *unpack_pages(pool)))
     # Where two products nearly cancel, the absolute error of the difference is that of the products.
+    # A late norm and a scale round once more each.
+    tolerance = 2**-6 if norm == "late" else 2**-7
     for actual, expected in zip(*results, strict=True):
         assert actual.shape == expected.shape
-        assert ((actual.double() - expected.double()).abs() <= expected.double().abs() * 2**-7 + 1e-5).all()
+        assert ((actual.double() - expected.double()).abs() <= expected.double().abs() * tolerance + 1e-5).all()
 
 
 @settings(max_examples=20, deadline=None)
