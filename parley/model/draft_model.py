@@ -64,11 +64,13 @@ class DraftModel:
         parts: list[tuple[list[int], int, list[int]]] = []
         active: list[int] = []
         is_long: list[bool] = []
-        for number, (sequence, length) in enumerate(draft_limits):
+        lengths: list[int] = []
+        for number, (sequence, limit) in enumerate(draft_limits):
             state = self._states[sequence]
             start = self._trim_to_confirmed(sequence, state)
             end = len(sequence.tokens)
-            if end + length > self.max_model_len or not self._reserve_pages(state, end + length - 1, new_pages, busy):
+            lengths.append(min(limit, self.max_model_len - end))
+            if lengths[-1] < 1 or not self._reserve_pages(state, end + lengths[-1] - 1, new_pages, busy):
                 continue
             if end - start > budget + 1:
                 end = start + budget
@@ -88,10 +90,9 @@ class DraftModel:
             for number, token in zip(numbers, next_tokens, strict=True):
                 if number < 0:
                     continue
-                sequence, length = draft_limits[number]
                 guesses[number].append(token)
-                if len(guesses[number]) < length:
-                    state = self._states[sequence]
+                if len(guesses[number]) < lengths[number]:
+                    state = self._states[draft_limits[number][0]]
                     parts.append(([token], len(state.tokens), state.blocks))
                     is_long.append(state.uses_long_rope)
                     state.tokens.append(token)

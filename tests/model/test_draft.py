@@ -18,8 +18,8 @@ from parley.types import EngineRequest, Sampling
 
 @pytest.fixture(autouse=True)
 def always_draft(monkeypatch):
-    """Propose 7 draft tokens at a time, regardless of the expected gain."""
-    monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: 7)
+    """Propose as many draft tokens as allowed, regardless of the expected gain."""
+    monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: self.max_drafts)
     monkeypatch.setattr(
         "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
     )
@@ -59,7 +59,7 @@ def test_any_draft_model_leaves_outputs_unchanged(small, sampling):
     draft = runner.proposer
     draft.pool.__init__(6)
     draft.kv = PagedKV(draft.kv.layers, 6, draft.kv.dtype)
-    actual, stats = serve_requests(runner, make_requests(sampling), blocks=14)
+    actual, stats = serve_requests(runner, make_requests(sampling), blocks=14, draft_tokens=7)
     assert actual == expected
     assert stats.draft_tokens and stats.preemptions and (small != "qwen3" or stats.draft_accepted[1])
     assert draft.pool.used_count == 0

@@ -54,11 +54,12 @@ def serve_requests(
     blocks: int | None = None,
     cache: bool = True,
     proposer: DraftProposer | None = None,
+    draft_tokens: int = 15,
 ) -> tuple[dict[tuple[str, int], Answer], EngineStats]:
     """Run the requests to the end; return the answers by (id, index) and the last stats.
 
     ``step`` is the token budget of one step. ``blocks`` limits the KV pages; too few of them cause preemption.
-    ``proposer`` drafts in every step, whether that pays or not.
+    ``proposer`` drafts in every step, whether that pays or not; at most ``draft_tokens`` tokens at a time.
     """
     if blocks is not None:
         old_pages = runner.pages
@@ -79,7 +80,7 @@ def serve_requests(
             answer.finish = output.finish_reason
             answer.vector = output.vector
 
-    settings = Settings(model="m", max_batch=batch, prefix_cache=cache)
+    settings = Settings(model="m", max_batch=batch, prefix_cache=cache, speculate_tokens=draft_tokens)
     if proposer is not None:
         runner.proposer = proposer
     loop = EngineLoop(runner, settings, collect_outputs, FixedBudget(step))
