@@ -23,6 +23,7 @@ class ModelCard:
     ``purpose``: the model's task as far as it is known: conversations and text, text only, vectors only. ``info``: the
     engine's description, None until the model is loaded. ``abilities``: by its chat template and tokenizer.
     ``config``: its config.json. ``sampling_defaults``: the values in its generation_config.json, by their names there.
+    ``tokenizer_size``: how many ids its tokenizer knows, None until it is loaded; models are often padded to more.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ModelCard:
     abilities: frozenset[ModelAbility] = frozenset()
     config: Mapping[str, Any] = field(default_factory=dict)
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    tokenizer_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

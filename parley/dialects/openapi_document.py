@@ -173,6 +173,7 @@ def describe_models(facts: ServerFacts) -> ServedModels:
     """Return the facts about the models, for documents."""
     lengths = [card.max_model_len for card in facts.cards if card.max_model_len is not None]
     vocabularies = [card.info.vocab_size for card in facts.cards if card.info is not None]
+    vocabularies += [card.tokenizer_size for card in facts.cards if card.tokenizer_size is not None]
     names = tuple(dict.fromkeys(card.name for card in facts.cards))
     return ServedModels(names, min(lengths, default=None), min(vocabularies, default=None))
 

@@ -326,6 +326,7 @@ class ServedModel:
             self._abilities,
             self._config,
             self._text_pipeline.generation_defaults if self._text_pipeline is not None else {},
+            self._text_pipeline.tokenizer.vocab_size if self._text_pipeline is not None else None,
         )
 
     @property

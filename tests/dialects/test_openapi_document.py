@@ -229,6 +229,6 @@ async def test_a_server_takes_bodies_of_its_documents(serve):
                     body["parameters"].pop("timeout", None)  # a loaded machine may need longer
                 body.pop("lora_name", None)  # the server has no adapter
                 answer = await server.call(way.upper(), fill_path(prefix + path), body, headers)
-                if answer.status != 200 and b"is not in the vocabulary" not in answer.body:
+                if answer.status != 200:
                     refused.append((path, body, answer.status, answer.body))
     assert not refused
