@@ -1,4 +1,4 @@
-"""Python processes that parley starts: their command line, and how they end with their parent.
+"""Python processes that parley starts: their command line, standard streams, and how they end with their parent.
 
 Python looks for modules in the working directory first if it runs ``-m`` or ``-c``. That folder may be a downloaded
 model with files of any name, such as ``torch.py``; so no process that parley starts looks there.
@@ -26,6 +26,18 @@ def python_command(*arguments: str, python: str = "") -> list[str]:
 def protect_children() -> None:
     """Keep the working directory also out of the Python processes that libraries start."""
     os.environ[SAFE_PATH_VARIABLE] = "1"
+
+
+def keep_standard_streams() -> None:
+    """Reopen closed descriptors among 0 to 2: a socket could get the number otherwise, and its other end the log.
+
+    They are opened on the null device.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def die_with_parent(signal_number: int = signal.SIGTERM) -> None:

@@ -30,6 +30,7 @@ from parley.boot.opening import opening_lines
 from parley.boot.parts import ServerParts
 from parley.boot.places import find_open_plane, listening_places
 from parley.boot.service_manager import ServiceManager
+from parley.child_process import keep_standard_streams
 from parley.dialects.mounts import is_api
 from parley.disagg.kv.listener import MAX_UNAUTHENTICATED
 from parley.disagg.kv.peer import KVPeer
@@ -52,7 +53,6 @@ from parley.web.hangup import hang_up_handler
 from parley.web.port import (
     HttpServer,
     freeze_objects,
-    keep_standard_streams,
     listen_error_reason,
     open_listener,
     port_number,

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parley.child_process import keep_standard_streams
 from parley.cli.vllm import check_engine_options, is_server_address
 from parley.settings.config import SERVE_OPTIONS, attached_settings, engine_settings, vllm_settings
 from parley.settings.key_file import HashedKey, read_key_table
@@ -62,6 +63,7 @@ def start_early_engine(config: ResolvedOptions) -> EngineProcess | None:
     from parley.engine.engine_process import start_early_process  # these would slow down `parley --help`
     from parley.log_lines import announce_to_children
 
+    keep_standard_streams()
     announce_to_children(config["log-format"], config["log-level"])
     return start_early_process()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvloop
 from starlette.types import ASGIApp
 
+from parley.child_process import keep_standard_streams
 from parley.coordinator.access import coordinator_reach, find_open_management
 from parley.coordinator.config import CoordinatorOptions, CoordinatorTls
 from parley.coordinator.controller import RoleController
@@ -48,7 +49,6 @@ from parley.web.options import TlsFiles as Files
 from parley.web.port import (
     HttpServer,
     freeze_objects,
-    keep_standard_streams,
     listen_error_reason,
     open_listener,
     uvicorn_config,

@@ -41,18 +41,6 @@ def freeze_objects() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def keep_standard_streams() -> None:
-    """Reopen closed descriptors among 0 to 2: a socket could get the number otherwise, and a client would get the log.
-
-    They are opened on the null device.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-
-
 def open_listener(host: str, port: int) -> socket.socket:
     """Return a listening socket; ``::`` accepts IPv4 as well. ``host``: or ``unix:`` and a path. Raises OSError."""
     if host.startswith(UNIX_PREFIX):

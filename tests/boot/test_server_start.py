@@ -12,11 +12,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import tiny_models
 from support.free_ports import free_port
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
 from support.server_process import ServerProcess
@@ -339,8 +340,10 @@ def test_loaded_line_shows_the_memory_plan():
     assert loaded_line("chat", info).endswith("; reads text, images and videos")
 
 
-def start_ready_process(folder: Path, port: int, shell: str = 'exec "$@"', **streams: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", str(port)]
+def start_ready_process(
+    folder: Path, port: int, shell: str = 'exec "$@"', options: Sequence[str] = ("--fake-engine",), **streams: Any
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "parley", "serve", str(folder), *options, "--port", str(port)]
     process = subprocess.Popen(["sh", "-c", shell, "sh", *command], **streams)
     end = time.monotonic() + 30
     while time.monotonic() < end:
@@ -372,8 +375,11 @@ def test_unread_log_pipe_does_not_block_the_server(folder):
         os.close(writer)
 
 
-def test_closed_standard_streams_are_replaced_by_dev_null(folder):
-    process = start_ready_process(folder, free_port(), shell='exec "$@" <&- >&- 2>&-')
+@pytest.mark.parametrize("options", [["--fake-engine"], ["--kv-memory", "64MiB"]])
+def test_closed_standard_streams_are_replaced_by_dev_null(folder, options):
+    """Also where the engine's process is started first: its socket could get their numbers."""
+    model = folder if "--fake-engine" in options else tiny_models.model_folder("llama")
+    process = start_ready_process(model, free_port(), 'exec "$@" <&- >&- 2>&-', options)
     try:
         if sys.platform == "linux":
             assert {os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)} == {os.devnull}
