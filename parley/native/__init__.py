@@ -89,7 +89,6 @@ __all__ = [
     "group_lora_rows",
     "has_grouped_kernel",
     "has_quantized_kernels",
-    "has_table_attention",
     "kernels_in_use",
     "linear",
     "linear_heads",
@@ -128,9 +127,8 @@ TORCH_FORMS: dict[str, ModuleType] = {
     name: module
     for module, names in (
         (torch_kernels, torch_kernels.__all__),
-        (torch_attention, ("attend", "write_kv")),
         (torch_experts, ("mix_experts", "route")),
-        (torch_latent, ("absorb_queries", "linear_heads", "write_latents")),
+        (torch_latent, ("absorb_queries", "linear_heads")),
         (torch_mamba, ("scan_mamba2",)),
         (torch_states, ("convolve_gated", "gate_rows", "scan_gated_delta")),
         (torch_vocabulary, ("apply_mask", "argmax", "masked_argmax", "softmax_totals", "top_k")),
@@ -401,10 +399,11 @@ def rope_write(
         "is_interleaved": is_interleaved,
     }
     form: Any = _tiled_kernels(pool)
-    if is_norm_late or query_scales is not None:  # not in Triton
-        form = form or torch_kernels
+    is_rms = head_norm is None or not (head_norm.is_centered or head_norm.bias is not None)
+    if is_norm_late or query_scales is not None:
         options |= {"is_norm_late": is_norm_late, "query_scales": query_scales}
-    form = form or _kernels_for("rope_write", qkv)
+        form = form or torch_kernels  # Triton has none of these, and no other norms
+    form = form or (_kernels_for("rope_write", qkv) if is_rms else torch_kernels)
     result: torch.Tensor = form.rope_write(qkv, cos, sin, pool, indices, **options)
     return result
 

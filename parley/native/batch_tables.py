@@ -16,11 +16,11 @@ FEW_ROWS = 16  # rows of a tile if no sequence has more: the fewest that the ins
 
 @dataclass
 class BatchTables:
-    """``pages`` int32 [sequences, any]: page numbers; row i is that of ``spans[i]``. ``longest``: tokens of a sequence.
+    """``pages`` int32 [sequences, any]: page numbers; row i is that of ``spans[i]``. ``longest``: tokens of a sequence,
+    and ``most_rows``: of them in the batch, at most.
 
     ``positions`` int32 [T]: of each token. ``ends`` int32 [T]: the position after the last one that it sees, 0 for rows
-    that only fill the batch. The tensors may change while the object is in use, as inputs of a captured graph do;
-    ``longest`` is then an upper bound.
+    that only fill the batch.
     """
 
     spans: list[Span]
@@ -28,6 +28,7 @@ class BatchTables:
     positions: torch.Tensor
     ends: torch.Tensor
     longest: int
+    most_rows: int
     _tiles: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -43,8 +44,8 @@ class BatchTables:
             lengths = np.repeat([span.length for span in spans], [span.count for span in spans])
             row_ends = torch.maximum(ends.to(torch.int32), row_ends)
             row_ends = torch.minimum(row_ends, torch.from_numpy(lengths.astype(np.int32)).to(device))
-        longest = max(span.length for span in spans)
-        return cls(spans, torch.from_numpy(pages).to(device), columns, row_ends, longest)
+        longest, most_rows = max(span.length for span in spans), max(span.count for span in spans)
+        return cls(spans, torch.from_numpy(pages).to(device), columns, row_ends, longest, most_rows)
 
     def tiles(self, fold: int, rows: int) -> torch.Tensor:
         """Return tiles of ``rows`` rows, int32 [tiles, 4]; a row is one of ``fold`` heads of a token.
@@ -71,7 +72,7 @@ class TablePlan:
 
     def choose_tiles(self, fold: int) -> tuple[torch.Tensor, int]:
         """Return the tiles, as ``BatchTables.tiles`` does, and the rows of each."""
-        rows = FEW_ROWS if max(span.count for span in self.tables.spans) * fold <= FEW_ROWS else TILE_ROWS
+        rows = FEW_ROWS if self.tables.most_rows * fold <= FEW_ROWS else TILE_ROWS
         return self.tables.tiles(fold, rows), rows
 
     @property

@@ -115,7 +115,7 @@ class _GroupedPart:
         scales = weight.scales.float()
         if (dtype := SCALE_DTYPES.get(weight.code)) is not None and not torch.equal(scales, scales.to(dtype).float()):
             raise ValueError(f"scales of {weight.code} that {str(dtype).removeprefix('torch.')} does not have")
-        self.scales = weight.scales.float().contiguous()
+        self.scales = scales.contiguous()
         self.zeros = None if weight.zeros is None else weight.zeros.contiguous()
 
     def words(self, library: ctypes.CDLL) -> int:

@@ -75,8 +75,9 @@ def test_products_with_grouped_weights(code, has_zeros, group):
     assert_near(triton_kernels.lm_head_logits(x, packed), exact, 1e-6)
 
 
-def test_groups_that_no_product_fits_are_dequantized():
-    weight = grouped_weight("int4", True, 8)
+@pytest.mark.parametrize(("code", "group"), [("int4", 8), *((code, 32) for code in ("nf4", "q4_0", "iq4_nl", "q8_0"))])
+def test_groups_and_codes_that_no_product_fits_are_dequantized(code, group):
+    weight = grouped_weight(code, code == "int4", group)
     packed = triton_kernels.pack_grouped(weight, None, DTYPE)
     assert isinstance(packed, TritonPacked)
     assert torch.equal(packed.weight, dequantize_grouped(weight).to(DTYPE))
@@ -93,7 +94,7 @@ def test_every_tile_of_grouped_weights_multiplies_rows_right():
 
 def grouped_weight(code: str, has_zeros: bool, group: int, *, permuted: bool = False) -> GroupedWeight:
     generator = torch.Generator().manual_seed(3)
-    most = 16 if code in triton_grouped.FOUR_BIT_CODES else 256
+    most = 256 if code in ("int8", "e4m3", "q8_0") else 16
 
     def integers(most: int, *shape: int) -> torch.Tensor:
         return torch.randint(0, most, shape, dtype=torch.uint8, generator=generator).to(DEVICE)

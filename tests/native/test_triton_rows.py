@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.triton_device import DEVICE, DTYPE, random_rows
+from support.triton_device import DEVICE, DTYPE, random_rows, use_triton
 
 from parley import native
 from parley.native.layer_shape import ACTIVATIONS, Norm
@@ -104,6 +104,23 @@ def test_rotation_and_pages(int8, rotary, norm, is_interleaved):
         assert difference.abs().max() <= 1
     else:
         assert_close(pools[0].data, pools[1].data)
+
+
+def test_norms_that_triton_does_not_have_are_computed_by_torch(monkeypatch):
+    use_triton(monkeypatch)
+    page_format = torch_attention.page_format(LayerKV(2, 16, 16), DTYPE)
+    pools = [PagePool(torch.zeros(3, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format) for _ in range(2)]
+    indices = torch_attention.write_indices(torch.tensor([5, 33, 17, 2], device=DEVICE), page_format.shape)
+    qkv = random_rows(4, (3 + 2 * 2) * 16, seed=6)
+    cos, sin = (random_rows(4, 1, 16, seed=i, dtype=torch.float32) for i in (7, 8))
+    weight = 1 + random_rows(3 + 2, 16, seed=9).float()
+    for options in (
+        {"head_norm": Norm(weight, 1e-6, weight, True)},
+        {"is_norm_late": True, "head_norm": Norm(weight, 1e-6)},
+    ):
+        actual = native.rope_write(qkv.clone(), cos, sin, pools[0], indices, **options)
+        assert torch.equal(actual, torch_kernels.rope_write(qkv.clone(), cos, sin, pools[1], indices, **options))
+        assert torch.equal(pools[0].data, pools[1].data)
 
 
 def test_rows_without_a_place_are_not_stored():

@@ -35,6 +35,8 @@ def _activate_numbers(gate: tl.tensor, activation: tl.constexpr) -> tl.tensor:
     if activation == "clamped_swiglu":
         gate = tl.minimum(gate, LIMIT)
         return gate * tl.sigmoid(gate * ALPHA)
+    if activation == "relu":
+        return tl.maximum(gate, 0.0)
     if activation == "relu2":
         gate = tl.maximum(gate, 0.0)
         return gate * gate

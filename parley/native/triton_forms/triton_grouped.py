@@ -26,6 +26,7 @@ from parley.native.triton_forms.triton_packed import TritonGroupedPacked
 PIECE = 64  # columns that are multiplied at once, at most
 LEAST_PIECE = 16  # and at least: the inner dimension of the instruction
 FOUR_BIT_CODES = ("int4", "e2m1")
+CODES = (*FOUR_BIT_CODES, "int8", "e4m3")
 
 TILES = ((16, Tile(16, 16, PIECE, 4, 5)), (32, Tile(16, 32, PIECE, 4, 4)), (1 << 62, Tile(32, 64, PIECE, 4, 4)))
 
@@ -122,7 +123,10 @@ def _grouped_kernel(
 
 
 def piece_width(weight: GroupedWeight) -> int:
-    """Return how many columns are multiplied at once, so that they are of one group; 0 if they would be too few."""
+    """Return how many columns are multiplied at once, so that they are of one group; 0 if they would be too few, or if
+    the kernel does not have the code."""
+    if weight.code not in CODES:
+        return 0
     if weight.group >= weight.values.shape[1]:
         return PIECE
     width = min(PIECE, weight.group & -weight.group)

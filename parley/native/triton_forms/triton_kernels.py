@@ -44,7 +44,8 @@ def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Trito
 def pack_grouped(
     weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> TritonGroupedPacked | TritonPacked | TorchPacked:
-    """Pack a weight of 4 or 8 bits in groups for rows of ``dtype``. Groups that are too small are dequantized."""
+    """Pack a weight of 4 or 8 bits in groups for rows of ``dtype``. Others, and groups that are too small, are
+    dequantized."""
     if piece_width(weight):
         return triton_grouped.pack_grouped(weight, bias)
     return pack_weight(torch_kernels.dequantize_rows(weight, dtype), bias)

@@ -6,7 +6,7 @@ it (split-K), which is why cuBLAS may give a row other bits in another batch. So
 instruction ``mma.sync`` for all sizes of the tile.
 
 ``Tile.outs`` is below 64 for this reason: from there on Triton uses the instructions for groups of warps (wgmma on 9.0,
-tcgen05 on 10.0), and only a GPU can show whether they round alike. ``bench/gpu.py`` does.
+tcgen05 on 10.0), and only a GPU can show whether they round alike.
 """
 
 from __future__ import annotations
