@@ -518,3 +518,23 @@ def test_prompt_logprobs_do_not_depend_on_chunks():
         assert prompt_score.top_ids == expected_logprobs[i].topk(2).indices.tolist()
     for chunked_score, expected_score in zip(score_in_chunks([1, 99, 50]), one_chunk_scores, strict=True):
         assert abs(chunked_score.logprob - expected_score.logprob) < 1e-4
+
+
+MINISTRAL3_ROPE = {"rope_type": "default", "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "named", "members"),
+    [
+        *(("llama4_text", "floor_scale", {"floor_scale": value}) for value in ("x", None, 0)),
+        ("llama4_text", "attn_scale", {"attn_scale": "x"}),
+        ("llama4_text", "moe_layers", {"moe_layers": 1}),
+        *(("phimoe", "router_jitter_noise", {"router_jitter_noise": value}) for value in (None, -0.01)),
+        ("mpt", "attn_config", {"attn_config": "x"}),
+        ("mpt", "alibi_bias_max", {"attn_config": {"alibi_bias_max": "x"}}),
+        ("ministral3", "llama_4_scaling_beta", {"rope_parameters": MINISTRAL3_ROPE | {"llama_4_scaling_beta": "x"}}),
+    ],
+)
+def test_malformed_member_of_a_family_is_named(model_type, named, members):
+    with pytest.raises(Unfusable, match=named):
+        read_decoder_config({"model_type": model_type} | members)

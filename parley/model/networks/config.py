@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
+from parley.model.networks.config_fields import read_number, read_size
 from parley.model.networks.families.decoder_family import (
     CHUNKED,
     FULL,
@@ -146,18 +147,18 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         family = family.variant(config)
     fields = _known_fields(family, config)
     hidden, heads, layer_count = (
-        _read_size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+        read_size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     if fields["num_key_value_heads"] in ("heads", None):
         fields["num_key_value_heads"] = heads
     if fields["intermediate_size"] is None:
         fields["intermediate_size"] = 4 * hidden
-    kv_heads = _read_size(fields, "num_key_value_heads")
+    kv_heads = read_size(fields, "num_key_value_heads")
     latent = _read_latent(fields, hidden // heads, heads, kv_heads)
     if latent is not None:
         head_dim = latent.head_dim
     else:
-        head_dim = hidden // heads if fields["head_dim"] is None else _read_size(fields, "head_dim")
+        head_dim = hidden // heads if fields["head_dim"] is None else read_size(fields, "head_dim")
     if heads % kv_heads or head_dim % 2:
         raise Unfusable(f"{heads} heads of {head_dim} over {kv_heads} key/value heads do not divide")
     layer_types = _read_layer_types(family, fields, layer_count)
@@ -168,14 +169,14 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
     if scaling is not None and (ropes[0].mrope_section or ropes[0].kind == "longrope"):
         raise Unfusable("its queries are scaled, and its rotary embedding is none of one axis and one set of factors")
     return DecoderConfig(
-        vocab=_read_size(fields, "vocab_size"),
+        vocab=read_size(fields, "vocab_size"),
         hidden=hidden,
-        intermediate=_read_size(fields, "intermediate_size"),
+        intermediate=read_size(fields, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        max_len=_read_size(fields, "max_position_embeddings"),
-        eps=_read_number(fields, "rms_norm_eps"),
+        max_len=read_size(fields, "max_position_embeddings"),
+        eps=read_number(fields, "rms_norm_eps"),
         ropes=ropes,
         layers=_read_layers(family, fields, layer_types, numbers, head_dim, scaling),
         tied=bool(fields["tie_word_embeddings"]),
@@ -231,11 +232,11 @@ def _read_latent(fields: dict[str, Any], value_dim: int, heads: int, kv_heads: i
     if kv_heads != heads:
         raise Unfusable(f"{heads} heads over {kv_heads} key/value heads do not share latents")
     sizes = LatentShape(
-        rank=_read_size(fields, "kv_lora_rank"),
-        rotary_dim=_read_size(fields, "qk_rope_head_dim"),
-        plain_dim=_read_size(fields, "qk_nope_head_dim"),
-        value_dim=value_dim if fields["v_head_dim"] is None else _read_size(fields, "v_head_dim"),
-        query_rank=0 if fields["q_lora_rank"] is None else _read_size(fields, "q_lora_rank"),
+        rank=read_size(fields, "kv_lora_rank"),
+        rotary_dim=read_size(fields, "qk_rope_head_dim"),
+        plain_dim=read_size(fields, "qk_nope_head_dim"),
+        value_dim=value_dim if fields["v_head_dim"] is None else read_size(fields, "v_head_dim"),
+        query_rank=0 if fields["q_lora_rank"] is None else read_size(fields, "q_lora_rank"),
     )
     if any(size % SIZE_UNIT for size in astuple(sizes)):
         raise Unfusable(f"its latents, queries and values have sizes that are no multiples of {SIZE_UNIT}")
@@ -263,27 +264,13 @@ def _known_fields(family: DecoderFamily, config: dict[str, Any]) -> dict[str, An
     return fields
 
 
-def _read_size(fields: dict[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if type(value) is not int or value < 1:
-        raise Unfusable(f"its config gives {name} as {value!r}")
-    return value
-
-
-def _read_number(fields: dict[str, Any], name: str) -> float:
-    value = fields.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise Unfusable(f"its config gives {name} as {value!r}")
-    return float(value)
-
-
 def _read_optional(fields: dict[str, Any], name: str) -> float | None:
-    return None if fields.get(name) is None else _read_number(fields, name)
+    return None if fields.get(name) is None else read_number(fields, name)
 
 
 def _read_factor(fields: dict[str, Any], name: str) -> float:
     """Return a positive factor, 1 if the type does not know it."""
-    value = _read_number({name: 1.0} | fields, name)
+    value = read_number({name: 1.0} | fields, name)
     if value == 0:
         raise Unfusable(f"its config gives {name} as 0")
     return value
@@ -330,7 +317,7 @@ def _read_layers(
         LayerShape(
             score_scale=score_scale,
             window=window if layer_type == SLIDING else None,
-            chunk=_read_size(fields, "attention_chunk_size") if layer_type == CHUNKED else None,
+            chunk=read_size(fields, "attention_chunk_size") if layer_type == CHUNKED else None,
             slopes=slopes,
             rope=None if layer_type == state_type else rope,
             softcap=_read_optional(fields, "attn_logit_softcapping"),
@@ -373,7 +360,7 @@ def _read_window(fields: dict[str, Any]) -> int | None:
     """Return the window of sliding layers, in tokens; None if they see the whole context."""
     if fields.get("use_sliding_window") is False or fields.get("sliding_window") is None:
         return None
-    return _read_size(fields, "sliding_window")
+    return read_size(fields, "sliding_window")
 
 
 def _read_ropes(

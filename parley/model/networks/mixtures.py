@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from parley.model.networks.config_fields import read_number
 from parley.model.networks.rope import Unfusable
 from parley.native.layer_shape import Routing
 
@@ -79,8 +80,10 @@ def exaone_layers(fields: Mapping[str, Any], layer: int) -> bool:
 
 def llama4_layers(fields: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a mixture: those in ``moe_layers``, or else each ``interleave_moe_layer_step``-th."""
-    if fields["moe_layers"] is not None:
+    if isinstance(fields["moe_layers"], list):
         return layer in fields["moe_layers"]
+    if fields["moe_layers"] is not None:
+        raise Unfusable(f"its config gives moe_layers as {fields['moe_layers']!r}")
     return bool((layer + 1) % _read_count(fields, "interleave_moe_layer_step") == 0)
 
 
@@ -128,7 +131,7 @@ class MixtureFamily:
             shared=self.shared if self.read_shared_width(fields) else 0,
             weighs_inputs=self.weighs_inputs,
             scale=float(fields.get("routed_scaling_factor") or 1.0),
-            margin=-1.0 if self.jitter is None else 2 * float(fields[self.jitter]),
+            margin=-1.0 if self.jitter is None else 2 * read_number(fields, self.jitter),
         )
 
     def read_expert_width(self, fields: Mapping[str, Any]) -> int:
@@ -310,13 +313,16 @@ EXAONE_MIXTURE = replace(
     layouts=(replace(DEEPSEEK_NAMES, choice_bias="mlp.e_score_correction_bias"), *_both_layouts(DEEPSEEK_NAMES)),
     has_mixture=exaone_layers,
 )
+SHARED_MLP: dict[str, Any] = {
+    "shared_gate_up": ("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+    "shared_down": "mlp.shared_mlp.down_proj",
+}
 HUNYUAN_MIXTURE = MixtureFamily(
     tuple(
         replace(
             each,
             router="mlp.gate.wg",
-            shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
-            shared_down="mlp.shared_mlp.down_proj",
+            **SHARED_MLP,
         )
         for each in _both_layouts(MixtureNames())
     ),
@@ -329,8 +335,7 @@ HY3_MIXTURE = MixtureFamily(
             DEEPSEEK_NAMES,
             router="mlp.router.gate",
             choice_bias="mlp.expert_bias",
-            shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
-            shared_down="mlp.shared_mlp.down_proj",
+            **SHARED_MLP,
         ),
         replace(_both_layouts(DEEPSEEK_NAMES)[1], choice_bias="mlp.e_score_correction_bias"),
     ),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from parley.model.networks.config_fields import read_number
 from parley.model.networks.families.decoder_family import (
     COMMON_FIELDS,
     DecoderFamily,
@@ -168,11 +169,13 @@ BLOOM = DecoderFamily(
 def mpt_slopes(fields: dict[str, Any]) -> tuple[float, ...]:
     """Return the slopes of MPT's heads. Raises Unfusable if its attention has more variations."""
     attention = fields["attn_config"] or {}
+    if not isinstance(attention, dict):
+        raise Unfusable(f"its config gives attn_config as {attention!r}")
     unknown = {"attn_type": "multihead_attention", "clip_qkv": None, "softmax_scale": None, "qk_ln": False}
     for name, value in unknown.items():
         if attention.get(name, value) != value:
             raise Unfusable(f"its config gives attn_config.{name} as {attention[name]!r}")
-    return alibi_slopes(fields["num_attention_heads"], float(attention.get("alibi_bias_max") or 8))
+    return alibi_slopes(fields["num_attention_heads"], read_number({"alibi_bias_max": 8} | attention, "alibi_bias_max"))
 
 
 MPT = DecoderFamily(

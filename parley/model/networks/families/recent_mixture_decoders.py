@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from parley.model.networks.config_fields import read_number, read_size
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     CHUNKED,
@@ -41,10 +42,12 @@ def chunked_where_rotated(fields: dict[str, Any], count: int) -> list[str]:
 
 
 def llama4_scaling(fields: dict[str, Any]) -> QueryScaling | None:
-    """Return how Llama 4 scales the queries of layers without a rotary embedding."""
+    """Return how Llama 4 scales the queries of layers without a rotary embedding. Raises Unfusable."""
     if not fields["attn_temperature_tuning"]:
         return None
-    return QueryScaling(int(fields["floor_scale"]), float(fields["attn_scale"]), shift=1, skips_rotated=True)
+    return QueryScaling(
+        read_size(fields, "floor_scale"), read_number(fields, "attn_scale"), shift=1, skips_rotated=True
+    )
 
 
 LLAMA4 = DecoderFamily(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from parley.model.networks.config_fields import read_number, read_size
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
@@ -41,10 +42,12 @@ MINISTRAL = replace(MISTRAL, fields={**MISTRAL.fields, "layer_types": None})
 
 
 def ministral3_scaling(fields: dict[str, Any]) -> QueryScaling | None:
-    """Return how Ministral 3 scales queries: as its rotary embedding says."""
+    """Return how Ministral 3 scales queries: as its rotary embedding says. Raises Unfusable."""
     parameters = rope_parameters(fields)
-    weight, length = (parameters.get(name) for name in ("llama_4_scaling_beta", "original_max_position_embeddings"))
-    return QueryScaling(int(length), float(weight)) if weight and length else None
+    if not parameters.get("llama_4_scaling_beta") or not parameters.get("original_max_position_embeddings"):
+        return None
+    length = read_size(parameters, "original_max_position_embeddings")
+    return QueryScaling(length, read_number(parameters, "llama_4_scaling_beta"))
 
 
 MINISTRAL3 = replace(
