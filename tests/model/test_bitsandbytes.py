@@ -73,6 +73,8 @@ def test_a_layer_that_was_skipped_is_plain(tmp_path):
         ({STATE: {"blocksize": 64, "shape": [INTO, OUT]}}, r"is of shape \[256, 96\]; the config asks for \[96, 256\]"),
         ({STATE: {"blocksize": 0, "shape": [OUT, INTO]}}, "groups of 0 numbers"),
         ({STATE: {"blocksize": 100, "shape": [OUT, INTO]}}, "groups of 100 numbers, which do not fill 256 inputs"),
+        ({STATE: {"blocksize": 4, "shape": [OUT, INTO]}}, "groups of 4 numbers; only multiples of 8"),
+        ({STATE: {"blocksize": float("inf"), "shape": [OUT, INTO]}}, "does not hold the JSON"),
         ({STATE: {"blocksize": 64, "shape": [OUT, INTO], "nested_blocksize": 7}}, "absmax"),
         ({"weight.absmax": torch.ones(5)}, r"shape \[5\]; the config asks for \[384\]"),
         ({"weight": torch.ones(7, 1, dtype=torch.uint8)}, r"shape \[7, 1\]"),

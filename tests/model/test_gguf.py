@@ -284,6 +284,18 @@ def test_refuses_layers_that_differ_from_the_config_as_the_engine_does(tmp_path)
         check_model(Settings(model=str(folder), kv_memory=1 << 22))
 
 
+def test_refuses_a_scale_that_is_no_number(tmp_path):
+    path = write_gguf(tmp_path / "x.gguf", write_folder(tmp_path / "folder", "llama"), "Q8_0")
+    content = bytearray(path.read_bytes())
+    (down,) = [each for each in gguf.GGUFReader(path).tensors if each.name == "blk.0.ffn_down.weight"]
+    content[down.data_offset : down.data_offset + 2] = b"\x00\x7e"  # of the first block, a float16
+    path.write_bytes(content)
+    with pytest.raises(
+        LoadError, match="Layer 0 cannot be packed: scales of q8_0" if native.packed_layout_id() else "fused decoder"
+    ):
+        load_runner(Settings(model=str(unpack_gguf(path)), kv_memory=1 << 22), lambda stage, fraction: None)
+
+
 def test_finds_the_one_model_of_a_folder_and_asks_which_of_several(tmp_path):
     (tmp_path / "models").mkdir()
     path = write_gguf(tmp_path / "models" / "a.gguf", write_folder(tmp_path / "folder", "llama"))

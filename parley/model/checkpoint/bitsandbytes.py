@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.gptq_awq import GROUP_MULTIPLE
 from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight, PlainWeight
 from parley.native import GroupedWeight
 from parley.native.torch_forms.torch_grouped import NF4_NUMBERS
@@ -126,13 +127,17 @@ class BitsAndBytesFormat:
                 float(fields.get("nested_offset") or 0),
             )
             shape = [int(size) for size in fields["shape"]]
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
             raise LoadError(f"Tensor {name} does not hold the JSON that describes a weight.") from None
         if shape != [linear.out, linear.into]:
             raise LoadError(f"Tensor {name} is of shape {shape}; the config asks for {[linear.out, linear.into]}.")
         if state.block < 1 or state.nested_block < 0 or linear.into % state.block:
             raise LoadError(
                 f"Tensor {name} has groups of {state.block} numbers, which do not fill {linear.into} inputs."
+            )
+        if state.block % GROUP_MULTIPLE:
+            raise LoadError(
+                f"Tensor {name} has groups of {state.block} numbers; only multiples of {GROUP_MULTIPLE} are supported."
             )
         return state
 

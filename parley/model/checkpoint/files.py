@@ -12,6 +12,8 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,15 @@ MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
 
 class LoadError(Exception):
     """The model cannot be loaded. The message is one sentence for the user."""
+
+
+@contextmanager
+def refuse_unpackable(subject: str) -> Iterator[None]:
+    """Turn the ValueError of weights that no kernel can read, such as damaged ones, into a LoadError."""
+    try:
+        yield
+    except ValueError as error:
+        raise LoadError(f"{subject} cannot be packed: {error}.") from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from parley import native
-from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.files import Checkpoint, LoadError, refuse_unpackable
 from parley.model.checkpoint.quantization import Quantization, read_plain_weight
 from parley.model.checkpoint.weights import BlockEmbedding, BlockWeight, LinearSpec, LinearWeight
 from parley.model.load.mixture_weights import MixtureWeights
@@ -417,18 +417,20 @@ class DecoderWeights:
         )
 
     def pack_head(self) -> native.PackedWeight:
-        """Pack the head and release its file pages."""
+        """Pack the head and release its file pages. Raises LoadError."""
         weight = self.read_linear(self.head)
         bias = self.copy_tensor(self.head.name + ".bias", self.head.out) if self.head.bias else None
-        head = type(weight).pack_merged([weight], bias, self.dtype, self.device)
+        with refuse_unpackable("The head"):
+            head = type(weight).pack_merged([weight], bias, self.dtype, self.device)
         self.checkpoint.release_pages(self.embedding, *self.linear_tensors(self.head))
         return head
 
     def pack_layer(self, index: int) -> DecoderLayer:
-        """Pack one layer and release its file pages."""
+        """Pack one layer and release its file pages. Raises LoadError."""
         linears = self.linear_parts(index)
         packed = self._pack_latent_up(*linears.pop("latent_up", []))
-        packed |= {key: self._pack_merged_linears(parts) for key, parts in linears.items()}
+        with refuse_unpackable(f"Layer {index}"):
+            packed |= {key: self._pack_merged_linears(parts) for key, parts in linears.items()}
         norms = {field: self.read_norm(*place) for field, place in self.layer_norms(index).items()}
         norms |= {field: replace(norm, eps=LATENT_EPS) for field, norm in norms.items() if field in LATENT_NORMS}
         head_norm = self._merge_head_norms(norms.pop("query_norm", None), norms.pop("key_norm", None))

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from parley import native
-from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.files import Checkpoint, refuse_unpackable
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.checkpoint.stacked import StackedFormat, StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
@@ -193,12 +193,10 @@ class MixtureWeights:
         routing, weights = self._config.layers[layer].routing, self._weights
         if routing is None:
             return None
-        try:
+        with refuse_unpackable(f"Layer {layer}"):
             gate_up, down = (
                 native.stack_experts(self._pack_experts(layer, key), routing.experts) for key in ("gate_up", "down")
             )
-        except ValueError as error:
-            raise LoadError(f"Layer {layer} cannot be packed: {error}.") from None
         parts, bias = self.read_router(layer)
         bias = None if bias is None else bias.to(device=weights.device, dtype=weights.dtype, copy=True)
         router = [PlainWeight(part) for part in parts]
