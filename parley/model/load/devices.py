@@ -18,6 +18,7 @@ log = logging.getLogger("parley.engine")
 
 LEAST_CAPABILITY = (8, 0)  # of a GPU: its tensor cores multiply bfloat16
 GPU_FILE = Path("/dev/nvidia0")  # there if NVIDIA's driver has a GPU, even if torch cannot use it
+CPU_BUILD = "this torch is a build for CPUs"
 # Read by cuBLAS when it starts: with so little memory it does not split the inner dimension of a product (split-K),
 # which would give a row other bits in another batch.
 CUBLAS_SETTINGS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
@@ -28,12 +29,12 @@ def resolve_device(name: str) -> torch.device:
 
     A GPU that is there and not used is logged. Raises LoadError if the device cannot be used.
     """
+    if name == "auto" and not (reason := _unusable_reason()):
+        return _prepare_gpu(torch.device("cuda"))
     if name in ("auto", "cpu"):
-        reason = _unusable_reason() if name == "auto" or _has_gpu() else "there is none"
-        if name == "auto" and not reason:
-            return _prepare_gpu(torch.device("cuda"))
         if _has_gpu():
-            _log_unused_gpu(reason or "--device auto or cuda uses it")
+            has_cuda = torch.version.cuda is not None
+            _log_unused_gpu(reason if name == "auto" else "--device auto uses it" if has_cuda else CPU_BUILD)
         return torch.device("cpu")
     try:
         device = torch.device(name)
@@ -64,7 +65,7 @@ def _has_gpu() -> bool:
 def _unusable_reason() -> str:
     """Return why no GPU can be used, as the end of a sentence; empty if one can be."""
     if torch.version.cuda is None:
-        return "this torch is a build for CPUs"
+        return CPU_BUILD
     if not torch.cuda.is_available():
         return "torch cannot start CUDA"
     capability = torch.cuda.get_device_capability()
@@ -74,9 +75,14 @@ def _unusable_reason() -> str:
 
 
 def _prepare_gpu(device: torch.device) -> torch.device:
-    """Make products of matrices independent of the batch, before cuBLAS starts. Returns the device."""
+    """Make products of matrices independent of the batch, before cuBLAS starts. Returns the device.
+
+    It becomes the current device of this thread, which loads the model and computes its steps: Triton starts kernels
+    there, whatever device their tensors are on.
+    """
     for name, value in CUBLAS_SETTINGS.items():
         os.environ.setdefault(name, value)
+    torch.cuda.set_device(device)
     torch.backends.cuda.preferred_blas_library("cublaslt")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

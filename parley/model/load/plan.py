@@ -108,7 +108,11 @@ def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
         and quantization.method != quantised.GGUF_METHOD
         and not native.has_quantized_kernels(dtype, device)
     ):
-        raise LoadError(f"{quantization.subject} have kernels for CPUs and, in Triton, for GPUs; not on {device}.")
+        kind = str(dtype).removeprefix("torch.")
+        raise LoadError(
+            f"{quantization.subject} run on {device} with Triton's kernels only: in bf16 or fp16 (it is {kind}), and "
+            "if Triton is installed and PARLEY_NATIVE is not off."
+        )
     length = read_context_length(config, settings.max_model_len)
     return DecoderPlan(config, is_part, quantization, dtype, device, settings.kv_dtype == "int8", length)
 
