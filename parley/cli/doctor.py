@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -47,7 +46,12 @@ PROBE = """
 import torch
 print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available(), flush=True)
 from parley.native import build, library
-print(library.installed_level() or "none", *build.usable_levels())
+try:
+    build.find_compiler()
+    compiler = "compiler"
+except build.BuildError:
+    compiler = "none"
+print(library.installed_level() or "none", compiler, *library.wanted_levels())
 """
 SPARE = 1 << 30  # bytes that a server needs in addition to weights and KV cache
 
@@ -94,15 +98,25 @@ def check_torch(config: ResolvedOptions) -> Iterator[Finding]:
     yield kernels_finding(*kernels_line.split())
 
 
-def kernels_finding(installed: str, *usable: str) -> Finding:
-    """Return the finding about the level of the compiled kernels. ``usable``: the levels for this CPU, best first."""
-    if installed in ("off", *usable[:1]):
-        return Finding("ok", "kernels", "torch's, by PARLEY_NATIVE" if installed == "off" else installed)
+def kernels_finding(installed: str, compiler: str, *wanted: str) -> Finding:
+    """Return the finding about the level of the compiled kernels.
+
+    ``installed`` and ``compiler``: "none" if there is none. ``wanted``: the levels that may be used, best first.
+    """
+    if installed == "off":
+        return Finding("ok", "kernels", "torch's, by PARLEY_NATIVE")
+    if not wanted:
+        level = os.environ.get("PARLEY_NATIVE", "")
+        return Finding(
+            "warn", "kernels", f"torch's are used: PARLEY_NATIVE is {level}, which this CPU does not support"
+        )
+    if installed == wanted[0]:
+        return Finding("ok", "kernels", installed)
+    if compiler != "none":
+        return Finding("ok", "kernels", f"{wanted[0]}, which the first start compiles")
     there = "torch's are used" if installed == "none" else f"{installed} is used"
-    if shutil.which(os.environ.get("CXX") or "g++"):
-        return Finding("ok", "kernels", f"{usable[0]}, which the first start compiles")
     return Finding(
-        "warn", "kernels", f"{usable[0]} is missing, and {there}", "Install g++, or a wheel that has all levels."
+        "warn", "kernels", f"{wanted[0]} is missing, and {there}", "Install g++, or a wheel that has all levels."
     )
 
 

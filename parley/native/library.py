@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from parley.native import build
@@ -82,13 +83,21 @@ def open_level(level: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
+def wanted_levels() -> list[str]:
+    """Return the levels that this CPU supports and ``PARLEY_NATIVE`` allows, best first."""
+    requested_level = os.environ.get("PARLEY_NATIVE", "")
+    return [level for level in build.usable_levels() if requested_level in ("", level)]
+
+
 def installed_level() -> str:
     """Return the level that is used without compiling anything: "" if there is none, "off" if that was asked for."""
-    requested_level = os.environ.get("PARLEY_NATIVE", "")
-    levels = [requested_level] if requested_level else build.usable_levels()
-    folders = [build.HERE, cache_folder()]
-    for level in levels:
-        if level == "off" or any((folder / build.library_name(level)).exists() for folder in folders):
+    if os.environ.get("PARLEY_NATIVE") == "off":
+        return "off"
+    folders = [build.HERE]
+    with suppress(OSError):  # a user without a home folder
+        folders.append(cache_folder())
+    for level in wanted_levels():
+        if any((folder / build.library_name(level)).exists() for folder in folders):
             return level
     return ""
 

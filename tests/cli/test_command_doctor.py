@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import sys
 
 import pytest
 from support import tiny_models
@@ -55,14 +54,17 @@ def test_doctor_exits_with_1_and_a_hint_on_failure(monkeypatch, capsys):
 def test_doctor_says_which_kernels_are_used(monkeypatch):
     finding = findings(doctor.check_torch)["kernels"]
     assert finding.level == "ok" and finding.observation.split(",")[0] in (*build.LEVELS, "torch's")
-    monkeypatch.setenv("CXX", "/nowhere/g++")
     for installed, used in (("none", "torch's are used"), ("avx2", "avx2 is used")):
-        finding = doctor.kernels_finding(installed, "avx512", "avx2", "generic")
+        finding = doctor.kernels_finding(installed, "none", "avx512", "avx2", "generic")
         assert (finding.level, finding.observation) == ("warn", f"avx512 is missing, and {used}")
         assert "g++" in finding.hint
-    monkeypatch.setenv("CXX", sys.executable)  # there is a compiler
-    assert doctor.kernels_finding("none", "avx512", "generic").observation == "avx512, which the first start compiles"
-    assert doctor.kernels_finding("avx512", "avx512", "generic").observation == "avx512"
+    finding = doctor.kernels_finding("none", "compiler", "avx512", "generic")
+    assert (finding.level, finding.observation) == ("ok", "avx512, which the first start compiles")
+    assert doctor.kernels_finding("avx512", "none", "avx512", "generic").observation == "avx512"
+    monkeypatch.setenv("PARLEY_NATIVE", "sse9")
+    assert "sse9" in findings(doctor.check_torch)["kernels"].observation
+    monkeypatch.setenv("PARLEY_NATIVE", "off")
+    assert findings(doctor.check_torch)["kernels"].level == "ok"
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
