@@ -80,12 +80,13 @@ class RunAhead:
     def run_step(self, step: Step) -> list[RowResult]:
         """Compute a step, scheduled or taken, and start the one after it if that is possible. Raises if it failed."""
         current, self._current = self._current, None
+        is_plain = self._is_plain(step)
         if current is None or current.step is not step:
-            if not self._is_plain(step):
+            if not is_plain:
                 return self._runner.run_step(step)
             started = self._starter.start_step(step, None)
             current = _StepAhead(step, started, step.rows, [(number, 0) for number in range(len(step.rows))])
-        following = self._scheduler.schedule_ahead(step) if self._is_plain(step) else None
+        following = self._scheduler.schedule_ahead(step) if is_plain else None
         if following is not None:
             started = self._starter.start_step(following, current.started)
             self._next = _StepAhead(following, started, following.rows, [])
@@ -103,7 +104,7 @@ class RunAhead:
             return
         for number, row in enumerate(self._next.rows):
             if row.sequence.status is SequenceStatus.RUNNING and len(row.sequence.tokens) == row.start + 1:
-                self._scheduler.confirm_row(self._next.step, row)
+                self._scheduler.count_row(self._next.step, row)
                 self._next.confirmed.append((number, row.sequence.preemptions))
 
     def abandon_next(self) -> None:

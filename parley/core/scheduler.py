@@ -208,7 +208,7 @@ class Scheduler:
         """Return the step after one of decodes whose results are not known yet; None if it may need a choice.
 
         Its rows assume that each sequence continues, but for those that reach their limit now. Nothing counts as
-        computed until ``confirm_row``.
+        computed until ``count_row``.
         """
         sequences = [row.sequence for row in step.rows]
         if self._states is not None or self._may_add_rows() or len(sequences) != len(self.running):
@@ -228,10 +228,6 @@ class Scheduler:
         """Announce a step of ``schedule_ahead`` to the step budget and the prefill share: its results come next."""
         self.step_budget.begin_step(len(step.rows))
         self.prefill_share.begin_step(len(step.rows))
-
-    def confirm_row(self, step: Step, row: StepRow) -> None:
-        """Count the token of a row of ``schedule_ahead`` as computed: its sequence continues."""
-        self._count_row(step, row)
 
     def fork_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Continue a running sequence as a copy of ``parent``; the caller sets its tokens."""
@@ -532,9 +528,9 @@ class Scheduler:
         sample, pool = is_last and sequence.output_limit > 0, is_last and sequence.request.pooling is not None
         row = StepRow(sequence, start, count, sample, score_from, pool, drafts)
         step.rows.append(row)
-        self._count_row(step, row)
+        self.count_row(step, row)
 
-    def _count_row(self, step: Step, row: StepRow) -> None:
+    def count_row(self, step: Step, row: StepRow) -> None:
         """Count the tokens of a row as computed, and publish the pages that they fill."""
         sequence, start, end = row.sequence, row.start, row.start + row.count
         sequence.computed = end

@@ -81,8 +81,9 @@ class TimedBudget:
     first, one normal step is enough to recover.
 
     Other programs change the machine's rate for a second or two; those observations are still a minority then. So
-    costs are multiplied by the slowdown of the last second: the median over its steps, or the last step alone if that
-    was slower. A slow step that is counted without need makes the next one short; one that is missed makes it late.
+    costs are multiplied by the slowdown of the last second of such steps: the median over them, or the last one alone
+    if that was slower. A slow step that is counted without need makes the next one short; one that is missed makes it
+    late.
     """
 
     def __init__(self, max_seconds: float):

@@ -211,6 +211,7 @@ class StateSlots:
         if rest:
             new_writes.append(StateWrite(rest, writes[place].slot))
         else:
+            self.release_state(row.sequence)  # if the row kept this state before, and that was forgotten in this step
             self._move_state(row.sequence, slot)
         writes[place : place + 1] = new_writes
         return True
