@@ -245,14 +245,19 @@ async def measure_api(options: argparse.Namespace) -> None:
     await serving
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def load_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the model and the sizes of the loads."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--pause", type=float, default=0.002, help="seconds of an engine step")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = load_parser(__doc__).parse_args()
     logs.set_up_logging("text")
     uvloop.run(measure_api(options))
 

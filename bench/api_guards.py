@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import uvloop
-from api import LOADS, ApiClient, ScriptedEngine, count_answers, encode_request, start_process
+from api import LOADS, ApiClient, ScriptedEngine, count_answers, encode_request, load_parser, start_process
 
 from parley.boot.parts import ServerParts
 from parley.boot.server import HttpServer, freeze_objects, uvicorn_config
@@ -164,14 +164,9 @@ async def measure_guards(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
+    parser = load_parser(__doc__)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--only", default="", help="some of tls, keys and usage")
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--output", type=int, default=64)
-    parser.add_argument("--pause", type=float, default=0.002, help="seconds of an engine step")
     options = parser.parse_args()
     logs.set_up_logging("text")
     uvloop.run(measure_guards(options))
