@@ -163,6 +163,7 @@ class DecoderRunner:
             ),
             self.device,
         )
+        batch.result_counts = [_count_results(row) for row in rows]
         batch.mark_long_rope([row.sequence.uses_long_rope for row in rows])
         if self.states is not None:
             uses = [
@@ -296,3 +297,10 @@ class DecoderRunner:
             row_scores = score_tokens(logits, token_ids, tops)
             scores += [None if p in placeholders else score for p, score in zip(predicted, row_scores, strict=True)]
         result.prompt_scores = scores
+
+
+def _count_results(row: StepRow) -> int:
+    """Return of how many last tokens of a row the hidden states are read."""
+    if row.score_from is not None:
+        return row.count + len(row.drafts)
+    return 1 + len(row.drafts) if row.sample or row.make_vector else 0

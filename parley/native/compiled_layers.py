@@ -25,7 +25,7 @@ P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 LAYER_SIGNATURES: dict[str, list[Any]] = {  # both return an int64
     "layers_room": [P, N, N],
-    "layers": [P, P, P, P, P, N, P, P, N, P, P, N, P, P, N],
+    "layers": [P, P, P, P, P, N, P, P, N, P, N, P, P, N, P, P, N],
 }
 
 
@@ -127,12 +127,14 @@ class Stack:
         embeddings: torch.Tensor | None = None,
         angles: torch.Tensor | None = None,
         query_scales: torch.Tensor | None = None,
+        result_counts: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Return the normed result [T, hidden] for tokens int64 [T]. Keys and values are written to the pages.
 
         ``adapted``: the rows that have LoRA adapters, if any. ``embeddings`` [T, hidden] replaces the table's rows for
         ``tokens``, times their scale; ``angles`` float32 [T, 2, rotary / 2], cosines and sines, those for ``positions``
         in a model with one rotary embedding. ``query_scales`` float32 [T]: of layers that scale queries.
+        ``result_counts``: as in ``PackedBatch``.
 
         Raises IndexError for a token beyond the vocabulary or a position beyond the longest context.
         """
@@ -143,6 +145,9 @@ class Stack:
         adapted = adapted or self._no_adapters
         assert isinstance(adapted, CompiledLoraRows)
         workspace = torch.empty(self._workspace_size(self._address, count, adapted.columns), dtype=torch.uint8)
+        result_spans = None
+        if result_counts is not None and adapted is self._no_adapters and sum(result_counts) < count:
+            result_spans = _last_rows(attention_plan.spans, result_counts)
         stack = self._stack
         if embeddings is not None:
             stack = _replace_fields(stack, embedding=embeddings.data_ptr(), vocab=count, embedding_scale=1.0)
@@ -159,6 +164,8 @@ class Stack:
             address_of(query_scales),
             attention_plan.spans.data_ptr(),
             len(attention_plan.spans),
+            address_of(result_spans),
+            0 if result_spans is None else len(result_spans),
             attention_plan.table.data_ptr(),
             (P * len(pools))(*[pool.data.data_ptr() for pool in pools]),
             pools[0].page_format.dtype == torch.int8,
@@ -169,6 +176,15 @@ class Stack:
         if not done:
             raise IndexError("a token is beyond the vocabulary, or a position beyond the longest context")
         return out
+
+
+def _last_rows(spans: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """Return the last rows of each span that has any, as spans: int64 [n, 4]. If none has, the last row of all."""
+    kept = torch.tensor(counts)
+    if not kept.any():
+        kept[-1] = 1
+    first, count, *rest = spans.unbind(1)
+    return torch.stack((first + count - kept, kept, *rest), 1)[kept > 0].contiguous()
 
 
 def _replace_fields(stack: _StackStruct, **values: float) -> _StackStruct:

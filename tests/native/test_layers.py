@@ -325,6 +325,13 @@ def run_both_ways(
     return states[0], states[1]
 
 
+def select_results(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    """Return the rows of the result that are read."""
+    ends = [span.first + span.count for span in batch.spans]
+    counts = batch.result_counts or []
+    return torch.cat([hidden[end - count : end] for end, count in zip(ends, counts, strict=True)] or [hidden])
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     shape=decoder_configs(),
@@ -335,19 +342,24 @@ def run_both_ways(
     seed=st.integers(0, 99),
     ranks=st.lists(st.sampled_from([1, 5, 16, 40]), max_size=3),
     media=st.booleans(),
+    read=st.none() | st.lists(st.integers(0, CONTEXT), min_size=20, max_size=20),
 )
-def test_fused_stack_equals_kernel_by_kernel(level, shape, formats, counts, int8, number, seed, ranks, media):
+def test_fused_stack_equals_kernel_by_kernel(level, shape, formats, counts, int8, number, seed, ranks, media, read):
     source = RandomModel(seed)
     decoder, batch = source.build_decoder(shape, formats), source.build_batch(counts)
     source.assign_adapters(batch, shape, ranks)
     if media:
         source.add_media(batch, shape, deep=0)
+    if read is not None:
+        batch.result_counts = list(map(min, counts, read))
     assert decoder.stack is not None
     old_threads = torch.get_num_threads()
     torch.set_num_threads(number)
     actual, expected = run_both_ways(decoder, batch, int8)
     torch.set_num_threads(old_threads)
     assert actual[0].shape == (len(batch.token_ids), shape.hidden)
+    if batch.result_counts is not None:
+        actual[0], expected[0] = (select_results(hidden, batch) for hidden in (actual[0], expected[0]))
     for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))  # compare bytes, since NaN != NaN
 
@@ -433,8 +445,12 @@ def test_text_keeps_its_bits_beside_media(level, weight_format):
 def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, shape, weight_format):
     source = RandomModel(3)
     decoder = source.build_decoder(shape, [weight_format] * 8)
-    for counts in ([1], [1] * 13, [70, 1, 1, 60]):
-        actual, expected = run_both_ways(decoder, source.build_batch(counts), False)
+    for counts, read in (([1], None), ([1] * 13, None), ([70, 1, 1, 60], None), ([70, 1, 9, 60], [0, 1, 0, 3])):
+        batch = source.build_batch(counts)
+        batch.result_counts = read
+        actual, expected = run_both_ways(decoder, batch, False)
+        if read is not None:
+            actual[0], expected[0] = (select_results(hidden, batch) for hidden in (actual[0], expected[0]))
         assert actual[0].isfinite().all() and all(map(torch.equal, actual, expected))
 
 

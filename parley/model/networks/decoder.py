@@ -164,6 +164,7 @@ class FusedDecoder:
             embeddings=self._embed_tokens(batch) if batch.media is not None or self._computes_embeddings else None,
             angles=None if batch.rope_positions is None else self._rope_angles(batch),
             query_scales=self._position_scales(batch),
+            result_counts=batch.result_counts,
         )
 
     def _position_scales(self, batch: PackedBatch) -> torch.Tensor | None:

@@ -44,6 +44,8 @@ class PackedBatch:
     visible position + 1, int64 [T]; None if it sees itself and earlier tokens only.
     ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
     ``tables``: the same sequences as tensors for kernels on a GPU, made when the first of them needs them.
+    ``result_counts``: of how many last tokens of each span the result is read; None: of all. A network may leave out the
+    others, whose rows in its result then hold anything.
     """
 
     token_ids: torch.Tensor
@@ -57,6 +59,7 @@ class PackedBatch:
     visible_ends: torch.Tensor | None = None
     states: BatchStates | None = None
     tables: native.BatchTables | None = None
+    result_counts: list[int] | None = None
 
     @classmethod
     def pack_parts(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> PackedBatch:
@@ -146,7 +149,9 @@ class DecoderNetwork(Protocol):
     linears: Mapping[str, LinearSite]  # the layers that LoRA adapters may change, by their names in the checkpoint
 
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
-        """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
+        """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages.
+
+        With ``batch.result_counts``, the other rows may hold anything."""
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of hidden rows: float32 [rows, vocab_size]. Row i depends on row i alone, bitwise in bf16."""

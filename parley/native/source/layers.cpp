@@ -7,6 +7,7 @@
 
 namespace {
 
+constexpr long SPAN = 4;   // numbers of a span, as in `attend`
 constexpr long SITES = 5;  // linear layers of a layer that adapters may change, numbered as LINEAR_SITES in decoder.py
 
 // Fields as in LayerShape and DecoderLayer of native/. Norms that are null change nothing.
@@ -206,6 +207,27 @@ struct Run {
             threads);
   }
 
+  // From here on, only the rows of these spans are computed: they move to the front of `attended` [M][width], which is
+  // the attention's result, and of the residual.
+  void keep_rows(const int64_t* spans, int64_t count, bf16* attended, long width) {
+    long kept = 0, hidden = stack.hidden();
+    for (const int64_t* span = spans; span < spans + SPAN * count; span += SPAN) {
+      memmove(attended + kept * width, attended + span[0] * width, span[1] * width * sizeof(bf16));
+      memmove(room.residual + kept * hidden, room.residual + span[0] * hidden, span[1] * hidden * sizeof(bf16));
+      kept += span[1];
+    }
+    M = kept;
+  }
+
+  // Moves the rows that `keep_rows` kept back to their places in `out` [M][hidden].
+  void restore_rows(const int64_t* spans, int64_t count, bf16* out) const {
+    long kept = M, hidden = stack.hidden();
+    for (const int64_t* span = spans + SPAN * (count - 1); span >= spans; span -= SPAN) {
+      kept -= span[1];
+      memmove(out + span[0] * hidden, out + kept * hidden, span[1] * hidden * sizeof(bf16));
+    }
+  }
+
   // The embeddings of all tokens, times their scale, become the residual.
   void embed(const int64_t* tokens) {
     long hidden = stack.hidden();
@@ -249,11 +271,12 @@ int64_t layers_room(const Stack* stack, int64_t M, int64_t columns) { return Roo
 
 // out [M, hidden] = the normed result of all layers for M tokens. Their keys and values are written to the pages;
 // `pages` has the address of each layer's. tokens, positions, slots [M]; spans, table: as in `attend`; adapted: the
-// rows with adapters; query_scales [M] of layers with scaled queries, or null. Returns false, without computing anything, if
-// a token has no embedding or a position no angles.
+// rows with adapters; query_scales [M] of layers with scaled queries, or null. `result_spans`: the parts of the spans whose
+// rows of `out` are wanted, at least one and in order, or null for all; the last layer computes only these, and the other rows of
+// `out` stay as they are. Returns false, without computing anything, if a token has no embedding or a position no angles.
 int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
-               const float* query_scales, const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8,
-               const Adapted* adapted, void* memory, int64_t threads) {
+               const float* query_scales, const int64_t* spans, int64_t count, const int64_t* result_spans, int64_t result_count,
+               const int64_t* table, char* const* pages, int64_t int8, const Adapted* adapted, void* memory, int64_t threads) {
   const Stack& s = *stack;
   for (long m = 0; m < M; m++)
     if (tokens[m] < 0 || tokens[m] >= s.vocab || positions[m] < 0 || positions[m] >= s.positions) return false;
@@ -267,22 +290,28 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
     run.linear(layer.qkv, SITES * i);
     long rope = std::max<long>(layer.rope, 0) * M * s.rotary, rotary = layer.rope < 0 ? 0 : s.rotary;
     const float *cos = room.cos + rope, *sin = room.sin + rope;
+    bool keeps_results = !next && result_spans;
+    const int64_t* attended_spans = keeps_results ? result_spans : spans;
+    long attended_count = keeps_results ? result_count : count;
     if (s.plain) {
       const bf16* queries = run.write_latents(layer, cos, sin, pages[i], slots, int8, SITES * i + 4);
       long rank = layer.value_up.into;
-      attend(queries, s.heads * s.dim, pages[i], room.head_outputs, spans, count, table, layer.sinks, layer.slopes, nullptr, s.heads,
+      attend(queries, s.heads * s.dim, pages[i], room.head_outputs, attended_spans, attended_count, table, layer.sinks, layer.slopes, nullptr, s.heads,
              1, s.dim, rank, int8, true, layer.window, layer.chunk, layer.score_scale, layer.softcap, threads);
+      if (keeps_results) run.keep_rows(result_spans, result_count, room.head_outputs, s.heads * rank);
       run.multiply_heads(layer.value_up, room.head_outputs, s.heads * rank, rank);
-      scatter_heads(room.head_outputs, room.plain, M, s.heads, layer.value_up.out, threads);
+      scatter_heads(room.head_outputs, room.plain, run.M, s.heads, layer.value_up.out, threads);
     } else {
       rope_write(room.outputs, cos, sin, pages[i], slots, layer.head_norm, layer.whole_qk_norm, layer.late_qk_norm,
                  layer.scaled_queries ? query_scales : nullptr, M, s.heads, s.kv_heads, s.dim, rotary, s.interleaved, int8,
                  threads);
-      attend(room.outputs, layer.qkv.out, pages[i], room.plain, spans, count, table, layer.sinks, layer.slopes, nullptr, s.heads,
-             s.kv_heads, s.dim, s.dim, int8, false, layer.window, layer.chunk, layer.score_scale, layer.softcap, threads);
+      attend(room.outputs, layer.qkv.out, pages[i], room.plain, attended_spans, attended_count, table, layer.sinks, layer.slopes,
+             nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8, false, layer.window, layer.chunk, layer.score_scale, layer.softcap,
+             threads);
+      if (keeps_results) run.keep_rows(result_spans, result_count, room.plain, s.heads * s.dim);
     }
     if (layer.output.form == INT8)
-      quantize_rows(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);
+      quantize_rows(room.plain, room.values, room.scales, room.excess, run.M, layer.output.into, threads);
     run.linear(layer.output, SITES * i + 1);
     run.finish_attention(layer);
     if (layer.mixture) run.mix(layer, SITES * i + 2);
@@ -290,6 +319,7 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
     if (next) run.norm(room.outputs, layer.mlp_after_norm, layer, next->attention_norm, &next->qkv, room.plain);
     else run.norm(room.outputs, layer.mlp_after_norm, layer, s.norm, nullptr, out);
   }
+  if (result_spans) run.restore_rows(result_spans, result_count, out);
   return true;
 }
 
