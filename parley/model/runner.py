@@ -26,6 +26,7 @@ from parley.core.sequence import (
 )
 from parley.model.media_batch import add_media, has_media, placeholder_positions
 from parley.model.networks import lora
+from parley.model.networks.decode_graphs import DecodeGraphs
 from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
@@ -74,6 +75,7 @@ class DecoderRunner:
         self.network = network
         self.recipe = recipe
         self.proposer = proposer
+        self.graphs: DecodeGraphs | None = None
         self.dimensions = 0
         tasks: tuple[PoolingTask, ...] = ("embed",) if recipe else ()
         self.pooling_tasks = frozenset(tasks)
@@ -144,8 +146,8 @@ class DecoderRunner:
         results = [RowResult() for _ in step.rows]
         if not step.rows:
             return results
-        batch = self._pack_rows(step.rows)
-        hidden = self.network.compute_hidden(batch, self.pages)
+        batch = self.pack_rows(step.rows)
+        hidden = self.compute_hidden(batch)
         for row, span, result in zip(step.rows, batch.spans, results, strict=True):
             if row.score_from is not None:
                 self._score_prompt(row, hidden[span.first : span.first + span.count], result)
@@ -154,14 +156,17 @@ class DecoderRunner:
         self._pool_rows(step.rows, batch.spans, hidden, results)
         return results
 
-    def _pack_rows(self, rows: list[StepRow]) -> PackedBatch:
-        """Pack the rows, with their drafts and LoRA adapters, into one batch."""
+    def compute_hidden(self, batch: PackedBatch) -> torch.Tensor:
+        """Return the network's final hidden states [T, hidden], by a graph if there is one for this batch."""
+        hidden = None if self.graphs is None else self.graphs.compute_hidden(batch)
+        return self.network.compute_hidden(batch, self.pages) if hidden is None else hidden
+
+    def pack_rows(self, rows: list[StepRow]) -> PackedBatch:
+        """Pack the rows, with their drafts and LoRA adapters, into one batch.
+
+        A token that the host does not know yet is 0 (see ``core.run_ahead``)."""
         batch = PackedBatch.pack_parts(
-            (
-                ([*row.sequence.tokens[row.start : row.start + row.count], *row.drafts], row.start, row.sequence.blocks)
-                for row in rows
-            ),
-            self.device,
+            ((_row_tokens(row) or [0], row.start, row.sequence.blocks) for row in rows), self.device
         )
         batch.result_counts = [_count_results(row) for row in rows]
         batch.mark_long_rope([row.sequence.uses_long_rope for row in rows])
@@ -297,6 +302,11 @@ class DecoderRunner:
             row_scores = score_tokens(logits, token_ids, tops)
             scores += [None if p in placeholders else score for p, score in zip(predicted, row_scores, strict=True)]
         result.prompt_scores = scores
+
+
+def _row_tokens(row: StepRow) -> list[int]:
+    """Return the tokens that a row adds to the batch."""
+    return [*row.sequence.tokens[row.start : row.start + row.count], *row.drafts]
 
 
 def _count_results(row: StepRow) -> int:

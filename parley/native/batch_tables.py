@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from parley.native.device_copy import copy_to_device
 from parley.native.layout import Span
 
 CHUNK_KEYS = 512  # positions whose keys make one partial result of ``triton_attention``
@@ -38,14 +39,14 @@ class BatchTables:
         for row, span in zip(pages, spans, strict=True):
             row[: len(span.table)] = span.table
         positions = np.concatenate([np.arange(span.length - span.count, span.length, dtype=np.int32) for span in spans])
-        columns = torch.from_numpy(positions).to(device)
+        columns = copy_to_device(positions, device)
         row_ends = columns + 1
         if ends is not None:
             lengths = np.repeat([span.length for span in spans], [span.count for span in spans])
             row_ends = torch.maximum(ends.to(torch.int32), row_ends)
-            row_ends = torch.minimum(row_ends, torch.from_numpy(lengths.astype(np.int32)).to(device))
+            row_ends = torch.minimum(row_ends, copy_to_device(lengths.astype(np.int32), device))
         longest, most_rows = max(span.length for span in spans), max(span.count for span in spans)
-        return cls(spans, torch.from_numpy(pages).to(device), columns, row_ends, longest, most_rows)
+        return cls(spans, copy_to_device(pages, device), columns, row_ends, longest, most_rows)
 
     def tiles(self, fold: int, rows: int) -> torch.Tensor:
         """Return tiles of ``rows`` rows, int32 [tiles, 4]; a row is one of ``fold`` heads of a token.
@@ -59,7 +60,7 @@ class BatchTables:
                 for number, span in enumerate(self.spans)
                 for first in range(0, span.count * fold, rows)
             ]
-            self._tiles[fold, rows] = torch.tensor(tiles, dtype=torch.int32).to(self.pages.device)
+            self._tiles[fold, rows] = copy_to_device(np.array(tiles, np.int32), self.pages.device)
         return self._tiles[fold, rows]
 
 

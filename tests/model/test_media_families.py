@@ -80,7 +80,7 @@ class PagedRun:
     def compute_hidden(self, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Compute tokens (sequence, start, end) in one step; return the hidden states of each part."""
         rows = [StepRow(self.sequences[number], start, end - start, False) for number, start, end in parts]
-        hidden = self.runner.network.compute_hidden(self.runner._pack_rows(rows), self.runner.pages)
+        hidden = self.runner.network.compute_hidden(self.runner.pack_rows(rows), self.runner.pages)
         return list(hidden.split([end - start for _, start, end in parts]))
 
 

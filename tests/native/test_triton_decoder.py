@@ -11,6 +11,7 @@ from support.triton_device import DEVICE, DTYPE, HAS_GPU, use_triton
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.load import plan
+from parley.model.networks import decode_graphs
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.triton_forms.triton_packed import TritonPacked
@@ -50,3 +51,60 @@ def compute_logits(network, counts: list[int]) -> torch.Tensor:
         start += count
     assert start == len(PROMPT) <= 2 * BLOCK_SIZE
     return network.compute_logits(hidden[-1:]).float()
+
+
+class RepeatedLaunch:
+    """A graph that starts its kernels one by one."""
+
+    def __init__(self, launch):
+        launch()
+        self.replay = launch
+
+
+def test_graphs_of_decode_steps_give_the_bits_of_steps_without(monkeypatch):
+    """Filled up to the rows and the length of the graph, in batches that grow, shrink and have other sequences."""
+    monkeypatch.setattr(plan, "resolve_dtype", lambda *arguments: DTYPE)
+    monkeypatch.setattr(decode_graphs, "FIRST_LENGTH", 4)
+    use_triton(monkeypatch)
+    network = load_test_runner(tiny_models.model_folder("qwen3"), device=DEVICE.type)[0].network
+    caches = [PagedKV(network.layers, 20, network.dtype, DEVICE) for _ in range(2)]
+    assert all(decode_graphs.can_record(network, cache) for cache in caches)
+    graphs = decode_graphs.DecodeGraphs(
+        network,
+        caches[1],
+        max_model_len=16,
+        most_rows=5,
+        record=decode_graphs.CudaGraphRecorder() if HAS_GPU else RepeatedLaunch,
+    )
+    for cache in caches:
+        cache.clear_pages(list(range(21)))
+    lengths = dict.fromkeys(range(5), 0)
+    with torch.inference_mode():
+        for rows in ([0], [1, 2, 0], [4, 3, 2, 1, 0], [2], *[[0, 1]] * 3):
+            parts = [([5 + row + lengths[row]], lengths[row], [19 - row]) for row in rows]
+            batch = PackedBatch.pack_parts(parts, DEVICE)
+            expected = network.compute_hidden(batch, caches[0])
+            actual = graphs.compute_hidden(PackedBatch.pack_parts(parts, DEVICE))
+            assert torch.equal(actual, expected)
+            for row in rows:
+                lengths[row] += 1
+    assert all(map(torch.equal, caches[0].arenas, caches[1].arenas))
+    assert graphs.replays == 7 and max(lengths.values()) > 4
+
+
+def test_batches_that_graphs_do_not_compute(monkeypatch):
+    monkeypatch.setattr(plan, "resolve_dtype", lambda *arguments: DTYPE)
+    use_triton(monkeypatch)
+    network = load_test_runner(tiny_models.model_folder("qwen3"), device=DEVICE.type)[0].network
+    cache = PagedKV(network.layers, 4, network.dtype, DEVICE)
+    graphs = decode_graphs.DecodeGraphs(network, cache, max_model_len=64, most_rows=2, record=RepeatedLaunch)
+    too_many = [([5], 0, [row]) for row in range(5)]
+    for parts in ([([5, 6], 0, [0])], too_many):
+        assert graphs.compute_hidden(PackedBatch.pack_parts(parts, DEVICE)) is None
+
+    def record(launch):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    failing = decode_graphs.DecodeGraphs(network, cache, max_model_len=64, most_rows=2, record=record)
+    for _ in range(2):
+        assert failing.compute_hidden(PackedBatch.pack_parts([([5], 0, [0])], DEVICE)) is None

@@ -18,12 +18,14 @@ import torch
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.decode_starter import start_on_gpu
 from parley.model.draft_model import DraftModel
 from parley.model.encoder_runner import EncoderRunner
 from parley.model.load.classifier import load_classifier_head
 from parley.model.load.encoders import is_encoder, load_encoder
 from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
+from parley.model.load.largest_step import measure_largest_step
 from parley.model.load.memory import guard_allocation, plan_cache, staging_page_count
 from parley.model.load.packed_cache import PackedWeightCache, open_packed_cache
 from parley.model.load.plan import (
@@ -131,6 +133,9 @@ def _load_decoder(
         later_bytes = memory_needed_later(settings, towers, is_fused=lowered)
         settings = msgspec.structs.replace(settings, set_aside=settings.set_aside + later_bytes)
     state_bytes = state_slot_bytes(network.state_sizes)
+    if device.type == "cuda" and settings.kv_memory is None:
+        step_bytes = measure_largest_step(network, dtype, device, length, settings)
+        settings = msgspec.structs.replace(settings, set_aside=settings.set_aside + step_bytes)
     blocks, slots, snapshots = plan_cache(total_page_bytes, device, length, settings, state_bytes)
     if network.state_sizes:
         log.info(
@@ -175,6 +180,8 @@ def _load_decoder(
             media_encoder=None if towers is None else _media_encoder(settings, towers, network, lowered),
             snapshot_slots=snapshots,
         )
+        if device.type == "cuda":
+            start_on_gpu(runner)
         progress("warming up", 0.96)
         runner.warm_up()
     method = quantization.method or quantization.setting

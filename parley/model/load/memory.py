@@ -17,7 +17,9 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import LoadError
 from parley.types import Settings
 
-KV_MEMORY_SHARE = 0.4  # KV cache's share of the memory that is free after the weights are loaded
+# KV cache's share of the memory that is free after the weights are loaded. On a GPU, the memory of the largest step is
+# taken off before; the rest is for the graphs of steps, images and fragments.
+KV_MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.9}
 SNAPSHOTS_PER_SEQUENCE = 4  # states that are kept at most, for each sequence that may run at once
 STAGING_DIVISOR = 8  # the staging buffer of an accelerator's cache takes at most 1/8 of the host's free memory
 
@@ -55,7 +57,7 @@ def plan_cache(
     free_bytes = max(0, free_memory(device) - settings.set_aside)
     budget = settings.kv_memory
     if budget is None:
-        budget = int(free_bytes * KV_MEMORY_SHARE * settings.kv_share)
+        budget = int(free_bytes * KV_MEMORY_SHARE[device.type] * settings.kv_share)
     slots, snapshots = settings.max_batch, 0
     if state_bytes:
         slots, snapshots = _divide_states(budget, useful * page_bytes, state_bytes, settings)

@@ -16,6 +16,7 @@ import torch
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.state_arena import BatchStates
+from parley.native.device_copy import copy_to_device
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import PagePool
 
@@ -44,8 +45,8 @@ class PackedBatch:
     visible position + 1, int64 [T]; None if it sees itself and earlier tokens only.
     ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
     ``tables``: the same sequences as tensors for kernels on a GPU, made when the first of them needs them.
-    ``result_counts``: of how many last tokens of each span the result is read; None: of all. A network may leave out the
-    others, whose rows in its result then hold anything.
+    ``result_counts``: of how many last tokens of each span the result is read; None: of all. A network may leave out
+    the others, whose rows in its result then hold anything.
     """
 
     token_ids: torch.Tensor
@@ -81,7 +82,7 @@ class PackedBatch:
                 first = page * BLOCK_SIZE
                 shift = table[page] * BLOCK_SIZE - first
                 slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
-        columns = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(device)
+        columns = copy_to_device(np.array((token_ids, positions, slots), np.int64), device)
         return cls(columns[0], columns[1], columns[2], spans)
 
     def mark_long_rope(self, flags: list[bool]) -> None:

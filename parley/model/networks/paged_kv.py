@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from parley import native
 from parley.model.networks.network import PackedBatch
 from parley.native import memory
+from parley.native.device_copy import copy_to_device
 from parley.native.layout import LayerKV
 from parley.types import LayerRegion
 
@@ -99,7 +101,7 @@ class PagedKV:
                 for page in pages:
                     arena[:, page].zero_()
             else:
-                arena.index_fill_(1, torch.tensor(pages, device=self.device), 0)
+                arena.index_fill_(1, copy_to_device(np.array(pages, np.int64), self.device), 0)
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
         """Copy pages (source, target), in order: a page may be the target of one copy and the source of a later one."""

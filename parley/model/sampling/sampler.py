@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
@@ -31,6 +32,7 @@ from parley.model.sampling.logprobs import (
     score_tokens,
     token_logprobs,
 )
+from parley.native.device_copy import copy_to_device
 from parley.types import TokenScore
 
 DrawMethod = Literal["greedy", "whole", "cut", "typical"]
@@ -72,6 +74,7 @@ class Sampler:
         self, vocab_size: int, slots: int, device: torch.device | str = "cpu", grammars: GrammarCache | None = None
     ):
         self.vocab_size = vocab_size
+        self.slots = slots
         self.grammars = grammars
         self.device = torch.device(device)
         self.lazy_masks = self.device.type == "cpu" and torch.get_num_threads() <= FEW_CORES
@@ -190,6 +193,24 @@ class Sampler:
             if plan.grammar is not None:
                 plan.grammar.start_mask()
         return list(zip(token_ids, scores, strict=True))
+
+    def draws_on_device(self, slot: int) -> bool:
+        """Whether ``start_draw`` can draw for the slot."""
+        plan = self._slot_plan(slot)
+        needs_host = plan.processor is not None or plan.grammar is not None or plan.logprobs >= 0 or plan.beams
+        return plan.method in ("greedy", "whole") and not needs_host
+
+    def start_draw(
+        self, logits: torch.Tensor, argmax_ids: torch.Tensor, slots: list[int], positions: list[int]
+    ) -> torch.Tensor:
+        """Draw a token for each row, int64 [R], on the device and without waiting for it.
+
+        The slots are such that ``draws_on_device``; the other arguments are those of ``draw_tokens``. The tokens are
+        those that it would draw. In rows whose logits are not finite, they may be any of the vocabulary.
+        """
+        plans = [self._slot_plan(slot) for slot in slots]
+        tokens = self._choose_tokens(logits, range(len(plans)), plans, slots, positions, argmax_ids)
+        return tokens.clamp_(0, self.vocab_size - 1)
 
     def find_candidates(
         self, logits: torch.Tensor, slots: list[int], positions: list[int]
@@ -350,7 +371,7 @@ class Sampler:
         for method, method_rows in rows_by_method.items():
             if method_rows:
                 drawn_tokens = self._draw_rows(logits, method_rows, plans, slots, positions, method)
-                tokens[torch.tensor(method_rows, device=self.device)] = drawn_tokens
+                tokens[copy_to_device(np.array(method_rows, np.int64), self.device)] = drawn_tokens
         return tokens
 
     def _choose_allowed(
@@ -385,10 +406,10 @@ class Sampler:
         method: DrawMethod,
     ) -> torch.Tensor:
         u = [uniform_number(plans[row].seed, positions[row]) for row in rows]
-        uniforms = torch.tensor(u, dtype=torch.float64, device=self.device)
-        table = torch.tensor([slots[row] for row in rows], device=self.device)
+        uniforms = copy_to_device(np.array(u, np.float64), self.device)
+        table = copy_to_device(np.array([slots[row] for row in rows], np.int64), self.device)
         if len(rows) < len(logits):
-            logits = logits[torch.tensor(rows, device=self.device)]
+            logits = logits[copy_to_device(np.array(rows, np.int64), self.device)]
         temperature, min_p = self._temperature[table], self._min_p[table]
         if method == "whole":
             return draw_full(logits, temperature, min_p, uniforms)

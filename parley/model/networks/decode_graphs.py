@@ -1,0 +1,183 @@
+"""Decode steps as graphs: a GPU then starts all kernels of a step at once, instead of one after the other by the host.
+
+A graph repeats the kernels that were recorded, with the same addresses and sizes. So it reads its batch from tensors
+that stay, and exists for some numbers of rows and some lengths; a batch is filled up to the next of them. Rows that
+only fill it see nothing and store nothing. Each row depends on itself alone, so a graph gives the bits of the step
+without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeGuard
+
+import torch
+
+from parley import native
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.networks.decoder import FusedDecoder
+from parley.model.networks.network import DecoderNetwork, PackedBatch
+from parley.model.networks.paged_kv import PagedKV
+from parley.native.layout import Span
+
+log = logging.getLogger("parley.engine")
+
+MOST_ROWS = 256  # of a graph
+FIRST_LENGTH = 4096  # tokens that the shortest graphs can see; further ones see four times as many
+NOT_STORED = -BLOCK_SIZE  # the slot of a token whose key and value are not stored
+
+
+class StepGraph(Protocol):
+    """Recorded kernels."""
+
+    def replay(self) -> None:
+        """Start them all."""
+
+
+class CudaGraphRecorder:
+    """Records CUDA graphs that share the memory of their temporary tensors: only one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self._memory_pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, launch: Callable[[], None]) -> StepGraph:
+        """Record the kernels that a function starts. It runs once before, because kernels are compiled when they first
+        run. Raises RuntimeError if it waits for the GPU."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            launch()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory_pool):
+            launch()
+        return graph
+
+
+def graph_sizes(most_rows: int) -> list[int]:
+    """Return the numbers of rows that have graphs, ascending: at most a quarter more than needed, from 8 rows on."""
+    sizes = [1, 2, 4]
+    step = 8
+    while sizes[-1] < min(most_rows, MOST_ROWS):
+        sizes.append(sizes[-1] + (4 if sizes[-1] < 8 else step))
+        if sizes[-1] >= 8 * step:
+            step *= 2
+    return sizes
+
+
+def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecoder]:
+    """Whether a decode step of this network starts only kernels that read its batch from the device."""
+    if not isinstance(network, FusedDecoder) or network.stack is not None or network.state_sizes:
+        return False
+    plain_shapes = all(
+        shape.chunk is None and not shape.slopes and shape.routing is None and not shape.has_scaled_queries
+        and not shape.is_qk_norm_late for shape in network.config.layers
+    )  # fmt: skip
+    plain_norms = all(
+        norm is None or not (norm.is_centered or norm.bias is not None)
+        for norm in (layer.head_norm for layer in network.layer_weights)
+    )
+    return (
+        plain_shapes
+        and plain_norms
+        and all(native.has_table_attention(each, pages.device, network.dtype) for each in pages.formats)
+    )
+
+
+class DecodeGraphs:
+    """Graphs of the decode steps of a network that ``can_record``, for at most ``most_rows`` rows.
+
+    They are recorded when they are first needed, by ``record``: it gets a function that starts the kernels of a step,
+    and may call it several times.
+    """
+
+    def __init__(
+        self,
+        network: FusedDecoder,
+        pages: PagedKV,
+        *,
+        max_model_len: int,
+        most_rows: int,
+        record: Callable[[Callable[[], None]], StepGraph],
+    ):
+        self._network = network
+        self._pages = pages
+        self._record = record
+        self._sizes = graph_sizes(most_rows)
+        self._lengths = [min(FIRST_LENGTH, max_model_len)]
+        while self._lengths[-1] < max_model_len:
+            self._lengths.append(min(4 * self._lengths[-1], max_model_len))
+        rows, device = self._sizes[-1], pages.device
+        self._columns = torch.zeros(3, rows, dtype=torch.int64, device=device)  # tokens, positions, slots
+        self._ends = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(rows, -(-max_model_len // BLOCK_SIZE), dtype=torch.int32, device=device)
+        self._hidden = torch.zeros(rows, network.config.hidden, dtype=network.dtype, device=device)
+        self._graphs: dict[tuple[int, int], StepGraph] = {}
+        self._kept_tables: list[native.BatchTables] = []  # graphs read them
+        self._failed = False
+        self.replays = 0
+
+    def compute_hidden(self, batch: PackedBatch) -> torch.Tensor | None:
+        """Return what the network's ``compute_hidden`` returns, or None if no graph computes this batch.
+
+        The result is overwritten by the next call.
+        """
+        rows = len(batch.spans)
+        if self._failed or rows > self._sizes[-1] or not _is_plain_decode(batch):
+            return None
+        longest = max(span.length for span in batch.spans)
+        size = next(each for each in self._sizes if each >= rows)
+        length = next(each for each in self._lengths if each >= longest)
+        self._fill_inputs(batch, size)
+        if (size, length) not in self._graphs:
+            try:
+                self._graphs[size, length] = self._record_step(size, length)
+            except RuntimeError as error:
+                log.warning("Steps run without CUDA graphs, which is slower: %s", str(error).partition("\n")[0])
+                self._failed = True
+                return None
+        self._graphs[size, length].replay()
+        self.replays += 1
+        return self._hidden[:rows]
+
+    def _fill_inputs(self, batch: PackedBatch, size: int) -> None:
+        """Copy a batch into the tensors that graphs read, on the device and without waiting for it."""
+        rows = len(batch.spans)
+        if batch.tables is None:
+            batch.tables = native.BatchTables.of_spans(batch.spans, None, self._pages.device)
+        tables = batch.tables
+        for column, values in zip(self._columns, (batch.token_ids, batch.positions, batch.slots), strict=True):
+            column[:rows].copy_(values)
+        self._ends[:rows].copy_(tables.ends)
+        self._positions[:rows].copy_(tables.positions)
+        self._tables[:rows, : tables.pages.shape[1]].copy_(tables.pages)
+        if rows < size:
+            self._columns[:2, rows:size].zero_()
+            self._columns[2, rows:size].fill_(NOT_STORED)
+            self._ends[rows:size].zero_()
+            self._positions[rows:size].zero_()
+
+    def _record_step(self, size: int, length: int) -> StepGraph:
+        """Record a step of ``size`` rows that see at most ``length`` tokens."""
+        spans = [Span(row, 1, length, []) for row in range(size)]
+        ends, positions, pages = (each[:size] for each in (self._ends, self._positions, self._tables))
+        # Copies from the host must not be recorded: the first launch makes the tiles, and the others use them again.
+        tables = native.BatchTables(spans, pages, positions, ends, length, 1)
+        self._kept_tables.append(tables)
+
+        def launch() -> None:
+            token_ids, positions, slots = self._columns[:, :size]
+            batch = PackedBatch(token_ids, positions, slots, spans, tables=tables)
+            self._hidden[:size].copy_(self._network.compute_hidden(batch, self._pages))
+
+        return self._record(launch)
+
+
+def _is_plain_decode(batch: PackedBatch) -> bool:
+    """Whether each row is one token of a sequence, which sees itself and earlier ones, without adapters or media."""
+    extras: Sequence[object | None] = (
+        batch.adapted, batch.long_rope, batch.media, batch.rope_positions, batch.visible_ends, batch.states
+    )  # fmt: skip
+    return len(batch.spans) == len(batch.token_ids) and all(each is None for each in extras)
