@@ -14,7 +14,7 @@ from parley.model.sampling.extra_options import ExtraOptions
 from parley.types import BeamOptions, EngineOutput, EngineRequest, ReasoningLimit, Sampling
 from parley.worker.vllm.continuation import Continuation, plan_continuations
 from parley.worker.vllm.extra_options import read_extra_options
-from parley.worker.vllm.page_moves import PageMove, read_transfer, write_transfer
+from parley.worker.vllm.page_moves import PageMove, read_transfer, rejected_params, write_transfer
 from parley.worker.vllm.sampling_fields import translate_choice
 
 GREEDY = Sampling(temperature=0.0)
@@ -74,6 +74,19 @@ def test_pages_whose_lease_may_have_ended_are_not_fetched(caplog):
     assert read_transfer(TRANSFER) == PARAMS and not caplog.records
     assert read_transfer(write_transfer(PARAMS, 5.0)) is None
     assert "are not used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "transfer", [b"\xff", b"\x92\x80\xa1a", b"\x92\x81\xa1\xff\x01\x01", b"\x92\x81\xa1a" + b"\x91" * 100_000]
+)
+def test_transfer_that_cannot_be_read_is_not_used(transfer, caplog):
+    caplog.set_level(logging.WARNING)
+    assert read_transfer(transfer) is None and rejected_params(transfer) is None
+    assert caplog.text.count("KV pages of another instance are not used") == 2
+    harness = Harness()
+    harness.add("a", transfer=transfer)
+    fields = translate_choice(request(transfer=transfer), 0, harness.client.ways[0])
+    assert fields.page_move is None and fields.token_ids == [5, 6]
 
 
 def test_pages_are_kept_for_another_instance_unless_tokens_are_drawn_again():
