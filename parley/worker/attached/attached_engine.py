@@ -181,7 +181,7 @@ class AttachedEngine(MessagePageTransfer):
             raise AttachRefused(f"{self.settings.url} serves another model than before: {card.id}.")
         if (adapters := list_adapters(cards, card)) != self._facts.adapters:
             self._facts = self._client.facts = replace(self._facts, adapters=adapters)
-            self._become_ready(describe_model(self._facts, self.settings))
+            self._publish_info(describe_model(self._facts, self.settings))
         self._totals.record_server(await ask_metrics(self._calls))
         self._loop.report_statistics()
 
