@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from parley.types import AttachedSettings, EngineRequest, PoolingOptions, Sampling
-from parley.worker.attached.server_facts import AttachRefused, ModelCard, attached_bounds, choose_card, error_text
+from parley.worker.attached.server_facts import (
+    AttachRefused,
+    ModelCard,
+    attached_bounds,
+    choose_card,
+    error_text,
+    list_adapters,
+)
 from parley.worker.attached.server_metrics import CacheTotals, read_metrics
 from parley.worker.attached.server_totals import ServerTotals
 from parley.worker.attached.token_answers import AnsweredChoice, TokenAnswer, read_answer, write_choice, write_pooling
@@ -111,6 +118,15 @@ def test_chooses_the_model_by_name_unless_there_is_only_one():
     assert choose_card([first, ModelCard("alias", "/x", None, 99)], SETTINGS, "b") is first
     with pytest.raises(AttachRefused, match="serves a, b, but not c: choose one with --model NAME=MODEL"):
         choose_card([first, second], SETTINGS, "c")
+
+
+def test_adapters_belong_to_a_model_under_all_its_names():
+    first, alias, other = (ModelCard("a", "/x"), ModelCard("alias", "/x"), ModelCard("b", "/y"))
+    adapters = [ModelCard("one", "/1", "a"), ModelCard("two", "/2", "alias"), ModelCard("three", None, "b")]
+    cards = [first, alias, other, *adapters, ModelCard("four", "/4", "one"), ModelCard("five", "/x", "gone")]
+    for card in (first, alias):
+        assert list_adapters(cards, card) == {"one": "/1", "two": "/2"}
+    assert list_adapters(cards, other) == {"three": ""}
 
 
 def test_reads_the_metrics_of_all_engines():
