@@ -150,6 +150,8 @@ With a server that runs already, also these:
   drawn.
 * **Adapters** are those that the server lists in `/v1/models`, under their names there, also if it loads or unloads
   them later. None can be loaded from here, and its prefix cache cannot be cleared.
+  Instances that exchange KV pages compare the path of an adapter in that list (`root`), because its content is not
+  visible: give all servers the same path.
 * **Embeddings** come from the server's `/pooling`, if it makes vectors. **Pictures, video and sound** are refused.
 * **Prefill and decode apart**: each server with a connector gets a parley with a role. Whether both servers
   have the same weights is not visible; the configurations in the local folders are compared.

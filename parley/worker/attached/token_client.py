@@ -7,6 +7,7 @@ passed on together, like a step of vLLM. The end of a connection tells the serve
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from time import monotonic
 
@@ -64,6 +65,10 @@ class TokenClient:
     def knows_adapter(self, name: str) -> bool:
         """Whether the server lists an adapter of this name."""
         return name in self.facts.adapters
+
+    def digest_adapter(self, name: str) -> str:
+        """Return a digest of where the server has an adapter from: its content is not known here. Raises KeyError."""
+        return hashlib.sha256(self.facts.adapters[name].encode()).hexdigest()
 
     def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Send the request for a choice."""

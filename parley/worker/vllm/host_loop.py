@@ -19,9 +19,10 @@ from typing import Any, Protocol
 
 from parley.core.search.beam import BeamSearch
 from parley.core.sequence import Sequence
+from parley.core.shared_pages.reservations import ADAPTER_DIFFERS
 from parley.core.wait_queue import WaitQueue
-from parley.engine.messages import StepOutputs
-from parley.types import EngineFinishReason, EngineOutput, EngineRequest, TokenCost
+from parley.engine.messages import ReserveResponse, StepOutputs
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, KVPrefix, TokenCost
 from parley.worker.vllm.beam_rounds import BeamRounds, round_request
 from parley.worker.vllm.continuation import DREW_ANOTHER, Continuation, plan_continuations
 from parley.worker.vllm.output_reader import read_output, record_progress
@@ -52,6 +53,19 @@ class ChoiceClient(Protocol):
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
         """Take choices away from vLLM."""
+
+
+def compare_adapter(number: int, prefix: KVPrefix, digest_adapter: Callable[[str], str]) -> ReserveResponse:
+    """Answer question ``number`` for pages: none have to be filled, as vLLM fetches them, but adapters must be equal.
+
+    ``digest_adapter(name)`` raises KeyError.
+    """
+    try:
+        digest = digest_adapter(prefix.adapter) if prefix.adapter else ""
+    except KeyError:
+        return ReserveResponse(number, error=UNKNOWN_ADAPTER)
+    error = "" if prefix.adapter_digest in ("", digest) else ADAPTER_DIFFERS
+    return ReserveResponse(number, error=error, digest=digest)
 
 
 @dataclass
