@@ -101,6 +101,7 @@ class VLLMClient:
         self._tasks = tasks
         self._on_rejection = on_rejection
         self._adapters: dict[str, LoRARequest] = {}
+        self._adapter_digests: dict[str, str] = {}  # of the files from which an adapter was loaded, by name
         self._adapter_numbers = count(1)  # vLLM takes adapters with one number for the same
         self._preparing: set[str] = set()
         self._running_tasks: set[asyncio.Task[None]] = set()
@@ -130,20 +131,28 @@ class VLLMClient:
         return name in self._adapters
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load an adapter under a name, in place of another. Raises an exception with vLLM's reason."""
-        adapter = LoRARequest(name, next(self._adapter_numbers), folder)
+        """Load an adapter under a name, in place of another, unless exactly this one is loaded.
+
+        Raises OSError, or an exception with vLLM's reason.
+        """
+        digest, loaded = await asyncio.to_thread(adapter_digest, folder), self._adapters.get(name)
+        if loaded is not None and (loaded.lora_path, self._adapter_digests[name]) == (folder, digest):
+            return
+        # vLLM's prefix cache takes adapters with one name and folder for the same.
+        adapter = LoRARequest(f"{name}@{digest[:16]}", next(self._adapter_numbers), folder)
         await self._llm.add_lora(adapter)
-        self._adapters[name] = adapter
+        self._adapters[name], self._adapter_digests[name] = adapter, digest
 
     async def unload_adapter(self, name: str, *, in_use: bool) -> None:
         """Unload an adapter. Requests that use it keep it: then vLLM drops it when it needs its place."""
         adapter = self._adapters.pop(name)
+        del self._adapter_digests[name]
         if not in_use:
             await self._llm.remove_lora(adapter.lora_int_id)
 
-    async def digest_adapter(self, name: str) -> str:
-        """Return a digest of an adapter's content. Raises KeyError, OSError."""
-        return await asyncio.to_thread(adapter_digest, self._adapters[name].lora_path)
+    def digest_adapter(self, name: str) -> str:
+        """Return a digest of an adapter's files as they were when it was loaded. Raises KeyError."""
+        return self._adapter_digests[name]
 
     async def reset_prefix_cache(self, *, running: bool) -> bool:
         """Clear the prefix cache. ``running``: preempt running requests for it. Returns whether it was cleared."""
