@@ -77,7 +77,9 @@ parley serve Qwen/Qwen3-8B --engine vllm --engine-python vllm/bin/python --role 
   penalties, grammars and random numbers continue as on one server.
 * **If an instance is lost**, another one computes its tokens again. Prefill instances keep pages for 30 s
   (`kv_lease_duration` of vLLM) until a decode instance asks for them. Pages that are older by the clock of the
-  decode instance are computed again, so clocks of machines should differ by less than ten seconds.
+  decode instance are computed again, so clocks of machines should differ by less than ten seconds. Pages that a
+  decode instance does not use, because the request ends first for example, are free as soon as it knows that. A vLLM
+  server that runs already keeps them until their time ends.
 * Role `flex` needs parley's own engine. **Media** are sent along, because vLLM's scheduler wants to see every item.
 
 ## A vLLM server that runs already

@@ -22,7 +22,6 @@ from parley.worker.attached.server_totals import ServerTotals
 from parley.worker.attached.token_answers import AnsweredChoice, TokenAnswer, read_answer, write_choice, write_pooling
 from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.output_reader import LOWEST_LOGPROB, read_scores
-from parley.worker.vllm.page_moves import write_transfer
 
 SETTINGS = AttachedSettings(model="/models/m", url="http://engine:8000")
 
@@ -178,7 +177,7 @@ def test_pages_are_kept_and_fetched_by_the_servers():
     answer = TokenAnswer([AnsweredChoice([7], "length")], kv_transfer_params={"remote_port": 5})
     output = read_answer("c", request(), answer)
     assert output is not None and output.kv_transfer_params == {"remote_port": 5}
-    way = Continuation(transfer=write_transfer({"do_remote_prefill": True}, 30.0))
+    way = Continuation(page_move={"do_remote_prefill": True})
     fetched = write_choice(request(), 0, way, model="m", max_logprobs=20)
     assert fetched["kv_transfer_params"] == {"do_remote_prefill": True} and fetched["stream"]
     assert "kv_transfer_params" not in body()

@@ -1,4 +1,4 @@
-"""The host's clients of vLLM, with a stand-in for vLLM: the adapters that they have it load."""
+"""The host's clients of vLLM, with a stand-in for vLLM: the adapters that they have it load, and unused KV pages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from parley.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from parley.types import KVPrefix, VLLMSettings
+from parley.types import EngineRequest, KVPrefix, Sampling, VLLMSettings
 from parley.worker.vllm import host
+from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.host_loop import UNKNOWN_ADAPTER
 
 
@@ -141,3 +142,42 @@ async def test_pages_depend_on_an_adapter_as_it_was_loaded(monkeypatch, tmp_path
         await connection.ask(UnloadAdapter(1, "one"))
         assert (await reserve("one")).error == UNKNOWN_ADAPTER
         assert await reserve("") == ReserveResponse(1)
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+async def test_pages_of_a_choice_that_is_cancelled_before_vllm_has_it_are_given_back(is_public):
+    from parley.worker.vllm.generate_client import GenerateClient
+    from parley.worker.vllm.vllm_client import VLLMClient
+
+    llm = StandInVLLM()
+    client: VLLMClient = await (GenerateClient if is_public else VLLMClient).connect(llm, fail_on_rejection)  # type: ignore[arg-type]
+    request = EngineRequest("r", [5, 6], max_tokens=2, sampling=Sampling(temperature=0.0))
+    for choice_id in ("cancelled", "begun"):
+        client.add_choice(choice_id, request, 0, Continuation(page_move={"remote_request_id": choice_id}))
+    client.cancel_choices(["cancelled"])
+    await let_tasks_run()
+    assert llm.rejected_moves == [{"remote_request_id": "cancelled"}] and len(llm.submitted) == 1
+    client.cancel_choices(["begun"])
+    await let_tasks_run()
+    assert len(llm.rejected_moves) == 1  # vLLM frees the pages of the choices that it has
+
+
+async def test_pages_of_a_cancelled_choice_are_given_back_also_if_vllm_would_refuse_it():
+    from parley.worker.vllm.vllm_client import VLLMClient
+
+    llm = StandInVLLM()
+    llm.input_processor.process_inputs = lambda *arguments, **members: {}["x"]
+    client = await VLLMClient.connect(llm, fail_on_rejection)  # type: ignore[arg-type]
+    client.add_choice("c", EngineRequest("r", [5, 6], max_tokens=2), 0, Continuation(page_move={"remote_port": 5}))
+    client.cancel_choices(["c"])
+    await let_tasks_run()
+    assert llm.rejected_moves == [{"remote_port": 5}]
+
+
+def fail_on_rejection(choice_id: str, reason: str) -> None:
+    pytest.fail(reason)
+
+
+async def let_tasks_run() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 import msgspec
 
@@ -80,6 +81,9 @@ class TokenClient:
         for choice_id in choice_ids:
             if (exchange := self._exchanges.pop(choice_id, None)) is not None:
                 exchange.abort()
+
+    def reject_pages(self, page_move: dict[str, Any]) -> None:
+        """Do nothing: servers have no route for it, so the pages are kept until their lease ends."""
 
     def cancel_all(self) -> None:
         """End all choices."""

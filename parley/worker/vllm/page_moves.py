@@ -41,6 +41,7 @@ def write_transfer(params: dict[str, Any], lease_seconds: float) -> bytes:
 def read_transfer(transfer: bytes) -> dict[str, Any] | None:
     """Return vLLM's dictionary of a transfer, None if the pages may be gone by now, or it cannot be read."""
     if (move := _read_move(transfer)) is None:
+        log.warning(NOT_USED, "their description cannot be read")
         return None
     if (left := move.ends_at - time.time()) > CLOCK_MARGIN:
         return move.params
@@ -58,6 +59,5 @@ def _read_move(transfer: bytes) -> PageMove | None:
     """Return the content of a transfer, None if it cannot be read."""
     try:
         return _DECODER.decode(transfer)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        log.warning(NOT_USED, f"what their instance says of them cannot be read ({type(error).__name__})")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

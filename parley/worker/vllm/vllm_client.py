@@ -45,7 +45,6 @@ from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.engine_args import engine_arguments
 from parley.worker.vllm.logits_plugin import plugin_names
 from parley.worker.vllm.media.item_features import locate_placeholder, read_features
-from parley.worker.vllm.page_moves import rejected_params
 from parley.worker.vllm.sampling_fields import ChoiceFields, translate_choice, translate_pooling
 
 _item_decoder = MsgpackDecoder(MultiModalKwargsItem)
@@ -103,6 +102,7 @@ class VLLMClient:
         self._adapters: dict[str, LoRARequest] = {}
         self._adapter_digests: dict[str, str] = {}  # of the files from which an adapter was loaded, by name
         self._adapter_numbers = count(1)  # vLLM takes adapters with one number for the same
+        self._rejection_numbers = count()
         self._preparing: set[str] = set()
         self._running_tasks: set[asyncio.Task[None]] = set()
         self.max_choices: int = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
@@ -161,27 +161,28 @@ class VLLMClient:
     def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Give a choice to vLLM."""
         self._preparing.add(choice_id)
-        if request.transfer and index == 0 and not way.transfer:
-            self._start(self._reject_transfer(choice_id, request.transfer))
         adapter = self._adapters.get(request.adapter)
         self._start(self._submit_choice(choice_id, request, index, way, adapter))
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
-        """Take choices away from vLLM."""
+        """Take choices away from vLLM. Pages that a choice has not fetched by then are freed."""
         submitted = [choice_id for choice_id in choice_ids if choice_id not in self._preparing]
         self._preparing.difference_update(choice_ids)
         if submitted:
             self._start(self._llm.engine_core.abort_requests_async(submitted))
+
+    def reject_pages(self, page_move: dict[str, Any]) -> None:
+        """Let the other instance free pages that are not fetched."""
+        self._start(self._notify_of_rejection(page_move))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._running_tasks.add(task)
         task.add_done_callback(self._running_tasks.discard)
 
-    async def _reject_transfer(self, choice_id: str, transfer: bytes) -> None:
-        """Let the other instance free pages that are not fetched."""
-        if (params := rejected_params(transfer)) is not None:
-            await self._llm.notify_kv_transfer_request_rejected(f"{choice_id}-rejected", params)
+    async def _notify_of_rejection(self, page_move: dict[str, Any]) -> None:
+        number = next(self._rejection_numbers)
+        await self._llm.notify_kv_transfer_request_rejected(f"rejected-{number}", page_move)
 
     async def _submit_choice(
         self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
@@ -192,15 +193,16 @@ class VLLMClient:
             else:
                 core_request = self._core_request(choice_id, request, index, way, adapter)
         except Exception as error:  # vLLM does not document what it raises
-            if choice_id in self._preparing:
-                self._preparing.discard(choice_id)
-                self._reject(choice_id, error)
+            core_request = error
+        if choice_id not in self._preparing:  # it was cancelled meanwhile
+            if way.page_move is not None:
+                self.reject_pages(way.page_move)
             return
-        if choice_id in self._preparing:  # it was not cancelled meanwhile
-            self._preparing.discard(choice_id)
+        self._preparing.discard(choice_id)
+        if isinstance(core_request, Exception):
+            self._reject(choice_id, core_request)
+        else:
             await self._llm.engine_core.add_request_async(core_request)
-        elif way.transfer:
-            await self._reject_transfer(choice_id, way.transfer)
 
     def _reject(self, choice_id: str, error: Exception) -> None:
         """Report that vLLM does not accept a choice."""
