@@ -77,7 +77,9 @@ parley serve Qwen/Qwen3-8B --engine vllm --engine-python vllm/bin/python --role 
   penalties, grammars and random numbers continue as on one server.
 * **If an instance is lost**, another one computes its tokens again. Prefill instances keep pages for 30 s
   (`kv_lease_duration` of vLLM) until a decode instance asks for them. Pages that are older by the clock of the
-  decode instance are computed again, so clocks of machines should differ by less than ten seconds.
+  decode instance are computed again, so clocks of machines should differ by less than ten seconds. Pages that a
+  decode instance does not use, because the request ends first for example, are free as soon as it knows that. A vLLM
+  server that runs already keeps them until their time ends.
 * Role `flex` needs parley's own engine. **Media** are sent along, because vLLM's scheduler wants to see every item.
 
 ## A vLLM server that runs already
@@ -150,6 +152,8 @@ With a server that runs already, also these:
   drawn.
 * **Adapters** are those that the server lists in `/v1/models`, under their names there, also if it loads or unloads
   them later. None can be loaded from here, and its prefix cache cannot be cleared.
+  Instances that exchange KV pages compare the path of an adapter in that list (`root`), because its content is not
+  visible: give all servers the same path.
 * **Embeddings** come from the server's `/pooling`, if it makes vectors. **Pictures, video and sound** are refused.
 * **Prefill and decode apart**: each server with a connector gets a parley with a role. Whether both servers
   have the same weights is not visible; the configurations in the local folders are compared.

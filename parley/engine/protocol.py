@@ -78,6 +78,7 @@ class Engine(ABC):
         self.info: ModelInfo | None = None
         self.stats = EngineStats()
         self.step_observers: list[Callable[[EngineStats], None]] = []  # called after each step
+        self.info_observers: list[Callable[[ModelInfo], None]] = []  # called each time the model's description changes
         self.load_observers: list[Callable[[ModelInfo], None]] = []  # called each time the model has been loaded
         self.failure = ""
         self.restarts = 0  # how often the engine was started again
@@ -192,13 +193,20 @@ class Engine(ABC):
 
     def _become_ready(self, info: ModelInfo) -> None:
         """Enter the state "ready": the model is loaded, for the first time or again."""
-        self.info, self.state, self.failure = info, "ready", ""
+        self.state, self.failure = "ready", ""
+        self._publish_info(info)
         if self.prefill_share != 100:
             self._send_to_engine(SetPrefillShare(self.prefill_share))
         for observe in self.load_observers:
             observe(info)
         if self._load_future is not None and not self._load_future.done():
             self._load_future.set_result(info)
+
+    def _publish_info(self, info: ModelInfo) -> None:
+        """Take a new description of the model; alone, without a load, if pages and requests remain what they are."""
+        self.info = info
+        for observe in self.info_observers:
+            observe(info)
 
     def _fail_for_good(self, reason: str) -> None:
         """Enter the state "failed", before or after the engine was ready, and fail all streams."""

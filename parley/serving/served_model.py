@@ -104,7 +104,7 @@ class ServedModel:
         self.metrics = ModelMetrics()
         fit_buckets(self.metrics, 0)
         engine.step_observers.append(self.metrics.record_step)
-        engine.load_observers.append(self._list_own_adapters)
+        engine.info_observers.append(self._list_own_adapters)
         self.fingerprint = ""
         self.total_slots = settings.max_batch + options.max_queue
         self.used_slots = 0

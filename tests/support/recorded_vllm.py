@@ -23,6 +23,7 @@ class RecordedClient:
         self.computing: dict[str, tuple[EngineRequest, int]] = {}
         self.ways: list[Continuation] = []  # of all choices so far
         self.cancelled: list[str] = []
+        self.rejected_moves: list[dict[str, Any]] = []
 
     def knows_adapter(self, name: str) -> bool:
         return name == "known"
@@ -35,6 +36,9 @@ class RecordedClient:
         self.cancelled += choice_ids
         for choice_id in choice_ids:
             del self.computing[choice_id]
+
+    def reject_pages(self, page_move: dict[str, Any]) -> None:
+        self.rejected_moves.append(page_move)
 
     @property
     def names(self) -> list[tuple[str, int]]:

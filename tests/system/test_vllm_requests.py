@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -48,11 +49,15 @@ def environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("vllm")
-    adapter = write_adapter(folder / "adapter", demo.model_folder(), seed=1)
-    lora = ("--lora", f"adapted={adapter}", "--", "--enforce-eager")
-    started = ServerProcess(*FLAGS, *lora, log=folder / "server.log")
+def lora_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def server(environment: None, lora_root: Path) -> Iterator[ServerProcess]:
+    adapter = write_adapter(lora_root / "adapter", demo.model_folder(), seed=1)
+    lora = ("--lora", f"adapted={adapter}", "--lora-root", str(lora_root), "--", "--enforce-eager")
+    started = ServerProcess(*FLAGS, *lora, log=lora_root / "server.log")
     try:
         assert started.wait(started.ready, START_SECONDS), started.output()
         yield started
@@ -101,6 +106,20 @@ def test_greedy_answers_and_their_scores_are_those_of_vllms_own_server(own_answe
         assert answer["logprobs"]["token_logprobs"] == pytest.approx(own["logprobs"]["token_logprobs"], abs=1e-4)
         assert [*answer["logprobs"]["tokens"]] == [*own["logprobs"]["tokens"]]
         assert (answer["text"], answer["finish_reason"]) == (own["text"], own["finish_reason"])
+
+
+def test_adapter_that_is_loaded_in_place_has_its_new_content(server, lora_root):
+    """The prompt is longer than a page, which vLLM's prefix cache must not take from the old adapter."""
+    answers = []
+    for name, seed in (("changed", 2), ("changed", 3), ("fresh", 3)):
+        write_adapter(lora_root / name, demo.model_folder(), seed=seed)
+        load = {"lora_name": name, "lora_path": name, "load_inplace": name == "changed" and seed == 3}
+        loaded = httpx.post(server.url + "/v1/load_lora_adapter", json=load, timeout=60)
+        assert loaded.status_code == 200, loaded.text
+        status, answer = server.post("/v1/completions", SCORES | {"prompt": "One two " * 300, "model": name})
+        assert status == 200, answer
+        answers.append(answer["choices"][0]["logprobs"]["token_logprobs"])
+    assert answers[1] == pytest.approx(answers[2], abs=1e-4) and answers[0] != pytest.approx(answers[1], abs=1e-2)
 
 
 def rounded(parts: Any) -> Any:

@@ -12,12 +12,16 @@ import msgspec
 import pytest
 from support.compare_answers import same_answer
 from support.http_client import MODEL_INFO, RunningServer, build_request
+from support.prefill_decode_pair import join_cluster
 from support.random_requests import generating_routes, random_body
 from support.server_fixtures import Serve, fix_identities
 
 from parley import demo
-from parley.types import EngineRequest, Settings
+from parley.core.shared_pages.reservations import ADAPTER_DIFFERS
+from parley.disagg.kv.peer import KVPeer
+from parley.types import Arena, EngineRequest, KVPrefix, Settings
 from parley.worker.attached import attached_engine, server_facts
+from parley.worker.vllm.host_loop import UNKNOWN_ADAPTER
 
 JSON = {"content-type": "application/json"}
 LONG = {"prompt": "Hello there", "max_tokens": 3000, "ignore_eos": True, "stream": True}
@@ -119,6 +123,49 @@ async def test_adapters_that_the_server_lists_can_be_used_by_name(serve, quick_p
     await front.until(lambda: "one" not in front.model.adapters)
     assert (await front.post("/v1/completions", {"model": "one", "prompt": "a"})).status == 404
     assert (await front.post("/v1/completions", {"model": "two", "prompt": "a"})).status == 200
+
+
+async def test_adapters_are_compared_by_where_the_servers_have_them_from(serve, tmp_path):
+    engines = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "adapter_config.json").write_text("{}")
+        back = await serve(lora_root=str(tmp_path))
+        await back.post("/v1/load_lora_adapter", {"lora_name": "same", "lora_path": folder})
+        engines.append((await serve(attached=back.url + "/vllm")).engine)
+    first = engines[0]
+    digest = (await first.reserve_pages("k", KVPrefix([], adapter="same"))).digest
+    answers = [await each.reserve_pages("k", KVPrefix([], "", "same", digest)) for each in engines]
+    assert digest and [answer.error for answer in answers] == ["", ADAPTER_DIFFERS]
+    assert answers[0].digest == digest != answers[1].digest
+    assert (await first.reserve_pages("k", KVPrefix([], adapter="gone"))).error == UNKNOWN_ADAPTER
+    assert (await first.reserve_pages("k", KVPrefix([]))).error == ""
+
+
+async def test_handovers_survive_a_change_of_the_servers_adapters(serve, quick_polls, monkeypatch, tmp_path):
+    describe, arena = attached_engine.describe_model, Arena(0, -1, 8, [], "pages")
+    monkeypatch.setattr(
+        attached_engine,
+        "describe_model",
+        lambda facts, settings: msgspec.structs.replace(
+            info := describe(facts, settings), arena=arena, features=info.features | {"page_transfer"}
+        ),
+    )
+    back = await serve(lora_root=str(tmp_path))
+    front = await serve(attached=back.url + "/vllm")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "adapter_config.json").write_text("{}")
+    receiving, stranger = (await join_cluster(front)).peer, KVPeer(secret=b"s")
+    try:
+        stranger.add_arena("tiny", arena)
+        sender = await stranger.open_handover(f"127.0.0.1:{receiving.port}", "tiny")
+        (link,) = receiving.links
+        await back.post("/v1/load_lora_adapter", {"lora_name": "one", "lora_path": "one"})
+        await front.until(lambda: "one" in front.model.adapters)
+        assert receiving.links == [link] and not link.end_reason
+        sender.close_handover()
+    finally:
+        await stranger.close_peer()
 
 
 async def test_vectors_are_those_of_the_server(serve):

@@ -9,13 +9,19 @@ import msgspec
 import pytest
 
 from parley.types import AttachedSettings, EngineRequest, PoolingOptions, Sampling
-from parley.worker.attached.server_facts import AttachRefused, ModelCard, attached_bounds, choose_card, error_text
+from parley.worker.attached.server_facts import (
+    AttachRefused,
+    ModelCard,
+    attached_bounds,
+    choose_card,
+    error_text,
+    list_adapters,
+)
 from parley.worker.attached.server_metrics import CacheTotals, read_metrics
 from parley.worker.attached.server_totals import ServerTotals
 from parley.worker.attached.token_answers import AnsweredChoice, TokenAnswer, read_answer, write_choice, write_pooling
 from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.output_reader import LOWEST_LOGPROB, read_scores
-from parley.worker.vllm.page_moves import write_transfer
 
 SETTINGS = AttachedSettings(model="/models/m", url="http://engine:8000")
 
@@ -113,6 +119,15 @@ def test_chooses_the_model_by_name_unless_there_is_only_one():
         choose_card([first, second], SETTINGS, "c")
 
 
+def test_adapters_belong_to_a_model_under_all_its_names():
+    first, alias, other = (ModelCard("a", "/x"), ModelCard("alias", "/x"), ModelCard("b", "/y"))
+    adapters = [ModelCard("one", "/1", "a"), ModelCard("two", "/2", "alias"), ModelCard("three", None, "b")]
+    cards = [first, alias, other, *adapters, ModelCard("four", "/4", "one"), ModelCard("five", "/x", "gone")]
+    for card in (first, alias):
+        assert list_adapters(cards, card) == {"one": "/1", "two": "/2"}
+    assert list_adapters(cards, other) == {"three": ""}
+
+
 def test_reads_the_metrics_of_all_engines():
     page = b"""# HELP vllm:kv_cache_usage_perc x
 vllm:kv_cache_usage_perc{engine="0",model_name="a}b\\""} 0.5
@@ -162,7 +177,7 @@ def test_pages_are_kept_and_fetched_by_the_servers():
     answer = TokenAnswer([AnsweredChoice([7], "length")], kv_transfer_params={"remote_port": 5})
     output = read_answer("c", request(), answer)
     assert output is not None and output.kv_transfer_params == {"remote_port": 5}
-    way = Continuation(transfer=write_transfer({"do_remote_prefill": True}, 30.0))
+    way = Continuation(page_move={"do_remote_prefill": True})
     fetched = write_choice(request(), 0, way, model="m", max_logprobs=20)
     assert fetched["kv_transfer_params"] == {"do_remote_prefill": True} and fetched["stream"]
     assert "kv_transfer_params" not in body()

@@ -14,12 +14,13 @@ from parley.model.sampling.extra_options import ExtraOptions
 from parley.types import BeamOptions, EngineOutput, EngineRequest, ReasoningLimit, Sampling
 from parley.worker.vllm.continuation import Continuation, plan_continuations
 from parley.worker.vllm.extra_options import read_extra_options
-from parley.worker.vllm.page_moves import PageMove, read_transfer, write_transfer
+from parley.worker.vllm.page_moves import PageMove, read_transfer, rejected_params, write_transfer
 from parley.worker.vllm.sampling_fields import translate_choice
 
 GREEDY = Sampling(temperature=0.0)
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
 TRANSFER = write_transfer(PARAMS, 1e6)  # seconds: no run of the tests takes as long
+FETCHING = Continuation(page_move=PARAMS)
 COUNTING: list[dict[str, Any]] = [
     {"sampling": Sampling(temperature=0.0, presence_penalty=1.0)},
     {"sampling": Sampling(temperature=0.0, frequency_penalty=1.0)},
@@ -63,10 +64,10 @@ def test_fetched_pages_end_before_the_token_that_their_instance_drew():
     assert other == Continuation(2)
     sampled = request(prior_tokens=[[7]], transfer=TRANSFER, sampling=Sampling(temperature=1.0))
     ways = plan_continuations(sampled, 0, can_force=True)
-    assert ways == [Continuation(transfer=TRANSFER), Continuation(is_forced=True), Continuation(1)]
+    assert ways == [FETCHING, Continuation(is_forced=True), Continuation(1)]
     later = msgspec.structs.replace(sampled, prior_tokens=[[7, 8]])
     assert plan_continuations(later, 0, can_force=True)[0] == Continuation(is_forced=True)  # draws from the start
-    assert plan_continuations(msgspec.structs.replace(sampled, prior_tokens=[]), 0) == [Continuation(transfer=TRANSFER)]
+    assert plan_continuations(msgspec.structs.replace(sampled, prior_tokens=[]), 0) == [FETCHING]
 
 
 def test_pages_whose_lease_may_have_ended_are_not_fetched(caplog):
@@ -74,6 +75,18 @@ def test_pages_whose_lease_may_have_ended_are_not_fetched(caplog):
     assert read_transfer(TRANSFER) == PARAMS and not caplog.records
     assert read_transfer(write_transfer(PARAMS, 5.0)) is None
     assert "are not used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "transfer", [b"\xff", b"\x92\x80\xa1a", b"\x92\x81\xa1\xff\x01\x01", b"\x92\x81\xa1a" + b"\x91" * 100_000]
+)
+def test_transfer_that_cannot_be_read_is_not_used(transfer, caplog):
+    caplog.set_level(logging.WARNING)
+    assert read_transfer(transfer) is None and rejected_params(transfer) is None
+    assert caplog.text.count("KV pages of another instance are not used") == 1
+    harness = Harness()
+    harness.add("a", transfer=transfer)
+    assert harness.client.ways == [Continuation()] and harness.client.rejected_moves == []
 
 
 def test_pages_are_kept_for_another_instance_unless_tokens_are_drawn_again():
@@ -107,7 +120,7 @@ def test_known_tokens_that_are_drawn_again_are_no_news():
 def test_other_tokens_than_the_known_ones_make_the_host_try_another_way():
     harness = Harness(can_force=True)
     harness.add("a", prior_tokens=[[8]], transfer=TRANSFER, sampling=Sampling(temperature=1.0))
-    for way in (Continuation(transfer=TRANSFER), Continuation(is_forced=True)):
+    for way in (FETCHING, Continuation(is_forced=True)):
         assert harness.client.ways[-1] == way and harness.step("a") == []
     assert harness.client.cancelled == ["0", "1"] and harness.client.ways[-1] == Continuation(1)
     (output,) = harness.step("a")
@@ -166,7 +179,44 @@ def test_cancel_takes_choices_that_wait_for_pages():
 def test_first_round_of_a_beam_search_fetches_pages():
     harness = Harness()
     harness.add("s", beam=BeamOptions(2), n=2, transfer=TRANSFER)
-    assert harness.client.ways == [Continuation(transfer=TRANSFER)]
+    assert harness.client.ways == [FETCHING]
+
+
+@pytest.mark.parametrize(
+    ("members", "is_rejected"),
+    [
+        ({"n": 2}, False),
+        ({"adapter": "gone"}, True),
+        ({"transfer": write_transfer(PARAMS, 5.0)}, True),  # seconds; some are needed to fetch them
+        ({"transfer": write_transfer(PARAMS, -5.0)}, False),  # they are free by now
+        ({"prior_tokens": [[7, 8]], "sampling": Sampling(temperature=1.0)}, True),
+        ({"prior_tokens": [[8]], "sampling": Sampling(temperature=1.0)}, False),  # fetched, then another way is tried
+    ],
+)
+def test_pages_that_no_choice_fetches_are_given_back_once(members, is_rejected):
+    harness = Harness(3, can_force=True)
+    harness.add("a", **({"transfer": TRANSFER} | members))
+    harness.step("a")
+    harness.step("a", finish=1)
+    assert harness.client.rejected_moves == [PARAMS] * is_rejected
+
+
+def test_pages_of_a_rejected_choice_are_given_back_unless_it_has_begun():
+    harness = Harness()
+    for name in ("a", "b"):
+        harness.add(name, transfer=TRANSFER)
+    harness.step("b")
+    for choice_id in ("0", "1"):
+        harness.loop.reject_choice(choice_id, "Too long.")
+    assert harness.client.rejected_moves == [PARAMS]
+
+
+def test_pages_of_a_search_that_is_cancelled_in_the_queue_are_given_back():
+    harness = Harness(1)
+    harness.add("running")
+    harness.add("s", beam=BeamOptions(2), n=2, transfer=TRANSFER)
+    harness.loop.cancel_request("s")
+    assert harness.client.rejected_moves == [PARAMS] and harness.client.names == [("running", 0)]
 
 
 def test_transfers_go_to_one_instance_only():

@@ -20,7 +20,6 @@ from parley.engine.messages import (
     LoadAdapter,
     LoadProgress,
     ReservePages,
-    ReserveResponse,
     ResetDone,
     ResetPrefixCache,
     SubmitRequest,
@@ -43,7 +42,7 @@ from parley.worker.attached.server_facts import (
 )
 from parley.worker.attached.server_totals import ServerTotals
 from parley.worker.attached.token_client import TokenClient
-from parley.worker.vllm.host_loop import HostLoop
+from parley.worker.vllm.host_loop import HostLoop, compare_adapter
 
 log = logging.getLogger("parley.engine")
 
@@ -104,8 +103,8 @@ class AttachedEngine(MessagePageTransfer):
                 self._handle_message(ResetDone(number, done=False))
             case LoadAdapter(number) | UnloadAdapter(number):
                 self._handle_message(AdapterResult(number, NO_ADAPTERS))
-            case ReservePages(number):  # the server fetches pages itself
-                self._handle_message(ReserveResponse(number))
+            case ReservePages(number, _, prefix):  # the server fetches pages itself
+                self._handle_message(compare_adapter(number, prefix, self._client.digest_adapter))
 
     # -- the server's life
 
@@ -181,7 +180,7 @@ class AttachedEngine(MessagePageTransfer):
             raise AttachRefused(f"{self.settings.url} serves another model than before: {card.id}.")
         if (adapters := list_adapters(cards, card)) != self._facts.adapters:
             self._facts = self._client.facts = replace(self._facts, adapters=adapters)
-            self._become_ready(describe_model(self._facts, self.settings))
+            self._publish_info(describe_model(self._facts, self.settings))
         self._totals.record_server(await ask_metrics(self._calls))
         self._loop.report_statistics()
 

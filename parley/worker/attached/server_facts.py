@@ -155,8 +155,12 @@ async def read_cards(calls: ServerCalls, settings: AttachedSettings) -> list[Mod
 
 
 def list_adapters(cards: list[ModelCard], model: ModelCard) -> dict[str, str]:
-    """Return the adapters of a model, by name: where the server has them from."""
-    return {card.id: card.root or "" for card in cards if card.parent == model.id}
+    """Return the adapters of a model, by name: where the server has them from.
+
+    A model may have several names. vLLM gives the first one as the parent of its adapters, whichever is used here.
+    """
+    names = {card.id for card in cards if card.parent is None and card.root == model.root}
+    return {card.id: card.root or "" for card in cards if card.parent in names}
 
 
 def choose_card(cards: list[ModelCard], settings: AttachedSettings, name: str) -> ModelCard:

@@ -7,8 +7,10 @@ passed on together, like a step of vLLM. The end of a connection tells the serve
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 import msgspec
 
@@ -65,6 +67,10 @@ class TokenClient:
         """Whether the server lists an adapter of this name."""
         return name in self.facts.adapters
 
+    def digest_adapter(self, name: str) -> str:
+        """Return a digest of where the server has an adapter from: its content is not known here. Raises KeyError."""
+        return hashlib.sha256(self.facts.adapters[name].encode()).hexdigest()
+
     def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Send the request for a choice."""
         exchange = self._exchanges[choice_id] = ChoiceExchange(self, choice_id, request, index, way)
@@ -75,6 +81,9 @@ class TokenClient:
         for choice_id in choice_ids:
             if (exchange := self._exchanges.pop(choice_id, None)) is not None:
                 exchange.abort()
+
+    def reject_pages(self, page_move: dict[str, Any]) -> None:
+        """Do nothing: servers have no route for it, so the pages are kept until their lease ends."""
 
     def cancel_all(self) -> None:
         """End all choices."""

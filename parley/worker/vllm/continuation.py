@@ -12,8 +12,10 @@ that instance drew. So this token is drawn again as well; vLLM computes the last
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from parley.types import EngineRequest
+from parley.worker.vllm.page_moves import read_transfer
 
 DREW_ANOTHER = "vLLM drew another token than the instance that began the answer."
 
@@ -22,12 +24,13 @@ DREW_ANOTHER = "vLLM drew another token than the instance that began the answer.
 class Continuation:
     """A way to continue a choice. The first ``prompted`` of its prior tokens are given as part of the prompt.
 
-    The others are drawn again, ``is_forced``: with all other tokens excluded. ``transfer``: the pages are used.
+    The others are drawn again, ``is_forced``: with all other tokens excluded. ``page_move``: vLLM's dictionary of the
+    pages that are fetched, None for none.
     """
 
     prompted: int = 0
     is_forced: bool = False
-    transfer: bytes = b""
+    page_move: dict[str, Any] | None = None
 
     def redrawn_tokens(self, request: EngineRequest, index: int) -> list[int]:
         """Return the tokens that the choice must draw first."""
@@ -41,8 +44,8 @@ def plan_continuations(request: EngineRequest, index: int, *, can_force: bool = 
     """
     prior = prior_tokens(request, index)
     transfers = []
-    if request.transfer and index == 0:
-        transfers = [Continuation(max(0, len(prior) - 1), transfer=request.transfer)]
+    if request.transfer and index == 0 and (page_move := read_transfer(request.transfer)) is not None:
+        transfers = [Continuation(max(0, len(prior) - 1), page_move=page_move)]
     if not prior:
         return transfers or [Continuation()]
     sampling = request.sampling

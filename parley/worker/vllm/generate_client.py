@@ -45,9 +45,10 @@ class GenerateClient(VLLMClient):
 
     def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Begin a choice."""
+        self._preparing.add(choice_id)
         task = asyncio.create_task(self._compute(choice_id, request, index, way, self._adapters.get(request.adapter)))
         self._calls[choice_id] = task
-        task.add_done_callback(lambda _: self._calls.pop(choice_id, None))
+        task.add_done_callback(lambda _: self._end_call(choice_id, way))
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
         """End calls; vLLM then aborts their requests."""
@@ -60,10 +61,18 @@ class GenerateClient(VLLMClient):
         info = super().describe_model(settings, version)
         return msgspec.structs.replace(info, features=info.features - {"banned_tokens"})
 
+    def _end_call(self, choice_id: str, way: Continuation) -> None:
+        del self._calls[choice_id]
+        if choice_id in self._preparing:  # it was cancelled before it began
+            self._preparing.discard(choice_id)
+            if way.page_move is not None:
+                self.reject_pages(way.page_move)
+
     async def _compute(
         self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
     ) -> None:
         """Pass on the outputs of one choice."""
+        self._preparing.discard(choice_id)
         try:
             if request.pooling is None:
                 await self._generate(choice_id, request, index, way, adapter)

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parley import wire
-from parley.core.shared_pages.reservations import ADAPTER_DIFFERS
 from parley.engine.messages import (
     AdapterResult,
     CancelRequest,
@@ -35,7 +34,6 @@ from parley.engine.messages import (
     LoadAdapter,
     LoadProgress,
     ReservePages,
-    ReserveResponse,
     ResetDone,
     ResetPrefixCache,
     Shutdown,
@@ -44,9 +42,9 @@ from parley.engine.messages import (
     UnloadAdapter,
 )
 from parley.heartbeat import BEAT_SECONDS
-from parley.types import KVPrefix, VLLMSettings
+from parley.types import VLLMSettings
 from parley.worker.vllm.core_watch import CoreWatch
-from parley.worker.vllm.host_loop import UNKNOWN_ADAPTER, HostLoop
+from parley.worker.vllm.host_loop import UNKNOWN_ADAPTER, HostLoop, compare_adapter
 from parley.worker.vllm.tree_log import TreeLog
 
 if TYPE_CHECKING:
@@ -171,7 +169,6 @@ class Host:
         self._loop: HostLoop
         self._writer: asyncio.StreamWriter
         self._tasks: set[asyncio.Task[None]] = set()
-        self._preloaded: dict[str, str] = {}  # folders of adapters that no request has named yet, by name
         self._core_watch = CoreWatch(settings.engine_timeout, self._expects_steps, lambda: tree_log.tells_worker_death)
 
     async def serve(self, sock: socket.socket) -> None:
@@ -208,7 +205,6 @@ class Host:
         for name, folder in self._settings.adapters.items():
             try:
                 await self._client.load_adapter(name, folder)
-                self._preloaded[name] = folder
             except Exception as error:  # vLLM does not document what it raises
                 log.warning("The adapter %s is not loaded: %s", name, explain_adapter_failure(error, folder))
 
@@ -260,8 +256,6 @@ class Host:
                 self._loop.add_request(request)
             case CancelRequest(request_id, index):
                 self._loop.cancel_request(request_id, index)
-            case LoadAdapter(number, name, folder) if self._preloaded.pop(name, None) == folder:
-                self._send(AdapterResult(number))
             case LoadAdapter(number, name, folder):
                 self._answer(number, partial(self._client.load_adapter, name, folder), folder)
             case UnloadAdapter(number, name) if not self._client.knows_adapter(name):
@@ -274,19 +268,7 @@ class Host:
             case FinishBeamSearch(request_id, reason):
                 self._loop.finish_beam_search(request_id, reason)
             case ReservePages(number, _, prefix):
-                self._start(self._reserve_pages(number, prefix))
-
-    async def _reserve_pages(self, number: int, prefix: KVPrefix) -> None:
-        """Answer that no pages have to be filled, because vLLM fetches them itself. Compare the adapter."""
-        digest = error = ""
-        try:
-            if prefix.adapter:
-                digest = await self._client.digest_adapter(prefix.adapter)
-            if prefix.adapter_digest not in ("", digest):
-                error = ADAPTER_DIFFERS
-        except (KeyError, OSError):
-            error = UNKNOWN_ADAPTER
-        self._send(ReserveResponse(number, error=error, digest=digest))
+                self._send(compare_adapter(number, prefix, self._client.digest_adapter))
 
     def _answer(self, number: int, change: Callable[[], Awaitable[None]], folder: str = "") -> None:
         """Change an adapter, and send the result. Errors name no ``folder``: clients read them."""

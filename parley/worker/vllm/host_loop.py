@@ -19,13 +19,14 @@ from typing import Any, Protocol
 
 from parley.core.search.beam import BeamSearch
 from parley.core.sequence import Sequence
+from parley.core.shared_pages.reservations import ADAPTER_DIFFERS
 from parley.core.wait_queue import WaitQueue
-from parley.engine.messages import StepOutputs
-from parley.types import EngineFinishReason, EngineOutput, EngineRequest, TokenCost
+from parley.engine.messages import ReserveResponse, StepOutputs
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, KVPrefix, TokenCost
 from parley.worker.vllm.beam_rounds import BeamRounds, round_request
 from parley.worker.vllm.continuation import DREW_ANOTHER, Continuation, plan_continuations
 from parley.worker.vllm.output_reader import read_output, record_progress
-from parley.worker.vllm.page_moves import write_transfer
+from parley.worker.vllm.page_moves import rejected_params, write_transfer
 from parley.worker.vllm.sampling_fields import scores_prompt
 from parley.worker.vllm.step_totals import StepTotals
 
@@ -51,15 +52,34 @@ class ChoiceClient(Protocol):
         """Give a choice to vLLM."""
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
-        """Take choices away from vLLM."""
+        """Take choices away from vLLM. Pages that a choice has not fetched by then are freed."""
+
+    def reject_pages(self, page_move: dict[str, Any]) -> None:
+        """Let the other instance free pages that are not fetched."""
+
+
+def compare_adapter(number: int, prefix: KVPrefix, digest_adapter: Callable[[str], str]) -> ReserveResponse:
+    """Answer question ``number`` for pages: none have to be filled, as vLLM fetches them, but adapters must be equal.
+
+    ``digest_adapter(name)`` raises KeyError.
+    """
+    try:
+        digest = digest_adapter(prefix.adapter) if prefix.adapter else ""
+    except KeyError:
+        return ReserveResponse(number, error=UNKNOWN_ADAPTER)
+    error = "" if prefix.adapter_digest in ("", digest) else ADAPTER_DIFFERS
+    return ReserveResponse(number, error=error, digest=digest)
 
 
 @dataclass
 class GivenChoice:
-    """A choice that vLLM computes. ``redrawn``: known tokens that it will draw again; if it does not, the next of
-    ``other_ways`` is tried."""
+    """A choice that vLLM computes. ``page_move``: pages that it will fetch before its first output.
+
+    ``redrawn``: known tokens that it will draw again; if it does not, the next of ``other_ways`` is tried.
+    """
 
     sequence: Sequence
+    page_move: dict[str, Any] | None = None
     redrawn: list[int] = field(default_factory=list)
     other_ways: list[Continuation] = field(default_factory=list)
 
@@ -117,6 +137,7 @@ class HostLoop:
         if not request.resumed:
             self._counters.prompt_tokens += len(request.token_ids)
         if request.adapter and not self._client.knows_adapter(request.adapter):
+            self._reject_transfer(request.transfer)
             self._emit_outputs(
                 [
                     EngineOutput(request.id, index, finish_reason="error", error=UNKNOWN_ADAPTER)
@@ -165,6 +186,8 @@ class HostLoop:
         if given is None:
             return
         sequence = given.sequence
+        if given.page_move is not None:
+            self._client.reject_pages(given.page_move)
         rejected: list[EngineOutput] = []
         if sequence.request_id in self._beam_rounds:
             self._beam_rounds.fail_search(sequence.request_id, reason)
@@ -181,6 +204,7 @@ class HostLoop:
             given = self._computing.get(raw.request_id)
             if given is None:
                 continue
+            given.page_move = None
             cost = self._cost_of(given.sequence, step.timestamp, rows)
             if given.sequence.request_id in self._beam_rounds:
                 self._read_beam(given.sequence, raw, step.timestamp, cost)
@@ -268,9 +292,14 @@ class HostLoop:
         """Give a choice to vLLM, in the first of these ways, by default of all."""
         is_beam = sequence.request_id in self._beam_rounds
         request, index = (round_request(sequence), 0) if is_beam else (sequence.request, sequence.index)
-        way, *other_ways = ways or plan_continuations(request, index, can_force=self._client.can_force)
+        if ways is None:
+            ways = plan_continuations(request, index, can_force=self._client.can_force)
+            if index == 0 and ways[0].page_move is None:
+                self._reject_transfer(request.transfer)
+        way, *other_ways = ways
         choice_id = f"{next(self._choice_numbers)}"
-        self._computing[choice_id] = GivenChoice(sequence, way.redrawn_tokens(request, index), other_ways)
+        redrawn = way.redrawn_tokens(request, index)
+        self._computing[choice_id] = GivenChoice(sequence, way.page_move, redrawn, other_ways)
         self._client.add_choice(choice_id, request, index, way)
 
     def _make_sequences(self, request: EngineRequest, number: int) -> list[Sequence]:
@@ -306,8 +335,15 @@ class HostLoop:
             self._client.cancel_choices(choice_ids)
         for sequence in [each for each in self._waiting if id(each) in ids]:
             self._waiting.remove_waiting(sequence)
+            if sequence.index == 0 and not sequence.output_length:
+                self._reject_transfer(sequence.request.transfer)
         for followers in self._followers.values():
             followers[:] = [each for each in followers if id(each) not in ids]
+
+    def _reject_transfer(self, transfer: bytes) -> None:
+        """Let the other instance free the pages of a transfer, if there are any, as no choice will fetch them."""
+        if transfer and (page_move := rejected_params(transfer)) is not None:
+            self._client.reject_pages(page_move)
 
     def _close_choice(self, sequence: Sequence) -> None:
         choices = self._open_requests[sequence.request_id]

@@ -20,6 +20,7 @@ log = logging.getLogger("parley.engine")
 KEEP_PAGES: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 DEFAULT_LEASE_SECONDS = 30.0  # vLLM's
 CLOCK_MARGIN = 10.0  # seconds
+NOT_USED = "KV pages of another instance are not used: %s."
 
 
 class PageMove(msgspec.Struct, array_like=True):
@@ -38,15 +39,25 @@ def write_transfer(params: dict[str, Any], lease_seconds: float) -> bytes:
 
 
 def read_transfer(transfer: bytes) -> dict[str, Any] | None:
-    """Return vLLM's dictionary of a transfer, None if the pages may be gone by now. Raises msgspec.DecodeError."""
-    move = _DECODER.decode(transfer)
+    """Return vLLM's dictionary of a transfer, None if the pages may be gone by now, or it cannot be read."""
+    if (move := _read_move(transfer)) is None:
+        log.warning(NOT_USED, "their description cannot be read")
+        return None
     if (left := move.ends_at - time.time()) > CLOCK_MARGIN:
         return move.params
-    log.warning("KV pages of another instance are not used: their lease ends in %.1f s, by this machine's clock.", left)
+    log.warning(NOT_USED, f"their lease ends in {left:.1f} s, by this machine's clock")
     return None
 
 
 def rejected_params(transfer: bytes) -> dict[str, Any] | None:
     """Return vLLM's dictionary of a transfer that will not be used, None if there is no use in telling so."""
-    move = _DECODER.decode(transfer)
-    return move.params if move.ends_at > time.time() else None
+    move = _read_move(transfer)
+    return move.params if move is not None and move.ends_at > time.time() else None
+
+
+def _read_move(transfer: bytes) -> PageMove | None:
+    """Return the content of a transfer, None if it cannot be read."""
+    try:
+        return _DECODER.decode(transfer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

@@ -12,7 +12,7 @@ from parley.types import EngineRequest
 from parley.worker.vllm.continuation import Continuation, prior_tokens
 from parley.worker.vllm.extra_options import extra_sampling_fields
 from parley.worker.vllm.lark_text import write_lark
-from parley.worker.vllm.page_moves import KEEP_PAGES, read_transfer
+from parley.worker.vllm.page_moves import KEEP_PAGES
 
 SEED_RANGE = 1 << 64
 UNSEEDED = -1  # vLLM reads this seed as "none"
@@ -100,7 +100,7 @@ def _logprob_fields(request: EngineRequest, index: int) -> dict[str, Any]:
 
 def _page_move(request: EngineRequest, index: int, way: Continuation) -> dict[str, Any] | None:
     """Return the move of a choice's pages by vLLM's connector. Those of tokens that are drawn again stay here."""
-    if way.transfer:
-        return read_transfer(way.transfer)
+    if way.page_move is not None:
+        return way.page_move
     is_kept = request.lease and index == 0 and not way.redrawn_tokens(request, index)
     return dict(KEEP_PAGES) if is_kept else None

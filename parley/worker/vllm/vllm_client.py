@@ -45,7 +45,6 @@ from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.engine_args import engine_arguments
 from parley.worker.vllm.logits_plugin import plugin_names
 from parley.worker.vllm.media.item_features import locate_placeholder, read_features
-from parley.worker.vllm.page_moves import rejected_params
 from parley.worker.vllm.sampling_fields import ChoiceFields, translate_choice, translate_pooling
 
 _item_decoder = MsgpackDecoder(MultiModalKwargsItem)
@@ -101,7 +100,9 @@ class VLLMClient:
         self._tasks = tasks
         self._on_rejection = on_rejection
         self._adapters: dict[str, LoRARequest] = {}
+        self._adapter_digests: dict[str, str] = {}  # of the files from which an adapter was loaded, by name
         self._adapter_numbers = count(1)  # vLLM takes adapters with one number for the same
+        self._rejection_numbers = count()
         self._preparing: set[str] = set()
         self._running_tasks: set[asyncio.Task[None]] = set()
         self.max_choices: int = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
@@ -130,20 +131,28 @@ class VLLMClient:
         return name in self._adapters
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load an adapter under a name, in place of another. Raises an exception with vLLM's reason."""
-        adapter = LoRARequest(name, next(self._adapter_numbers), folder)
+        """Load an adapter under a name, in place of another, unless exactly this one is loaded.
+
+        Raises OSError, or an exception with vLLM's reason.
+        """
+        digest, loaded = await asyncio.to_thread(adapter_digest, folder), self._adapters.get(name)
+        if loaded is not None and (loaded.lora_path, self._adapter_digests[name]) == (folder, digest):
+            return
+        # vLLM's prefix cache takes adapters with one name and folder for the same.
+        adapter = LoRARequest(f"{name}@{digest[:16]}", next(self._adapter_numbers), folder)
         await self._llm.add_lora(adapter)
-        self._adapters[name] = adapter
+        self._adapters[name], self._adapter_digests[name] = adapter, digest
 
     async def unload_adapter(self, name: str, *, in_use: bool) -> None:
         """Unload an adapter. Requests that use it keep it: then vLLM drops it when it needs its place."""
         adapter = self._adapters.pop(name)
+        del self._adapter_digests[name]
         if not in_use:
             await self._llm.remove_lora(adapter.lora_int_id)
 
-    async def digest_adapter(self, name: str) -> str:
-        """Return a digest of an adapter's content. Raises KeyError, OSError."""
-        return await asyncio.to_thread(adapter_digest, self._adapters[name].lora_path)
+    def digest_adapter(self, name: str) -> str:
+        """Return a digest of an adapter's files as they were when it was loaded. Raises KeyError."""
+        return self._adapter_digests[name]
 
     async def reset_prefix_cache(self, *, running: bool) -> bool:
         """Clear the prefix cache. ``running``: preempt running requests for it. Returns whether it was cleared."""
@@ -152,27 +161,28 @@ class VLLMClient:
     def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
         """Give a choice to vLLM."""
         self._preparing.add(choice_id)
-        if request.transfer and index == 0 and not way.transfer:
-            self._start(self._reject_transfer(choice_id, request.transfer))
         adapter = self._adapters.get(request.adapter)
         self._start(self._submit_choice(choice_id, request, index, way, adapter))
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
-        """Take choices away from vLLM."""
+        """Take choices away from vLLM. Pages that a choice has not fetched by then are freed."""
         submitted = [choice_id for choice_id in choice_ids if choice_id not in self._preparing]
         self._preparing.difference_update(choice_ids)
         if submitted:
             self._start(self._llm.engine_core.abort_requests_async(submitted))
+
+    def reject_pages(self, page_move: dict[str, Any]) -> None:
+        """Let the other instance free pages that are not fetched."""
+        self._start(self._notify_of_rejection(page_move))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._running_tasks.add(task)
         task.add_done_callback(self._running_tasks.discard)
 
-    async def _reject_transfer(self, choice_id: str, transfer: bytes) -> None:
-        """Let the other instance free pages that are not fetched."""
-        if (params := rejected_params(transfer)) is not None:
-            await self._llm.notify_kv_transfer_request_rejected(f"{choice_id}-rejected", params)
+    async def _notify_of_rejection(self, page_move: dict[str, Any]) -> None:
+        number = next(self._rejection_numbers)
+        await self._llm.notify_kv_transfer_request_rejected(f"rejected-{number}", page_move)
 
     async def _submit_choice(
         self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
@@ -183,15 +193,16 @@ class VLLMClient:
             else:
                 core_request = self._core_request(choice_id, request, index, way, adapter)
         except Exception as error:  # vLLM does not document what it raises
-            if choice_id in self._preparing:
-                self._preparing.discard(choice_id)
-                self._reject(choice_id, error)
+            core_request = error
+        if choice_id not in self._preparing:  # it was cancelled meanwhile
+            if way.page_move is not None:
+                self.reject_pages(way.page_move)
             return
-        if choice_id in self._preparing:  # it was not cancelled meanwhile
-            self._preparing.discard(choice_id)
+        self._preparing.discard(choice_id)
+        if isinstance(core_request, Exception):
+            self._reject(choice_id, core_request)
+        else:
             await self._llm.engine_core.add_request_async(core_request)
-        elif way.transfer:
-            await self._reject_transfer(choice_id, way.transfer)
 
     def _reject(self, choice_id: str, error: Exception) -> None:
         """Report that vLLM does not accept a choice."""
