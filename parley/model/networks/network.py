@@ -44,8 +44,8 @@ class PackedBatch:
     visible position + 1, int64 [T]; None if it sees itself and earlier tokens only.
     ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
     ``tables``: the same sequences as tensors for kernels on a GPU, made when the first of them needs them.
-    ``result_counts``: of how many last tokens of each span the result is read; None: of all. A network may leave out the
-    others, whose rows in its result then hold anything.
+    ``result_counts``: of how many last tokens of each span the result is read; None: of all. A network may leave out
+    the others, whose rows in its result then hold anything.
     """
 
     token_ids: torch.Tensor
