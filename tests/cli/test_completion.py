@@ -1,7 +1,10 @@
-"""The script for bash completes commands, flags and choices, and every shell's script has every flag."""
+"""The scripts of every shell complete commands, flags and choices, and have every flag."""
 
 from __future__ import annotations
 
+import os
+import pty
+import shutil
 import subprocess
 
 import pytest
@@ -46,6 +49,39 @@ def test_bash_completes_commands_flags_and_choices(scripts):
         [],
         ["--no-prefix-cache"],
     ]
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="needs fish")
+def test_fish_completes_commands_flags_and_choices(scripts, tmp_path):
+    (tmp_path / "parley.fish").write_text(scripts["fish"])
+    lines = ("parley ser", "parley serve --kv-d", "parley serve --kv-dtype ", "parley bench --api t")
+    calls = [f"complete -C '{line}' | string split -f 1 \\t | string join ' '" for line in lines]
+    fish = ["fish", "--no-config", "-c", "; ".join(["source parley.fish", *calls])]
+    done = subprocess.run(fish, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"HOME": str(tmp_path)})
+    assert done.stdout.splitlines() == ["serve", "--kv-dtype", "auto int8", "tgi triton"]
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="needs zsh")
+def test_zsh_completes_commands_flags_and_choices(scripts, tmp_path):
+    (tmp_path / "_parley").write_text(scripts["zsh"])
+    setup = "autoload -U compinit; compinit -u -D; source ./_parley; parley() { print done: $@ }"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        ["zsh", "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=os.environ | {"TERM": "dumb"}
+    ) as zsh:
+        os.close(theirs)
+        for line in (setup, "parley ser\t", "parley serve --kv-d\t", "parley bench --api tg\t", "exit"):
+            os.write(ours, f"{line}\n".encode())
+        seen = b""
+        try:
+            while part := os.read(ours, 4096):
+                seen += part
+        except OSError:  # the other end is closed
+            pass
+        zsh.wait(30)
+    os.close(ours)
+    done = [line.partition("done: ")[2].strip() for line in seen.decode().splitlines() if line.startswith("done: ")]
+    assert done == ["serve", "serve --kv-dtype", "bench --api tgi"]
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)

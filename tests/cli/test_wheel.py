@@ -12,20 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.installed_wheel import ROOT, copy_sources
 
 import parley
 from parley import demo
 from parley.native import build
-
-ROOT = Path(parley.__file__).parents[1]
-
-
-def copy_sources(folder: Path, *ignored: str) -> Path:
-    """Copies the sources into a folder, so that the build leaves no output in the checkout."""
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "parley", folder / "parley", ignore=shutil.ignore_patterns("__pycache__", *ignored))
-    return folder
 
 
 def run_wheel(source: Path, folder: Path, environment: dict[str, str] | None) -> subprocess.CompletedProcess[str]:

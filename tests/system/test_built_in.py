@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from openai import BadRequestError, OpenAI
+from support.readme_commands import ADDRESS, read_requests
 
 from parley.demo.errands import TOOLS
 
@@ -104,20 +102,12 @@ def test_bad_words_are_not_written_and_a_watermark_is_detected(client, tmp_path)
         assert verdict["z"] > 4 if marked else verdict["z"] < 2, verdict
 
 
-README = Path(__file__).parents[2] / "README.md"
-
-
 def test_readme_shows_the_true_answer_of_each_api(server):
-    section = README.read_text("utf-8").partition("## One request for each API")[2].partition("\n## ")[0]
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
-    variables = [line for line in lines if re.match("[A-Z]+=", line)]
-    requests = [(line, answer) for line, answer in pairwise(lines) if line.startswith("curl ")]
+    requests = read_requests()
     assert len(requests) == 11
-    for command, shown in requests:
-        script = "\n".join([*variables, command.replace("http://127.0.0.1:8000", server.url, 1)])
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-        pattern = ".*".join(map(re.escape, shown.removeprefix("# ").split("…")))
-        assert re.fullmatch(pattern, done.stdout.strip(), re.DOTALL), (command, done.stdout)
+    for script, shown in requests:
+        done = subprocess.run(["bash", "-c", script.replace(ADDRESS, server.url)], capture_output=True, text=True)
+        assert shown.fullmatch(done.stdout.strip()), (script, done.stdout)
 
 
 HOSTILE_REGEX = "(.{1,300}){1,300}"

@@ -41,11 +41,26 @@ async function talk(page) {
   await talk(page);
   await page.screenshot({ path: `${folder}/ui-playground-narrow.png` });
 }
-for (const [scheme, name, width, height] of [["dark", "ui-status.png", 1280, 860], ["light", "ui-status-narrow.png", 360, 720]]) {
+// A minute of conversations, so that the plots have lines; some still run when the pictures are taken.
+const STEP = 5, STEPS = 14;
+function ask(number, tokens) {
+  const messages = [{ role: "user", content: `What is ${number % 40} plus ${number % 7}?` }];
+  const body = { model: "parley-demo", messages, max_tokens: tokens, ignore_eos: true, stream: true };
+  return fetch(`${ROOT}/v1/chat/completions`, { method: "POST", body: JSON.stringify(body) }).then((answer) => answer.text());
+}
+const answers = [];
+for (let step = 0; step < STEPS; step++) {
+  const clients = 2 + Math.round(4 * Math.abs(Math.sin(step / 3)));
+  for (let client = 0; client < clients; client++) answers.push(ask(step * 7 + client, 100 + 60 * client));
+  await new Promise((resolve) => setTimeout(resolve, 1000 * STEP));
+}
+for (const [scheme, name, width, height] of [["dark", "ui-status.png", 1280, 920], ["light", "ui-status-narrow.png", 360, 720]]) {
+  answers.push(...[0, 1, 2].map((number) => ask(number, 3000)));
   const page = await open("/ui/status", scheme, width, height);
   await page.waitForSelector("figure");
-  await page.waitForTimeout(6000);
+  await page.waitForFunction(() => document.querySelectorAll("tbody tr").length >= 2, null, { timeout: 60000 });
   await page.screenshot({ path: `${folder}/${name}` });
 }
+await Promise.all(answers);
 await browser.close();
 console.log("good");
