@@ -95,6 +95,7 @@ SCRIPTS = {
     "responses/openai_sdk.mjs": "node-responses",
     "responses/ai_sdk.mjs": "node-responses",
     "responses/codex.mjs": "node-responses",
+    "responses/codex_tool.mjs": "node-responses",
     "openapi_client.py": "openapi",
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",
