@@ -315,6 +315,8 @@ class TextPipeline:
 
     def render_chat(self, chat: Chat, media: Sequence[ProcessedMedia] = ()) -> RenderedChat:
         """Render a conversation as the model reads it. ``media``: its items, in order. Raises BadRequest."""
+        if chat.rendered:
+            return self._read_rendered(chat, media)
         if _must_call(chat) and chat.tools and not self.markup.call_forms and "tools" not in self.template.all_sources:
             chat = answer_grammar.describe_tools(chat)
         thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
@@ -323,6 +325,12 @@ class TextPipeline:
         if self.template_encoder is not None:
             return self._render_for_encoder(chat, self.template_encoder, media)
         text, media = replace_marks(self.template.render_conversation(chat), media, template_marks(self.media_marks))
+        return RenderedChat(text, text, text, self.tokenizer, media)
+
+    def _read_rendered(self, chat: Chat, media: Sequence[ProcessedMedia]) -> RenderedChat:
+        """Return a conversation that is rendered already, with its media."""
+        (message,) = chat.messages
+        text, media = insert_replacements(message.content or "", message.media, media, self.media_marks)
         return RenderedChat(text, text, text, self.tokenizer, media)
 
     def _render_for_encoder(

@@ -65,7 +65,8 @@ class Chat(msgspec.Struct, frozen=True):
     model's default. ``options``: extra variables for the template; they override all of the above.
     ``continue_final``: leave the last turn open so that the model continues it. ``special``: add the special tokens
     that the model expects around plain text, besides those in its template. ``preceding_ids``: tokens before the
-    conversation's own, such as those of an earlier one that it continues.
+    conversation's own, such as those of an earlier one that it continues. ``rendered``: the content of the only
+    message is the whole conversation, as the model reads it; the chat template is not used.
     """
 
     messages: list[Message]
@@ -82,6 +83,7 @@ class Chat(msgspec.Struct, frozen=True):
     continue_final: bool = False
     special: bool = False
     preceding_ids: list[int] = []
+    rendered: bool = False
 
 
 class TextPair(msgspec.Struct, frozen=True):

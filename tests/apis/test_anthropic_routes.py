@@ -22,7 +22,7 @@ async def test_anthropic_answers_at_the_root_and_below_its_prefix(serve, prefix,
     server = await serve(api_keys=("key",))
     for headers in ({"x-api-key": "key"}, {"authorization": "Bearer key"},
                     {"authorization": "Bearer other", "x-api-key": "key"}):  # fmt: skip
-        headers |= {"anthropic-version": version}
+        headers |= {"anthropic-version": version, "anthropic-beta": "context-1m-2025-08-07,unknown-beta"}
         answer = await post(server, f"{prefix}/v1/messages?beta=true", TALK, **headers)
         assert answer.status == 200, answer.body
         assert answer.json["usage"]["output_tokens"] == 4 and answer.json["stop_reason"] == "max_tokens"

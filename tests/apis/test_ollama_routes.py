@@ -47,6 +47,18 @@ async def test_ollama_context_continues_an_answer(server):
     assert wrong.status == 400 and "out of vocabulary" in wrong.json["error"]
 
 
+async def test_ollama_template_takes_the_place_of_the_models_own(server):
+    body = {"model": "tiny", "prompt": "Hello", "stream": False, **PLAIN}
+    raw = (await server.post("/api/generate", body | {"prompt": "S: Hello", "raw": True})).json
+    templated = body | {"system": "S", "template": "{{ .System }}: {{ .Prompt }}{{ .Response }}<end>"}
+    answer = (await server.post("/api/generate", templated)).json
+    assert (answer["response"], answer["prompt_eval_count"]) == (raw["response"], raw["prompt_eval_count"])
+    later = (await server.post("/api/generate", templated | {"context": answer["context"]})).json
+    assert later["context"][: len(answer["context"])] == answer["context"]
+    wrong = await server.post("/api/generate", body | {"template": "{{ range .Messages }}"})
+    assert (wrong.status, wrong.json) == (400, {"error": "template: :1: unexpected EOF"})
+
+
 async def test_ollama_takes_names_with_and_without_the_default_tag(serve):
     server = await serve(names=("org/tiny", "beta:latest"))
     for name in ("org/tiny", "org/tiny:latest", "beta", "beta:latest", "library/Beta", "hf.co/org/tiny"):

@@ -81,6 +81,25 @@ async def test_what_is_not_stored_is_unknown(serve):
     assert (await empty.post("/v1/conversations", {})).status == 400
 
 
+async def test_a_full_store_forgets_the_oldest_response(serve):
+    server = await serve(response_store=20_000)
+    first, *_, last = [await create(server, input="a" * 4000) for _ in range(6)]
+    assert (await server.get(f"/v1/responses/{last['id']}")).json == last
+    assert (await server.get(f"/v1/responses/{first['id']}")).status == 404
+    answer = await server.post("/v1/responses", {"input": "a", "previous_response_id": first["id"]})
+    assert (answer.status, answer.error["code"]) == (400, "previous_response_not_found")
+
+
+async def test_ids_tell_nothing_about_other_ids(serve):
+    server = await serve()
+    ids = [(await create(server, max_output_tokens=1))["id"] for _ in range(20)]
+    ids += [(await create_conversation(server))["id"] for _ in range(20)]
+    digits = [name.partition("_")[2] for name in ids]
+    assert all(len(name) >= 32 and int(name, 16) for name in digits)
+    for place in range(32):  # a counter or a clock would have constant digits
+        assert len({name[place] for name in digits}) > 1 or place == 12  # 12: the version in a random UUID
+
+
 async def test_lists_go_on_after_an_item(serve):
     server = await serve()
     items = [{"role": "user", "content": f"a{number}"} for number in range(5)]
@@ -206,8 +225,12 @@ async def test_background_counts_against_the_limits(serve):
     response = await create(server, background=True, max_output_tokens=3000)
     for background in (True, False):
         assert (await server.post("/v1/responses", {"input": "a", "background": background})).status == 429
-    await server.post(f"/v1/responses/{response['id']}/cancel")
+    early = await server.post("/v1/responses", {"input": "a", "previous_response_id": response["id"]})
+    assert (early.status, early.error["param"]) == (400, "previous_response_id")
+    cancelled = await server.post(f"/v1/responses/{response['id']}/cancel")
+    assert cancelled.json["status"] == "cancelled"
     await server.until(lambda: not server.model.used_slots)
+    assert (await server.post(f"/v1/responses/{response['id']}/cancel")).json == cancelled.json
     assert (await create(server))["status"]
 
 

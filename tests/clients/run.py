@@ -47,6 +47,7 @@ ENVIRONMENTS = {
         "databricks-langchain==0.22.0",
     ),
     "anthropic": ("anthropic==2.12.0",),
+    "anthropic-older": ("anthropic==0.121.0",),  # it speaks the first version of the API
     "langchain-anthropic": ("langchain-anthropic==1.7.3",),
     "node-anthropic": (
         "@anthropic-ai/sdk@1.12.0",
@@ -79,6 +80,7 @@ SCRIPTS = {
     "databricks_openai_client.py": "databricks",
     "databricks_langchain_client.py": "databricks",
     "anthropic/anthropic_sdk.py": "anthropic",
+    "anthropic/anthropic_older_sdk.py": "anthropic-older",
     "anthropic/langchain_client.py": "langchain-anthropic",
     "anthropic/anthropic_sdk.mjs": "node-anthropic",
     "anthropic/ai_sdk.mjs": "node-anthropic",
@@ -95,6 +97,7 @@ SCRIPTS = {
     "responses/openai_sdk.mjs": "node-responses",
     "responses/ai_sdk.mjs": "node-responses",
     "responses/codex.mjs": "node-responses",
+    "responses/codex_tool.mjs": "node-responses",
     "openapi_client.py": "openapi",
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",

@@ -349,11 +349,6 @@ def test_ollama_refuses_in_its_own_words(read, members, status, text):
     assert refusal(read, **members) == (status, text)
 
 
-def test_ollama_refuses_a_template():
-    status, text = refusal(read_generate, template="{{ .Prompt }}")
-    assert status == 400 and text.startswith("'template' is not available")
-
-
 def test_ollama_refuses_chats_of_models_without_conversations():
     no_chat, encoder = (dataclasses.replace(HEAD, abilities=frozenset(), generates=made) for made in (True, False))
     for context in (no_chat, encoder):
@@ -493,6 +488,7 @@ def test_ollama_show_describes_a_model(member, name):
     }
     assert answer["capabilities"] == ["completion", "tools", "thinking"]
     assert ".Tools" in answer["template"] and ".Suffix" not in answer["template"]
+    assert read_generate(template=answer["template"], system="S").request.prompts[0].messages[0].content == "SHi"
 
 
 @pytest.mark.parametrize(("members", "names"), [({}, ["embedding"]), ({"dimensions": 0, "labels": ["a"]}, None)])

@@ -357,6 +357,29 @@ def test_responses_refusals_name_the_member(members, field, code):
     assert (error.field, error.code) == (field, code)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["mcp", "file_search", "code_interpreter", "computer", "computer_use_preview", "local_shell", "shell", "apply_patch",
+     "acme:search", "nonsense"],
+)  # fmt: skip
+def test_responses_tools_that_would_never_run_are_refused_by_name(kind):
+    error = refusal(tools=[FUNCTION, {"type": kind}])
+    assert (error.field, error.code) == ("tools[1].type", "unsupported_value") and f"'{kind}'" in error.message
+    assert refusal(tools=[FUNCTION], tool_choice={"type": kind}).field.startswith("tool_choice")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "image_generation",
+     "tool_search", "programmatic_tool_calling"],
+)  # fmt: skip
+def test_responses_tools_of_the_service_are_shown_and_kept_from_the_model(kind):
+    reply = read(tools=[FUNCTION, {"type": kind, "x": [1]}])
+    assert [tool["function"]["name"] for tool in reply.request.prompts[0].tools] == ["f"]
+    assert whole(reply, done())["tools"][1] == {"type": kind, "x": [1]}
+    assert refusal(tools=[{"type": kind}], tool_choice={"type": kind}).field == "tool_choice"
+
+
 STRICT_REFUSED = [
     ({"foo": 1}, "foo", "unknown_parameter"),
     ({"top_k": 5}, "top_k", "unknown_parameter"),

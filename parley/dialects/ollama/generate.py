@@ -1,7 +1,7 @@
 """``POST /api/generate``: a prompt in, lines with pieces of text out, or one text.
 
-A prompt is a turn of the user, rendered by the chat template, or with ``raw`` the model's input as it is. ``context``
-continues an earlier answer: its tokens come before the prompt's.
+A prompt is a turn of the user, rendered by the chat template or the client's own ``template``, or with ``raw`` the
+model's input as it is. ``context`` continues an earlier answer: its tokens come before the prompt's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from parley.dialects.ollama.options import (
     refuse_unavailable,
 )
 from parley.dialects.ollama.shared import OLLAMA_WORDING, OllamaRules
+from parley.dialects.ollama.template import TemplateInput, render_prompt
 from parley.dialects.parameters import MAX_TOKEN_ID
 from parley.errors import Invalid, UnknownModel, Unsupported
 from parley.types import (
@@ -75,7 +76,7 @@ class GenerateReply(OllamaReply):
         self.request = Request(
             id=context.unique_id,
             model=name,
-            prompts=[_read_prompt(body, images, think, context)],
+            prompts=[_read_prompt(rules, body, images, think, context)],
             sampling=options.sampling,
             stop_conditions=options.stop_conditions,
             output_options=OutputOptions(logprobs=read_logprobs(body), whole_ids=not self._raw),
@@ -111,11 +112,6 @@ class GenerateReply(OllamaReply):
 
 def _refuse_members(body: Fields, name: str, context: RequestContext) -> None:
     """Refuse members that this server does not support. Raises Unsupported, Incapable."""
-    if body.string("template", ""):
-        raise Unsupported(
-            "'template' is not available on this server: prompts follow the model's own chat template.",
-            field="template",
-        )
     if body.string("suffix", "") and "insert" not in context.abilities:
         raise shared.incapable_model(name, "insert")
     for member in IMAGE_MODEL_MEMBERS:
@@ -123,12 +119,15 @@ def _refuse_members(body: Fields, name: str, context: RequestContext) -> None:
             raise Unsupported(f"'{member}' is not available on this server: it makes no pictures.", field=member)
 
 
-def _read_prompt(body: Fields, images: Sequence[PlacedMedia], think: ThinkMember, context: RequestContext) -> Prompt:
+def _read_prompt(
+    rules: OllamaRules, body: Fields, images: Sequence[PlacedMedia], think: ThinkMember, context: RequestContext
+) -> Prompt:
     if body.boolean("raw", False):
         return _read_raw_prompt(body, images)
-    if body.string("suffix", ""):
-        return _read_gap(body)
-    return _read_turn(body, images, think, context)
+    gap = _read_gap(body) if body.string("suffix", "") else None
+    if body.string("template", ""):
+        return _read_templated(rules, body, images, think)
+    return gap or _read_turn(body, images, think, context)
 
 
 def _read_gap(body: Fields) -> Text:
@@ -140,17 +139,43 @@ def _read_gap(body: Fields) -> Text:
 
 
 def _read_raw_prompt(body: Fields, images: Sequence[PlacedMedia]) -> Text:
-    if body.string("system", "") or body.array("context", cap=MAX_CONTEXT_IDS):
+    if body.string("template", "") or body.string("system", "") or body.array("context", cap=MAX_CONTEXT_IDS):
         raise Invalid("raw mode does not support template, system, or context", field="raw")
     if body.string("suffix", ""):
         raise body.member_error("suffix", "cannot be used together with 'raw'.")
     return Text(body.string("prompt", ""), media=list(images))
 
 
+def _read_templated(rules: OllamaRules, body: Fields, images: Sequence[PlacedMedia], think: ThinkMember) -> Chat:
+    """Return the prompt that the client's template writes. In the original, an error in it is one of the server."""
+    level = body.raw_value("think")
+    members = TemplateInput(
+        prompt=body.string("prompt", ""),
+        system=body.string("system", ""),
+        suffix=body.string("suffix", ""),
+        think=None if level is None else level is not False,
+        think_level=think.effort or ("" if level is None else str(level is True).lower()),
+        images=images,
+    )
+    try:
+        text, placed = render_prompt(body.string("template", ""), members)
+    except Invalid as error:
+        error.status = 500 if rules.strict else error.status
+        raise
+    earlier_ids = _read_context(body)
+    message = Message("user", text, media=placed)
+    return Chat([message], rendered=True, thinking=think.thinking, special=not earlier_ids, preceding_ids=earlier_ids)
+
+
+def _read_context(body: Fields) -> list[int]:
+    """Return the tokens of an earlier prompt and its answer."""
+    return body.integers("context", cap=MAX_CONTEXT_IDS, low=0, high=MAX_TOKEN_ID)
+
+
 def _read_turn(body: Fields, images: Sequence[PlacedMedia], think: ThinkMember, context: RequestContext) -> Prompt:
     """Return the prompt as a turn of a conversation, after the system's, if the model has conversations."""
     prompt, system = body.string("prompt", ""), body.string("system", "")
-    earlier_ids = body.integers("context", cap=MAX_CONTEXT_IDS, low=0, high=MAX_TOKEN_ID)
+    earlier_ids = _read_context(body)
     if "chat" not in context.abilities:
         if system or earlier_ids:
             raise Unsupported(

@@ -1,7 +1,8 @@
 // Claude Code in print mode: it reads one file with its tool, and ends.
 //
 // The built-in model cannot know Claude Code's tools. So a relay before the server has the first answer call Read with
-// the path of the file; all else is passed on as it is. The conversation is short: the model's context is small.
+// the path of the file, and the next one end the turn: the model's own text would exceed the limit of tokens. All else is
+// passed on as it is. The conversation is short: the model's context is small.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -19,7 +20,11 @@ const bodies = [];
 
 function forceRead(body) {
   const read = body.tools?.find((tool) => tool.name === "Read");
-  if (!read || JSON.stringify(body.messages).includes("tool_result")) return body;
+  if (!read) return body;
+  if (JSON.stringify(body.messages).includes("tool_result")) {
+    const format = { type: "json_schema", schema: { const: "The file is read." } };
+    return { ...body, thinking: { type: "disabled" }, output_config: { ...body.output_config, format } };
+  }
   const properties = { file_path: { const: file } };
   read.input_schema = { type: "object", properties, required: ["file_path"], additionalProperties: false };
   read.strict = true;

@@ -73,6 +73,10 @@ assert one.response == ANSWER and one.context
 more = client.generate(model=model, prompt="Hello!", context=one.context, options=GREEDY, think=False)
 assert more.response and more.context[: len(one.context)] == one.context
 raw = client.generate(model=model, prompt="The capital of", raw=True, options=GREEDY | {"num_predict": 4})
+templated = client.generate(
+    model=model, prompt="capital", template="The {{ .Prompt }} of{{ .Response }}", options=GREEDY | {"num_predict": 4}
+)
+assert templated.response == raw.response and templated.context
 assert raw.eval_count == 4 and raw.done_reason == "length" and raw.context is None
 streamed = client.generate(
     model=model, prompt="The capital of", raw=True, stream=True, options=GREEDY | {"num_predict": 4}
