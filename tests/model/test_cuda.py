@@ -48,3 +48,25 @@ def test_gpu_bf16_gives_valid_scores_and_finishes_every_answer():
     answers, stats = serve_requests(runner, REQUESTS, step=64, blocks=120)
     assert all(score.logprob <= 0 for answer in answers.values() for score in answer.scores)
     assert stats.generated_tokens == sum(len(answer.token_ids) for answer in answers.values())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2"])
+def test_gpu_bf16_answers_are_the_same_alone_in_a_batch_and_in_chunks(architecture):
+    """Also with graphs and steps ahead, and without both."""
+    runner, _ = load_test_runner(tiny_models.model_folder(architecture), device="cuda")
+    expected = serve_requests(runner, REQUESTS, step=64, blocks=120)[0]
+    for request in REQUESTS:
+        assert serve_requests(runner, [request], step=64, blocks=120)[0][request.id, 0] == expected[request.id, 0]
+    assert serve_requests(runner, REQUESTS, step=17, blocks=120)[0] == expected
+    runner.starter = runner.graphs = None
+    assert serve_requests(runner, REQUESTS, step=64, blocks=120)[0] == expected
+
+
+def test_gpu_decodes_run_as_graphs_and_are_started_ahead():
+    runner, _ = load_test_runner(tiny_models.model_folder("qwen3"), device="cuda")
+    assert runner.graphs is not None and runner.starter is not None
+    greedy = [EngineRequest(str(k), [3 + k, 5], 30, Sampling(temperature=0.0)) for k in range(5)]
+    answers = serve_requests(runner, greedy)[0]
+    assert runner.graphs.replays >= 29
+    runner.starter = runner.graphs = None
+    assert serve_requests(runner, greedy)[0] == answers

@@ -10,6 +10,7 @@ import torch
 from parley.core.loop import EngineLoop
 from parley.core.sequence import BLOCK_SIZE, DraftProposer
 from parley.core.step_budget import FixedBudget
+from parley.model.decode_starter import start_on_gpu
 from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
@@ -65,6 +66,8 @@ def serve_requests(
         old_pages = runner.pages
         runner.pages = PagedKV(old_pages.layers, blocks, old_pages.dtype, old_pages.device, int8=old_pages.int8)
         runner.blocks = blocks
+        if runner.graphs is not None:  # they read and write the old pages
+            start_on_gpu(runner)
     answers: dict[tuple[str, int], Answer] = {}
     last_stats = EngineStats()
 

@@ -1,0 +1,259 @@
+"""Measures parley's engine on one GPU: bits, times over the machine's limits, and the tokens per second of a server.
+
+    python bench/gpu.py [--shapes 0.5b,8b] [--skip server]
+
+Takes about ten minutes; needs a GPU of compute capability 8.0 or newer. Weights are random. Four parts, each a table in
+Markdown, which is printed when the part ends:
+
+linears    Rows of a linear layer alone and in batches: whether the bits are equal, and time over that of the bytes.
+attention  One token after contexts of several lengths: the same, and the error against float64.
+steps      Decode steps with graphs and without: time over that of all weights and of the keys and values read.
+server     Requests at once: tokens per second over HTTP, and the first token of a prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+import uvloop
+from contest import Contestant, ContestantFailed
+from install import ROOT
+from model import SHAPES, Shape, write_model
+from peers import parley_peer
+
+from parley import native
+from parley.cli.apis import BENCHED_APIS
+from parley.cli.load.generator import LoadGenerator
+from parley.core.sequence import BLOCK_SIZE
+from parley.dialects.bench import LoadShape
+from parley.model.load.loader import load_runner
+from parley.model.networks.network import PackedBatch
+from parley.model.runner import DecoderRunner
+from parley.native.layout import LayerKV, Span
+from parley.types import Settings
+
+GPU_SHAPES = {"0.5b": SHAPES["0.5b"], "8b": Shape(4096, 14336, 32, 32, 8, 128256)}
+DEVICE = torch.device("cuda")
+COPIED = 4 << 30  # bytes of the copy that measures the bandwidth
+RUNS = 20
+LINEAR_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CONTEXTS = (512, 4096, 32768)
+STEP_ROWS = (1, 8, 32, 64)
+STEP_CONTEXT = 512
+CLIENTS = (1, 8, 32, 64)
+ANSWER = 128  # tokens
+PROMPT = 64  # tokens
+TIMEOUT = 300.0  # seconds for one request
+
+
+def median_seconds(launch: Callable[[], object]) -> float:
+    """Return the median time that the GPU takes for the work that a function starts."""
+    for _ in range(3):
+        launch()
+    times = []
+    for _ in range(RUNS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        launch()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def measure_bandwidth() -> float:
+    """Return the bytes that the GPU reads and writes per second when it copies."""
+    source = torch.ones(COPIED, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    return 2 * COPIED / median_seconds(lambda: target.copy_(source))
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+
+
+def random_rows(*shape: int) -> torch.Tensor:
+    """Return random bfloat16 numbers on the GPU."""
+    return torch.randn(shape, dtype=torch.float32, device=DEVICE).bfloat16()
+
+
+def compare_linears(shape: Shape, bandwidth: float) -> str:
+    """Return the table of the linear layers of a decoder layer."""
+    hidden, width = shape.hidden_size, shape.intermediate_size
+    rows = []
+    for out, into in ((2 * width, hidden), (hidden, width), (hidden, hidden)):
+        packed = native.pack_weight(random_rows(out, into))
+        x = random_rows(max(LINEAR_ROWS), into)
+        alone = torch.cat([native.linear(x[row : row + 1], packed) for row in range(len(x))])
+        for count in LINEAR_ROWS:
+            together = native.linear(x[:count], packed)
+            seconds = median_seconds(partial(native.linear, x[:count], packed))
+            least = 2 * (out * into + count * (out + into)) / bandwidth
+            equal = torch.equal(together, alone[:count])
+            rows.append((f"{into} to {out}", count, equal, f"{seconds * 1e6:.0f}", f"{least / seconds:.2f}"))
+    return markdown_table(("linear layer", "rows", "bits equal", "µs", "least time over it"), rows)
+
+
+def attend_once(layer: LayerKV, contexts: Sequence[int]) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
+    """Return a function that attends to random pages of these contexts, and the expected result in float64.
+
+    Each sequence has one query of four times the layer's heads.
+    """
+    page_format = native.choose_page_format(layer, torch.bfloat16, DEVICE)
+    table, spans = 0, []
+    for row, length in enumerate(contexts):
+        pages = -(-length // BLOCK_SIZE)
+        spans.append(Span(row, 1, length, list(range(table, table + pages))))
+        table += pages
+    pool = native.PagePool(
+        torch.zeros((table + 1, *page_format.shape), dtype=page_format.dtype, device=DEVICE), page_format
+    )
+    keys, values = (random_rows(table * BLOCK_SIZE, layer.heads, layer.dim) for _ in range(2))
+    native.write_kv(
+        keys, values, pool, native.write_indices(torch.arange(table * BLOCK_SIZE, device=DEVICE), page_format)
+    )
+    queries, scale = random_rows(len(contexts), 4 * layer.heads, layer.dim), layer.dim**-0.5
+    expected = []
+    for row, span in enumerate(spans):
+        seen = slice(span.table[0] * BLOCK_SIZE, span.table[0] * BLOCK_SIZE + span.length)
+        k, v = (each[seen].double().repeat_interleave(4, 1).transpose(0, 1) for each in (keys, values))
+        weights = (k @ queries[row].double()[:, :, None] * scale).softmax(1)
+        expected.append((weights * v).sum(1))
+    plan = native.plan_attention(
+        spans,
+        heads=queries.shape[1],
+        page_format=page_format,
+        window=None,
+        chunk=None,
+        ends=None,
+        zero_page=table,
+        device=DEVICE,
+        dtype=queries.dtype,
+    )
+    return lambda: native.attend(queries, pool, plan, scale=scale), torch.stack(expected)
+
+
+def compare_attention(shape: Shape, bandwidth: float) -> str:
+    """Return the table of attention in decode steps."""
+    dim = shape.hidden_size // shape.num_attention_heads
+    layer, rows = LayerKV(shape.num_key_value_heads, dim, dim), []
+    for count in (1, 8):
+        for context in CONTEXTS:
+            torch.manual_seed(context)
+            launch, expected = attend_once(layer, [context] * count)
+            seconds, result = median_seconds(launch), launch()
+            error = ((result.double() - expected).norm() / expected.norm()).item()
+            least = count * context * 4 * layer.heads * dim / bandwidth
+            equal = all(torch.equal(launch(), result) for _ in range(5))
+            rows.append((count, context, equal, f"{error:.1e}", f"{seconds * 1e6:.0f}", f"{least / seconds:.2f}"))
+    head = ("sequences", "context", "bits equal each time", "error", "µs", "least time over it")
+    return markdown_table(head, rows)
+
+
+def decode_batch(rows: int) -> PackedBatch:
+    """Return one token for each of so many sequences."""
+    pages = -(-STEP_CONTEXT // BLOCK_SIZE)
+    parts = [([5 + row], STEP_CONTEXT - 1, list(range(row * pages, (row + 1) * pages))) for row in range(rows)]
+    return PackedBatch.pack_parts(parts, DEVICE)
+
+
+def measure_steps(runner: DecoderRunner, shape: Shape, bandwidth: float) -> str:
+    """Return the table of decode steps, logits included."""
+    kv_bytes = 4 * shape.num_key_value_heads * shape.hidden_size // shape.num_attention_heads * shape.num_hidden_layers
+    graphs, rows = runner.graphs, []
+    assert graphs is not None, "the network has no graphs"
+    alone = runner.network.compute_hidden(decode_batch(1), runner.pages)
+    for count in STEP_ROWS:
+        batch = decode_batch(count)
+
+        def compute(is_graph: bool, batch: PackedBatch = batch) -> torch.Tensor:
+            runner.graphs = graphs if is_graph else None
+            return runner.network.compute_logits(runner.compute_hidden(batch))
+
+        equal = torch.equal(compute(True), compute(False)) and torch.equal(runner.compute_hidden(batch)[:1], alone)
+        with_graph, without = (median_seconds(partial(compute, each)) for each in (True, False))
+        least = (runner.network.weights_bytes + count * STEP_CONTEXT * kv_bytes) / bandwidth
+        times = (f"{seconds * 1e3:.2f}" for seconds in (with_graph, without))
+        rows.append((count, equal, *times, f"{least / with_graph:.2f}"))
+    runner.graphs = graphs
+    return markdown_table(("rows", "bits equal", "ms with a graph", "ms without", "least time over it"), rows)
+
+
+def measure_server(folder: Path) -> str:
+    """Return the table of a server's tokens per second. Raises ContestantFailed."""
+    server = Contestant(parley_peer("parley", str(folder), "bf16", (), "--device", "cuda"), ROOT / "log" / "gpu.log")
+    rows = []
+    try:
+        for clients in CLIENTS:
+            load = LoadGenerator(server.address, None, LoadShape("m", ANSWER, TIMEOUT), BENCHED_APIS["openai"])
+            prompts = [[5 + (7 * i + j) % 900 for j in range(PROMPT)] for i in range(4 * clients)]
+            samples, wall = uvloop.run(load.run_load(prompts, clients))
+            if errors := [sample.error for sample in samples if sample.error]:
+                raise ContestantFailed(f"a request failed: {errors[0]}")
+            tokens = sum(sample.tokens for sample in samples)
+            first = statistics.median(sample.arrivals[0] - sample.start for sample in samples)
+            rows.append((clients, f"{tokens / wall:.0f}", f"{first * 1e3:.0f}"))
+    finally:
+        server.stop()
+    return markdown_table(("clients", "tokens/s", "ms until the first token, median"), rows)
+
+
+@torch.inference_mode()
+def measure_shape(name: str, skipped: Sequence[str], bandwidth: float) -> None:
+    """Print the tables of one shape."""
+    shape = GPU_SHAPES[name]
+    parts: dict[str, Callable[[], str]] = {
+        "linears": lambda: compare_linears(shape, bandwidth),
+        "attention": lambda: compare_attention(shape, bandwidth),
+    }
+    for part, measure in parts.items():
+        if part not in skipped:
+            print(f"\n### {name}, {part}\n\n{measure()}", flush=True)
+    if {"steps", "server"} <= set(skipped):
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write_model(folder, shape)
+        if "steps" not in skipped:
+            settings = Settings(model=str(folder), device="cuda", dtype="bfloat16", max_model_len=2 * STEP_CONTEXT)
+            runner, _ = load_runner(settings, lambda stage, fraction: None)
+            assert isinstance(runner, DecoderRunner)
+            runner.pages.clear_pages(list(range(max(STEP_ROWS) * -(-STEP_CONTEXT // BLOCK_SIZE))))
+            print(f"\n### {name}, steps\n\n{measure_steps(runner, shape, bandwidth)}", flush=True)
+            del runner
+            torch.cuda.empty_cache()
+        if "server" not in skipped:
+            print(f"\n### {name}, server\n\n{measure_server(folder)}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", default=",".join(GPU_SHAPES), help=f"of {', '.join(GPU_SHAPES)}")
+    parser.add_argument("--skip", default="", help="parts to leave out: linears, attention, steps, server")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("There is no GPU that torch can use.", file=sys.stderr)
+        return 1
+    bandwidth = measure_bandwidth()
+    name, kernels = torch.cuda.get_device_name(), native.kernels_in_use(torch.bfloat16, DEVICE)
+    print(f"{name}, torch {torch.__version__}, kernels: {kernels}. Copies: {bandwidth / 1e9:.0f} GB/s.")
+    try:
+        for shape in options.shapes.split(","):
+            measure_shape(shape, options.skip.split(","), bandwidth)
+    except ContestantFailed as error:
+        print(f"The server failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
