@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.native import memory
-from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight
+from parley.native.torch_forms.torch_grouped import FLOAT_ZERO_DTYPES, BlockedWeight, GroupedWeight
 
 P, N = ctypes.c_void_p, ctypes.c_int64
 GROUPED_SIGNATURES = {
@@ -28,7 +28,8 @@ SCALE_DTYPES = {"e2m1": torch.bfloat16, **dict.fromkeys(("q4_0", "q8_0", "iq4_nl
 SEVERAL = "several"  # the code of a weight whose parts have codes of their own
 # Numbered as in grouped.cpp
 GROUPED_CODES = (
-    "int4", "int8", "e4m3", "e2m1", *BLOCK_GROUPS, "q4_0", "q8_0", "iq4_nl", "nf4", SEVERAL,
+    "int4", "int8", "e4m3", "e2m1", *BLOCK_GROUPS, "q4_0", "q8_0", "iq4_nl", "nf4", "fp4", *FLOAT_ZERO_DTYPES,
+    SEVERAL,
 )  # fmt: skip
 SEVERAL_HEADER = 16  # words before the parts
 GROUPED_UNIT = 8  # groups and rows are padded to multiples of it
@@ -57,7 +58,7 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
 
     Scales of 4-bit integers keep 20 of 24 bits, those of 8-bit integers 16: more than bfloat16 and float16 have.
     Raises ValueError if the group size is neither a multiple of 8 nor the whole row, or if the scales of a
-    code in SCALE_DTYPES are not numbers of its dtype.
+    code in SCALE_DTYPES, or scales or zeros of one in FLOAT_ZERO_DTYPES, are not numbers of its dtype.
     """
     out, into = weight.values.shape
     part = _GroupedPart(weight)
@@ -112,10 +113,15 @@ class _GroupedPart:
         self.group = weight.group if weight.group < self.into else self.into + -self.into % GROUPED_UNIT
         if self.group % GROUPED_UNIT:
             raise ValueError(f"groups of {self.group} numbers; only multiples of {GROUPED_UNIT} can be packed")
-        scales = weight.scales.float()
-        if (dtype := SCALE_DTYPES.get(weight.code)) is not None and not torch.equal(scales, scales.to(dtype).float()):
-            raise ValueError(f"scales of {weight.code} that {str(dtype).removeprefix('torch.')} does not have")
-        self.scales = scales.contiguous()
+        if weight.zeros is not None and (dtype := FLOAT_ZERO_DTYPES.get(weight.code)) is not None:
+            scales, zeros = (
+                _exact(weight, each, dtype).view(torch.int16).int() for each in (weight.scales, weight.zeros)
+            )
+            self.scales = (scales & 0xFFFF | zeros << 16).contiguous()
+            return
+        if (dtype := SCALE_DTYPES.get(weight.code)) is not None:
+            _exact(weight, weight.scales, dtype)
+        self.scales = weight.scales.float().contiguous()
         self.zeros = None if weight.zeros is None else weight.zeros.contiguous()
 
     def words(self, library: ctypes.CDLL) -> int:
@@ -136,6 +142,14 @@ class _GroupedPart:
             self.group,
             torch.get_num_threads(),
         )
+
+
+def _exact(weight: GroupedWeight, numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return scales or zeros of a weight in another dtype. Raises ValueError if it does not have all of them."""
+    result = numbers.to(dtype)
+    if not torch.equal(result.float(), numbers.float()):
+        raise ValueError(f"scales of {weight.code} that {str(dtype).removeprefix('torch.')} does not have")
+    return result
 
 
 def multiply_grouped(library: ctypes.CDLL, x: torch.Tensor, packed: GroupedPacked, dtype: torch.dtype) -> torch.Tensor:

@@ -18,6 +18,7 @@ from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, Pla
 OUT, INTO = 96, 256
 LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT, INTO)
 NF4, NESTED, INT8 = "bitsandbytes nf4", "bitsandbytes nf4, double", "bitsandbytes int8"
+FP4, FP4_NESTED = "bitsandbytes fp4", "bitsandbytes fp4, double"
 STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
@@ -37,14 +38,17 @@ def read_layer(folder: Path, parts: dict[str, torch.Tensor], form: str):
     return found.read_stored_weight(checkpoint, LINEAR)
 
 
-@pytest.mark.parametrize("form", [NF4, NESTED, INT8, "GPTQ 3 bits"])
+@pytest.mark.parametrize("form", [NF4, NESTED, FP4, FP4_NESTED, INT8, "GPTQ 3 bits"])
 def test_each_form_is_read_as_defined(form, tmp_path):
     parts, dequantized = random_layer(form)
     read = read_layer(tmp_path, parts, form)
     assert torch.allclose(read.multiply_rows(torch.eye(INTO)), dequantized.T, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize(("form", "limit"), [(NF4, 2.5e-3), (NESTED, 2.5e-3), (INT8, 2e-5), ("GPTQ 3 bits", 2e-6)])
+@pytest.mark.parametrize(
+    ("form", "limit"),
+    [(NF4, 2.5e-3), (NESTED, 2.5e-3), (FP4, 2e-6), (FP4_NESTED, 2e-6), (INT8, 2e-5), ("GPTQ 3 bits", 2e-6)],
+)
 def test_kernels_multiply_the_bits_of_the_file(form, limit, tmp_path):
     """The 16 numbers of nf4 are rounded to bfloat16; all else is exact but for the rounding of sums and scales."""
     parts, dequantized = random_layer(form)
@@ -54,7 +58,7 @@ def test_kernels_multiply_the_bits_of_the_file(form, limit, tmp_path):
     actual, expected = native.lm_head_logits(x, packed), (x.double() @ dequantized.double().T).float()
     assert (actual - expected).norm() / expected.norm() < (limit if native.packed_layout_id() else 4e-3)
     assert torch.equal(native.lm_head_logits(x[4:5], packed), actual[4:5])
-    if native.packed_layout_id() and form in (NF4, NESTED):
+    if native.packed_layout_id() and form in (NF4, NESTED, FP4, FP4_NESTED):
         assert packed.weight.nbytes * 8 == 128 * INTO * 4.5  # outputs are padded to 128
 
 

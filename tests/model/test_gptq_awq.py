@@ -255,7 +255,7 @@ def test_gptq_ignores_zero_biases_and_zero_group_indices(tmp_path):
         (AWQ | {"version": "marlin"}, "marlin"),
         (AWQ | {"zero_point": False}, "zero_point is False"),
         (AWQ | {"modules_to_not_convert": {"a": 1}}, "modules_to_not_convert"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, "only nf4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "only nf4 and fp4"),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "bfloat16"}, "only uint8"),
     ],
 )

@@ -13,10 +13,16 @@ from parley import native
 from parley.native import build, library
 from parley.native.compiled import CompiledKernels
 from parley.native.torch_forms import torch_kernels
-from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight, dequantize_grouped, round_int4
+from parley.native.torch_forms.torch_grouped import (
+    FLOAT_ZERO_DTYPES,
+    BlockedWeight,
+    GroupedWeight,
+    dequantize_grouped,
+    round_int4,
+)
 
 COUNTS = [*range(1, 65), 100, 128, 256, 512]
-GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1", "q4_0", "q8_0", "iq4_nl", "nf4")
+GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1", "q4_0", "q8_0", "iq4_nl", "nf4", "fp4", *FLOAT_ZERO_DTYPES)
 HALF_CODES = ("q4_0", "q8_0", "iq4_nl")  # those whose scales are float16
 BLOCK_CODES = {  # bits of the integers, numbers in a group, whether groups have minimums
     "q2_k": (4, 16, True),
@@ -46,16 +52,20 @@ def random_weight(
 ) -> GroupedWeight:
     """A weight with random values, scales and zero points, so that nothing is symmetric or trivial."""
     source = torch.Generator().manual_seed(seed)
-    groups, top = -(-inner // group), 256 if code in ("int8", "e4m3", "q8_0") else 16
+    groups, top = -(-inner // group), 256 if code in ("int8", "e4m3", "q8_0", "zero8_f16", "zero8_bf16") else 16
     values = torch.randint(0, top, (outer, inner), generator=source, dtype=torch.uint8)
     if code == "e4m3":
         values[(values & 0x7F) == 0x7F] = 0  # NaN
+    dtype = FLOAT_ZERO_DTYPES.get(code, torch.float16 if code in HALF_CODES else torch.bfloat16)
+    zeros = None
+    if code[:3] == "int":
+        zeros = torch.randint(0, top, (outer, groups), generator=source, dtype=torch.uint8)
+    elif code in FLOAT_ZERO_DTYPES:
+        zeros = ((torch.rand(outer, groups, generator=source) - 0.2) * top).to(dtype)
     return GroupedWeight(
         values,
-        (torch.rand(outer, groups, generator=source) + 0.01).to(
-            torch.float16 if code in HALF_CODES else torch.bfloat16
-        ),
-        torch.randint(0, top, (outer, groups), generator=source, dtype=torch.uint8) if code[:3] == "int" else None,
+        (torch.rand(outer, groups, generator=source) + 0.01).to(dtype),
+        zeros,
         group,
         torch.randperm(inner, generator=source) if ordered else None,
         code,
@@ -83,6 +93,7 @@ NUMBERS = {
     "e4m3": E4M3_NUMBERS,
     "iq4_nl": IQ4_NUMBERS,
     "nf4": NF4_NUMBERS,
+    "fp4": torch.tensor([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3]).double(),
     "q4_0": torch.arange(-8, 8).double(),
     "q8_0": torch.arange(-128, 128).double(),
 }
@@ -94,7 +105,11 @@ def dequantized_weight(weight: GroupedWeight) -> torch.Tensor:
     for k in range(dequantized.shape[1]):
         place = k if weight.order is None else int(weight.order[k])
         group = k // weight.group
-        if weight.zeros is None:
+        if weight.code[:5] == "shift":
+            assert weight.zeros is not None
+            shifts = weight.zeros[:, group].double() / weight.scales[:, group].double()
+            numbers = weight.values[:, k].double() - 8 + shifts
+        elif weight.zeros is None:
             numbers = NUMBERS[weight.code][weight.values[:, k].long()]
         else:
             numbers = weight.values[:, k].double() - weight.zeros[:, group].double()

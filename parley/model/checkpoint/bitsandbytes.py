@@ -1,11 +1,11 @@
-"""Reads checkpoints of bitsandbytes: 4-bit numbers of a table (nf4), and int8 with a scale for each output (LLM.int8).
+"""Reads checkpoints of bitsandbytes: 4 bits that number a table (nf4, fp4), or int8 with a scale for each output.
 
-nf4: ``weight`` uint8 [numbers / 2, 1] has two numbers in a byte, the first in the high bits, of a weight [out, in] read
-row by row; ``weight.absmax`` has the scale of each ``blocksize`` of them. Scales may be quantised as well: then they
-are uint8 and select numbers of ``weight.nested_quant_map`` float32 [256], which are multiplied by one number of
-``weight.nested_absmax`` for each ``nested_blocksize`` scales; ``nested_offset`` is added. JSON in bytes
-(``weight.quant_state.bitsandbytes__nf4``) has these sizes. int8: ``weight`` int8 [out, in], times ``SCB`` float32 [out]
-/ 127. Layers without these tensors are plain.
+nf4 and fp4: ``weight`` uint8 [numbers / 2, 1] has two numbers in a byte, the first in the high bits, of a weight
+[out, in] read row by row; ``weight.absmax`` has the scale of each ``blocksize`` of them. Scales may be quantised as
+well: then they are uint8 and select numbers of ``weight.nested_quant_map`` float32 [256], which are multiplied by one
+number of ``weight.nested_absmax`` for each ``nested_blocksize`` scales; ``nested_offset`` is added. JSON in bytes
+(``weight.quant_state.bitsandbytes__nf4``, or ``__fp4``) has these sizes. int8 (LLM.int8): ``weight`` int8 [out, in],
+times ``SCB`` float32 [out] / 127. Layers without these tensors are plain.
 """
 
 from __future__ import annotations
@@ -18,40 +18,44 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.gptq_awq import GROUP_MULTIPLE
+from parley.model.checkpoint.packed_words import GROUP_MULTIPLE
 from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight, PlainWeight
 from parley.native import GroupedWeight
-from parley.native.torch_forms.torch_grouped import NF4_NUMBERS
+from parley.native.torch_forms.torch_grouped import FP4_NUMBERS, NF4_NUMBERS
 
+# By the name of a table: its numbers, and what the kernel's numbers are divided by
+TABLES = {"nf4": (NF4_NUMBERS, 1.0), "fp4": (FP4_NUMBERS, 12.0)}
 BITS8_TENSORS = ("SCB", "weight_format")
 STATE_BYTES = 1 << 16  # the most bytes of a weight's JSON
 
 
 @dataclass(frozen=True)
 class QuantState:
-    """The JSON of an nf4 weight: how many numbers share a scale, and how many scales share one, 0 if they are plain."""
+    """The JSON of a 4-bit weight: how many numbers share a scale, and how many scales share one, 0 if they are plain.
+    ``table``: a name of TABLES."""
 
+    table: str
     block: int
     nested_block: int = 0
     nested_offset: float = 0.0
 
 
 class BitsAndBytesFormat:
-    """The format of a linear layer, which its tensors tell: nf4, int8 or plain."""
+    """The format of a linear layer, which its tensors tell: nf4, fp4, int8 or plain."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight and of all that describes it."""
         weight = linear.name + ".weight"
-        if self._state_name(linear) in checkpoint:
+        if (table := self._table(checkpoint, linear)) is not None:
             parts = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
             present = [f"{weight}.{part}" for part in parts if f"{weight}.{part}" in checkpoint]
-            return [weight, self._state_name(linear), *present]
+            return [weight, self._state_name(linear, table), *present]
         return [weight] + [name for part in BITS8_TENSORS if (name := f"{linear.name}.{part}") in checkpoint]
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return the weight and the tensors of its scales as views of the file. Raises LoadError."""
-        weight, state_name = linear.name + ".weight", self._state_name(linear)
-        if state_name not in checkpoint:
+        weight, table = linear.name + ".weight", self._table(checkpoint, linear)
+        if table is None:
             if f"{linear.name}.SCB" not in checkpoint:
                 plain = checkpoint.view_tensor(weight, *linear.stored_shape)
                 return [plain.T if linear.transposed else plain]
@@ -59,8 +63,8 @@ class BitsAndBytesFormat:
                 checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.int8),
                 checkpoint.view_tensor(f"{linear.name}.SCB", linear.out),
             ]
-        state = self._read_state(checkpoint, linear)
-        self._check_numbers(checkpoint, weight + ".quant_map")
+        state = self._read_state(checkpoint, linear, table)
+        self._check_numbers(checkpoint, weight + ".quant_map", table)
         scales = linear.out * linear.into // state.block
         views = [checkpoint.view_tensor(weight, linear.out * linear.into // 2, 1, dtype=torch.uint8)]
         if not state.nested_block:
@@ -81,12 +85,13 @@ class BitsAndBytesFormat:
             return GroupedLinearWeight(
                 GroupedWeight(numbers, scales[0].float()[:, None] / 127, zeros, linear.into, code="int8")
             )
-        if not scales:
+        table = self._table(checkpoint, linear)
+        if table is None:
             return PlainWeight(values)
-        state = self._read_state(checkpoint, linear)
+        state = self._read_state(checkpoint, linear, table)
         codes = torch.stack((values >> 4, values & 15), -1).view(linear.out, linear.into)
-        wide = self._widen_scales(state, *scales).view(linear.out, -1)
-        return GroupedLinearWeight(GroupedWeight(codes, wide, None, state.block, code="nf4"))
+        wide = self._widen_scales(state, *scales).view(linear.out, -1) / TABLES[table][1]
+        return GroupedLinearWeight(GroupedWeight(codes, wide, None, state.block, code=table))
 
     @staticmethod
     def _widen_scales(
@@ -102,26 +107,32 @@ class BitsAndBytesFormat:
         return numbers.float()[scales.int()] * spread + state.nested_offset
 
     @staticmethod
-    def _check_numbers(checkpoint: Checkpoint, name: str) -> None:
-        """Raise LoadError unless the file's table is that of nf4."""
+    def _check_numbers(checkpoint: Checkpoint, name: str, table: str) -> None:
+        """Raise LoadError unless the file's table is the one of this name."""
+        numbers, divisor = TABLES[table]
         if name in checkpoint and not torch.allclose(
-            checkpoint.view_tensor(name, 16).float(), torch.tensor(NF4_NUMBERS)
+            checkpoint.view_tensor(name, 16).float(), torch.tensor(numbers) / divisor
         ):
-            raise LoadError(f"Tensor {name} does not hold the numbers of nf4.")
+            raise LoadError(f"Tensor {name} does not hold the numbers of {table}.")
+
+    def _table(self, checkpoint: Checkpoint, linear: LinearSpec) -> str | None:
+        """Return the name of the table of a weight, None if it is not of 4 bits."""
+        return next((table for table in TABLES if self._state_name(linear, table) in checkpoint), None)
 
     @staticmethod
-    def _state_name(linear: LinearSpec) -> str:
-        return linear.name + ".weight.quant_state.bitsandbytes__nf4"
+    def _state_name(linear: LinearSpec, table: str) -> str:
+        return f"{linear.name}.weight.quant_state.bitsandbytes__{table}"
 
-    def _read_state(self, checkpoint: Checkpoint, linear: LinearSpec) -> QuantState:
+    def _read_state(self, checkpoint: Checkpoint, linear: LinearSpec, table: str) -> QuantState:
         """Read the JSON of a weight. Raises LoadError."""
-        name = self._state_name(linear)
+        name = self._state_name(linear, table)
         size = checkpoint.tensor_shape(name)
         try:
             if len(size) != 1 or size[0] > STATE_BYTES:
                 raise ValueError
             fields = json.loads(bytes(checkpoint.view_tensor(name, *size, dtype=torch.uint8).tolist()))
             state = QuantState(
+                table,
                 int(fields["blocksize"]),
                 int(fields.get("nested_blocksize") or 0),
                 float(fields.get("nested_offset") or 0),
@@ -144,9 +155,12 @@ class BitsAndBytesFormat:
 
 def read_bitsandbytes_config(config: dict[str, Any]) -> Callable[[str], BitsAndBytesFormat | None]:
     """Return a function from layer name to format for a ``quantization_config``. Raises LoadError."""
-    kind, is_4bit = config.get("bnb_4bit_quant_type", "nf4"), config.get("load_in_4bit") or config.get("_load_in_4bit")
-    if is_4bit and kind != "nf4":
-        raise LoadError(f"The checkpoint's quantization_config.bnb_4bit_quant_type is {kind}; only nf4 is supported.")
+    kind, is_4bit = config.get("bnb_4bit_quant_type", "fp4"), config.get("load_in_4bit") or config.get("_load_in_4bit")
+    if is_4bit and kind not in TABLES:
+        raise LoadError(
+            f"The checkpoint's quantization_config.bnb_4bit_quant_type is {kind}; only {' and '.join(TABLES)} are "
+            "supported."
+        )
     if config.get("bnb_4bit_quant_storage", "uint8") != "uint8":
         storage = config["bnb_4bit_quant_storage"]
         raise LoadError(

@@ -104,6 +104,7 @@ class Checkpoint:
         self._mapped = mapped
         self._maps: list[mmap.mmap | bytearray] = []
         self._entries: dict[str, TensorEntry] = {}
+        self.metadata: dict[str, str] = {}  # of the headers of safetensors files; some writers describe tensors there
         self.unread_names: set[str] = set()  # tensors of dtypes that are not read here, by the names in the files
         self.files = _weight_files(folder) if files is None else files
         if self.files and self.files[0].suffix == ".gguf":
@@ -141,18 +142,23 @@ class Checkpoint:
     def add_prefix(self, prefix: str) -> None:
         """Prepend ``prefix`` to the names of all tensors."""
         self._entries = {prefix + name: entry for name, entry in self._entries.items()}
+        self.metadata = {prefix + name: text for name, text in self.metadata.items()}
 
     def select_tensors(self, prefixes: dict[str, str]) -> None:
         """Keep only the tensors whose names begin with one of ``prefixes``, and replace it by its value.
 
         Raises LoadError if two tensors get the same name.
         """
+
+        def rename(name: str) -> str | None:
+            prefix = max((each for each in prefixes if name.startswith(each)), key=len, default=None)
+            return None if prefix is None else prefixes[prefix] + name.removeprefix(prefix)
+
+        self.metadata = {new_name: text for name, text in self.metadata.items() if (new_name := rename(name))}
         old_names: dict[str, str] = {}
         for name in self._entries:
-            prefix = max((each for each in prefixes if name.startswith(each)), key=len, default=None)
-            if prefix is None:
+            if (new_name := rename(name)) is None:
                 continue
-            new_name = prefixes[prefix] + name.removeprefix(prefix)
             if new_name in old_names:
                 raise LoadError(f"The checkpoint has both {old_names[new_name]} and {name}, so one is superfluous.")
             old_names[new_name] = name
@@ -257,6 +263,8 @@ class Checkpoint:
         for name, fields in header.items():
             if name != "__metadata__":
                 self._add_entry(name, fields, path.name, 8 + length, size)
+            elif isinstance(fields, dict):
+                self.metadata |= {key: text for key, text in fields.items() if isinstance(text, str)}
 
     def _open_gguf(self, path: Path) -> None:
         """Open a GGUF file, or all parts of a split one, under the names of Hugging Face format."""

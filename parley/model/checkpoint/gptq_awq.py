@@ -19,7 +19,14 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.packed_words import count_groups, input_order, packed_size, unpack_crossing, unpack_rows
+from parley.model.checkpoint.packed_words import (
+    GROUP_MULTIPLE,
+    count_groups,
+    input_order,
+    packed_size,
+    unpack_crossing,
+    unpack_rows,
+)
 from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
@@ -27,7 +34,6 @@ ONE_IN_EACH = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # by bits
 GPTQ_BITS = (2, 3, 4, 8)
 AWQ_BITS = 4
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of values 0 to 7 within an integer
-GROUP_MULTIPLE = 8  # group sizes must be multiples of this
 
 
 @dataclass(frozen=True)

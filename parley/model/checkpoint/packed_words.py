@@ -7,6 +7,8 @@ import torch.nn.functional as F
 
 from parley.model.checkpoint.files import LoadError
 
+GROUP_MULTIPLE = 8  # sizes of groups must be multiples of this
+
 
 def packed_size(numbers: int, bits: int) -> int:
     """Return how many words hold this many numbers, each word as many as fit whole."""

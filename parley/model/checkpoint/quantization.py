@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from parley.model.checkpoint import bitsandbytes, compressed_tensors, fp8, gptq_awq
+from parley.model.checkpoint import bitsandbytes, compressed_tensors, fp8, gptq_awq, hqq, torchao
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.gguf_blocks import grouped_bits
 from parley.model.checkpoint.stacked import StackedFormat, StackedFp8Format, StackedMxfp4Format
@@ -72,6 +72,8 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     "gptq": gptq_awq.read_gptq_config,
     "awq": gptq_awq.read_awq_config,
     "bitsandbytes": bitsandbytes.read_bitsandbytes_config,
+    "hqq": hqq.read_hqq_config,
+    "torchao": torchao.read_torchao_config,
     "fp8": fp8.read_fp8_config,
     "fbgemm_fp8": fp8.read_fp8_config,
     "mxfp4": lambda section: lambda name: None,  # quantises experts only

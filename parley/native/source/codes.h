@@ -161,6 +161,11 @@ struct Nf4Numbers {
                                        0.72265625f, 1}};
 };
 
+// Of bitsandbytes' fp4, times 12: exact in bf16
+struct Fp4Numbers {
+  static constexpr Numbers NUMBERS = {{0, 0.0625f, 8, 12, 4, 6, 2, 3, -0.f, -0.0625f, -8, -12, -4, -6, -2, -3}};
+};
+
 // A table's numbers of 4 bits, times a scale of 32 bits
 template <class Chosen> struct Chosen4 {
   static constexpr int BITS = 4;
@@ -219,6 +224,25 @@ template <int SIZE> struct Integers {
 #endif
     return signed_pair<BITS>(word, j);
   }
+};
+
+// The same with a scale and a zero point that are both floats of 16 bits: bf16 if BRAIN, else float16. The scale is in the
+// low half of its word. SHIFT: in place of the zero point, a number is added to the product of scale and signed integer.
+template <int SIZE, bool BRAIN, bool SHIFT> struct FloatZeros : Integers<SIZE> {
+  static constexpr uint32_t ZERO = 0;
+
+  struct Factors {
+    Vec scale, zero;
+    Factors(const uint32_t* scales, int i) {
+      Bits word = read<Bits>(scales + i * LANES);
+      scale = BRAIN ? (Vec)(word << 16) : widen_half(word & 0xffff);
+      zero = BRAIN ? (Vec)(word & 0xffff0000) : widen_half(word >> 16);
+      if (!SHIFT) zero = (float)Integers<SIZE>::MIDDLE - zero;
+    }
+    Vec add(Vec total, Vec sum, float x) const {
+      return SHIFT ? fma(sum, scale, fma(zero, fill(x), total)) : fma(fma(zero, fill(x), sum), scale, total);
+    }
+  };
 };
 
 // The same without a zero point, and with a scale that is a float16
@@ -371,3 +395,10 @@ using Q5_1 = Blocks<1, 32, 32, true>;
 using Iq4Nl = HalfChosen4<Iq4Numbers>;
 using Iq4Xs = Blocks<0, 32, 256, false, Iq4Numbers>;
 using Nf4 = Chosen4<Nf4Numbers>;
+using Fp4 = Chosen4<Fp4Numbers>;
+using Zero4F16 = FloatZeros<4, false, false>;
+using Zero4Bf16 = FloatZeros<4, true, false>;
+using Zero8F16 = FloatZeros<8, false, false>;
+using Zero8Bf16 = FloatZeros<8, true, false>;
+using Shift4F16 = FloatZeros<4, false, true>;
+using Shift4Bf16 = FloatZeros<4, true, true>;

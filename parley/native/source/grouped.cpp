@@ -13,7 +13,7 @@
 // Packed weights are [panels][groups] of BLOCK scales and zeros, then [pairs of the group / Code::WORD][BLOCK]
 // words of weights. A panel is BLOCK outputs. A word of weights holds adjacent pairs of K: the lowest bits of its low
 // half are the first number of the first pair, those of its high half the second. A scale is a float, whose last bits are
-// the zero of an integer, or a bf16 or a float16.
+// the zero of an integer, or a bf16 or a float16; or a word holds a scale and a zero or shift as floats of 16 bits.
 //
 // Blocks of GGUF files are [panels][blocks] of Code::HEAD rows of BLOCK words and then [groups] of Code::PART rows. The
 // first word of a head holds the scale as float16 and above it the minimum. The others hold the groups' integers, a byte
@@ -207,11 +207,18 @@ template <class F> auto with_code(int64_t code, F f) {
     case 13: return f(Q4_0{});
     case 14: return f(Q8_0{});
     case 15: return f(Iq4Nl{});
-    default: return f(Nf4{});
+    case 16: return f(Nf4{});
+    case 17: return f(Fp4{});
+    case 18: return f(Zero4F16{});
+    case 19: return f(Zero4Bf16{});
+    case 20: return f(Zero8F16{});
+    case 21: return f(Zero8Bf16{});
+    case 22: return f(Shift4F16{});
+    default: return f(Shift4Bf16{});
   }
 }
 
-constexpr long SEVERAL = 17;  // the code of weights whose parts have codes of their own
+constexpr long SEVERAL = 24;  // the code of weights whose parts have codes of their own
 
 long panels_of(long outputs) { return (outputs + BLOCK - 1) / BLOCK; }
 
@@ -373,7 +380,7 @@ extern "C" {
 // Words of a packed weight [N, K] with groups of `group`, a multiple of 8.
 int64_t grouped_size(int64_t code, int64_t N, int64_t K, int64_t group) { return panels_of(N) * panel_words(code, K, group); }
 
-// q [N, K], scales [N, groups], zeros [N, groups] of integers -> packed. Blocks have heads [N, blocks, Code::HEAD] instead
+// q [N, K], scales [N, groups], zeros [N, groups] of integers -> packed. Scales may be words with zeros. Blocks have heads [N, blocks, Code::HEAD] instead
 // of scales, and no zeros.
 void grouped_pack(int64_t code, const uint8_t* q, const void* scales, const uint8_t* zeros, uint32_t* packed, int64_t N,
                   int64_t K, int64_t group, int64_t threads) {

@@ -16,7 +16,15 @@ NF4_NUMBERS = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-CODE_NUMBERS = {"e2m1": E2M1_NUMBERS, "iq4_nl": IQ4_NUMBERS, "nf4": NF4_NUMBERS}
+# Of bitsandbytes, times 12: a sign, then the numbers of three bits
+FP4_NUMBERS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0)
+CODE_NUMBERS = {"e2m1": E2M1_NUMBERS, "iq4_nl": IQ4_NUMBERS, "nf4": NF4_NUMBERS, "fp4": FP4_NUMBERS}
+# The dtype of the scales and zeros of codes whose zeros are floats
+FLOAT_ZERO_DTYPES = {
+    "zero4_f16": torch.float16, "zero4_bf16": torch.bfloat16, "zero8_f16": torch.float16,
+    "zero8_bf16": torch.bfloat16, "shift4_f16": torch.float16, "shift4_bf16": torch.bfloat16,
+}  # fmt: skip
+SHIFTED_CODES = ("shift4_f16", "shift4_bf16")
 CODE_MIDDLES = {"q4_0": 8, "q8_0": 128}  # subtracted from the bits
 ROUNDING_PORTION = 1 << 18  # numbers rounded at a time, so that intermediate tensors fit in the CPU cache
 
@@ -26,8 +34,9 @@ class GroupedWeight(NamedTuple):
 
     ``values`` uint8 [out, in] are bits. Their ``code`` is "int4" or "int8", integers 0 to 15 or 255 with ``zeros``
     uint8 [out, groups] of the same range; or without zeros "e4m3", float8_e4m3fn, "q4_0" or "q8_0", integers less their
-    CODE_MIDDLES, or "e2m1", "iq4_nl" or "nf4", which number the CODE_NUMBERS.
-    ``scales`` [out, groups] are floats; ``out_scales`` [out], if any, are multiplied by them.
+    CODE_MIDDLES, or "e2m1", "iq4_nl", "nf4" or "fp4", which number the CODE_NUMBERS. The FLOAT_ZERO_DTYPES are codes of
+    integers with zeros that are floats [out, groups] of that dtype; SHIFTED_CODES add these: scale * (value - 8) +
+    zero. ``scales`` [out, groups] are floats; ``out_scales`` [out], if any, are multiplied by them.
     Group g has columns g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i belongs
     to number ``order[i]`` of a row; None means the same order.
     """
@@ -90,9 +99,13 @@ def dequantize_grouped(weight: GroupedWeight) -> torch.Tensor:
         return numbers.float().repeat_interleave(weight.group, 1)[:, :into]
 
     wide = _decode_values(weight.values, weight.code)
-    if weight.zeros is not None:
+    if weight.code in SHIFTED_CODES:
+        wide -= 8
+    elif weight.zeros is not None:
         wide -= spread_groups(weight.zeros)
     wide *= spread_groups(weight.scales)
+    if weight.code in SHIFTED_CODES and weight.zeros is not None:
+        wide += spread_groups(weight.zeros)
     if weight.out_scales is not None:
         wide *= weight.out_scales.float()[:, None]
     return wide if weight.order is None else wide[:, weight.order.argsort()]

@@ -59,15 +59,24 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 5, "group_size": 32}},
         "quantization_config.bits is 5; only 2 or 3 or 4 or 8",
     ),
-    "bitsandbytes fp4": (
+    "bitsandbytes int4": (
         {
             "model_type": "llama",
-            "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+            "quantization_config": {
+                "quant_method": "bitsandbytes",
+                "load_in_4bit": True,
+                "bnb_4bit_quant_type": "int4",
+            },
         },
-        "quantization_config.bnb_4bit_quant_type is fp4; only nf4 is supported",
+        "quantization_config.bnb_4bit_quant_type is int4; only nf4 and fp4 are supported",
     ),
-    "HQQ": ({"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}, "is quantised (hqq)"),
-    "torchao": ({"model_type": "llama", "quantization_config": {"quant_method": "torchao"}}, "is quantised (torchao)"),
+    "torchao with embeddings": (
+        {
+            "model_type": "llama",
+            "quantization_config": {"quant_method": "torchao", "include_input_output_embeddings": True},
+        },
+        "quantization_config.include_input_output_embeddings is true; only false is supported",
+    ),
     "EXL2": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "is quantised (exl2)"),
     "AQLM": ({"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}}, "is quantised (aqlm)"),
 }

@@ -15,6 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
+from support.model_zoo.float_zero_files import (
+    describe_torchao,
+    quantize_hqq,
+    quantize_torchao_float8,
+    quantize_torchao_integers,
+    quantize_torchao_nibbles,
+)
 
 Parts = dict[str, torch.Tensor]
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -25,10 +32,12 @@ STACKED = re.compile(r"experts\.(gate_up|down)_proj$")  # all experts of a layer
 
 
 class QuantizedForm(NamedTuple):
-    """``config``: the checkpoint's quantization_config. ``quantize``: as in the module's docstring."""
+    """``config``: the checkpoint's quantization_config. ``quantize``: as in the module's docstring. ``describe``:
+    from a weight's shape to the description of it in the header of the file."""
 
     config: dict[str, Any]
     quantize: Callable[[torch.Tensor], tuple[Parts, torch.Tensor]]
+    describe: Callable[[torch.Size], dict[str, Any]] | None = None
 
 
 def pack_stream(numbers: torch.Tensor, bits: int) -> torch.Tensor:
@@ -99,16 +108,19 @@ NF4 = torch.tensor([-1.0, -0.6961928009986877, -0.5250730514526367, -0.394917488
                     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
                     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
                     0.7229568362236023, 1.0])  # fmt: skip
+SIZES4 = torch.tensor([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12
+TABLES = {"nf4": NF4, "fp4": torch.cat((SIZES4, -SIZES4))}
 
 
-def quantize_nf4(*, nested: bool):
-    """Return a function that writes bitsandbytes' nf4. ``nested``: its scales are quantised as well."""
+def quantize_table(kind: str, *, nested: bool):
+    """Return a function that writes bitsandbytes' nf4 or fp4. ``nested``: its scales are quantised as well."""
+    table = TABLES[kind]
 
     def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
         grouped = weight.reshape(-1, 64)
         scales = grouped.abs().amax(-1)
-        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
-        parts = {"weight.quant_map": NF4.clone(), "weight.absmax": scales}
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
+        parts = {"weight.quant_map": table.clone(), "weight.absmax": scales}
         if nested:
             offset, numbers = float(scales.mean()), torch.linspace(-1, 1, 256)
             blocks = (scales - offset).split(256)
@@ -123,12 +135,12 @@ def quantize_nf4(*, nested: bool):
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
             parts |= {"weight.absmax": codes.to(torch.uint8), "weight.nested_absmax": nested_scales,
                       "weight.nested_quant_map": numbers}  # fmt: skip
-        codes = (grouped / scales[:, None])[..., None].sub(NF4).abs().argmin(-1)
+        codes = (grouped / scales[:, None])[..., None].sub(table).abs().argmin(-1)
         parts["weight"] = (codes.view(-1, 2)[:, :1] * 16 + codes.view(-1, 2)[:, 1:]).to(torch.uint8)
-        parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(
+        parts["weight.quant_state.bitsandbytes__" + kind] = torch.tensor(
             list(json.dumps(state).encode()), dtype=torch.uint8
         )
-        return parts, (NF4[codes] * scales[:, None]).view(weight.shape)
+        return parts, (table[codes] * scales[:, None]).view(weight.shape)
 
     return quantize
 
@@ -262,6 +274,12 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 FLOATS = {"type": "float", "num_bits": 8}
 TOKEN_INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 BITS4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+HQQ = {
+    "quant_method": "hqq",
+    "quant_config": {"weight_quant_params": {"nbits": 4, "axis": 1}},
+    "skip_modules": ["lm_head"],
+}
+TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}}
 FORMS: dict[str, QuantizedForm] = {
     "FP8, 128 x 128 blocks": QuantizedForm(
         FP8 | {"weight_block_size": BLOCKS}, quantize_fp8("weight_scale_inv", (128, 128))
@@ -315,8 +333,32 @@ FORMS: dict[str, QuantizedForm] = {
     "GPTQ 8 bits": QuantizedForm(GPTQ | {"bits": 8}, quantize_gptq(8, GROUP)),
     "GPTQ 2 bits": QuantizedForm(GPTQ | {"bits": 2}, quantize_gptq(2, GROUP)),
     "GPTQ 3 bits": QuantizedForm(GPTQ | {"bits": 3}, quantize_gptq(3, GROUP)),
-    "bitsandbytes nf4": QuantizedForm(BITS4, quantize_nf4(nested=False)),
-    "bitsandbytes nf4, double": QuantizedForm(BITS4 | {"bnb_4bit_use_double_quant": True}, quantize_nf4(nested=True)),
+    "bitsandbytes nf4": QuantizedForm(BITS4, quantize_table("nf4", nested=False)),
+    "bitsandbytes nf4, double": QuantizedForm(
+        BITS4 | {"bnb_4bit_use_double_quant": True}, quantize_table("nf4", nested=True)
+    ),
+    "bitsandbytes fp4": QuantizedForm(BITS4 | {"bnb_4bit_quant_type": "fp4"}, quantize_table("fp4", nested=False)),
+    "bitsandbytes fp4, double": QuantizedForm(
+        BITS4 | {"bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True}, quantize_table("fp4", nested=True)
+    ),
+    "HQQ 4 bits": QuantizedForm(HQQ, quantize_hqq(4)),
+    "HQQ 8 bits": QuantizedForm(HQQ, quantize_hqq(8)),
+    "HQQ 3 bits": QuantizedForm(HQQ, quantize_hqq(3, torch.float16)),
+    "HQQ 2 bits": QuantizedForm(HQQ, quantize_hqq(2)),
+    "torchao int8": QuantizedForm(
+        TORCHAO, quantize_torchao_integers(8, None), lambda shape: describe_torchao("Int8Tensor", (1, shape[1]))
+    ),
+    "torchao int4 in bytes": QuantizedForm(
+        TORCHAO,
+        quantize_torchao_integers(4, GROUP),
+        lambda shape: describe_torchao("IntxUnpackedToInt8Tensor", (1, GROUP), "int4"),
+    ),
+    "torchao int4": QuantizedForm(
+        TORCHAO, quantize_torchao_nibbles, lambda shape: describe_torchao("Int4Tensor", (1, GROUP))
+    ),
+    "torchao FP8": QuantizedForm(
+        TORCHAO, quantize_torchao_float8, lambda shape: describe_torchao("Float8Tensor", (1, shape[1]))
+    ),
     "bitsandbytes int8": QuantizedForm({"quant_method": "bitsandbytes", "load_in_8bit": True}, quantize_llm_int8),
     "AWQ": QuantizedForm(
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, quantize_awq
@@ -329,12 +371,15 @@ def write_quantized(source: Path, home: Path, form: QuantizedForm) -> tuple[Path
     quantized, plain = home / "quantized", home / "plain"
     stored: Parts = {}
     meant: Parts = {}
+    metadata = {"format": "pt"}
     for name, tensor in load_file(source / "model.safetensors").items():
         stored[name] = tensor
         meant[name] = tensor.float()
         if LINEAR.search(name) and "shared_expert_gate" not in name:
             parts, meant[name] = form.quantize(tensor.float())
             del stored[name]
+            if form.describe is not None:
+                metadata[name] = json.dumps(form.describe(tensor.shape))
             stored |= {name.removesuffix("weight") + end: part.contiguous() for end, part in parts.items()}
         elif STACKED.search(name):
             experts = [form.quantize(expert) for expert in tensor.float()]
@@ -346,9 +391,7 @@ def write_quantized(source: Path, home: Path, form: QuantizedForm) -> tuple[Path
         (plain, meant, {"dtype": "float32"}),
     ):
         shutil.copytree(source, folder)
-        save_file(
-            {name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
-        )
+        save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors", metadata)
         change_config(folder, **fields)
     return quantized, plain
 

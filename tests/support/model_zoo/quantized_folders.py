@@ -22,12 +22,14 @@ FORMS = (
     "W4A16, zero points", "W8A16, groups", "W8A16, channels", "W8A8", "NVFP4", "MXFP4 of compressed-tensors",
     "GPTQ 4 bits", "GPTQ 4 bits, act-order", "GPTQ 4 bits, version 2", "GPTQ 4 bits, no groups", "GPTQ 8 bits",
     "GPTQ 2 bits", "GPTQ 3 bits", "AWQ", "bitsandbytes nf4", "bitsandbytes nf4, double", "bitsandbytes int8",
+    "bitsandbytes fp4", "bitsandbytes fp4, double", "HQQ 4 bits", "HQQ 8 bits", "HQQ 3 bits", "HQQ 2 bits",
+    "torchao int8", "torchao int4 in bytes", "torchao int4", "torchao FP8",
 )  # fmt: skip
 PUBLISHED_FORMS = {
     "qwen2": ("GPTQ 4 bits", "AWQ", "W8A8", "FP8, one scale", "bitsandbytes nf4, double"),
-    "qwen3": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "NVFP4"),
+    "qwen3": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "NVFP4", "torchao FP8", "torchao int4"),
     "qwen3_moe": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "W4A16, groups", "NVFP4"),
-    "mixtral": ("AWQ", "FP8 of compressed-tensors, one scale", "W4A16, groups"),
+    "mixtral": ("HQQ 4 bits", "AWQ", "FP8 of compressed-tensors, one scale", "W4A16, groups"),
     "glm4_moe": ("FP8 of compressed-tensors, channels", "AWQ"),
     "phi3": ("GPTQ 4 bits", "AWQ", "W4A16, groups"),
     "mistral": ("FP8, one scale", "AWQ"),
