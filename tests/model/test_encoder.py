@@ -14,8 +14,8 @@ from support.run_model import load_test_runner, serve_requests
 from test_pooling import unpack_vectors, write_pooling_config
 
 from parley.model.checkpoint.files import LoadError
-from parley.model.load import deberta, modern_bert, rotary_bert
 from parley.model.load.check import check_model
+from parley.model.load.text_encoders import deberta, modern_bert, rotary_bert
 from parley.types import EngineRequest, PoolingOptions, Settings
 
 SIZES = {

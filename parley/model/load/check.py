@@ -15,8 +15,9 @@ import msgspec
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.load import classifier, encoders, fuse, plan, towers
+from parley.model.load import fuse, plan, towers
 from parley.model.load.memory import plan_cache
+from parley.model.load.text_encoders import classifier, encoders
 from parley.model.networks.lora import read_adapter
 from parley.model.networks.network import DecoderNetwork, LinearSite
 from parley.model.networks.paged_kv import PagedKV

@@ -21,8 +21,6 @@ from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.decode_starter import start_on_gpu
 from parley.model.draft_model import DraftModel
 from parley.model.encoder_runner import EncoderRunner
-from parley.model.load.classifier import load_classifier_head
-from parley.model.load.encoders import is_encoder, load_encoder
 from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
 from parley.model.load.largest_step import measure_largest_step
@@ -41,6 +39,8 @@ from parley.model.load.plan import (
     plan_encoder,
 )
 from parley.model.load.reference import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
+from parley.model.load.text_encoders.classifier import load_classifier_head
+from parley.model.load.text_encoders.encoders import is_encoder, load_encoder
 from parley.model.load.towers import MediaTowers, load_towers, memory_needed_later, plan_towers
 from parley.model.media.encoder import TransformersEncoder
 from parley.model.networks.kv_staging import StagingBuffer

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load.bert import MAX_POSITIONS, PROBE_LENGTHS
-from parley.model.load.modern_bert import MAX_LAYERS, rotate_plainly
+from parley.model.load.text_encoders.bert import MAX_POSITIONS, PROBE_LENGTHS
+from parley.model.load.text_encoders.modern_bert import MAX_LAYERS, rotate_plainly
 from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.rotary_encoder import SILU, RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 

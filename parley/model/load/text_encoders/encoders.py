@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load import bert, deberta, modern_bert, rotary_bert
+from parley.model.load.text_encoders import bert, deberta, modern_bert, rotary_bert
 from parley.model.networks.encoder import EncoderNetwork, EncoderSizes
 
 UNSUPPORTED_HEADS = ("ForTokenClassification", "ForImageClassification", "ForQuestionAnswering", "ForMultipleChoice")

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load import bert
+from parley.model.load.text_encoders import bert
 from parley.model.networks.disentangled_encoder import (
     ACTIVATIONS,
     DisentangledEncoder,

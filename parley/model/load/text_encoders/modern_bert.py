@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load.bert import MAX_POSITIONS
+from parley.model.load.text_encoders.bert import MAX_POSITIONS
 from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.rotary_encoder import RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 
