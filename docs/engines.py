@@ -8,7 +8,13 @@ from pathlib import Path
 from parley.engine.vllm import TESTED_VERSIONS
 from parley.types import ALL_ENGINE_FEATURES, EngineFeature
 from parley.worker.attached.server_facts import DEFAULT_MAX_LOGPROBS, FEATURE_PROBES, MISSING_FEATURES
-from parley.worker.vllm.capabilities import BOUNDS, MISSING_WITH_SPECULATION, PLUGIN_FEATURES, vllm_features
+from parley.worker.vllm.capabilities import (
+    BOUNDS,
+    MISSING_WITH_CPU_ADAPTERS,
+    MISSING_WITH_SPECULATION,
+    PLUGIN_FEATURES,
+    vllm_features,
+)
 
 PAGE = Path(__file__).with_suffix(".md")
 FIRST, LAST = (f"{major}.{minor}" for major, minor in TESTED_VERSIONS)
@@ -122,6 +128,8 @@ DIFFERENCES = """
   k of a request equals a single request whose seed is k higher. A temperature between 0 and 0.01 counts as 0.01.
 * **Log-probabilities under a grammar** are those of the tokens that the grammar allows, and only these are
   alternatives; parley's engine reports those of the model.
+* **Log-probabilities of the prompt** are refused on CPUs if adapters are enabled, because vLLM's engine ends when it
+  computes them among other requests.
 * **White space in JSON** may stand after commas and colons only: vLLM's version of llguidance has no finer limit.
 * **The end of a grammar** is an end token, which counts as a token of the answer if the request stops at end tokens.
 * **A grammar together with allowed tokens** is refused ("limited grammar" above), because it may leave no token at all.
@@ -183,6 +191,8 @@ def started_note(feature: EngineFeature) -> str:
         return "yes, without speculation and Ray"
     if feature in MISSING_WITH_SPECULATION:
         return "yes, without speculation"
+    if feature in MISSING_WITH_CPU_ADAPTERS:
+        return "yes, but on CPUs only without adapters"
     return "yes, with `--lora` or `--lora-root`" if feature == "adapters" else "yes"
 
 

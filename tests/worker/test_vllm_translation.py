@@ -127,6 +127,8 @@ def test_vllm_lacks_what_its_samplers_do_not_have():
     plugin_features = vllm_features(plugin=True) - vllm_features()
     assert plugin_features == {"typical_p", "no_repeat_ngram", "watermark", "thinking_budget"}
     assert "adapters" not in vllm_features()
+    assert vllm_features(adapters=True) - vllm_features(adapters=True, on_cpu=True) == {"prompt_logprobs"}
+    assert "prompt_logprobs" in vllm_features(on_cpu=True)
     assert not {"min_p", "logit_bias"} & vllm_features(speculation=True)
     assert BOUNDS["temperature"] == (0, 2)
 

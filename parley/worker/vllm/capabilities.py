@@ -20,6 +20,8 @@ MISSING_FEATURES: frozenset[EngineFeature] = frozenset(
 )
 # vLLM's speculative decoding excludes these.
 MISSING_WITH_SPECULATION: frozenset[EngineFeature] = frozenset({"min_p", "logit_bias"})
+# vLLM's layers for adapters on CPUs expect one row of logits for each request: more rows end the engine.
+MISSING_WITH_CPU_ADAPTERS: frozenset[EngineFeature] = frozenset({"prompt_logprobs"})
 
 RESERVED_STOP_IDS = 8  # of vLLM's 128 stop ids, for the model's own end tokens
 BOUNDS: dict[EngineBound, tuple[float, float]] = {
@@ -35,7 +37,12 @@ BOUNDS: dict[EngineBound, tuple[float, float]] = {
 
 
 def vllm_features(
-    *, adapters: bool = False, speculation: bool = False, plugin: bool = False, connector: bool = False
+    *,
+    adapters: bool = False,
+    speculation: bool = False,
+    plugin: bool = False,
+    connector: bool = False,
+    on_cpu: bool = False,
 ) -> frozenset[EngineFeature]:
     """Return the features of vLLM. ``adapters``: LoRA is enabled; ``speculation``: it drafts tokens; ``plugin``: its
     workers have loaded parley's plugin, which speculation excludes; ``connector``: it moves KV pages."""
@@ -44,6 +51,8 @@ def vllm_features(
         missing.add("page_transfer")
     if not adapters:
         missing.add("adapters")
+    if adapters and on_cpu:
+        missing |= MISSING_WITH_CPU_ADAPTERS
     if speculation:
         missing |= MISSING_WITH_SPECULATION
     if not plugin:

@@ -260,6 +260,7 @@ class VLLMClient:
                 speculation=config.speculative_config is not None,
                 plugin=self.can_force,
                 connector=config.kv_transfer_config is not None,
+                on_cpu=current_platform.is_cpu(),
             ),
             bounds=dict(BOUNDS),
             arena=connector_arena(config, settings, version),
