@@ -59,6 +59,12 @@ class JsonFormatter(logging.Formatter):
             return json.dumps(entry)
 
 
+def format_json_line(level: LogLevel, message: str) -> str:
+    """Return a line for what is said before logging is set up."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    return JsonFormatter().format(logging.LogRecord("parley", number, "", 0, message, (), None))
+
+
 def make_formatter(log_format: LogFormat) -> logging.Formatter:
     """Return the formatter of a format."""
     return JsonFormatter() if log_format == "json" else TextFormatter()

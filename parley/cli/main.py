@@ -15,7 +15,15 @@ from types import ModuleType
 
 from parley.child_process import protect_children
 from parley.settings.config import KNOWN_VARIABLES
-from parley.settings.options import ConfigError, Option, UnknownFlag, did_you_mean, format_help, resolve_options
+from parley.settings.options import (
+    ConfigError,
+    Option,
+    ResolvedOptions,
+    UnknownFlag,
+    did_you_mean,
+    format_help,
+    resolve_options,
+)
 from parley.version import __version__
 
 COMMANDS = {
@@ -107,8 +115,7 @@ def dispatch_command(words: list[str]) -> int:
         return print_text(f"{command.USAGE}\n{format_help(command.OPTIONS)}\n")
     try:
         config = resolve_options(command.OPTIONS, words, os.environ, KNOWN_VARIABLES)
-        for warning in config.warnings:
-            print(f"parley: {warning}", file=sys.stderr)
+        print_warnings(config)
         return int(command.run(config))
     except UnknownFlag as error:
         explain = getattr(command, "explain_flag", None)  # a command may know the flags of other programs
@@ -116,6 +123,18 @@ def dispatch_command(words: list[str]) -> int:
         return print_usage_error(f"Unknown flag {error.flag}. {hint}" if hint else str(error), f"parley {name} --help")
     except ConfigError as error:
         return print_usage_error(str(error), f"parley {name} --help")
+
+
+def print_warnings(config: ResolvedOptions) -> None:
+    """Write warnings about the sources of options to standard error: log lines if the command writes them as JSON."""
+    if config.warnings and config.get("log-format") == "json":
+        from parley.log_lines import format_json_line  # its packages would slow down `parley --help`
+
+        for warning in config.warnings:
+            print(format_json_line("warning", warning), file=sys.stderr)
+        return
+    for warning in config.warnings:
+        print(f"parley: {warning}", file=sys.stderr)
 
 
 def import_command(name: str) -> ModuleType:

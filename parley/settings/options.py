@@ -8,6 +8,7 @@ option by name and imports nothing heavy, since ``parley --help`` uses it.
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,11 @@ from typing import Any
 from parley.settings.kinds import OptionKind
 
 VARIABLE_PREFIX = "PARLEY_"
+# Kubernetes gives a pod these variables for a service whose name begins with "parley". Its PARLEY_PORT is an address.
+SERVICE_VARIABLE = re.compile(
+    r"PARLEY(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
 HELP_WIDTH = 100
 
 
@@ -246,6 +252,13 @@ def read_environment(table: Sequence[Option], environment: Mapping[str, str]) ->
     return {keys[key].name: (raw, key) for key, raw in environment.items() if key in keys and raw}
 
 
+def names_kubernetes_service(variable: str, value: str) -> bool:
+    """Whether Kubernetes set a variable, because a service near the pod is named after parley."""
+    return bool(SERVICE_VARIABLE.fullmatch(variable)) or (
+        variable.endswith("_PORT") and bool(SERVICE_ADDRESS.fullmatch(value))
+    )
+
+
 def resolve_options(
     table: Sequence[Option],
     arguments: Sequence[str],
@@ -255,9 +268,14 @@ def resolve_options(
     """Return every option's value from the highest source that has it: flag, environment, file, default.
 
     The file is the value of the option ``config``, if the table has one that may come from a variable. Variables that
-    begin with ``PARLEY_`` and are neither in the table nor among ``other_variables`` cause a warning. Raises
-    ConfigError.
+    begin with ``PARLEY_`` and are neither in the table nor among ``other_variables`` cause a warning; those of
+    Kubernetes' services are no options. Raises ConfigError.
     """
+    environment = {
+        key: value
+        for key, value in environment.items()
+        if key.startswith(VARIABLE_PREFIX) and not names_kubernetes_service(key, value)
+    }
     flags, variables = read_flags(table, arguments), read_environment(table, environment)
     layered = any(option.name == "config" and option.configurable for option in table)
     file, _ = (layered and (flags.get("config") or variables.get("config"))) or (None, "")
@@ -274,7 +292,7 @@ def resolve_options(
         [
             f"Unknown variable {key}.{did_you_mean(key, known_variables)}"
             for key in sorted(environment)
-            if key.startswith(VARIABLE_PREFIX) and key not in known_variables
+            if key not in known_variables
         ],
         partial(resolve_options, table, tuple(arguments), environment, other_variables),
     )

@@ -159,12 +159,13 @@ def install_certificate(folder: Path, name: str) -> None:
 def test_server_speaks_tls_and_takes_over_changed_certificates(start_server, certificates: Path) -> None:
     grpc = pytest.importorskip("grpc")
     install_certificate(certificates, "old")
-    grpc_port, tgi_port = free_port(), free_port()
+    grpc_port, tgi_port, metrics_port, admin_port = (free_port() for _ in range(4))
     server = start_server(
         *("--tls-cert", certificates / "server.pem", "--tls-key", certificates / "server.key"),
         *("--grpc-port", grpc_port, "--listen", f"tgi=127.0.0.1:{tgi_port}"),
+        *("--metrics-port", metrics_port, "--admin-port", admin_port),
     )
-    ports = [int(server.see(r"https://127\.0\.0\.1:(\d+)")[1]), tgi_port, grpc_port]
+    ports = [int(server.see(r"https://127\.0\.0\.1:(\d+)")[1]), tgi_port, metrics_port, admin_port, grpc_port]
     authority = certificates / "ours.pem"
 
     def presented_names() -> set[str]:

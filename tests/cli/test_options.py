@@ -188,6 +188,22 @@ def test_rejects_an_invalid_variable_and_warns_about_unknown_ones():
     assert resolved.warnings == ["Unknown variable PARLEY_ALHPA. Did you mean PARLEY_ALPHA?"]
 
 
+def test_variables_of_kubernetes_services_are_no_options():
+    """Kubernetes sets them in each pod near a service named parley, or parley-decode."""
+    service = {
+        "PARLEY_PORT": "tcp://10.0.0.1:8000",
+        "PARLEY_SERVICE_HOST": "10.0.0.1",
+        "PARLEY_SERVICE_PORT": "8000",
+        "PARLEY_SERVICE_PORT_HTTP": "8000",
+        "PARLEY_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "PARLEY_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "PARLEY_DECODE_PORT": "tcp://10.0.0.2:8000",
+    }
+    resolved = resolve_options(SERVE_OPTIONS, [], service)
+    assert resolved["port"] == 8000 and resolved.warnings == []
+    assert resolve_options(SERVE_OPTIONS, [], service | {"PARLEY_PORT": "9000"})["port"] == 9000
+
+
 @pytest.mark.parametrize(
     ("kind", "raw", "value"),
     [

@@ -280,15 +280,22 @@ def openai_headers(seconds: float) -> list[tuple[bytes, bytes]]:
     return [(b"openai-processing-ms", b"%d" % (seconds * 1000)), (b"openai-version", b"2020-10-01")]
 
 
+REQUEST_LIMIT_HEADERS, TOKEN_LIMIT_HEADERS = (
+    tuple(f"x-ratelimit-{figure}-{kind}".encode() for figure in ("limit", "remaining", "reset"))
+    for kind in ("requests", "tokens")
+)
+
+
 def limit_headers(states: KeyLimitStates, now: float) -> list[tuple[bytes, bytes]]:
     """Return OpenAI's headers about the limits of a key. Times are written as ``6m0s`` or ``250ms``."""
     headers: list[tuple[bytes, bytes]] = []
-    for kind, state in ((b"requests", states.requests), (b"tokens", states.tokens)):
+    for names, state in ((REQUEST_LIMIT_HEADERS, states.requests), (TOKEN_LIMIT_HEADERS, states.tokens)):
         if state is not None:
+            limit, remaining, reset = names
             headers += (
-                (b"x-ratelimit-limit-" + kind, b"%d" % state.limit),
-                (b"x-ratelimit-remaining-" + kind, b"%d" % state.remaining),
-                (b"x-ratelimit-reset-" + kind, _duration_text(state.reset_seconds).encode()),
+                (limit, b"%d" % state.limit),
+                (remaining, b"%d" % state.remaining),
+                (reset, _duration_text(state.reset_seconds).encode()),
             )
     return headers
 
@@ -296,7 +303,9 @@ def limit_headers(states: KeyLimitStates, now: float) -> list[tuple[bytes, bytes
 def _duration_text(seconds: float) -> str:
     """Return a duration as Go writes it, rounded up: 0s, 250ms, 1.5s, 6m0s, 23h59m59s."""
     milliseconds = math.ceil(seconds * 1000)
-    if 0 < milliseconds < 1000:
+    if milliseconds <= 0:
+        return "0s"
+    if milliseconds < 1000:
         return f"{milliseconds}ms"
     if milliseconds < 60_000:
         return f"{milliseconds / 1000:g}s"

@@ -94,7 +94,10 @@ class DailyBudget:
 
     def state(self) -> LimitState:
         """Return the budget as answers report it."""
-        return LimitState(self.limit, max(0, self.remaining), self.seconds_until(self.limit))
+        spent = self._spent_today()
+        remaining = self.limit - spent
+        reset_seconds = DAY_SECONDS - self._wall_clock() % DAY_SECONDS if spent > 0 else 0.0
+        return LimitState(self.limit, remaining if remaining > 0 else 0, reset_seconds)
 
     def _spent_today(self) -> int:
         if (day := self._wall_clock() // DAY_SECONDS) != self._counted_day:
