@@ -94,6 +94,19 @@ def test_transformers_backend_is_schedule_invariant(architecture):
     assert answers == expected and stats.preemptions > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+@torch.inference_mode()
+def test_experts_and_routers_compute_a_row_alike_in_any_batch(kind, dtype):
+    """Guards against torch's products: the number of their rows, which an expert shares, decides the order of sums."""
+    network = load_network(tiny_models.model_folder(kind), dtype)
+    mixture = network.model.model.layers[0].mlp
+    rows = torch.randn(400, network.model.config.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = mixture(rows[None])[0]
+    for count in (1, 2, 5, 17, 40, 90):
+        assert torch.equal(mixture(rows[None, :count])[0], expected[:count])
+
+
 @pytest.mark.parametrize("kind", OTHER_ARCHITECTURES)
 def test_other_architectures_match_transformers_logits(kind, tmp_path, monkeypatch):
     folder = write_architecture(tmp_path, monkeypatch, kind, **OTHER_ARCHITECTURES[kind])

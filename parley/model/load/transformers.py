@@ -39,6 +39,7 @@ from transformers.utils import logging as noise
 from parley import native
 from parley.heartbeat import beat
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.load.padded_weights import pad_products
 from parley.model.load.proof import transformers_deviation
 from parley.model.load.reference import DECODER_TOLERANCE
 from parley.model.media.encoder import encoder_parts
@@ -373,9 +374,9 @@ def _longrope_by_token(
 def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
     """Move the linear layers to the native kernels; afterwards the modules hold no weights of their own.
 
-    Returns the layers that LoRA adapters may change: those that every token of a batch passes in place. Experts are
-    left out, as they see only some tokens, and so is the head, which runs for few. Encoders of pictures and sound stay
-    as they are (``media/encoder.py``).
+    Matrices of other modules become ``PaddedWeight``. Returns the layers that LoRA adapters may change: those that
+    every token of a batch passes in place. Experts are left out, as they see only some tokens, and so is the head,
+    which runs for few. Encoders of pictures and sound stay as they are (``media/encoder.py``).
     """
     sites: dict[str, LinearSite] = {}
     encoders = {id(module) for part in encoder_parts(model) for module in part.modules()}
@@ -388,6 +389,7 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
         elif type(module) is Conv1D:
             weight = module.weight.t()
         else:
+            pad_products(module)
             continue
         site = None
         if id(module) in body and "expert" not in name:

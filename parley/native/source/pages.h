@@ -1,4 +1,5 @@
-// The memory layout of the 16 tokens of a page, and how a token is written into it.
+// The memory layout of the 16 tokens of a page, how a token is written into it, and how int8 pages and the values
+// of latents get the read order of the products.
 //
 // A page is [heads]. Each head holds its keys, then its values, then, for int8, a scale per key and a scale per value.
 // The layout is the read order of the products, so that nothing is transposed on the way:
@@ -86,4 +87,31 @@ static inline void write_token(const Layout& layout, char* pages, int64_t slot, 
     write_key(layout, head, slot % PAGE, keys + h * layout.dim);
     if (!layout.latent) write_value(layout, head, slot % PAGE, values + h * layout.value_dim);
   }
+}
+
+// int8 in fours [groups][width][4] -> bf16 in pairs [2 * groups][width][2], exactly; prefetches the same part of
+// `later`
+static inline void unfold(const char* from, const char* later, long groups, long width, Pair* to) {
+  typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+  auto number = [](Bits x) { return (Bits)__builtin_convertvector((Ints)x >> 24, Vec); };  // of the highest byte
+  for (long g = 0; g < groups; g++, to += 2 * width)
+    for (long i = 0; i < width; i += LANES) {
+      long at = 4 * (g * width + i);
+      __builtin_prefetch(later + at);
+      Bits x = read<Bits>(from + at);
+      put(to + i, number(x << 24) >> 16 | number(x << 16));
+      put(to + width + i, number(x << 8) >> 16 | number(x));
+    }
+}
+
+// Keys of a page in pairs [count][PAGE][2] -> the same numbers as values in pairs [PAGE / 2][wide][2], with zeros beyond
+static inline void turn(const Pair* keys, long count, long wide, Pair* values) {
+  for (long t = 0; t < PAGE / 2; t++) memset(values + t * wide + 2 * count, 0, (wide - 2 * count) * sizeof(Pair));
+  for (long k = 0; k < count; k++, keys += PAGE)
+    for (long t = 0; t < PAGE / 2; t++) {
+      Pair first = keys[2 * t], second = keys[2 * t + 1];
+      Pair* to = values + t * wide + 2 * k;
+      to[0] = (first & 0xffff) | second << 16;
+      to[1] = first >> 16 | (second & 0xffff0000);
+    }
 }

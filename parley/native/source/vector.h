@@ -130,7 +130,27 @@ template <class V> static inline auto sum(V v) {
   return lanes[0];
 }
 
-static inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+// Whether any bit is set.
+static inline bool any(Bits bits) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)bits, (__m512i)bits);
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)bits, (__m256i)bits);
+#else
+  return bits[0] | bits[1] | bits[2] | bits[3];
+#endif
+}
+
+// a > b ? a : b, so b where one of them is NaN
+static inline Vec larger(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 static inline float largest(Vec v) {
   float lanes[LANES];

@@ -1,0 +1,129 @@
+"""Print the share of its limit that attention reaches, in CPU time of one thread, by context.
+
+The shape is that of the 0.5B model: 14 heads over 2 of keys, of 64 numbers. A prefill is bound by its products, at the
+rate of a large matrix product: of bf16 where the CPU multiplies it, of float32 elsewhere. A decode is bound by reading
+keys and values, at the bandwidth of a sum over the same memory. Limit and kernel take turns of a few milliseconds,
+because other programs slow both down; the share is the median over the turns.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from parley import native
+from parley.native import memory as native_memory
+from parley.native.compiled import plan_spans
+from parley.native.layout import LayerKV, Span
+
+HEADS, KV_HEADS, DIM = 14, 2, 64
+PAGE = 16
+TOKEN_BYTES = 2 * KV_HEADS * DIM * 2
+SIDE = 512  # of the square matrices
+TURNS = 9
+PREFILLS = ((2048, 2048), (256, 2048), (256, 8192), (256, 32768))  # rows, context at the last one
+DECODES = ((1, 4096), (1, 32768), (8, 4096), (8, 32768))  # sequences, context
+CACHE = 64 << 20  # bytes: caches hold less
+COPIES = 2 * CACHE  # bytes of KV that a decode reads in turn, so that none is cached
+
+
+def paired_shares(limit: Callable[[], float], kernel: Callable[[], float], turns: int = TURNS) -> float:
+    """Return the median of limit / kernel, each in seconds of work of one unit, over turns."""
+    limit(), kernel()
+    shares = []
+    for _ in range(turns):
+        before, taken, after = limit(), kernel(), limit()
+        shares.append((before + after) / 2 / taken)
+    return statistics.median(shares)
+
+
+def cpu_seconds(action: Callable[[], object]) -> float:
+    """Return the CPU seconds of this thread that an action takes."""
+    began = time.thread_time()
+    action()
+    return time.thread_time() - began
+
+
+def product_limit(operations: float) -> Callable[[], float]:
+    """Return a function that measures the seconds that the operations of products take at this moment."""
+    dtype = torch.bfloat16 if native_level() == "avx512bf16" else torch.float32
+    a, b = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
+
+    def measure() -> float:
+        return min(cpu_seconds(lambda: a @ b) for _ in range(4)) * operations / (2 * SIDE**3)
+
+    return measure
+
+
+def bandwidth_limit(size: float) -> Callable[[], float]:
+    """Return a function that measures the seconds that reading ``size`` bytes takes at this moment."""
+    memory = torch.ones(COPIES // 4, dtype=torch.int32)
+
+    def measure() -> float:
+        return min(cpu_seconds(memory.max) for _ in range(2)) * size / COPIES
+
+    return measure
+
+
+def native_level() -> str:
+    """Return the level of the kernels in use."""
+    kernels = native.compiled_kernels()
+    return "off" if kernels is None else kernels.library_name.rpartition("-")[2].removesuffix(".so")
+
+
+def random_pool(pages: int, *, int8: bool = False) -> native.PagePool:
+    """Return pages with random keys and values."""
+    page_format = native.choose_page_format(LayerKV(KV_HEADS, DIM, DIM), torch.bfloat16, torch.device("cpu"), int8=int8)
+    data = native_memory.map_tensor(pages * math.prod(page_format.shape), page_format.dtype).view(
+        pages, *page_format.shape
+    )
+    return native.PagePool(data.copy_(torch.randn(page_format.shape).to(page_format.dtype)), page_format)
+
+
+def measure_prefill(rows: int, context: int) -> float:
+    """Return the share of its limit that the prefill of the last ``rows`` of a context reaches."""
+    pool = random_pool(context // PAGE)
+    table = torch.randperm(context // PAGE).tolist()
+    plan = plan_spans([Span(0, rows, context, table)], None)
+    queries = torch.randn(rows, HEADS, DIM).bfloat16()
+    seen = sum(range(context - rows + 1, context + 1))
+
+    def kernel() -> float:
+        return cpu_seconds(lambda: native.attend(queries, pool, plan, scale=DIM**-0.5))
+
+    return paired_shares(product_limit(4 * HEADS * DIM * seen), kernel)
+
+
+def measure_decode(sequences: int, context: int) -> float:
+    """Return the share of its limit that a decode of sequences at a context reaches."""
+    count = max(sequences, -(-COPIES // (context * TOKEN_BYTES)))
+    pool = random_pool(count * context // PAGE)
+    order = torch.randperm(count * context // PAGE).view(count, -1).tolist()
+    batches = [order[i : i + sequences] for i in range(0, count - sequences + 1, sequences)]
+    plans = [plan_spans([Span(i, 1, context, table) for i, table in enumerate(batch)], None) for batch in batches]
+    queries = torch.randn(sequences, HEADS, DIM).bfloat16()
+
+    def kernel() -> float:
+        return cpu_seconds(lambda: [native.attend(queries, pool, plan, scale=DIM**-0.5) for plan in plans])
+
+    return paired_shares(bandwidth_limit(len(batches) * sequences * context * TOKEN_BYTES), kernel)
+
+
+@torch.inference_mode()
+def main() -> int:
+    torch.set_num_threads(1)
+    print(native_level())
+    for rows, context in PREFILLS:
+        print("prefill", rows, context, f"{measure_prefill(rows, context):.3f}", flush=True)
+    for rows, context in DECODES:
+        print("decode", rows, context, f"{measure_decode(rows, context):.3f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+// How attention reads rows and pages in its products: in words of two bf16 that are adjacent in the inner dimension, with
+// sums in fp32.
+//
+// Where one instruction multiplies such words, a row is read as it is. Elsewhere each word of a row is spread to two
+// floats before the product, since every page would have to do so again. A word of a page is split in registers, once
+// for all rows of a tile.
+//
+// AVX2 has 16 registers, and a tile needs each of them. The compiler spills sums there, because it reads ahead; so the
+// work on a row is one statement in assembly.
+#pragma once
+#include "vector.h"
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define SIXTEEN_REGISTERS
+#endif
+
+template <class T> struct Operands;
+
+template <> struct Operands<float> {
+  typedef Vec Sum;
+#if defined(__AVX512BF16__)
+  static constexpr long WORDS = 1;  // of a row's word, after `spread`
+  static Bits part(const Pair* weights, int) { return read<Bits>(weights); }
+  static void add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
+    Bits each = fill(*x);
+    sums[0] = dot(sums[0], each, left), sums[1] = dot(sums[1], each, right);
+  }
+#else
+  static constexpr long WORDS = 2;
+  static Bits spread(Bits x, int i) { return i ? x & 0xffff0000 : x << 16; }
+#if defined(SIXTEEN_REGISTERS)
+  static Bits part(const Pair* weights, int i) {
+    Bits half;
+    if (i) asm("vandps %2, %1, %0" : "=x"(half) : "x"(fill(0xffff0000)), "m"(*(const Bits*)weights));
+    else asm("vmovups %1, %0\n\tvpslld $16, %0, %0" : "=x"(half) : "m"(*(const Bits*)weights));
+    return half;
+  }
+  static void add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
+    Bits each;
+    asm("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
+        : "+x"(sums[0]), "+x"(sums[1]), "=&x"(each)
+        : "m"(*x), "x"(left), "x"(right));
+  }
+#else
+  static Bits part(const Pair* weights, int i) { return spread(read<Bits>(weights), i); }
+  static void add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
+    Vec each = (Vec)fill(*x);
+    sums[0] = fma(each, (Vec)left, sums[0]), sums[1] = fma(each, (Vec)right, sums[1]);
+  }
+#endif
+#endif
+};
+
+// to [WORDS * count] = the words of x [count], ready for `add`
+template <class T> void spread(const Pair* x, long count, Pair* to) {
+  using O = Operands<T>;
+  if constexpr (O::WORDS == 2) {
+    Bits low, high;
+    for (int i = 0; i < LANES; i++) {
+      low[i] = i / 2 + i % 2 * LANES;
+      high[i] = low[i] + LANES / 2;
+    }
+    long i = 0;
+    for (; i + LANES <= count; i += LANES, to += 2 * LANES) {
+      Bits word = read<Bits>(x + i), even = O::spread(word, 0), odd = O::spread(word, 1);
+      put(to, __builtin_shuffle(even, odd, low));
+      put(to + LANES, __builtin_shuffle(even, odd, high));
+    }
+    for (; i < count; i++) {
+      Bits word = fill(x[i]);
+      *to++ = O::spread(word, 0)[0], *to++ = O::spread(word, 1)[0];
+    }
+  } else memcpy(to, x, count * sizeof(Pair));
+}
