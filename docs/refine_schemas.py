@@ -11,7 +11,8 @@ from body_schemas import KIND_NAMES, Schema, add_condition, find_last_taken
 from random_bodies import draw_value, forget_schemas, is_valid
 
 Takes = Callable[[Any], bool]
-DRAWS = 200  # bodies that are taken one after another before a schema is believed
+DRAWS = 200  # bodies at random in a round
+THOROUGH_DRAWS = 2000  # in the round that looks for rare clashes
 MAX_ROUNDS = 12
 MAX_REFUSALS = 30  # reasons for which one body may be refused
 SPLITS = (16, 4, 1, 0)
@@ -23,28 +24,53 @@ class CannotRefine(Exception):
 
 def refine_schema(schema: Schema, takes: Takes) -> list[str]:
     """Change ``schema`` until bodies drawn from it are taken. Return the members that were left out for it."""
-    left_out: list[str] = []
-    source = random.Random(11)
-    for _ in range(MAX_ROUNDS):
+    refinement = _Refinement(schema, takes)
+    refinement.repeat_rounds()
+    if refinement.run_round(THOROUGH_DRAWS):
+        refinement.repeat_rounds()
+    return refinement.left_out
+
+
+class _Refinement:
+    """The work on one schema. ``left_out``: the members that it no longer has."""
+
+    def __init__(self, schema: Schema, takes: Takes):
+        self._schema = schema
+        self._takes = takes
+        self._source = random.Random(11)
+        self.left_out: list[str] = []
+
+    def repeat_rounds(self) -> None:
+        """Run rounds until one leaves the schema as it is. Raises CannotRefine."""
+        for _ in range(MAX_ROUNDS):
+            if not self.run_round(DRAWS):
+                return
+        raise CannotRefine(f"bodies are still refused after {MAX_ROUNDS} rounds")
+
+    def run_round(self, draws: int) -> bool:
+        """Narrow the schema by the refused ones of many bodies. Return whether it changed. Raises CannotRefine."""
         changed = False
-        for body in _bodies(schema, source):
-            for tries in range(MAX_REFUSALS):
-                if takes(body) or not is_valid(schema, body):
-                    break
-                excluded = _exclude(schema, smaller := _reduce(schema, body, takes), takes)
-                if excluded is None:
-                    if not tries:
-                        raise CannotRefine(f"refused: {smaller}")
-                    break  # it is valid only because it has members that another variant of the body does not name
-                left_out += excluded
-                forget_schemas()
-                changed = True
-        if not changed:
-            return left_out
-    raise CannotRefine(f"bodies are still refused after {MAX_ROUNDS} rounds")
+        for body in _bodies(self._schema, self._source, draws):
+            changed |= self._exclude_body(body)
+        return changed
+
+    def _exclude_body(self, body: Any) -> bool:
+        """Narrow the schema until a body is taken or not valid. Return whether it changed. Raises CannotRefine."""
+        schema, takes = self._schema, self._takes
+        for tries in range(MAX_REFUSALS):
+            if takes(body) or not is_valid(schema, body):
+                return tries > 0
+            excluded = _exclude(schema, smaller := _reduce(schema, body, takes), takes)
+            if excluded is None:
+                if not tries:
+                    raise CannotRefine(f"refused: {smaller}")
+                break  # it is valid only because it has members that another variant of the body does not name
+            self.left_out += excluded
+            forget_schemas()
+        return True
 
 
-def _bodies(schema: Schema, source: random.Random) -> Iterator[Any]:
+def _bodies(schema: Schema, source: random.Random, draws: int) -> Iterator[Any]:
     """Yield bodies with each pair of members, then bodies at random."""
     for variant in schema.get("anyOf", [schema]):
         properties, required = variant.get("properties", {}), variant.get("required", [])
@@ -52,7 +78,7 @@ def _bodies(schema: Schema, source: random.Random) -> Iterator[Any]:
             for body in _bodies_with(variant, pair, source):
                 if set(pair) <= properties.keys():  # neither was left out because of an earlier body
                     yield body
-    for _ in range(DRAWS):
+    for _ in range(draws):
         yield draw_value(schema, source)
 
 
