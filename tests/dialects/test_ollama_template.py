@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from support.odd_bodies import go_templates
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.ollama import generate
@@ -146,36 +146,13 @@ def test_go_template_cannot_hang_or_fill_the_server(source, reason):
         render_prompt(source, TemplateInput("p" * 1000))
 
 
-PIECES = ("{{", "}}", "{{-", "-}}", " ", ".Prompt", ".Messages", "range", "if", "else", "end", "with", "define", '"a"')
-PIECES += (
-    "template",
-    "block",
-    "$x",
-    ":=",
-    "=",
-    "|",
-    "(",
-    ")",
-    "print",
-    "len",
-    "index",
-    "slice",
-    "eq",
-    "and",
-    "0",
-    "nil",
-)
-PIECES += ("break", "continue", ".", ",", "printf", '"%d%s"', "/*", "*/", "`", "'a'", "-1", "text\n", "not", "json")
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from(PIECES), max_size=40))
-def test_any_template_is_rendered_or_refused(pieces):
-    for source in ("".join(pieces), "{{ " + " ".join(pieces) + " }}"):
-        try:
-            assert isinstance(render_prompt(source, TemplateInput("p", "s"))[0], str)
-        except Invalid as error:
-            assert error.field == "template" and error.message.startswith("template: ")
+@settings(max_examples=200, deadline=None)
+@given(go_templates)
+def test_any_template_is_rendered_or_refused(source):
+    try:
+        assert isinstance(render_prompt(source, TemplateInput("p", "s"))[0], str)
+    except Invalid as error:
+        assert error.field == "template" and error.message.startswith("template: ")
 
 
 # -- the prompts of requests

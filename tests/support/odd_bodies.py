@@ -165,6 +165,15 @@ tei_bodies = st.fixed_dictionaries(
     },
 )
 
+go_template_pieces = st.lists(
+    st.sampled_from(
+        ["{{", "}}", "{{-", "-}}", " ", ".Prompt", ".Messages", "range", "if", "else", "end", "with", "define", '"a"',
+         "template", "block", "$x", ":=", "=", "|", "(", ")", "print", "len", "index", "slice", "eq", "and", "0", "nil",
+         "break", "continue", ".", ",", "printf", '"%d%s"', "/*", "*/", "`", "'a'", "-1", "text\n", "not", "json"]
+    ),
+    max_size=40,
+)  # fmt: skip
+go_templates = go_template_pieces.map("".join) | go_template_pieces.map(lambda pieces: f"{{{{ {' '.join(pieces)} }}}}")
 ollama_option_names = st.sampled_from(
     ["num_predict", "num_ctx", "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
      "presence_penalty", "frequency_penalty", "seed", "stop", "num_keep", "use_mmap", "mirostat"]
@@ -174,6 +183,7 @@ ollama_bodies = st.fixed_dictionaries(
     optional={
         "messages": st.lists(chat_messages, max_size=3) | json_values,
         "prompt": client_texts | json_values,
+        "template": st.sampled_from(["{{ .Prompt }}:", "{{ range .Messages }}{{ .Content }}{{ end }}"]) | go_templates,
         "input": st.lists(client_texts, max_size=3) | json_values,
         "options": st.dictionaries(ollama_option_names, plausible_values | scalars, max_size=4) | json_values,
         "format": st.just("json") | schemas | scalars,
