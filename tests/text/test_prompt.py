@@ -113,6 +113,18 @@ def test_prompt_may_open_the_reasoning_block() -> None:
     assert template_pipeline(source).prepare_prompt(continued).starts_in_reasoning
 
 
+def test_a_rendered_conversation_is_not_rendered_again_and_its_answer_is_parsed() -> None:
+    tokenizer = byte_level()
+    for text, opens in (("<s>Why?<think>\n", True), ("Why?", False)):
+        chat = Chat([Message("user", text)], rendered=True, special=True, preceding_ids=[7, 8])
+        prepared = template_pipeline().prepare_prompt(chat)
+        assert prepared.token_ids == [7, 8, *tokenizer.encode(text, special=True)]
+        assert prepared.markup.reasoning_marks and prepared.starts_in_reasoning is opens
+    empty = TextPipeline(tokenizer, ChatTemplate({}, tokenizer.names))  # a model without a chat template
+    prepared = empty.prepare_prompt(Chat([Message("user", "Hi")], rendered=True))
+    assert prepared.token_ids == tokenizer.encode("Hi", special=False)
+
+
 @pytest.mark.parametrize("budget", [0, 1, 2, 9])
 def test_reasoning_budget_counts_tokens_before_closing_mark(budget: int) -> None:
     pipeline = template_pipeline()
