@@ -34,11 +34,11 @@ them.
 Both give the same bits however requests share steps.
 
 Models with layers that keep a state (`lfm2`, `lfm2_moe`, `qwen3_next`, `qwen3_5_text`, `qwen3_5_moe_text`,
-`granitemoehybrid`, `bamba`, `falcon_h1`, `mamba2`, `nemotron_h`) run on parley's own decoder only. The states
-of all sequences that run at once lie in memory, and others for the prefix cache, for drafts and for hand-overs between
-instances (`--state-cache`); if all of them took more than half of the KV cache's share, fewer sequences run at once
-than `--max-batch` says. A prefix is found up to the last page end whose state is kept. In a role such a model runs on
-the CPU, without `--kv-staging`.
+`granitemoehybrid`, `bamba`, `falcon_h1`, `mamba`, `falcon_mamba`, `jamba`, `mamba2`, `nemotron_h`) run on parley's own
+decoder only. The states of all sequences that run at once lie in memory, and others for the prefix cache, for drafts
+and for hand-overs between instances (`--state-cache`); if all of them took more than half of the KV cache's share,
+fewer sequences run at once than `--max-batch` says. A prefix is found up to the last page end whose state is kept. In
+a role such a model runs on the CPU, without `--kv-staging`.
 
 ## On parley's own decoder
 

@@ -29,7 +29,7 @@ from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import COMPILED_WEIGHTS, TRITON_WEIGHTS, PackedWeight
 from parley.native.pool import PageFormat, PagePool
-from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape
+from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms import (
     torch_attention,
     torch_experts,
@@ -38,6 +38,7 @@ from parley.native.torch_forms import (
     torch_latent,
     torch_lora,
     torch_mamba,
+    torch_selective,
     torch_states,
     torch_vocabulary,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "LayerShape",
     "LoraRows",
     "LowRank",
+    "Mamba1Shape",
     "Mamba2Shape",
     "Mixture",
     "Norm",
@@ -82,6 +84,7 @@ __all__ = [
     "attend",
     "build_stack",
     "choose_page_format",
+    "convolve_channels",
     "convolve_gated",
     "dequantize_grouped",
     "embed_tokens",
@@ -109,6 +112,7 @@ __all__ = [
     "round_int4",
     "route",
     "scale_logits",
+    "scan_channels",
     "scan_gated_delta",
     "scan_mamba2",
     "softmax_totals",
@@ -130,6 +134,7 @@ TORCH_FORMS: dict[str, ModuleType] = {
         (torch_experts, ("mix_experts", "route")),
         (torch_latent, ("absorb_queries", "linear_heads")),
         (torch_mamba, ("scan_mamba2",)),
+        (torch_selective, ("convolve_channels", "scan_channels")),
         (torch_states, ("convolve_gated", "gate_rows", "scan_gated_delta")),
         (torch_vocabulary, ("apply_mask", "argmax", "masked_argmax", "softmax_totals", "top_k")),
     )
@@ -315,6 +320,37 @@ def scan_mamba2(
     ``torch_mamba`` defines it, and ``spans``.
     """
     result: torch.Tensor = _kernels_for("scan_mamba2", rows).scan_mamba2(rows, weights, shape, states, spans)
+    return result
+
+
+def convolve_channels(
+    rows: torch.Tensor, weights: StateWeights, shape: Mamba1Shape, states: torch.Tensor, spans: torch.Tensor
+) -> torch.Tensor:
+    """Return the convolved channels of a Mamba 1 layer for rows [T, 2 * inner]: [T, inner]; advance their part of the
+    states. ``torch_selective`` defines it."""
+    result: torch.Tensor = _kernels_for("convolve_channels", rows).convolve_channels(
+        rows, weights, shape, states, spans
+    )
+    return result
+
+
+def scan_channels(
+    rows: torch.Tensor,
+    active: torch.Tensor,
+    steps: torch.Tensor,
+    keys: torch.Tensor,
+    weights: StateWeights,
+    shape: Mamba1Shape,
+    states: torch.Tensor,
+    spans: torch.Tensor,
+) -> torch.Tensor:
+    """Return the outputs of a Mamba 1 layer for rows [T, 2 * inner]: [T, inner]; advance the states.
+
+    ``torch_selective`` defines it.
+    """
+    result: torch.Tensor = _kernels_for("scan_channels", rows).scan_channels(
+        rows, active, steps, keys, weights, shape, states, spans
+    )
     return result
 
 

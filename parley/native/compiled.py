@@ -23,6 +23,7 @@ from parley.native import (
     compiled_latent,
     compiled_lora,
     compiled_mamba,
+    compiled_selective,
     compiled_states,
     memory,
 )
@@ -35,7 +36,7 @@ from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
-from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape
+from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight
 from parley.native.weight_struct import address_of
 
@@ -63,6 +64,7 @@ SIGNATURES = {
     **compiled_latent.LATENT_SIGNATURES,
     **compiled_lora.LORA_SIGNATURES,
     **compiled_mamba.MAMBA_SIGNATURES,
+    **compiled_selective.SELECTIVE_SIGNATURES,
     **compiled_states.STATES_SIGNATURES,
 }
 # Functions that return an int64.
@@ -344,6 +346,31 @@ class CompiledKernels:
     ) -> torch.Tensor:
         """Return the outputs of a Mamba 2 layer before its output layer: bfloat16 [T, inner]; advance the states."""
         return compiled_mamba.scan_mamba2(self._library, rows, weights, shape, states, spans)
+
+    def convolve_channels(
+        self,
+        rows: torch.Tensor,
+        weights: StateWeights,
+        shape: Mamba1Shape,
+        states: torch.Tensor,
+        spans: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the convolved channels of a Mamba 1 layer: bfloat16 [T, inner]; advance their part of the states."""
+        return compiled_selective.convolve_channels(self._library, rows, weights, shape, states, spans)
+
+    def scan_channels(
+        self,
+        rows: torch.Tensor,
+        active: torch.Tensor,
+        steps: torch.Tensor,
+        keys: torch.Tensor,
+        weights: StateWeights,
+        shape: Mamba1Shape,
+        states: torch.Tensor,
+        spans: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the outputs of a Mamba 1 layer before its output layer: bfloat16 [T, inner]; advance the states."""
+        return compiled_selective.scan_channels(self._library, rows, active, steps, keys, weights, shape, states, spans)
 
     def scale_logits(self, logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
         """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""

@@ -17,7 +17,10 @@ class StateWeights:
 
     ``convolution`` [kernel, channels], the current token's last, and its bias [channels]. ``decay`` [heads]: the
     negative rate at which a state decays, and ``step_bias`` [heads], added to its step. ``norm``: of each head's
-    output, with the weights of all heads. ``skip`` [heads]: the share of values in Mamba 2's outputs.
+    output, with the weights of all heads. ``skip`` [heads]: the share of values in Mamba's outputs.
+
+    In Mamba 1, each channel is a head, and ``decay`` is [state_dim, inner]; ``parameter_weight`` has the weights of the
+    norms of its steps' numbers, B and C, one after another.
     """
 
     convolution: torch.Tensor
@@ -26,6 +29,7 @@ class StateWeights:
     step_bias: torch.Tensor | None = None
     norm: Norm | None = None
     skip: torch.Tensor | None = None
+    parameter_weight: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class DecoderLayer:
     [value_dim, rank] a sum of latents into a value. Both hold a weight of each head, one after another.
 
     In a layer with a ``state``, ``qkv`` gives what the kernel of its kind reads, and ``state_gates`` its numbers per
-    head, if it has any. If it has attention as well, the state has ``state_input`` and ``state_output`` of its own.
+    head, if it has any. In Mamba 1, ``state_parameters`` reads the convolved channels, and ``state_step`` makes the
+    channels' steps. If it has attention as well, the state has ``state_input`` and ``state_output`` of its own.
     Weights of parts that ``LayerShape`` says the layer does not have are None.
     """
 
@@ -66,5 +71,7 @@ class DecoderLayer:
     mixture: Mixture | None = None
     state: StateWeights | None = None
     state_gates: PackedWeight | None = None
+    state_parameters: PackedWeight | None = None
+    state_step: PackedWeight | None = None
     state_input: PackedWeight | None = None
     state_output: PackedWeight | None = None

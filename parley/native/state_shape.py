@@ -118,4 +118,41 @@ class Mamba2Shape:
         return self.recurrent_size + (self.kernel - 1) * self.channels
 
 
-StateShape = GatedDeltaShape | ShortConvolutionShape | Mamba2Shape
+@dataclass(frozen=True)
+class Mamba1Shape:
+    """A Mamba 1 layer (arXiv 2312.00752), between its two linear layers.
+
+    The first linear layer gives each token a row of inputs of a causal convolution over ``kernel`` tokens [inner], and
+    gates [inner]. A linear layer turns convolved channels into ``rank`` numbers and the vectors B and C [state_dim],
+    another turns these numbers into the channels' steps. Each channel has a recurrent state [state_dim]. If
+    ``norm_eps`` is not None, the numbers, B and C pass RMS norms before.
+    """
+
+    inner: int
+    state_dim: int
+    rank: int
+    kernel: int
+    norm_eps: float | None = None
+
+    @property
+    def channels(self) -> int:
+        """The numbers per token that are convolved."""
+        return self.inner
+
+    @property
+    def parameter_sizes(self) -> list[int]:
+        """The numbers that a token's convolved channels give: those of its steps, B and C."""
+        return [self.rank, self.state_dim, self.state_dim]
+
+    @property
+    def recurrent_size(self) -> int:
+        """The numbers of the recurrent state [state_dim, inner], which is the first part of a state."""
+        return self.inner * self.state_dim
+
+    @property
+    def size(self) -> int:
+        """The numbers of a state. Its second part are the convolution's inputs [kernel - 1, inner], oldest first."""
+        return self.recurrent_size + (self.kernel - 1) * self.inner
+
+
+StateShape = GatedDeltaShape | ShortConvolutionShape | Mamba2Shape | Mamba1Shape

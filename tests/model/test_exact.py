@@ -310,6 +310,9 @@ PREEMPTED_BY_NIGHT = [
     ("bamba", False, "tiny"),
     ("falcon_h1", False, "tiny"),
     ("mamba2", False, "tiny"),
+    ("mamba", False, "tiny int8"),
+    ("falcon_mamba", False, "tiny"),
+    ("jamba", True, "tiny"),
 ]
 
 

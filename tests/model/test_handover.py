@@ -168,6 +168,7 @@ async def wait_until_free(engine: Engine) -> None:
         ("lfm2", "auto", False, (None, None)),
         ("qwen3_5", "int8", False, (None, None)),
         ("mamba2", "auto", False, (None, None)),
+        ("jamba", "auto", False, (None, None)),
         ("mistral", "auto", False, (1 << 20, None)),
         ("gemma3", "int8", False, (1 << 20, 1 << 20)),
         ("llama", "auto", True, (1 << 20, 1 << 20)),

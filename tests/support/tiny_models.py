@@ -187,6 +187,22 @@ STATE_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {name: BASE_CONFIG[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
         | {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2, "use_bias": True},
     ),
+    "mamba": (
+        "mamba",
+        {name: BASE_CONFIG[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+        | {"state_size": 16, "time_step_rank": 8, "use_bias": True},
+    ),
+    "falcon_mamba": (
+        "falcon_mamba",
+        {name: BASE_CONFIG[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+        | {"conv_kernel": 3, "use_conv_bias": False, "tie_word_embeddings": False},
+    ),
+    "jamba": (
+        "jamba",
+        BASE_CONFIG
+        | {"num_hidden_layers": 3, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 6}
+        | {"mamba_expand": 2, "mamba_d_state": 8},
+    ),
     "nemotron_h": (
         "nemotron_h",
         {name: value for name, value in BASE_CONFIG.items() if name != "num_hidden_layers"}

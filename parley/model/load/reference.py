@@ -264,7 +264,7 @@ def reference_logits(
             torch.cat([x[:, :0], *(project_rows(x, linear) for linear in parts.get(key, []))], -1)
             for key in ("state_input" if "state_input" in parts else "qkv", "state_gates")
         )
-        outputs = run_state_layer(shape, state_weights, rows, gates)
+        outputs = run_state_layer(shape, state_weights, rows, gates, lambda x, name: project_parts(x, name, layer)[0])
         return project_parts(outputs, "state_output" if "state_output" in parts else "output", layer)[0]
 
     def run_layer_mlp(x: torch.Tensor, layer: int) -> torch.Tensor:

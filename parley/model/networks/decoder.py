@@ -19,11 +19,11 @@ from parley.model.networks.config import DecoderConfig
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.model.networks.state_arena import BatchStates, temporary_states
 from parley.native.layer import DecoderLayer
-from parley.native.state_shape import GatedDeltaShape, Mamba2Shape
+from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape
 
 # The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of the
 # last two.
-LINEAR_SITES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "query_up": 4, "state_gates": 4}
+LINEAR_SITES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "query_up": 4, "state_gates": 4, "state_parameters": 4}
 SITES_OF_LAYER = 5
 
 
@@ -337,7 +337,26 @@ class FusedDecoder:
             return native.scan_gated_delta(rows, gates, weights, shape, stored, states.spans)
         if isinstance(shape, Mamba2Shape):
             return native.scan_mamba2(rows, weights, shape, stored, states.spans)
+        if isinstance(shape, Mamba1Shape):
+            active = native.convolve_channels(rows, weights, shape, stored, states.spans)
+            steps, *keys = self._state_parameters(active, batch, layer, shape)
+            steps = self._apply_linear(steps, batch, layer, "state_step")
+            return native.scan_channels(rows, active, steps, torch.cat(keys, 1), weights, shape, stored, states.spans)
         return native.convolve_gated(rows, weights, shape, stored, states.spans)
+
+    def _state_parameters(
+        self, active: torch.Tensor, batch: PackedBatch, layer: int, shape: Mamba1Shape
+    ) -> list[torch.Tensor]:
+        """Return what the convolved channels of a Mamba 1 layer give: the numbers of its steps [T, rank], and B and C
+        [T, state_dim]."""
+        rows, weights = self._apply_linear(active, batch, layer, "state_parameters"), self.layer_weights[layer].state
+        parts = [part.contiguous() for part in rows.split(shape.parameter_sizes, 1)]
+        if shape.norm_eps is None or weights is None or weights.parameter_weight is None:
+            return parts
+        norms = [
+            native.Norm(weight, shape.norm_eps) for weight in weights.parameter_weight.split(shape.parameter_sizes)
+        ]
+        return [native.norm_rows(part, norm) for part, norm in zip(parts, norms, strict=True)]
 
     def _write_latents(
         self,

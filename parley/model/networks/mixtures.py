@@ -73,6 +73,12 @@ def mixture_typed(fields: Mapping[str, Any], layer: int) -> bool:
     return bool(fields["layer_types"][layer] == "moe")
 
 
+def jamba_layers(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: each ``expert_layer_period``-th from ``expert_layer_offset`` on."""
+    period = _read_count(fields, "expert_layer_period")
+    return bool(layer % period == fields["expert_layer_offset"])
+
+
 def exaone_layers(fields: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a mixture: as ``sparse_mlp_types``, or without types as ``after_dense_layers``."""
     return (after_dense_layers if fields["mlp_layer_types"] is None else sparse_mlp_types)(fields, layer)
@@ -369,4 +375,17 @@ NEMOTRON_MIXTURE = MixtureFamily(
     is_sigmoid=True,
     group_best=2,
     shared=1,
+)
+JAMBA_NAMES = MixtureNames(
+    router="feed_forward.router",
+    gate_up=("feed_forward.experts.{}.gate_proj", "feed_forward.experts.{}.up_proj"),
+    down="feed_forward.experts.{}.down_proj",
+)
+JAMBA_MIXTURE = MixtureFamily(
+    (
+        JAMBA_NAMES,
+        replace(JAMBA_NAMES, gate_up=("feed_forward.experts.gate_up_proj",), down="feed_forward.experts.down_proj"),
+    ),
+    has_mixture=jamba_layers,
+    normalized=False,
 )

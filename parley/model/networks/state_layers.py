@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parley.model.networks.rope import Unfusable
-from parley.native.state_shape import MOST_KEYS, GatedDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
+from parley.native.state_shape import (
+    MOST_KEYS,
+    GatedDeltaShape,
+    Mamba1Shape,
+    Mamba2Shape,
+    ShortConvolutionShape,
+    StateShape,
+)
 
 
 @dataclass(frozen=True)
@@ -17,6 +24,8 @@ class StateNames:
 
     ``input`` lists the linear layers to be merged that read the layer's input, ``gates`` those of the numbers per head.
     ``decay`` holds the logarithm of the rate at which a state decays. ``skip`` is that of ``StateWeights``.
+    ``parameters`` and ``step`` are Mamba 1's linear layers between the convolution and the scan, ``parameter_norms``
+    the norms of what the former gives, if they have weights.
     """
 
     input: tuple[str, ...]
@@ -27,6 +36,9 @@ class StateNames:
     decay: str | None = None
     step_bias: str | None = None
     skip: str | None = None
+    parameters: str = ""
+    step: str = ""
+    parameter_norms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,35 @@ def read_mamba2(fields: Mapping[str, Any]) -> Mamba2Shape:
     if activation not in ("silu", "swish"):
         raise Unfusable(f"its convolutions have the activation {activation}")
     return Mamba2Shape(heads, head_dim, state_dim, groups, kernel, groups, step_limits=_read_step_limits(fields))
+
+
+def read_mamba1(fields: Mapping[str, Any]) -> Mamba1Shape:
+    """Return the sizes of a Mamba 1 layer. Raises Unfusable."""
+    state_dim, kernel, hidden = (_read_size(fields, name) for name in ("mamba_d_state", "mamba_d_conv", "hidden_size"))
+    is_auto = fields["mamba_dt_rank"] == "auto"
+    rank = -(-hidden // 16) if is_auto else _read_size(fields, "mamba_dt_rank")
+    if fields.get("mamba_d_inner") is not None:
+        inner = _read_size(fields, "mamba_d_inner")
+    else:
+        inner = _expand_hidden(fields, hidden)
+    if fields["hidden_act"] not in ("silu", "swish"):
+        raise Unfusable(f"its convolutions have the activation {fields['hidden_act']}")
+    return Mamba1Shape(inner, state_dim, rank, kernel)
+
+
+def _expand_hidden(fields: Mapping[str, Any], hidden: int) -> int:
+    expand = fields["mamba_expand"]
+    if isinstance(expand, bool) or not isinstance(expand, int | float) or not 1 <= expand * hidden < 1 << 31:
+        raise Unfusable(f"its config gives mamba_expand as {expand!r}")
+    return int(expand * hidden)
+
+
+def read_normed_mamba1(fields: Mapping[str, Any]) -> Mamba1Shape:
+    """Return the same of a layer with norms of steps, B and C. Raises Unfusable."""
+    eps = fields.get("mixer_rms_eps", fields["rms_norm_eps"])
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
+        raise Unfusable(f"its config gives mixer_rms_eps as {eps!r}")
+    return replace(read_mamba1(fields), norm_eps=float(eps))
 
 
 def _read_inner(fields: Mapping[str, Any]) -> int:
@@ -169,5 +210,31 @@ MIXER_STATES = replace(
         decay="mixer.A_log",
         step_bias="mixer.dt_bias",
         skip="mixer.D",
+    ),
+)
+MAMBA1_NAMES = StateNames(
+    input=("mixer.in_proj",),
+    output="mixer.out_proj",
+    convolution="mixer.conv1d",
+    decay="mixer.A_log",
+    step_bias="mixer.dt_proj.bias",
+    skip="mixer.D",
+    parameters="mixer.x_proj",
+    step="mixer.dt_proj",
+)
+MAMBA1_STATES = replace(MAMBA2_STATES, names=MAMBA1_NAMES, read_shape=read_mamba1)
+FALCON_MAMBA_STATES = replace(MAMBA1_STATES, read_shape=read_normed_mamba1)
+JAMBA_STATES = replace(
+    FALCON_MAMBA_STATES,
+    names=StateNames(
+        input=("mamba.in_proj",),
+        output="mamba.out_proj",
+        convolution="mamba.conv1d",
+        decay="mamba.A_log",
+        step_bias="mamba.dt_proj.bias",
+        skip="mamba.D",
+        parameters="mamba.x_proj",
+        step="mamba.dt_proj",
+        parameter_norms=("mamba.dt_layernorm", "mamba.b_layernorm", "mamba.c_layernorm"),
     ),
 )

@@ -38,9 +38,6 @@ SEQUENCE_TO_SEQUENCE: dict[str, dict[str, Any]] = {
 STATES = "which keep more than keys and values"
 # What the config says is enough to refuse these
 REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "mamba": ({"model_type": "mamba"}, STATES),
-    "falcon_mamba": ({"model_type": "falcon_mamba"}, STATES),
-    "jamba": ({"model_type": "jamba"}, STATES),
     "nemotron_h with latent experts": ({"model_type": "nemotron_h", "moe_latent_size": 64}, STATES),
     "recurrent_gemma": ({"model_type": "recurrent_gemma"}, STATES),
     "kimi_linear": ({"model_type": "kimi_linear"}, STATES),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from parley.native.layer import StateWeights
-from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
+from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape, StateShape
 
 
 def convolve_inputs(x: torch.Tensor, weights: StateWeights) -> torch.Tensor:
@@ -23,11 +25,20 @@ def convolve_inputs(x: torch.Tensor, weights: StateWeights) -> torch.Tensor:
     return total if weights.convolution_bias is None else total + weights.convolution_bias
 
 
-def run_state_layer(shape: StateShape, weights: StateWeights, rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def run_state_layer(
+    shape: StateShape,
+    weights: StateWeights,
+    rows: torch.Tensor,
+    gates: torch.Tensor,
+    project: Callable[[torch.Tensor, str], torch.Tensor],
+) -> torch.Tensor:
     """Return the outputs of a whole sequence before the output layer, float32 [T, inner].
 
     ``rows`` float32 [T, ...]: outputs of the layer's input; ``gates`` float32 [T, ...]: of its gates, if it has any.
+    ``project`` applies a linear layer of the layer to rows.
     """
+    if isinstance(shape, Mamba1Shape):
+        return run_mamba1(shape, weights, rows, project)
     if isinstance(shape, GatedDeltaShape):
         return run_gated_delta(shape, weights, rows, gates)
     if isinstance(shape, Mamba2Shape):
@@ -100,3 +111,31 @@ def run_mamba2(shape: Mamba2Shape, weights: StateWeights, rows: torch.Tensor) ->
     parts = parts / (parts.square().mean(-1, keepdim=True) + weights.norm.eps).sqrt()
     normed: torch.Tensor = parts.flatten(1) * weights.norm.weight
     return normed if shape.is_gate_first else normed * gate
+
+
+def run_mamba1(
+    shape: Mamba1Shape,
+    weights: StateWeights,
+    rows: torch.Tensor,
+    project: Callable[[torch.Tensor, str], torch.Tensor],
+) -> torch.Tensor:
+    """Return the outputs of a Mamba 1 layer (arXiv 2312.00752, algorithm 2), each channel by itself:
+    S_t = exp(A step_t) S_(t-1) + step_t x_t B_t and y_t = S_t C_t + D x_t."""
+    assert weights.decay is not None and weights.step_bias is not None and weights.skip is not None
+    mixed, gate = rows.split(shape.inner, 1)
+    x = convolve_inputs(mixed, weights)
+    x = x * x.sigmoid()
+    parts = list(project(x, "state_parameters").split(shape.parameter_sizes, 1))
+    if shape.norm_eps is not None and weights.parameter_weight is not None:
+        scales = weights.parameter_weight.split(shape.parameter_sizes)
+        for i, (part, scale) in enumerate(zip(parts, scales, strict=True)):
+            parts[i] = part / (part.square().mean(1, keepdim=True) + shape.norm_eps).sqrt() * scale
+    low, b, c = parts
+    steps = torch.logaddexp(project(low, "state_step") + weights.step_bias, torch.zeros(()))
+    state, outputs = torch.zeros(shape.inner, shape.state_dim), []
+    for t in range(len(rows)):
+        kept = (weights.decay.t() * steps[t, :, None]).exp()
+        state = kept * state + (steps[t] * x[t])[:, None] * b[t]
+        outputs.append(state @ c[t] + weights.skip * x[t])
+    y: torch.Tensor = torch.stack(outputs) * gate * gate.sigmoid()
+    return y

@@ -12,7 +12,7 @@ from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.networks.config import DecoderConfig
 from parley.native.layer import StateWeights
-from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, StateShape
+from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, StateShape
 
 
 class TensorReader(Protocol):
@@ -54,6 +54,13 @@ class LayerStateWeights:
         if isinstance(shape, Mamba2Shape):
             outs = [shape.inner + shape.channels + shape.heads]
             return {"qkv": parts(names.input, outs, hidden, []), "output": [output]}
+        if isinstance(shape, Mamba1Shape):
+            parameters = LinearSpec(
+                self._weights.layer_name(layer, names.parameters), sum(shape.parameter_sizes), shape.inner
+            )
+            step = LinearSpec(self._weights.layer_name(layer, names.step), shape.inner, shape.rank)
+            entering = parts(names.input, [2 * shape.inner], hidden, [])
+            return {"qkv": entering, "state_parameters": [parameters], "state_step": [step], "output": [output]}
         if not isinstance(shape, GatedDeltaShape):
             return {"qkv": parts(names.input, [3 * shape.width], hidden, []), "output": [output]}
         share = shape.value_heads // shape.key_heads
@@ -81,6 +88,12 @@ class LayerStateWeights:
                 tensors[str(name)] = (shape.heads,)
             if names.norm is not None:
                 tensors[f"{names.norm}.weight"] = (shape.inner,)
+        if isinstance(shape, Mamba1Shape):
+            tensors[str(names.decay)] = (shape.inner, shape.state_dim)
+            for name in (names.step_bias, names.skip):
+                tensors[str(name)] = (shape.inner,)
+            for norm, size in zip(names.parameter_norms, shape.parameter_sizes, strict=bool(names.parameter_norms)):
+                tensors[norm + ".weight"] = (size,)
         return {self._weights.layer_name(layer, name): sizes for name, sizes in tensors.items()}
 
     def check_shapes(self, layer: int) -> None:
@@ -105,6 +118,12 @@ class LayerStateWeights:
             widths = [shape.inner, shape.groups * shape.state_dim, shape.groups * shape.state_dim]
             convolution *= torch.tensor(shape.input_scales).repeat_interleave(torch.tensor(widths)).to(convolution)
         bias = read(names.convolution + ".bias") if "convolution" in self._config.biases else None
+        if isinstance(shape, Mamba1Shape):
+            norms = [read(name + ".weight") for name in names.parameter_norms]
+            weight = torch.cat(norms or [torch.ones(sum(shape.parameter_sizes), device=self._weights.device)])
+            decay = -read(str(names.decay)).exp().t().contiguous()
+            step_bias, share = read(str(names.step_bias)), read(str(names.skip))
+            return StateWeights(convolution, bias, decay, step_bias, skip=share, parameter_weight=weight)
         if not isinstance(shape, GatedDeltaShape | Mamba2Shape):
             return StateWeights(convolution, bias)
         width, norm = shape.inner if isinstance(shape, Mamba2Shape) else shape.value_dim, None

@@ -24,6 +24,7 @@ from parley.model.networks.families.layer_norm_decoders import (
     STABLELM,
     STARCODER2,
 )
+from parley.model.networks.families.mamba1_decoders import FALCON_MAMBA, JAMBA, MAMBA1
 from parley.model.networks.families.mamba_decoders import BAMBA, FALCON_H1, GRANITE_HYBRID, MAMBA2, NEMOTRON_HYBRID
 from parley.model.networks.families.mixture_decoders import (
     DOTS1,
@@ -134,6 +135,9 @@ FAMILIES: dict[str, DecoderFamily] = {
     "granitemoehybrid": GRANITE_HYBRID,
     "bamba": BAMBA,
     "falcon_h1": FALCON_H1,
+    "mamba": MAMBA1,
+    "falcon_mamba": FALCON_MAMBA,
+    "jamba": JAMBA,
     "mamba2": MAMBA2,
     "nemotron_h": NEMOTRON_HYBRID,
     "llama4_text": LLAMA4,
