@@ -27,7 +27,16 @@ from refine_schemas import CannotRefine, refine_schema
 from survey import CLASSIFIER_CONTEXT, CONTEXT, PATH, SurveyedRecords, call_reader, encode_body
 
 from parley.dialects.admin_requests import DetokenizeRequest
-from parley.dialects.dialect import Acknowledgement, Answer, ApiOptions, Dialect, Reply, RequestContext, Route
+from parley.dialects.dialect import (
+    Acknowledgement,
+    Answer,
+    ApiOptions,
+    Dialect,
+    PromptRenderer,
+    Reply,
+    RequestContext,
+    Route,
+)
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import API_MOUNTS
@@ -158,12 +167,15 @@ def learn_answers(dialect: Dialect, route: Route, known: Mapping[str, Any]) -> l
         body = draw_value(known["schema"], source) if "schema" in known else ANY_VALUES[number]
         if number % 2:
             body = spoil_member(body, source)
+        elif number % 4 == 0 and isinstance(body, dict) and "stream" in known.get("schema", {}).get("properties", ()):
+            body["stream"] = number % 8 == 0  # at random, too few bodies ask for a stream, or for none
         try:
             reply = read_for(route, known.get("needs", ""), body)
         except ParleyError as error:
             reply = dialect.render_error(error)
         if isinstance(reply, Reply):
-            answers.add(Answer(200, b"", reply.media_type.encode() if reply.request.stream else reply.content_type))
+            streams = reply.request.stream and not isinstance(reply, PromptRenderer)
+            answers.add(Answer(200, b"", reply.media_type.encode() if streams else reply.content_type))
             answers |= {answer for error in SAMPLE_ERRORS if (answer := reply.render_refusal(error)) is not None}
         elif isinstance(reply, Answer):
             answers.add(reply)

@@ -258,7 +258,15 @@ def _exclude_pair(node: Schema, value: dict[str, Any], names: list[str], takes: 
     )
     first, second = precise[:2]
     others = {name: each for name, each in value.items() if name not in names[2:]} if len(names) > 2 else value
-    numbers = [isinstance(value[name], int | float) and not isinstance(value[name], bool) for name in (first, second)]
+    spellings = [_flag_spellings(node["properties"][name]) for name in (first, second)]
+    numbers = [
+        isinstance(value[name], int | float) and not isinstance(value[name], bool) and not spelled
+        for name, spelled in zip((first, second), spellings, strict=True)
+    ]
+    refused = [
+        [each for each in spelled if not takes(others | {name: each})]
+        for name, spelled in zip((first, second), spellings, strict=True)
+    ]
     given: Schema = {"not": {"type": "null"}}
     if all(numbers):
         less, more = sorted((first, second), key=lambda name: -value[name])
@@ -271,8 +279,8 @@ def _exclude_pair(node: Schema, value: dict[str, Any], names: list[str], takes: 
                 test = {"properties": {less: given, more: given}, "required": [less, more]}
                 if add_condition(node, test, {"properties": {less: {"maximum": split}, more: {"minimum": split}}}):
                     return
-    test = {"properties": {first: _class_of(node["properties"][first], value[first])}, "required": [first]}
-    then = _without_class(node["properties"][second], value[second])
+    test = {"properties": {first: _class_of(node["properties"][first], value[first], refused[0])}, "required": [first]}
+    then = _without_class(node["properties"][second], value[second], refused[1])
     if numbers[1]:
         for start in (1, 0, 2, 0.5, 5):
             if is_valid(node["properties"][second], start) and takes(others | {second: start}):
@@ -292,14 +300,38 @@ def _bound(node: Schema, name: str, keyword: str, default: float) -> float:
     return next((variant[keyword] for variant in variants if keyword in variant), default)
 
 
-def _class_of(member: Schema, value: Any) -> Schema:
-    """Return a schema of the values that are like a value: the same word, or any value at all."""
+def _flag_spellings(member: Schema) -> list[Any]:
+    """Return all spellings of true and false in a member that has several, such as true, 1 and "true"; else none."""
+    spellings: list[Any] = []
+    kinds = set()
+    for variant in member.get("anyOf", ()):
+        match variant:
+            case {"type": "boolean" | ["boolean", "null"]}:
+                spellings += [True, False]
+            case {"const": bool(truth)}:
+                spellings.append(truth)
+            case {"type": "integer", "minimum": 0, "maximum": 1}:
+                spellings += [0, 1]
+            case {"enum": [*words]} if spellings:
+                spellings += words
+            case {"type": "null"}:
+                continue
+            case _:
+                return []
+        kinds.add(type(spellings[-1]))
+    return spellings if bool in kinds and len(kinds) > 1 else []
+
+
+def _class_of(member: Schema, value: Any, refused: Sequence[Any]) -> Schema:
+    """Return a schema of the values that are like a value: the ``refused`` spellings of it, the same word, or any."""
+    if len(refused) > 1:
+        return {"enum": [*refused]}
     if isinstance(value, bool | None) or ("enum" in str(member) and isinstance(value, str)):
         return {"const": value}
     return {"not": {"type": "null"}}
 
 
-def _without_class(member: Schema, value: Any) -> Schema:
+def _without_class(member: Schema, value: Any, refused: Sequence[Any]) -> Schema:
     """Return a schema of values that are not like a value."""
-    taken = _class_of(member, value)
-    return {"not": taken} if "const" in taken else {"type": "null"}
+    taken = _class_of(member, value, refused)
+    return {"type": "null"} if "not" in taken else {"not": taken}
