@@ -186,6 +186,7 @@ sanitize: setup
 		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/native/test_kernels.py tests/native/test_compiled.py \
 		tests/native/test_grouped.py tests/native/test_int8.py tests/native/test_experts.py tests/native/test_layers.py \
 		tests/native/test_lora_kernel.py tests/native/test_state_kernels.py tests/native/test_mamba.py \
+		tests/native/test_selective.py \
 		-k "not schedule_tests and not native_off" $(ARGS)
 
 clean:
