@@ -130,7 +130,7 @@ async def test_model_on_two_nodes_answers_and_comes_back_when_a_node_is_lost(
     lost = next(node for node in nodes.list_all_nodes() if node.node_id in group["bundles_to_node_id"].values()
                 and node.node_id != instance_node)  # fmt: skip
     await asyncio.to_thread(nodes.remove_node, lost, allow_graceful=False)
-    await asyncio.to_thread(add_node, nodes)
+    add_node(nodes)  # Ray sets signal handlers, which only this thread may do
     await asyncio.wait_for(running, 900)
     events = list(stream.events())
     assert stream.whole and ("error" in events[-1] or events[-1]["choices"][0]["finish_reason"] == "length")
