@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(
     not HAS_RAY or not os.environ.get("PARLEY_NIGHTLY"),
     reason="PARLEY_VLLM_PYTHON does not name a Python with vLLM and ray, or PARLEY_NIGHTLY is not set",
 )
+NO_PIPELINES = pytest.mark.skip("vLLM 0.32 for CPUs ends at the first request of a pipeline, in its own server too")
 START_SECONDS = 280.0  # less than the time after which pytest dumps the stacks
 CPU_IN_RAY = """
 import importlib.abc, importlib.util, sys
@@ -105,7 +106,7 @@ def wait_for(condition: Any, seconds: float = START_SECONDS) -> Any:
     return result
 
 
-@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+@pytest.mark.parametrize("kind", ["tensor", pytest.param("pipeline", marks=NO_PIPELINES)])
 async def test_model_on_two_nodes_answers_and_comes_back_when_a_node_is_lost(
     nodes: Any, tmp_path: Path, kind: str
 ) -> None:
