@@ -53,6 +53,23 @@ def test_counts_add_up_over_days_keys_models_and_restarts(tmp_path: Path) -> Non
     store.close()
 
 
+def test_request_that_ends_during_a_write_keeps_the_name_of_its_key(tmp_path: Path, monkeypatch) -> None:
+    store = UsageStore(str(tmp_path / "usage.db"), StoppedClock(500 * DAY))
+    remove_old_days = store._remove_old_days
+
+    def end_request(database) -> None:
+        remove_old_days(database)
+        monkeypatch.undo()
+        store.add_request("k2", "bob", "m", 1, 0, 1)
+
+    monkeypatch.setattr(store, "_remove_old_days", end_request)
+    store.add_request("k1", "alice", "m", 1, 0, 1)
+    store.write_pending()
+    rows = store.list_usage("0000-00-00", "9999-99-99", "", "", 99)
+    store.close()
+    assert [(row.key_id, row.key_name) for row in rows] == [("k1", "alice"), ("k2", "bob")]
+
+
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "usage.db"
     file.write_bytes(b"no database" * 100)

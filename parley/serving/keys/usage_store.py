@@ -137,7 +137,8 @@ class UsageStore:
                 self._keep_pending(pending)
                 raise
             with self._lock:
-                self._key_names = {key[1]: names[key[1]] for key in self._pending if key[1] in names}
+                names = self._key_names  # with those of requests that ended meanwhile
+                self._key_names = {key_id: names[key_id] for _, key_id, _ in self._pending}
 
     def close(self) -> None:
         """Write everything, and close the file."""
