@@ -80,7 +80,9 @@ class PagedRun:
     def compute_hidden(self, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Compute tokens (sequence, start, end) in one step; return the hidden states of each part."""
         rows = [StepRow(self.sequences[number], start, end - start, False) for number, start, end in parts]
-        hidden = self.runner.network.compute_hidden(self.runner.pack_rows(rows), self.runner.pages)
+        batch = self.runner.pack_rows(rows)
+        batch.result_counts = None  # all rows are compared
+        hidden = self.runner.network.compute_hidden(batch, self.runner.pages)
         return list(hidden.split([end - start for _, start, end in parts]))
 
 

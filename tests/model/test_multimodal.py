@@ -121,7 +121,10 @@ FIXED_EPS = 1e-5  # of the norms of OLMo 1 and OPT
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}  # Transformers knows the type only by this one
 
 
-@pytest.mark.parametrize("model_type", sorted(FUSABLE_TYPES - {"mamba2"}))  # which has neither attention nor MLPs
+WITHOUT_ATTENTION = {"falcon_mamba", "mamba", "mamba2"}  # nor MLPs
+
+
+@pytest.mark.parametrize("model_type", sorted(FUSABLE_TYPES - WITHOUT_ATTENTION))
 def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     fields = NEEDED_FIELDS.get(model_type, {})
     config = read_decoder_config({"model_type": model_type} | fields)
@@ -159,8 +162,9 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     assert [shape.window for shape in config.layers] == windows
 
 
-def test_missing_fields_of_mamba2_have_the_defaults_of_transformers():
-    config, expected = read_decoder_config({"model_type": "mamba2"}), AutoConfig.for_model("mamba2")
+@pytest.mark.parametrize("model_type", sorted(WITHOUT_ATTENTION))
+def test_missing_fields_of_mamba_have_the_defaults_of_transformers(model_type: str):
+    config, expected = read_decoder_config({"model_type": model_type}), AutoConfig.for_model(model_type)
     assert (config.vocab, config.hidden) == (expected.vocab_size, expected.hidden_size)
     assert (config.layer_count, config.eps) == (expected.num_hidden_layers, expected.layer_norm_epsilon)
 

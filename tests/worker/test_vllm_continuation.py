@@ -19,7 +19,8 @@ from parley.worker.vllm.sampling_fields import translate_choice
 
 GREEDY = Sampling(temperature=0.0)
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
-TRANSFER = write_transfer(PARAMS, 1e6)  # seconds: no run of the tests takes as long
+LEASE_SECONDS = 1e6  # no run of the tests takes as long
+TRANSFER = write_transfer(PARAMS, LEASE_SECONDS)
 FETCHING = Continuation(page_move=PARAMS)
 COUNTING: list[dict[str, Any]] = [
     {"sampling": Sampling(temperature=0.0, presence_penalty=1.0)},
@@ -187,15 +188,17 @@ def test_first_round_of_a_beam_search_fetches_pages():
     [
         ({"n": 2}, False),
         ({"adapter": "gone"}, True),
-        ({"transfer": write_transfer(PARAMS, 5.0)}, True),  # seconds; some are needed to fetch them
-        ({"transfer": write_transfer(PARAMS, -5.0)}, False),  # they are free by now
+        ({"lease_seconds": 5.0}, True),  # some are needed to fetch them
+        ({"lease_seconds": -5.0}, False),  # they are free by now
         ({"prior_tokens": [[7, 8]], "sampling": Sampling(temperature=1.0)}, True),
         ({"prior_tokens": [[8]], "sampling": Sampling(temperature=1.0)}, False),  # fetched, then another way is tried
     ],
 )
 def test_pages_that_no_choice_fetches_are_given_back_once(members, is_rejected):
     harness = Harness(3, can_force=True)
-    harness.add("a", **({"transfer": TRANSFER} | members))
+    lease_seconds = members.get("lease_seconds", LEASE_SECONDS)
+    request_members = {name: value for name, value in members.items() if name != "lease_seconds"}
+    harness.add("a", transfer=write_transfer(PARAMS, lease_seconds), **request_members)
     harness.step("a")
     harness.step("a", finish=1)
     assert harness.client.rejected_moves == [PARAMS] * is_rejected
