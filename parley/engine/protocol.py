@@ -203,7 +203,7 @@ class Engine(ABC):
             self._load_future.set_result(info)
 
     def _publish_info(self, info: ModelInfo) -> None:
-        """Take a new description of the model; alone, without a load, if pages and requests remain what they are."""
+        """Take a new description of the model; without a load only if pages and requests stay valid."""
         self.info = info
         for observe in self.info_observers:
             observe(info)

@@ -1,4 +1,4 @@
-"""Copies numbers of the host to a device without waiting for what the device computes."""
+"""Copies numbers of the host to a device without waiting for the device's other work."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, Lin
 from parley.native import GroupedWeight
 from parley.native.torch_forms.torch_grouped import FP4_NUMBERS, NF4_NUMBERS
 
-# By the name of a table: its numbers, and what the kernel's numbers are divided by
+# By the name of a table: the kernel's numbers, and their divisor
 TABLES = {"nf4": (NF4_NUMBERS, 1.0), "fp4": (FP4_NUMBERS, 12.0)}
 BITS8_TENSORS = ("SCB", "weight_format")
 STATE_BYTES = 1 << 16  # the most bytes of a weight's JSON

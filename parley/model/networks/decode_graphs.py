@@ -120,7 +120,7 @@ class DecodeGraphs:
         self.replays = 0
 
     def compute_hidden(self, batch: PackedBatch) -> torch.Tensor | None:
-        """Return what the network's ``compute_hidden`` returns, or None if no graph computes this batch.
+        """Return the result of the network's ``compute_hidden``, or None if no graph computes this batch.
 
         The result is overwritten by the next call.
         """

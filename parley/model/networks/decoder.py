@@ -347,8 +347,8 @@ class FusedDecoder:
     def _state_parameters(
         self, active: torch.Tensor, batch: PackedBatch, layer: int, shape: Mamba1Shape
     ) -> list[torch.Tensor]:
-        """Return what the convolved channels of a Mamba 1 layer give: the numbers of its steps [T, rank], and B and C
-        [T, state_dim]."""
+        """Return the numbers that a Mamba 1 layer computes from its convolved channels: those of its steps [T, rank],
+        and B and C [T, state_dim]."""
         rows, weights = self._apply_linear(active, batch, layer, "state_parameters"), self.layer_weights[layer].state
         parts = [part.contiguous() for part in rows.split(shape.parameter_sizes, 1)]
         if shape.norm_eps is None or weights is None or weights.parameter_weight is None:
