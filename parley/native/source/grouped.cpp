@@ -36,6 +36,7 @@
 namespace {
 
 constexpr int FEW = LANES == 16 ? 6 : 2;  // rows whose sums, with a panel's numbers, fill the registers
+constexpr int MANY = LANES == 16 ? TILE : 4;           // the same of unpacked weights
 constexpr long PASS = 256;                // rows whose sums are kept at once
 // Up to this many rows, weights are unpacked again for each tile, which then costs less than a buffer: fewer rows if
 // that is more work
@@ -141,7 +142,7 @@ template <class Code> void add(const Pair* x, long stride, const uint32_t* words
       Sums half = sums;
       half.rest += i * LANES, half.totals += i * LANES, half.scales += i * LANES / Code::SCALES;
       half.first = k == 0, half.last = k + count == steps;
-      tiles<Code, TILE, 2>(x + k, stride, Wide{wide + i}, count, half, rows);
+      tiles<Code, MANY, 2>(x + k, stride, Wide{wide + i}, count, half, rows);
     }
   }
 }

@@ -7,6 +7,8 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <climits>
+#include <vector>
 
 #include "slices.h"
 #include "shares.h"
@@ -17,13 +19,16 @@ constexpr long SHARED = 4;     // tiles that prefetch the next stretch; with mor
 constexpr long WAITING = TILE * 5 / 12;  // up to this many rows, a single tile waits for memory more than it computes
 constexpr long EARLY = 8192;   // prefetch distance of a single tile with more rows, in bytes
 constexpr long PASS = 512;     // rows whose sums are kept at once
+constexpr long NEAR = 1 << 18; // words of spread rows that a pass has, so that they stay in the L2 cache
+constexpr long ALONE = 1 << 14;  // words that one thread spreads sooner than several
 
 // sums [rows][PANEL] of one panel. Memory delivers a stretch while tiles compute the one before. `after`: the panel that
 // is needed next.
 template <class T> void multiply(const Pair* x, const Pair* panel, long rows, long steps, const Pair* after, T* sums) {
+  constexpr long WORDS = Operands<T>::WORDS;
   if (rows <= TILE) {
     auto run = rows <= WAITING ? choose<T, ITSELF>(rows) : choose<T, OTHERS>(rows);
-    return run(x, steps, panel, steps, sums, true, {(const char*)panel + EARLY, STEP});
+    return run(x, WORDS * steps, panel, steps, sums, true, {(const char*)panel + EARLY, STEP});
   }
   long tiles = (rows + TILE - 1) / TILE, shares = std::min(tiles, SHARED), k = 0;
   do {
@@ -33,32 +38,68 @@ template <class T> void multiply(const Pair* x, const Pair* panel, long rows, lo
     for (long t = 0; t < tiles; t++) {
       long first = rows * t / tiles, some = rows * (t + 1) / tiles - first;
       auto run = t < shares ? choose<T, OTHERS>(some) : choose<T, NOTHING>(some);
-      run(x + first * steps + k, steps, here, count, sums + first * PANEL, k == 0,
+      run(x + WORDS * (first * steps + k), WORDS * steps, here, count, sums + first * PANEL, k == 0,
           {next + count * STEP * t / shares, (STEP + shares - 1) / shares});
     }
     k += count;
   } while (k < steps);
 }
 
+// Rows of a product, spread as it reads them. A product that does not need that reads them where they are.
+template <class T> class SpreadRows {
+  static constexpr long WORDS = Operands<T>::WORDS;
+  const Pair* rows;
+  long first = 0, steps;
+
+ public:
+  SpreadRows(const Pair* x, long steps) : rows(x), steps(steps) {}
+
+  // The first of this number of rows that fit the L2 cache
+  long fitting(long count) const {
+    return WORDS == 1 ? count : std::clamp(NEAR / std::max(1l, WORDS * steps) / TILE * TILE, 4l * TILE, count);
+  }
+
+  const Pair* row(long m) const { return rows + WORDS * (m - first) * steps; }
+
+  // Spreads `count` rows of x from `from` on.
+  void fill(const Pair* x, long from, long count, int threads) {
+    if constexpr (WORDS > 1) {
+      static thread_local std::vector<uint32_t> memory;
+      if ((long)memory.size() < WORDS * count * steps) memory.resize(WORDS * count * steps);
+      Pair* to = memory.data();
+      rows = to, first = from;
+#pragma omp parallel for num_threads(count * steps < ALONE ? 1 : threads)
+      for (long m = 0; m < count; m++) spread<T>(x + (from + m) * steps, steps, to + WORDS * m * steps);
+    }
+  }
+};
+
 // All sums of the rows x [M][steps] of each slice and its weight of w [weights][panels][steps][PANEL], by a team.
 // finish(sums [rows][PANEL], slice, n) receives those of a slice's rows and of the panel whose first column is n.
 template <class T, class Finish>
 void product(const Pair* x, const Pair* w, Slices slices, long N, long steps, int threads, Finish finish) {
   long panels = (N + PANEL - 1) / PANEL;
-  std::vector<RowSlice> pieces = cut_slices(slices, panels, PASS, threads);
-  if (pieces.empty()) return;
+  SpreadRows<T> spread(x, steps);
+  std::vector<RowSlice> pieces = cut_slices(slices, panels, spread.fitting(PASS), threads);
   auto panel_of = [&](long task) { return w + (pieces[task / panels].weight * panels + task % panels) * steps * PANEL; };
-  Shares shares(pieces.size() * panels, threads);
+  for (size_t begin = 0, end; begin < pieces.size(); begin = end) {  // pieces whose rows are spread at once
+    long first = pieces[begin].first, rows = 0;
+    auto rows_with = [&](size_t piece) { return pieces[piece].first + pieces[piece].rows - first; };
+    for (end = begin; end < pieces.size() && (end == begin || rows_with(end) <= spread.fitting(LONG_MAX)); end++)
+      rows = rows_with(end);
+    spread.fill(x, first, rows, threads);
+    Shares shares((end - begin) * panels, threads);
 #pragma omp parallel num_threads(threads)
-  {
-    alignas(64) T sums[PASS * PANEL];
-    for (Shares::Tasks some; (some = shares.take(omp_get_thread_num())).end;)
-      for (long task = some.first; task < some.end; task++) {
-        const RowSlice& slice = pieces[task / panels];
-        bool last = some.last && task + 1 == some.end;
-        multiply(x + slice.first * steps, panel_of(task), slice.rows, steps, panel_of(last ? task : task + 1), sums);
-        finish(sums, slice, task % panels * PANEL);
-      }
+    {
+      alignas(64) T sums[PASS * PANEL];
+      for (Shares::Tasks some; (some = shares.take(omp_get_thread_num())).end;)
+        for (long task = begin * panels + some.first, past = begin * panels + some.end; task < past; task++) {
+          const RowSlice& slice = pieces[task / panels];
+          bool last = some.last && task + 1 == past;
+          multiply(spread.row(slice.first), panel_of(task), slice.rows, steps, panel_of(last ? task : task + 1), sums);
+          finish(sums, slice, task % panels * PANEL);
+        }
+    }
   }
 }
 

@@ -1,9 +1,9 @@
-// How attention reads rows and pages in its products: in words of two bf16 that are adjacent in the inner dimension, with
-// sums in fp32.
+// How linear layers and attention read rows, and weights or pages, in their products: in words of four bytes, which are
+// two bf16 (sums in fp32) or four int8 (sums in int32) that are adjacent in the inner dimension.
 //
 // Where one instruction multiplies such words, a row is read as it is. Elsewhere each word of a row is spread to two
-// floats before the product, since every page would have to do so again. A word of a page is split in registers, once
-// for all rows of a tile.
+// before the product, since every panel of the weight and every page would have to do so again: to two floats, or to
+// four int16. A word of weights or pages is split in registers, once for all rows of a tile.
 //
 // AVX2 has 16 registers, and a tile needs each of them. The compiler spills sums there, because it reads ahead; so the
 // work on a row is one statement in assembly.
@@ -12,6 +12,8 @@
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define SIXTEEN_REGISTERS
+alignas(32) constexpr uint32_t LOW_BYTES[LANES] = {0x00ff00ff, 0x00ff00ff, 0x00ff00ff, 0x00ff00ff,
+                                                   0x00ff00ff, 0x00ff00ff, 0x00ff00ff, 0x00ff00ff};
 #endif
 
 template <class T> struct Operands;
@@ -46,6 +48,45 @@ template <> struct Operands<float> {
   static void add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
     Vec each = (Vec)fill(*x);
     sums[0] = fma(each, (Vec)left, sums[0]), sums[1] = fma(each, (Vec)right, sums[1]);
+  }
+#endif
+#endif
+};
+
+template <> struct Operands<int32_t> {
+  typedef Ints Sum;
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  static constexpr long WORDS = 1;
+  static Bits part(const Four* weights, int) { return read<Bits>(weights); }
+  static void add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
+    Bits each = fill(*x);
+    sums[0] = dot(sums[0], each, left), sums[1] = dot(sums[1], each, right);
+  }
+#else
+  static constexpr long WORDS = 2;
+  static Bits spread(Bits x, int i) { return (Bits)((i ? (Shorts)x : (Shorts)(x << 8)) >> 8); }
+#if defined(SIXTEEN_REGISTERS)
+  static Bits part(const Four* weights, int i) {
+    Bits half;
+    if (i) asm("vmovdqu %1, %0\n\tvpsrlw $8, %0, %0" : "=x"(half) : "m"(*(const Bits*)weights));
+    else asm("vmovdqu %1, %0\n\tvpand %2, %0, %0" : "=x"(half) : "m"(*(const Bits*)weights), "m"(LOW_BYTES));
+    return half;
+  }
+  static void add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
+    Bits each, products;
+    asm("vpbroadcastd %4, %2\n\tvpmaddwd %5, %2, %3\n\tvpaddd %3, %0, %0\n\tvpmaddwd %6, %2, %2\n\tvpaddd %2, %1, %1"
+        : "+x"(sums[0]), "+x"(sums[1]), "=&x"(each), "=&x"(products)
+        : "m"(*x), "x"(left), "x"(right));
+  }
+#else
+  static Bits part(const Four* weights, int i) {
+    Bits words = read<Bits>(weights);
+    return (i ? words >> 8 : words) & 0x00ff00ff;
+  }
+  static void add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
+    Shorts each = (Shorts)fill(*x);
+    sums[0] = (Ints)((Bits)sums[0] + multiply(each, (Shorts)left));
+    sums[1] = (Ints)((Bits)sums[1] + multiply(each, (Shorts)right));
   }
 #endif
 #endif

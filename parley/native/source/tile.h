@@ -4,16 +4,12 @@
 // Each sum is one SIMD lane's chain over the steps, from first to last. It can be stored between two stretches of steps
 // without loss, so the division of a larger product into tiles cannot change a bit.
 #pragma once
-#include "vector.h"
+#include "operands.h"
 
 constexpr int PANEL = 2 * LANES;               // columns of a tile
-constexpr int TILE = LANES == 16 ? 12 : 4;     // rows whose sums, with a panel's numbers, fill the registers
+constexpr int TILE = LANES == 16 ? 12 : LANES == 8 ? 6 : 4;  // rows whose sums, with a panel's numbers, fill the registers
 constexpr int STEP = PANEL * sizeof(Pair);     // bytes of a panel in each step
 constexpr long AHEAD = 4096;                   // prefetch distance of ITSELF, in bytes
-
-// A register of sums
-template <class T> struct Wide { typedef Vec type; };
-template <> struct Wide<int32_t> { typedef Ints type; };
 
 // The data that a tile prefetches while it computes
 enum Asks {
@@ -28,10 +24,12 @@ struct Fetch {
   long pace;
 };
 
-// sums [ROWS][PANEL] = or += x [ROWS][steps] * w [steps][PANEL] in pairs or fours; rows of x are `stride` apart
+// sums [ROWS][PANEL] = or += x [ROWS][steps] * w [steps][PANEL]; rows of x, spread as Operands says, are `stride` words
+// apart
 template <class T, int ROWS, Asks ASKS>
 void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool fresh, Fetch fetch) {
-  using Sum = typename Wide<T>::type;
+  using O = Operands<T>;
+  using Sum = typename O::Sum;
   Sum acc[ROWS][2];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
@@ -40,7 +38,6 @@ void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool f
 #pragma GCC unroll 16
   for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
   for (long k = 0; k < steps; k++, w += PANEL, fetch.from += fetch.pace) {
-    Bits left = read<Bits>(w), right = read<Bits>(w + LANES);
     if (ASKS == ITSELF) {
       __builtin_prefetch((const char*)w + AHEAD);
       if (STEP > 64) __builtin_prefetch((const char*)w + AHEAD + 64);
@@ -49,11 +46,11 @@ void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool f
       __builtin_prefetch(fetch.from, 0, 2);
       if (STEP > 64) __builtin_prefetch(fetch.from + 64, 0, 2);
     }
+#pragma GCC unroll 2
+    for (int i = 0; i < O::WORDS; i++) {
+      Bits left = O::part(w, i), right = O::part(w + LANES, i);
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) {
-      Bits each = fill(rows[r / 3][r % 3 * stride + k]);
-      acc[r][0] = dot(acc[r][0], each, left);
-      acc[r][1] = dot(acc[r][1], each, right);
+      for (int r = 0; r < ROWS; r++) O::add(acc[r], rows[r / 3] + r % 3 * stride + O::WORDS * k + i, left, right);
     }
   }
 #pragma GCC unroll 16
