@@ -186,6 +186,13 @@ def image(name: str) -> PlacedMedia:
     return PlacedMedia(0, Media("image", EncodedMedia("aGk="), name))
 
 
+def test_marks_of_images_occur_in_no_text_of_the_request():
+    """Also in one with so many brackets that they must not be tried one after the other."""
+    brackets = "[" * 200_000
+    text, placed = render_prompt("{{ .Prompt }}", TemplateInput(f"{brackets}img-0]", images=[image("images[0]")]))
+    assert text == f"{brackets}img-0]" and placed == [placed_at(0, image("images[0]"))]
+
+
 def test_ollama_template_places_images_before_the_prompt():
     images = [image("images[0]"), image("images[1]")]
     members = TemplateInput("[img-0]Hi", images=images)

@@ -33,6 +33,7 @@ from parley.types import PlacedMedia
 RESPONSE = Action(Pipeline((Command((FieldPath(("Response",)),)),), line=1))
 MESSAGE_JSON = {"Role": "role", "Content": "content"}
 CONVERSATION_VARIABLES = ("messages", "document")
+OPENING_BRACKETS = re.compile(r"(?<!\[)(\[+)img-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +144,12 @@ def _cut_after_response(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], bool]:
 
 def _image_marks(source: str, request: TemplateInput) -> list[str]:
     """Return a text for each image, which occurs nowhere else in the request."""
+    if not request.images:
+        return []
     texts = (source, request.prompt, request.system, request.suffix)
-    opening = "[img-"
-    while request.images and any(opening in text for text in texts):
-        opening = f"[{opening}"
-    return [f"{opening}{number}]" for number in range(len(request.images))]
+    openings = [len(brackets) for text in texts for brackets in OPENING_BRACKETS.findall(text)]
+    brackets = "[" * (1 + max(openings, default=0))
+    return [f"{brackets}img-{number}]" for number in range(len(request.images))]
 
 
 def _place_images(text: str, marks: Sequence[str], images: Sequence[PlacedMedia]) -> tuple[str, list[PlacedMedia]]:
