@@ -241,3 +241,13 @@ def test_ollama_refuses_templates_in_its_form(rules, members, status, text):
     with pytest.raises(ParleyError) as caught:
         read(rules, plain, **members)
     assert (caught.value.status, caught.value.message) == (status, text)
+
+
+@pytest.mark.parametrize("constant", [r'"\ud800"', r'"\Uffffffff"', r'"\777"'])
+def test_escapes_that_are_no_characters_are_refused(constant):
+    with pytest.raises(Invalid, match="bad constant"):
+        render_prompt(f"{{{{ {constant} }}}}", TemplateInput("Hi"))
+
+
+def test_numbers_that_are_no_characters_and_a_precision_of_nothing_are_written_as_in_go():
+    assert render_prompt('{{ printf "%c%.0f" 55296 3.7 }}', TemplateInput("Hi"))[0] == "\ufffd4"

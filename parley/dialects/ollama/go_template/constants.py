@@ -10,6 +10,7 @@ ESCAPE = re.compile(
 NAMED_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 LEADING_ZERO = re.compile(r"([+-]?)0[0-7_]+")  # an octal number
 MAX_DIGITS = 64
+SURROGATES = range(0xD800, 0xE000)  # halves of pairs in UTF-16, which are no characters
 
 
 def read_string(text: str) -> str:
@@ -46,4 +47,7 @@ def _read_escape(match: re.Match[str]) -> str:
         raise ValueError
     if named is not None:
         return NAMED_ESCAPES.get(named, named)
-    return chr(int(octal, 8)) if octal is not None else chr(int(next(filter(None, codes)), 16))
+    code = int(octal, 8) if octal is not None else int(next(filter(None, codes)), 16)
+    if code > (0xFF if octal is not None else 0x10FFFF) or code in SURROGATES:
+        raise ValueError
+    return chr(code)

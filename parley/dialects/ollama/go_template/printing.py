@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from parley.dialects.ollama.go_template.constants import SURROGATES
 from parley.dialects.ollama.go_template.values import kind_of, write_float, write_value
 
 VERB = re.compile(r"%(?P<flags>[-+# 0]*)(?P<width>\d*)(?:\.(?P<precision>\d*))?(?P<verb>.)?", re.DOTALL)
@@ -78,16 +79,17 @@ def _write_verb(verb: str, flags: str, precision: int | None, value: Any) -> str
         case int() if verb in INTEGER_VERBS:
             return f"{value:{sign}{INTEGER_VERBS[verb]}}"
         case int() if verb == "c":
-            return chr(value) if 0 <= value < 0x110000 else "\ufffd"
+            return chr(value) if 0 <= value < 0x110000 and value not in SURROGATES else "\ufffd"
         case float() if verb in FLOAT_VERBS:
-            return write_float(value) if verb == "g" and precision is None else f"{value:{sign}.{precision or 6}{verb}}"
+            digits = 6 if precision is None else precision
+            return write_float(value) if verb == "g" and precision is None else f"{value:{sign}.{digits}{verb}}"
         case str() if verb == "s":
             return value if precision is None else value[:precision]
         case str() if verb == "q":
             return json.dumps(value, ensure_ascii=False)
         case str() if verb in "xX":
-            digits = value.encode(errors="replace").hex()
-            return digits.upper() if verb == "X" else digits
+            code = value.encode(errors="replace").hex()
+            return code.upper() if verb == "X" else code
         case list():
             items = (_write_verb(verb, flags, precision, item) or _unfit(verb, item) for item in value)
             return f"[{' '.join(items)}]"
