@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from parley.model.networks.config_fields import read_size
 from parley.model.networks.rope import Unfusable
 from parley.native.state_shape import (
     MOST_KEYS,
@@ -60,7 +61,7 @@ class StateFamily:
 def read_gated_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
     """Return the sizes of a gated delta net. Raises Unfusable."""
     key_heads, value_heads, key_dim, value_dim, kernel = (
-        _read_size(fields, f"linear_{name}")
+        read_size(fields, f"linear_{name}")
         for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
     )
     if value_heads % key_heads:
@@ -74,16 +75,16 @@ def read_gated_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
 
 def read_short_convolution(fields: Mapping[str, Any]) -> ShortConvolutionShape:
     """Return the sizes of a short convolution. Raises Unfusable."""
-    return ShortConvolutionShape(_read_size(fields, "hidden_size"), _read_size(fields, "conv_L_cache"))
+    return ShortConvolutionShape(read_size(fields, "hidden_size"), read_size(fields, "conv_L_cache"))
 
 
 def read_mamba2(fields: Mapping[str, Any]) -> Mamba2Shape:
     """Return the sizes of a Mamba 2 layer. Raises Unfusable."""
     heads, state_dim, groups, kernel = (
-        _read_size(fields, f"mamba_{name}") for name in ("n_heads", "d_state", "n_groups", "d_conv")
+        read_size(fields, f"mamba_{name}") for name in ("n_heads", "d_state", "n_groups", "d_conv")
     )
     inner = _read_inner(fields)
-    head_dim = inner // heads if fields["mamba_d_head"] == "auto" else _read_size(fields, "mamba_d_head")
+    head_dim = inner // heads if fields["mamba_d_head"] == "auto" else read_size(fields, "mamba_d_head")
     if heads * head_dim != inner or heads % groups:
         raise Unfusable(f"{heads} heads of {head_dim} in {groups} groups do not divide {inner} numbers")
     activation = fields.get("mamba_hidden_act", fields["hidden_act"])
@@ -94,11 +95,11 @@ def read_mamba2(fields: Mapping[str, Any]) -> Mamba2Shape:
 
 def read_mamba1(fields: Mapping[str, Any]) -> Mamba1Shape:
     """Return the sizes of a Mamba 1 layer. Raises Unfusable."""
-    state_dim, kernel, hidden = (_read_size(fields, name) for name in ("mamba_d_state", "mamba_d_conv", "hidden_size"))
+    state_dim, kernel, hidden = (read_size(fields, name) for name in ("mamba_d_state", "mamba_d_conv", "hidden_size"))
     is_auto = fields["mamba_dt_rank"] == "auto"
-    rank = -(-hidden // 16) if is_auto else _read_size(fields, "mamba_dt_rank")
+    rank = -(-hidden // 16) if is_auto else read_size(fields, "mamba_dt_rank")
     if fields.get("mamba_d_inner") is not None:
-        inner = _read_size(fields, "mamba_d_inner")
+        inner = read_size(fields, "mamba_d_inner")
     else:
         inner = _expand_hidden(fields, hidden)
     if fields["hidden_act"] not in ("silu", "swish"):
@@ -125,10 +126,10 @@ def _read_inner(fields: Mapping[str, Any]) -> int:
     """Return the numbers of all heads: ``mamba_d_ssm``, or ``mamba_expand`` times the hidden size, or with neither the
     product of the heads and their size. Raises Unfusable."""
     if fields.get("mamba_d_ssm") is not None:
-        return _read_size(fields, "mamba_d_ssm")
+        return read_size(fields, "mamba_d_ssm")
     if fields["mamba_expand"] is None:
-        return _read_size(fields, "mamba_n_heads") * _read_size(fields, "mamba_d_head")
-    return _read_size(fields, "mamba_expand") * _read_size(fields, "hidden_size")
+        return read_size(fields, "mamba_n_heads") * read_size(fields, "mamba_d_head")
+    return read_size(fields, "mamba_expand") * read_size(fields, "hidden_size")
 
 
 def _read_step_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
@@ -143,13 +144,6 @@ def _read_step_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
     if not 0 <= least <= most:
         raise Unfusable(f"its config gives time_step_limit as {limits!r}")
     return least, most
-
-
-def _read_size(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if type(value) is not int or value < 1:
-        raise Unfusable(f"its config gives {name} as {value!r}")
-    return value
 
 
 QWEN3_NEXT_STATES = StateFamily(
