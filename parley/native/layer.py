@@ -19,8 +19,8 @@ class StateWeights:
     negative rate at which a state decays, and ``step_bias`` [heads], added to its step. ``norm``: of each head's
     output, with the weights of all heads. ``skip`` [heads]: the share of values in Mamba's outputs.
 
-    In Mamba 1, each channel is a head, and ``decay`` is [state_dim, inner]; ``parameter_weight`` has the weights of the
-    norms of its steps' numbers, B and C, one after another.
+    In Mamba 1, each channel is a head, and ``decay`` is [state_dim, inner]; ``parameter_norms`` are those of its
+    steps' numbers, B and C, if they have any.
     """
 
     convolution: torch.Tensor
@@ -29,7 +29,7 @@ class StateWeights:
     step_bias: torch.Tensor | None = None
     norm: Norm | None = None
     skip: torch.Tensor | None = None
-    parameter_weight: torch.Tensor | None = None
+    parameter_norms: tuple[Norm, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -350,12 +350,9 @@ class FusedDecoder:
         """Return the numbers that a Mamba 1 layer computes from its convolved channels: those of its steps [T, rank],
         and B and C [T, state_dim]."""
         rows, weights = self._apply_linear(active, batch, layer, "state_parameters"), self.layer_weights[layer].state
+        assert weights is not None
         parts = [part.contiguous() for part in rows.split(shape.parameter_sizes, 1)]
-        if shape.norm_eps is None or weights is None or weights.parameter_weight is None:
-            return parts
-        norms = [
-            native.Norm(weight, shape.norm_eps) for weight in weights.parameter_weight.split(shape.parameter_sizes)
-        ]
+        norms = weights.parameter_norms or (None,) * len(parts)
         return [native.norm_rows(part, norm) for part, norm in zip(parts, norms, strict=True)]
 
     def _write_latents(

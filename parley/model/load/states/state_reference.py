@@ -126,10 +126,8 @@ def run_mamba1(
     x = convolve_inputs(mixed, weights)
     x = x * x.sigmoid()
     parts = list(project(x, "state_parameters").split(shape.parameter_sizes, 1))
-    if shape.norm_eps is not None and weights.parameter_weight is not None:
-        scales = weights.parameter_weight.split(shape.parameter_sizes)
-        for i, (part, scale) in enumerate(zip(parts, scales, strict=True)):
-            parts[i] = part / (part.square().mean(1, keepdim=True) + shape.norm_eps).sqrt() * scale
+    for i, norm in enumerate(weights.parameter_norms):
+        parts[i] = parts[i] / (parts[i].square().mean(1, keepdim=True) + norm.eps).sqrt() * norm.weight
     low, b, c = parts
     steps = torch.logaddexp(project(low, "state_step") + weights.step_bias, torch.zeros(()))
     state, outputs = torch.zeros(shape.inner, shape.state_dim), []

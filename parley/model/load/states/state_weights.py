@@ -119,11 +119,14 @@ class LayerStateWeights:
             convolution *= torch.tensor(shape.input_scales).repeat_interleave(torch.tensor(widths)).to(convolution)
         bias = read(names.convolution + ".bias") if "convolution" in self._config.biases else None
         if isinstance(shape, Mamba1Shape):
-            norms = [read(name + ".weight") for name in names.parameter_norms]
-            weight = torch.cat(norms or [torch.ones(sum(shape.parameter_sizes), device=self._weights.device)])
+            norms: tuple[native.Norm, ...] = ()
+            if (eps := shape.norm_eps) is not None:
+                scales = [read(name + ".weight") for name in names.parameter_norms]
+                ones = [torch.ones(size, device=self._weights.device) for size in shape.parameter_sizes]
+                norms = tuple(native.Norm(scale, eps) for scale in scales or ones)
             decay = -read(str(names.decay)).exp().t().contiguous()
             step_bias, share = read(str(names.step_bias)), read(str(names.skip))
-            return StateWeights(convolution, bias, decay, step_bias, skip=share, parameter_weight=weight)
+            return StateWeights(convolution, bias, decay, step_bias, skip=share, parameter_norms=norms)
         if not isinstance(shape, GatedDeltaShape | Mamba2Shape):
             return StateWeights(convolution, bias)
         width, norm = shape.inner if isinstance(shape, Mamba2Shape) else shape.value_dim, None
