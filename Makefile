@@ -163,6 +163,7 @@ bench: setup
 	-@$(VENV)/bin/python bench/steps.py
 	-@$(VENV)/bin/python bench/kernels.py
 	-@$(VENV)/bin/python bench/mixtures.py
+	-@$(VENV)/bin/python bench/published.py
 	-@$(VENV)/bin/python bench/mixed.py
 	-@$(VENV)/bin/python bench/embeddings.py
 	-@$(VENV)/bin/python bench/features.py

@@ -79,7 +79,7 @@ def tcmalloc() -> list[str]:
     return paths[:1]
 
 
-def _llama(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
+def llama_peer(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
     weights = MODELS / f"{folder}-{kind}.gguf"
 
     def command(port: int) -> list[object]:
@@ -100,16 +100,16 @@ def _openvino(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Pee
 PEERS: dict[str, Peer] = {
     "parley-bf16": parley_peer("parley, bf16", "0.5b", "bf16", ALL),
     "vllm-bf16": vllm_peer("vLLM, bf16", "0.5b", "bf16", ALL),
-    "llama-bf16": _llama("llama.cpp, bf16", "0.5b", "bf16", ("c1",)),
+    "llama-bf16": llama_peer("llama.cpp, bf16", "0.5b", "bf16", ("c1",)),
     "parley-w8a8": parley_peer("parley, W8A8", "0.5b-w8a8", "w8a8", ALL),
     "vllm-w8a8": vllm_peer("vLLM, W8A8", "0.5b-w8a8", "w8a8", ALL),
     "parley-int8": parley_peer("parley, int8", "0.5b", "int8", ("c1", "prefill"), "--quantization", "int8"),
     "openvino-int8": _openvino("OpenVINO GenAI, int8 weights (no HTTP)", "0.5b", "int8 weights", ("c1",)),
-    "llama-q8": _llama("llama.cpp, Q8_0", "0.5b", "Q8_0", ("c1",)),
+    "llama-q8": llama_peer("llama.cpp, Q8_0", "0.5b", "Q8_0", ("c1",)),
     "parley-int4": parley_peer("parley, int4", "0.5b", "int4", ("c1",), "--quantization", "int4"),
-    "llama-q4": _llama("llama.cpp, Q4_0", "0.5b", "Q4_0", ("c1",)),
+    "llama-q4": llama_peer("llama.cpp, Q4_0", "0.5b", "Q4_0", ("c1",)),
     "torch-bf16": parley_peer("parley in torch forms, bf16", "0.5b", "bf16", ("prefill",), PARLEY_NATIVE="off"),
     "parley-tiny": parley_peer("parley", "tiny", "bf16", SMALL),
     "vllm-tiny": vllm_peer("vLLM", "tiny", "bf16", SMALL),
-    "llama-tiny": _llama("llama.cpp", "tiny", "bf16", ("api", "stream")),
+    "llama-tiny": llama_peer("llama.cpp", "tiny", "bf16", ("api", "stream")),
 }
