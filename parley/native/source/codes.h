@@ -57,6 +57,15 @@ static inline Vec multiply(Vec sum, Bits x, Pairs weights) {
 }
 #endif
 
+// Bits of `chosen` where those of the mask are set, else of `others`
+static inline Bits select_bits(Bits mask, Bits chosen, Bits others) {
+#if defined(__AVX512F__)
+  return (Bits)_mm512_ternarylogic_epi32((__m512i)mask, (__m512i)chosen, (__m512i)others, 0xca);
+#else
+  return (chosen & mask) | (others & ~mask);
+#endif
+}
+
 // Number j of BITS bits in the low or high half of each word, moved to the top
 template <int BITS> static inline Ints at_top(Bits words, int j, bool high) {
   return (Ints)(words << ((high ? 16 : 32) - BITS * (j + 1)));
@@ -68,10 +77,15 @@ template <int BITS> static inline Pairs signed_pair(Bits words, int j) {
   return pairs_of(__builtin_convertvector(first, Vec), __builtin_convertvector(second, Vec));
 }
 
+// Asks for `count` words of a panel that will be read later
+static inline void prefetch_words(const uint32_t* from, long count) {
+  for (long i = 0; i < count; i += 16) __builtin_prefetch((const char*)(from + i) + AHEAD);
+}
+
 // Vector i of row k / WORD of a panel's words
 static inline Bits read_words(const uint32_t* words, long row, int i, bool ahead) {
   const uint32_t* from = words + row * BLOCK + i * LANES;
-  if (ahead && i * LANES % 16 == 0) __builtin_prefetch((const char*)from + AHEAD);
+  if (ahead && i * LANES % 16 == 0) prefetch_words(from, 1);
   return read<Bits>(from);
 }
 
@@ -322,6 +336,7 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> 
     float scales[GROUPS][BLOCK], shifts[MINIMUMS ? GROUPS : 1][BLOCK];
 
     Head(const uint32_t* words) {
+      prefetch_words(words, HEAD * BLOCK);
       for (int i = 0; i < BLOCK; i += LANES) {
         Bits both = read<Bits>(words + i);
         Vec scale = widen_half(both & 0xffff), minimum = MINIMUMS ? widen_half(both >> 16) : Vec{};
@@ -357,8 +372,8 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> 
     Bits low = read_words(words, k / WORD, i, j == 0);
     if (HIGH == 0) return low_pair(low, j);
     Bits high = read_words(words, LOW, i, j == 0 && k == 0) >> (int)(HIGH * k / WORD);
-    constexpr uint32_t low_mask = 0x000f000f, high_mask = ((1 << HIGH) - 1) * 0x00100010;
-    Bits both = (low >> 4 * j & low_mask) | ((j ? high >> 4 * (j - 1) : high << 4) & high_mask);
+    // The bits above an integer are those of others, and are not read
+    Bits both = select_bits(Bits{} + 0x000f000f, low >> 4 * j, j ? high >> 4 * (j - 1) : high << 4);
 #if defined(__AVX512BF16__)
     static constexpr Table table = signed_integers<BITS>();
     return HIGH == 1 ? look_up(both, table.entries) : look_up_6(both, table.entries);

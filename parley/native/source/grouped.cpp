@@ -69,7 +69,7 @@ struct Sums {
 
 // WIDTH vectors of a panel for ROWS rows of x with this stride, over one stretch of a group
 template <class Code, int ROWS, int WIDTH, class Weights>
-void tile(const Pair* x, long stride, Weights weights, long steps, Sums sums) {
+__attribute__((always_inline)) inline void tile(const Pair* x, long stride, Weights weights, long steps, Sums sums) {
   Vec acc[ROWS][WIDTH];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
@@ -168,25 +168,39 @@ struct Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> {
   long steps(long) const { return group; }
 };
 
-// totals [rows][BLOCK] += the product of rows of x and a panel. sums.scales: unused
-template <class Code> void multiply_panel(const Pair* x, const uint32_t* panel, Cut<Code> cut, Sums sums, long rows) {
+// f(x, words, steps, sums) for each group of a panel, with its scales in sums.scales
+template <class Code, class F> void each_group(const Pair* x, const uint32_t* panel, Cut<Code> cut, Sums sums, F f) {
   for (long g = 0; g < cut.groups; g++, sums.x++) {
     sums.scales = panel + cut.at(g);
-    add<Code>(x + g * cut.group, cut.pairs, sums.scales + cut.HEAD, cut.steps(g), sums, rows);
+    f(x + g * cut.group, sums.scales + cut.HEAD, cut.steps(g), sums);
   }
 }
 
-template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen>
-void multiply_panel(const Pair* x, const uint32_t* panel, Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> cut, Sums sums,
-                    long rows) {
+template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen, class F>
+void each_group(const Pair* x, const uint32_t* panel, Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> cut, Sums sums,
+                F f) {
   using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>;
   for (long b = 0; b < cut.groups / Code::GROUPS; b++, panel += Code::WORDS * BLOCK) {
     typename Code::Head head(panel);
     for (long g = 0; g < Code::GROUPS; g++, sums.x++, x += cut.group) {
       sums.scales = (const uint32_t*)head.scales[g];
-      add<Code>(x, cut.pairs, panel + (Code::HEAD + g * Code::PART) * BLOCK, cut.group, sums, rows);
+      f(x, panel + (Code::HEAD + g * Code::PART) * BLOCK, cut.group, sums);
     }
   }
+}
+
+// totals [rows][BLOCK] += the product of rows of x and a panel. sums.scales: unused
+template <class Code> void multiply_panel(const Pair* x, const uint32_t* panel, Cut<Code> cut, Sums sums, long rows) {
+  // One row has the same sums without `add`, whose choice of a tile for each group would take a tenth of the time or more
+  if (rows == 1)
+    each_group(x, panel, cut, sums, [&](const Pair* part, const uint32_t* words, long steps, Sums some) {
+      some.first = some.last = true;
+      tile<Code, 1, VECTORS>(part, cut.pairs, Narrow<Code>{words}, steps, some);
+    });
+  else
+    each_group(x, panel, cut, sums, [&](const Pair* part, const uint32_t* words, long steps, const Sums& some) {
+      add<Code>(part, cut.pairs, words, steps, some, rows);
+    });
 }
 
 // f(code) for the code of this number, as Python counts them
