@@ -25,10 +25,9 @@ from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.load.states.state_weights import LayerStateWeights
 from parley.model.networks.config import DecoderConfig, Unfusable
 from parley.model.networks.decoder import (
-    LINEAR_SITES,
-    SITES_OF_LAYER,
     EmbeddingParts,
     FusedDecoder,
+    linear_site,
     make_rope_table,
 )
 from parley.model.networks.network import LinearSite
@@ -225,11 +224,11 @@ class DecoderWeights:
         sites: dict[str, LinearSite] = {}
         for layer in range(self.config.layer_count):
             for key, parts in self.linear_parts(layer).items():
-                if key not in LINEAR_SITES:
+                site = linear_site(key, layer, self.config.layer_count)
+                if site is None:
                     continue
                 first = 0
                 for linear in parts:
-                    site = LINEAR_SITES[key] + layer * SITES_OF_LAYER
                     sites[linear.name] = LinearSite(site, first, linear.out, linear.into, linear.order)
                     first += linear.out
         return sites
