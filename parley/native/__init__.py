@@ -22,7 +22,7 @@ from parley.native import compiled, compiled_int8, compiled_lora, library
 from parley.native.batch_tables import BatchTables, TablePlan
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
-from parley.native.experts import Experts, Mixture, stack_experts
+from parley.native.experts import Experts, Mixture, Unstackable, stack_experts
 from parley.native.layer import DecoderLayer, StateWeights
 from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
@@ -76,6 +76,7 @@ __all__ = [
     "Stack",
     "StateWeights",
     "TablePlan",
+    "Unstackable",
     "absorb_queries",
     "activate",
     "add_norm",
