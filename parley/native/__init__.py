@@ -22,7 +22,7 @@ from parley.native import compiled, compiled_int8, compiled_lora, library
 from parley.native.batch_tables import BatchTables, TablePlan
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
-from parley.native.experts import Experts, Mixture, stack_experts
+from parley.native.experts import Experts, Mixture, Unstackable, stack_experts
 from parley.native.layer import DecoderLayer, StateWeights
 from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
@@ -76,6 +76,7 @@ __all__ = [
     "Stack",
     "StateWeights",
     "TablePlan",
+    "Unstackable",
     "absorb_queries",
     "activate",
     "add_norm",
@@ -92,6 +93,7 @@ __all__ = [
     "group_lora_rows",
     "has_grouped_kernel",
     "has_quantized_kernels",
+    "has_triton_rope_write",
     "kernels_in_use",
     "linear",
     "linear_heads",
@@ -415,6 +417,13 @@ def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: 
     (_tiled_kernels(pool) or torch_attention).write_kv(keys, values, pool, indices)
 
 
+def has_triton_rope_write(head_norm: Norm | None, *, is_norm_late: bool, has_scaled_queries: bool) -> bool:
+    """Whether Triton's form of ``rope_write`` computes this: RMS norms without biases, before the rotation, and queries
+    that are not scaled by position."""
+    is_rms = head_norm is None or not (head_norm.is_centered or head_norm.bias is not None)
+    return is_rms and not is_norm_late and not has_scaled_queries
+
+
 def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -434,12 +443,14 @@ def rope_write(
         "has_whole_norm": has_whole_norm,
         "is_interleaved": is_interleaved,
     }
-    form: Any = _tiled_kernels(pool)
-    is_rms = head_norm is None or not (head_norm.is_centered or head_norm.bias is not None)
     if is_norm_late or query_scales is not None:
         options |= {"is_norm_late": is_norm_late, "query_scales": query_scales}
-        form = form or torch_kernels  # Triton has none of these, and no other norms
-    form = form or (_kernels_for("rope_write", qkv) if is_rms else torch_kernels)
+    form: Any = _tiled_kernels(pool)
+    if form is None:
+        has_form = has_triton_rope_write(
+            head_norm, is_norm_late=is_norm_late, has_scaled_queries=query_scales is not None
+        )
+        form = _kernels_for("rope_write", qkv) if has_form else torch_kernels
     result: torch.Tensor = form.rope_write(qkv, cos, sin, pool, indices, **options)
     return result
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from parley.native import memory
-from parley.native.compiled_grouped import GroupedPacked
+from parley.native.compiled_grouped import SEVERAL, SEVERAL_HEADER, GroupedPacked
 from parley.native.packed import PackedWeight
 from parley.native.torch_forms.torch_kernels import TorchPacked
 from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonInt8Packed, TritonPacked
@@ -40,15 +40,19 @@ class Mixture:
     experts: Experts
 
 
+class Unstackable(ValueError):
+    """The weights of experts cannot be joined as they are packed. As plain numbers they can."""
+
+
 def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
     """Join one packed weight of each of ``count`` experts. Only one of them is in memory besides the result.
 
-    Raises ValueError if a weight needs a permutation of its rows' numbers, as each expert would have its own, or if
-    experts have weights of different forms.
+    Raises Unstackable if a weight needs a permutation of its rows' numbers, as each expert would have its own, if
+    experts have weights of different forms, or if no kernel computes several weights of this form.
     """
     first = _dense(next(packed))
     if isinstance(first, GroupedPacked) and first.order is not None:
-        raise ValueError("the weights of experts are quantized in an order of their own")
+        raise Unstackable("the weights of experts are quantized in an order of their own")
     names = [field.name for field in fields(first) if isinstance(getattr(first, field.name), torch.Tensor)]
     stacked = {}
     for name in names:
@@ -59,7 +63,7 @@ def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
     for expert in range(count):
         weight = first if expert == 0 else _dense(next(packed))
         if _form(weight, names) != _form(first, names):
-            raise ValueError("the weights of experts are quantized differently")
+            raise Unstackable("the weights of experts are quantized differently")
         for name in names:
             stacked[name][expert].copy_(getattr(weight, name))
     return _replace_tensors(first, stacked)
@@ -67,20 +71,24 @@ def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
 
 def _form(weight: PackedWeight, names: list[str]) -> list[object]:
     """Return the properties that the weights of all experts must share. ``names``: the fields with tensors."""
-    return [type(weight), getattr(weight, "code", None), *(getattr(weight, name).shape for name in names)]
+    shapes = [getattr(weight, name).shape for name in names]
+    if not isinstance(weight, GroupedPacked):
+        return [type(weight), shapes]
+    header = weight.weight[:SEVERAL_HEADER].tolist() if weight.code == SEVERAL else []
+    return [type(weight), shapes, weight.code, weight.group, header]
 
 
 def _dense(weight: PackedWeight) -> PackedWeight:
     """Return a weight with tensors that can be stacked, in a form that has kernels for several experts.
 
-    oneDNN's layout cannot be stacked, and no kernel for GPUs computes several. Raises ValueError if there is none.
+    oneDNN's layout cannot be stacked, and no kernel for GPUs computes several. Raises Unstackable if there is none.
     """
     if isinstance(weight, TorchPacked) and weight.onednn:
         return replace(weight, weight=weight.weight.to_dense())
     if isinstance(weight, TritonPacked):
         return TorchPacked(weight.weight, weight.bias, False)
     if isinstance(weight, TritonInt8Packed | TritonGroupedPacked):
-        raise ValueError("the weights of experts are quantized, and their kernels are the CPU's")
+        raise Unstackable("the weights of experts are quantized, and their kernels are the CPU's")
     return weight
 
 

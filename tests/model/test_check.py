@@ -7,12 +7,13 @@ import re
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
 from support.lora_adapters import write_adapter
 
 from parley.model.load import weightless
-from parley.model.load.check import LAYERS_UNKNOWN, LOGITS_UNKNOWN, check_model
+from parley.model.load.check import LAYERS_UNKNOWN, LOGITS_UNKNOWN, STEP_UNKNOWN, check_model, unchecked_clause
 from parley.model.load.loader import LoadError, load_runner
 from parley.types import Settings
 
@@ -102,6 +103,15 @@ def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
 @pytest.mark.parametrize("architecture", ["apertus", "aria_text"])
 def test_check_doubts_only_the_logits_of_models_that_run_through_transformers(architecture):
     assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))) == LOGITS_UNKNOWN
+
+
+def test_check_says_that_the_largest_step_of_a_gpu_is_not_counted():
+    model = Settings(model="m")
+    clauses = [unchecked_clause(torch.device(kind), model, is_fused=True) for kind in ("cpu", "cuda")]
+    assert clauses == ["", STEP_UNKNOWN]
+    assert unchecked_clause(torch.device("cuda"), Settings(model="m", kv_memory=1 << 30), is_fused=True) == ""
+    both = unchecked_clause(torch.device("cuda"), model, is_fused=False)
+    assert LOGITS_UNKNOWN in both and STEP_UNKNOWN in both
 
 
 def test_check_doubts_layers_whose_code_depends_on_values(tmp_path, monkeypatch):

@@ -97,7 +97,7 @@ def test_an_adapter_of_the_layer_that_is_absorbed_is_refused_by_name(tmp_path):
         ("deepseek_v3", {"num_key_value_heads": 2}, "4 heads over 2 key/value heads do not share latents"),
         ("deepseek_v3", {"kv_lora_rank": 36}, "no multiples of 8"),
         ("deepseek_v3", {"q_lora_rank": -1}, "q_lora_rank as -1"),
-        ("deepseek_v3", {"partial_rotary_factor": 0.5}, "rotates 8 of 16 dimensions"),
+        ("glm4_moe_lite", {"partial_rotary_factor": 0.5}, "rotates 8 of 16 dimensions"),
         ("glm4_moe_lite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types do not say"),
         ("minicpm3", {"num_hidden_layers": "many"}, "num_hidden_layers as 'many'"),
     ],

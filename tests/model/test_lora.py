@@ -173,7 +173,20 @@ def test_adapter_on_one_linear_layer_matches_peft(target):
 
 @pytest.mark.parametrize(
     "base",
-    ["qwen2", "qwen3", "mistral", "phi3", "gpt_neox", "mixtral", "minicpm3", "gpt2", "apertus", "mamba", "jamba"],
+    [
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "phi3",
+        "gpt_neox",
+        "mixtral",
+        "minicpm3",
+        "gpt2",
+        "apertus",
+        "mamba",
+        "jamba",
+        "falcon_h1",
+    ],
 )
 def test_adapters_of_all_model_types_match_peft(base):
     """Merged layers of checkpoints, heads with norms, and the Transformers backend."""
@@ -182,8 +195,9 @@ def test_adapters_of_all_model_types_match_peft(base):
         "gpt2": ("c_attn", "c_proj", "c_fc"),
         "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h"),
         "mixtral": ("q_proj", "o_proj"),
-        "mamba": ("in_proj", "x_proj"),
-        "jamba": ("in_proj", "x_proj", "out_proj", "q_proj", "o_proj", "down_proj"),
+        "mamba": ("in_proj", "x_proj", "dt_proj"),
+        "jamba": ("in_proj", "x_proj", "dt_proj", "out_proj", "q_proj", "o_proj", "down_proj"),
+        "falcon_h1": (*ALL_PROJECTIONS, "in_proj"),
         "minicpm3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "down_proj"),
     }
     check_against_peft(base, cached_adapter(base, 5, r=5, target_modules=targets.get(base, tuple(ALL_PROJECTIONS))))

@@ -328,3 +328,19 @@ class GroupedLinearWeight:
 
         merged = weights[0]._replace(**{name: join(name) for name in ("values", "scales", "zeros", "out_scales")})
         return native.pack_grouped(merged, bias, dtype)
+
+
+class UnlikeWeights:
+    """Merges weights that are stored differently, such as those of an unquantised layer and of a quantised one, or of
+    4 and of 8 bits."""
+
+    @classmethod
+    def pack_merged(
+        cls, parts: Sequence[LinearWeight], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> native.PackedWeight:
+        """Pack the parts as they are if a kernel reads them so; else decode all of them into ``dtype``."""
+        grouped = [part.weight for part in parts if isinstance(part, GroupedLinearWeight)]
+        have_common_rows = all(weight.order is None and weight.out_scales is None for weight in grouped)
+        if len(grouped) == len(parts) and have_common_rows and native.has_grouped_kernel(dtype, device):
+            return native.pack_grouped_parts(grouped, bias)
+        return PlainWeight.pack_merged([PlainWeight(part.to_float()) for part in parts], bias, dtype, device)

@@ -29,6 +29,7 @@ log = logging.getLogger("parley.engine")
 
 LOGITS_UNKNOWN = "it runs through Transformers, and only loading shows whether its logits are right over KV pages"
 LAYERS_UNKNOWN = "it runs through Transformers, and only loading shows whether its layers are supported"
+STEP_UNKNOWN = "only loading shows how much memory of the GPU the largest step takes, which the KV cache does not get"
 
 
 def check_model(settings: Settings) -> str:
@@ -63,7 +64,15 @@ def check_model(settings: Settings) -> str:
     loaded = msgspec.structs.replace(settings, set_aside=settings.set_aside + loaded_bytes)
     page_bytes = sum(part.page_bytes or 0 for part in parts)
     plan_cache(page_bytes, decoder_plan.device, decoder_plan.length, loaded, parts[0].state_bytes)
-    return "" if all(part.fused for part in parts) else LOGITS_UNKNOWN
+    return unchecked_clause(decoder_plan.device, settings, is_fused=all(part.fused for part in parts))
+
+
+def unchecked_clause(device: torch.device, settings: Settings, *, is_fused: bool) -> str:
+    """Return a clause about what only loading shows of a decoder whose layers are supported, or an empty string."""
+    doubts = [] if is_fused else [LOGITS_UNKNOWN]
+    if device.type == "cuda" and settings.kv_memory is None:
+        doubts.append(STEP_UNKNOWN)
+    return "; ".join(doubts)
 
 
 class CheckedDecoder(NamedTuple):

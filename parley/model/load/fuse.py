@@ -19,16 +19,15 @@ import torch
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, refuse_unpackable
 from parley.model.checkpoint.quantization import Quantization, read_plain_weight
-from parley.model.checkpoint.weights import BlockEmbedding, BlockWeight, LinearSpec, LinearWeight
+from parley.model.checkpoint.weights import BlockEmbedding, BlockWeight, LinearSpec, LinearWeight, UnlikeWeights
 from parley.model.load.mixture_weights import MixtureWeights
 from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.load.states.state_weights import LayerStateWeights
 from parley.model.networks.config import DecoderConfig, Unfusable
 from parley.model.networks.decoder import (
-    LINEAR_SITES,
-    SITES_OF_LAYER,
     EmbeddingParts,
     FusedDecoder,
+    linear_site,
     make_rope_table,
 )
 from parley.model.networks.network import LinearSite
@@ -225,11 +224,11 @@ class DecoderWeights:
         sites: dict[str, LinearSite] = {}
         for layer in range(self.config.layer_count):
             for key, parts in self.linear_parts(layer).items():
-                if key not in LINEAR_SITES:
+                site = linear_site(key, layer, self.config.layer_count)
+                if site is None:
                     continue
                 first = 0
                 for linear in parts:
-                    site = LINEAR_SITES[key] + layer * SITES_OF_LAYER
                     sites[linear.name] = LinearSite(site, first, linear.out, linear.into, linear.order)
                     first += linear.out
         return sites
@@ -479,13 +478,9 @@ class DecoderWeights:
         bias = None
         if parts[0].bias:
             bias = torch.cat([self.read_bias(linear).to(self.device, self.dtype) for linear in parts])
-        return self.pack_weights(parts, [self.read_linear(linear) for linear in parts], bias)
+        return self.pack_weights([self.read_linear(linear) for linear in parts], bias)
 
-    def pack_weights(
-        self, parts: list[LinearSpec], weights: list[LinearWeight], bias: torch.Tensor | None
-    ) -> native.PackedWeight:
-        """Merge the weights of linear layers into one. Raises LoadError if they are quantised differently."""
-        if not all(weights[0].can_merge(weight) for weight in weights):
-            layer_names = ", ".join(linear.name for linear in parts)
-            raise LoadError(f"The layers {layer_names} are computed as one, but are not all quantised alike.")
-        return type(weights[0]).pack_merged(weights, bias, self.dtype, self.device)
+    def pack_weights(self, weights: list[LinearWeight], bias: torch.Tensor | None) -> native.PackedWeight:
+        """Merge the weights of linear layers into one."""
+        kind = type(weights[0]) if all(weights[0].can_merge(weight) for weight in weights) else UnlikeWeights
+        return kind.pack_merged(weights, bias, self.dtype, self.device)

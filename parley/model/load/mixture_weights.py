@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from itertools import chain
 from typing import Protocol
@@ -15,6 +16,8 @@ from parley.model.checkpoint.stacked import StackedFormat, StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.mixtures import MixtureNames
+
+log = logging.getLogger("parley.engine")
 
 
 class LinearReader(Protocol):
@@ -35,10 +38,8 @@ class LinearReader(Protocol):
     def read_linear(self, linear: LinearSpec) -> LinearWeight:
         """Read a linear layer's weight, quantised if requested."""
 
-    def pack_weights(
-        self, parts: list[LinearSpec], weights: list[LinearWeight], bias: torch.Tensor | None
-    ) -> native.PackedWeight:
-        """Merge the weights of linear layers into one. Raises LoadError if they are quantised differently."""
+    def pack_weights(self, weights: list[LinearWeight], bias: torch.Tensor | None) -> native.PackedWeight:
+        """Merge the weights of linear layers into one."""
 
 
 class MixtureWeights:
@@ -194,9 +195,7 @@ class MixtureWeights:
         if routing is None:
             return None
         with refuse_unpackable(f"Layer {layer}"):
-            gate_up, down = (
-                native.stack_experts(self._pack_experts(layer, key), routing.experts) for key in ("gate_up", "down")
-            )
+            gate_up, down = (self._stack_experts(layer, key) for key in ("gate_up", "down"))
         parts, bias = self.read_router(layer)
         bias = None if bias is None else bias.to(device=weights.device, dtype=weights.dtype, copy=True)
         router = [PlainWeight(part) for part in parts]
@@ -206,10 +205,22 @@ class MixtureWeights:
             native.Experts(routing.experts, gate_up, down, self._config.layers[layer].is_gated),
         )
 
-    def _pack_experts(self, layer: int, key: str) -> Iterator[native.PackedWeight]:
+    def _stack_experts(self, layer: int, key: str) -> native.PackedWeight:
+        """Pack the linear layer ``key`` of all experts: as it is stored, or else as plain numbers."""
+        count = self._expert_count(layer)
+        try:
+            return native.stack_experts(self._pack_experts(layer, key, decoded=False), count)
+        except native.Unstackable as reason:
+            log.info("The experts of layer %d are kept as plain numbers, which take more memory: %s.", layer, reason)
+            return native.stack_experts(self._pack_experts(layer, key, decoded=True), count)
+
+    def _pack_experts(self, layer: int, key: str, *, decoded: bool) -> Iterator[native.PackedWeight]:
         """Pack the linear layer ``key`` of one expert after another, and release its file pages."""
         for expert in range(self._expert_count(layer)):
             parts, bias = self.expert_parts(layer, expert)[key], self.read_expert_bias(layer, expert, key)
-            yield self._weights.pack_weights(parts, self.read_expert(layer, expert, key), bias)
+            weights = self.read_expert(layer, expert, key)
+            if decoded:
+                weights = [PlainWeight(weight.to_float()) for weight in weights]
+            yield self._weights.pack_weights(weights, bias)
             if not self.names.is_stacked:
                 self._checkpoint.release_pages(*chain.from_iterable(map(self._weights.linear_tensors, parts)))

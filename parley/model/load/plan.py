@@ -96,6 +96,7 @@ def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
     """Return how a decoder runs. Raises LoadError if it cannot."""
     decoder_config = language_model_config(config)
     is_part, config = decoder_config is not config, decoder_config
+    _check_direction(config)
     quantization = quantised.read_quantization(config, settings.quantization)
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, config, device)
@@ -115,6 +116,16 @@ def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
         )
     length = read_context_length(config, settings.max_model_len)
     return DecoderPlan(config, is_part, quantization, dtype, device, settings.kv_dtype == "int8", length)
+
+
+def _check_direction(config: dict[str, Any]) -> None:
+    """Raise LoadError if a decoder's config lets tokens see later ones, as that of an embedding model may."""
+    is_causal, sees_all = config.get("is_causal"), config.get("use_bidirectional_attention")
+    field = "is_causal as false" if is_causal is False else "use_bidirectional_attention as true"
+    if is_causal is False or sees_all in (True, "all"):
+        raise LoadError(
+            f"A {config['model_type']} model whose config gives {field} reads in both directions and writes nothing."
+        )
 
 
 def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:

@@ -255,7 +255,8 @@ def _read_tensor_names(family: DecoderFamily, fields: dict[str, Any]) -> TensorN
 
 def _known_fields(family: DecoderFamily, config: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the config that its type knows, by Llama's names, with defaults. Raises Unfusable."""
-    named = {family.renamed.get(name, name): value for name, value in config.items()}
+    named = {name: value for name, value in config.items() if name not in family.renamed}
+    named |= {family.renamed[name]: value for name, value in config.items() if name in family.renamed}
     fields = {name: named.get(name, default) for name, default in family.fields.items()}
     for name, value in family.required.items():
         given = fields[name]

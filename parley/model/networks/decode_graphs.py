@@ -70,19 +70,16 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
     """Whether a decode step of this network starts only kernels that read its batch from the device."""
     if not isinstance(network, FusedDecoder) or network.stack is not None or network.state_sizes:
         return False
-    plain_shapes = all(
-        shape.chunk is None and not shape.slopes and shape.routing is None and not shape.has_scaled_queries
-        and not shape.is_qk_norm_late for shape in network.config.layers
-    )  # fmt: skip
-    plain_norms = all(
-        norm is None or not (norm.is_centered or norm.bias is not None)
-        for norm in (layer.head_norm for layer in network.layer_weights)
+    plain_layers = all(
+        shape.chunk is None
+        and not shape.slopes
+        and shape.routing is None
+        and native.has_triton_rope_write(
+            layer.head_norm, is_norm_late=shape.is_qk_norm_late, has_scaled_queries=shape.has_scaled_queries
+        )
+        for shape, layer in zip(network.config.layers, network.layer_weights, strict=True)
     )
-    return (
-        plain_shapes
-        and plain_norms
-        and all(native.has_table_attention(each, pages.device, network.dtype) for each in pages.formats)
-    )
+    return plain_layers and all(native.has_table_attention(each, pages.device, network.dtype) for each in pages.formats)
 
 
 class DecodeGraphs:

@@ -21,10 +21,21 @@ from parley.model.networks.state_arena import BatchStates, temporary_states
 from parley.native.layer import DecoderLayer
 from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape
 
-# The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of the
-# last two.
-LINEAR_SITES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "query_up": 4, "state_gates": 4, "state_parameters": 4}
+# The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of those
+# with the same number. Those that are last of a state follow the sites of all layers.
+LINEAR_SITES = {
+    **{"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "query_up": 4},
+    **dict.fromkeys(("state_gates", "state_parameters", "state_input"), 4),
+}
 SITES_OF_LAYER = 5
+LAST_STATE_LINEARS = ("state_step", "state_output")
+
+
+def linear_site(name: str, layer: int, layer_count: int) -> int | None:
+    """Return the number of a layer's linear layer among those that adapters change, None if they cannot change it."""
+    if name in LAST_STATE_LINEARS:
+        return layer_count * SITES_OF_LAYER + layer
+    return layer * SITES_OF_LAYER + LINEAR_SITES[name] if name in LINEAR_SITES else None
 
 
 def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor:
@@ -223,9 +234,10 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """Apply one linear layer and add the LoRA adapters' share."""
         y = native.linear(x, getattr(self.layer_weights[layer], name))
-        if batch.adapted is not None and name in LINEAR_SITES:
+        site = linear_site(name, layer, len(self.layer_weights))
+        if batch.adapted is not None and site is not None:
             assert isinstance(x, torch.Tensor), "adapters read rows as they are"
-            batch.adapted.add_lora(x, y, LINEAR_SITES[name] + layer * SITES_OF_LAYER)
+            batch.adapted.add_lora(x, y, site)
         return y
 
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:

@@ -104,7 +104,9 @@ def read_rope(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int)
         raise Unfusable("its rotary embedding differs between layers")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     theta = parameters.get("rope_theta") or fields["rope_theta"]
-    rotary_share = parameters.get("partial_rotary_factor") or fields.get("partial_rotary_factor")
+    rotary_share = None
+    if "partial_rotary_factor" in fields:  # Transformers' code of other types ignores it
+        rotary_share = parameters.get("partial_rotary_factor") or fields["partial_rotary_factor"]
     rotary = fields.get("rotary_dim") or head_dim if rotary_share is None else int(head_dim * rotary_share)
     if rotary < 2 or rotary % 2 or rotary > head_dim:
         raise Unfusable(f"it rotates {rotary} of {head_dim} dimensions")
@@ -143,6 +145,12 @@ def resolve_alpha(fields: dict[str, Any], parameters: dict[str, Any], head_dim: 
         return {"rope_theta": float(theta) * float(alpha) ** (head_dim / (head_dim - 2))}
     except (TypeError, ValueError, ArithmeticError):
         raise Unfusable("its dynamic rotary scaling is incomplete") from None
+
+
+def rename_longrope(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Return the parameters of Phi-3's rotary embedding under longrope's present name; it was "su" or "yarn"."""
+    kind = parameters.get("rope_type") or parameters.get("type")
+    return {**parameters, "rope_type": "longrope"} if kind in ("su", "yarn") else parameters
 
 
 def resolve_mscale(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int) -> dict[str, Any]:

@@ -48,6 +48,11 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         "The model needs code of its own, but code from model folders is never run.",
     ),
     "a model of both directions": ({"model_type": "electra"}, "reads in both directions and writes nothing."),
+    "EmbeddingGemma": (
+        {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+        "use_bidirectional_attention as true reads in both directions",
+    ),
+    "gte-Qwen2": ({"model_type": "qwen2", "is_causal": False}, "is_causal as false reads in both directions"),
     "unknown type": ({"model_type": "made_up"}, "does not know the model type made_up."),
     "pictures": ({"model_type": "vit"}, "has no vit model that generates text"),
     "sound": ({"model_type": "wav2vec2"}, "has no wav2vec2 model that generates text"),

@@ -6,6 +6,9 @@ the numbers that they mean.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import cycle
+
 import torch
 
 Parts = dict[str, torch.Tensor]
@@ -38,6 +41,17 @@ def quantize_hqq(bits: int, dtype: torch.dtype = torch.bfloat16):
         return parts, ((values - zeros.float()) * scales.float()).view(weight.shape)
 
     return quantize
+
+
+def quantize_in_turn(*functions: Callable[[torch.Tensor], tuple[Parts, torch.Tensor]]):
+    """Return a function that writes one weight after another with one of these after another."""
+    turn = cycle(functions)
+    return lambda weight: next(turn)(weight)
+
+
+def keep_plain(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write a weight that is not quantized."""
+    return {"weight": weight.bfloat16()}, weight.bfloat16().float()
 
 
 def describe_torchao(kind: str, block: tuple[int, int], target: str | None = None) -> dict:

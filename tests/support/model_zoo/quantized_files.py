@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.model_zoo.float_zero_files import (
     describe_torchao,
+    keep_plain,
     quantize_hqq,
+    quantize_in_turn,
     quantize_torchao_float8,
     quantize_torchao_integers,
     quantize_torchao_nibbles,
@@ -345,6 +347,8 @@ FORMS: dict[str, QuantizedForm] = {
     "HQQ 8 bits": QuantizedForm(HQQ, quantize_hqq(8)),
     "HQQ 3 bits": QuantizedForm(HQQ, quantize_hqq(3, torch.float16)),
     "HQQ 2 bits": QuantizedForm(HQQ, quantize_hqq(2)),
+    "HQQ 4 and 8 bits": QuantizedForm(HQQ, quantize_in_turn(quantize_hqq(4), quantize_hqq(8))),
+    "HQQ 4 bits, some layers": QuantizedForm(HQQ, quantize_in_turn(quantize_hqq(4), keep_plain)),
     "torchao int8": QuantizedForm(
         TORCHAO, quantize_torchao_integers(8, None), lambda shape: describe_torchao("Int8Tensor", (1, shape[1]))
     ),

@@ -23,13 +23,17 @@ FORMS = (
     "GPTQ 4 bits", "GPTQ 4 bits, act-order", "GPTQ 4 bits, version 2", "GPTQ 4 bits, no groups", "GPTQ 8 bits",
     "GPTQ 2 bits", "GPTQ 3 bits", "AWQ", "bitsandbytes nf4", "bitsandbytes nf4, double", "bitsandbytes int8",
     "bitsandbytes fp4", "bitsandbytes fp4, double", "HQQ 4 bits", "HQQ 8 bits", "HQQ 3 bits", "HQQ 2 bits",
-    "torchao int8", "torchao int4 in bytes", "torchao int4", "torchao FP8",
+    "HQQ 4 and 8 bits", "HQQ 4 bits, some layers", "torchao int8", "torchao int4 in bytes", "torchao int4",
+    "torchao FP8",
 )  # fmt: skip
 PUBLISHED_FORMS = {
     "qwen2": ("GPTQ 4 bits", "AWQ", "W8A8", "FP8, one scale", "bitsandbytes nf4, double"),
     "qwen3": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "NVFP4", "torchao FP8", "torchao int4"),
     "qwen3_moe": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "W4A16, groups", "NVFP4"),
-    "mixtral": ("HQQ 4 bits", "AWQ", "FP8 of compressed-tensors, one scale", "W4A16, groups"),
+    "mixtral": (
+        "HQQ 4 bits", "HQQ 4 and 8 bits", "AWQ", "GPTQ 4 bits, act-order", "FP8 of compressed-tensors, one scale",
+        "W4A16, groups",
+    ),
     "glm4_moe": ("FP8 of compressed-tensors, channels", "AWQ"),
     "phi3": ("GPTQ 4 bits", "AWQ", "W4A16, groups"),
     "mistral": ("FP8, one scale", "AWQ"),
@@ -37,7 +41,7 @@ PUBLISHED_FORMS = {
     "gemma3": ("GPTQ 4 bits", "bitsandbytes nf4, double", "FP8 of compressed-tensors, channels"),
     "granite": ("FP8 of compressed-tensors, channels", "W4A16, groups"),
     "minimax_m2": ("FP8, 128 x 128 blocks", "AWQ"),
-}
+}  # fmt: skip
 GGUF_KINDS = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
     "IQ4_XS", "MXFP4", "Q4_K_M", "Q5_K_M",

@@ -203,7 +203,6 @@ COMMON_FIELDS: dict[str, Any] = {
     "rope_theta": 10000.0,
     "rope_parameters": None,
     "rope_scaling": None,
-    "partial_rotary_factor": None,
     "original_max_position_embeddings": None,
     "tie_word_embeddings": False,
     "num_key_value_heads": "heads",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
@@ -18,6 +20,13 @@ GEMMA_TENSORS = TensorNames(
     mlp_norm="pre_feedforward_layernorm",
     mlp_after_norm="post_feedforward_layernorm",
 )
+
+
+def gemma_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of the first Gemma. Its files say gelu, and mean the approximation by tanh."""
+    return replace(GEMMA, activation="gelu_tanh") if config.get("hidden_act") == "gelu" else GEMMA
+
+
 GEMMA = DecoderFamily(
     COMMON_FIELDS
     | {
@@ -38,6 +47,7 @@ GEMMA = DecoderFamily(
     biases=ATTENTION_BIASES,
     norm_offset=1.0,
     has_embedding_scale=True,
+    variant=gemma_variant,
 )
 GEMMA2 = replace(
     GEMMA,
@@ -57,6 +67,7 @@ GEMMA2 = replace(
     renamed={"hidden_activation": "hidden_act"},
     tensors=GEMMA_TENSORS,
     layer_types=every_second_full,
+    variant=None,
 )
 VAULT_GEMMA = replace(
     GEMMA2,

@@ -100,6 +100,7 @@ GLM4_MOE_LITE = replace(
         "num_key_value_heads": 20,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 202752,
+        "partial_rotary_factor": None,
         "q_lora_rank": 768,
         "qk_nope_head_dim": 192,
         "v_head_dim": 256,

@@ -200,6 +200,7 @@ MINIMAX_M2 = DecoderFamily(
         "num_key_value_heads": 8,
         "head_dim": 128,
         "rotary_dim": None,
+        "partial_rotary_factor": None,
         "rope_theta": 5e6,
         "max_position_embeddings": 196608,
         "num_experts": 256,

@@ -23,7 +23,7 @@ from parley.model.networks.families.decoder_family import (
     rotated_beside_windows,
     sliding_after_full,
 )
-from parley.model.networks.rope import resolve_alpha, rope_parameters
+from parley.model.networks.rope import rename_longrope, resolve_alpha, rope_parameters
 
 LLAMA = DecoderFamily(
     COMMON_FIELDS | {"attention_bias": False, "mlp_bias": False}, biases=ATTENTION_BIASES | MLP_BIASES
@@ -123,9 +123,11 @@ PHI3 = DecoderFamily(
         "sliding_window": None,
         "max_position_embeddings": 4096,
         "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": None,
     },
     tensors=TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
     layer_types=all_sliding,
+    resolve_rope=rename_longrope,
 )
 GRANITE = replace(
     LLAMA,

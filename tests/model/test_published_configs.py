@@ -1,0 +1,36 @@
+"""Configs as their makers published them mean the same as in Transformers' present form.
+
+``test_model_zoo.py`` compares models with such configs with Transformers, at night.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from parley.model.networks.config import read_decoder_config
+
+SCALING = {"long_factor": [2.0] * 48, "short_factor": [1.5] * 48}
+PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072}
+GEMMA2 = {"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}
+
+
+def scaled_phi3(kind: str) -> dict:
+    return PHI3 | {"rope_scaling": {"type": kind, **SCALING}}
+
+
+@pytest.mark.parametrize(
+    ("published", "present"),
+    [
+        (scaled_phi3("su"), scaled_phi3("longrope")),
+        (scaled_phi3("yarn"), scaled_phi3("longrope")),
+        ({"model_type": "gemma", "hidden_act": "gelu"}, {"model_type": "gemma"}),
+        ({"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None}, {"model_type": "gemma"}),
+        (GEMMA2 | {"hidden_act": "gelu"}, GEMMA2),
+        ({"hidden_act": "gelu"} | GEMMA2, GEMMA2),
+        ({"model_type": "llama", "partial_rotary_factor": 0.5}, {"model_type": "llama"}),
+        ({"model_type": "llama", "rope_parameters": {"partial_rotary_factor": 0.5}}, {"model_type": "llama"}),
+    ],
+)
+def test_a_published_config_is_read_as_its_present_form(published, present):
+    assert read_decoder_config(published).layers == read_decoder_config(present).layers
+    assert read_decoder_config(published) == read_decoder_config(present)
