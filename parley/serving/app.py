@@ -335,7 +335,8 @@ class App:
         have slashes."""
         path: str = scope["path"]
         for known_path in (path, join_name_segments(path, self.registry.served_names)):
-            tried = [(route, *route.matches({**scope, "path": known_path})) for route in self._path_router.routes]
+            path_scope = {**scope, "path": known_path}
+            tried = [(route, *route.matches(path_scope)) for route in self._path_router.routes]
             if matching := [each for each in tried if each[1] is not Match.NONE]:
                 return matching
         return []
