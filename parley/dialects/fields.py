@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from parley.dialects.json_body import LazyMembers, OverfullJson, decode_json, decode_members
+from parley.dialects.json_body import LazyMembers, OverfullJson, decode_json, decode_members, first_bad_byte
 from parley.dialects.words import DEFAULT_WORDING, ErrorWording
 from parley.errors import BadRequest, excerpt
 
@@ -30,15 +30,15 @@ def decode_fields(body: bytes, wording: ErrorWording = DEFAULT_WORDING) -> Field
     """
     if not body:
         raise wording.unreadable_error(body, "The request has no body. Send a JSON object.")
-    value = decode_members(body, lambda error: wording.unreadable_error(body, _explain_fault(error)))
+    value = decode_members(body, lambda error: wording.unreadable_error(body, _explain_fault(error, body)))
     if not isinstance(value, dict | LazyMembers):
         raise wording.not_object_error(value)
     return Fields(value, "", wording.for_body(value))
 
 
-def _explain_fault(error: Exception) -> str:
+def _explain_fault(error: Exception, body: bytes) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"The body is not UTF-8 (at byte {error.start})."
+        return f"The body is not UTF-8 (at byte {first_bad_byte(body)})."
     if isinstance(error, RecursionError):
         return "The body is nested too deeply."
     if isinstance(error, OverfullJson):

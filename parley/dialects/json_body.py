@@ -78,6 +78,16 @@ def _trailing_backslashes(piece: bytes) -> int:
     return len(piece) - len(piece.rstrip(b"\\"))
 
 
+def first_bad_byte(text: bytes) -> int:
+    """Return the position of the first byte that is not UTF-8, 0 if there is none. The decoder's own error counts from
+    the beginning of the string that holds it."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return 0
+
+
 class LazyMembers(Mapping[str, Any]):
     """The members of a large JSON object. Each is decoded when it is first read, so that ignored members cost nothing.
 

@@ -6,7 +6,7 @@ module knows routes and no handlers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -146,6 +146,7 @@ ADMIN_PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.
 DEDICATED_APIS = {surface.prefix[1:]: surface.dialect for surface in API_MOUNTS if surface.prefix} | ADMIN_PLANES
 
 
+SLASH_MARK = "\x1f"  # a slash of a model's name while a path is matched
 DEFAULT_TAGS = tuple(sorted({surface.dialect.default_tag for surface in API_MOUNTS} - {""}))
 NAME_PREFIXES = tuple(sorted({prefix for surface in API_MOUNTS for prefix in surface.dialect.name_prefixes}))
 
@@ -171,6 +172,21 @@ def known_spelling(name: str, known_names: Collection[str]) -> str | None:
         return exact
     folded = {spelling.casefold() for spelling in spellings}
     return next((known for known in known_names if known.casefold() in folded), None)
+
+
+def join_name_segments(path: str, known_names: Iterable[str]) -> str:
+    """Return a path in which the name of a model is one segment: marks take the place of the slashes in a name such as
+    ``owner/name``. The path itself if it has no such name."""
+    for name in sorted((name for name in known_names if "/" in name), key=len, reverse=True):
+        before, found, after = f"{path}/".partition(f"/{name}/")
+        if found:
+            return f"{before}/{name.replace('/', SLASH_MARK)}/{after}"[:-1]
+    return path
+
+
+def split_name_segments(path_params: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a path from ``join_name_segments`` with the names of models as they are."""
+    return {name: value.replace(SLASH_MARK, "/") for name, value in path_params.items()}
 
 
 def universal_mounts(strict: bool = False, tgi_compat: str = "3", pages: bool = False) -> tuple[ApiMount, ...]:

@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Router
+from starlette.routing import BaseRoute, Match, Router
 from starlette.routing import Route as Mounted
 from starlette.types import Receive, Scope, Send
 
@@ -26,9 +27,11 @@ from parley.dialects.mounts import (
     ApiMount,
     error_dialect,
     is_api,
+    join_name_segments,
     mount_table,
     non_null_members,
     route_scope,
+    split_name_segments,
 )
 from parley.disagg.wire.headers import read_preface_size
 from parley.disagg.wire.vouched_client import CLIENT_HEADER, COUNT_HEADER, VouchedClient
@@ -230,7 +233,7 @@ class App:
         self._path_router = Router(
             [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.route_table.items()],
             redirect_slashes=False,
-            default=_answer_unknown_url,
+            default=self._answer_unmatched,
         )
         # Paths without parameters skip the router, unless it would choose another endpoint for them.
         self._direct_endpoints = {
@@ -319,15 +322,35 @@ class App:
 
     def _matches_admin_route(self, scope: Scope) -> bool:
         """Whether a request that was refused before it was routed is for a route that changes the server."""
-        endpoint = next((route for route in self._path_router.routes if route.matches(scope)[0] is Match.FULL), None)
+        endpoint = next((route for route, match, _ in self._matching_routes(scope) if match is Match.FULL), None)
         return getattr(getattr(endpoint, "app", None), "admin_keys", None) is not None
 
     def _allow_header(self, scope: Scope) -> bytes:
         """Return the methods that the path allows, as the value of an Allow header."""
-        matching_routes = (route for route in self._path_router.routes if route.matches(scope)[0] is not Match.NONE)
-        return ", ".join(
-            sorted({method for route in matching_routes for method in getattr(route, "methods", ())})
-        ).encode()
+        methods = (getattr(route, "methods", ()) for route, _, _ in self._matching_routes(scope))
+        return ", ".join(sorted(set(chain.from_iterable(methods)))).encode()
+
+    def _matching_routes(self, scope: Scope) -> list[tuple[BaseRoute, Match, Scope]]:
+        """Return the routes that match a path, maybe with other methods. If there are none, the name of a model may
+        have slashes."""
+        path: str = scope["path"]
+        for known_path in (path, join_name_segments(path, self.registry.served_names)):
+            path_scope = {**scope, "path": known_path}
+            tried = [(route, *route.matches(path_scope)) for route in self._path_router.routes]
+            if matching := [each for each in tried if each[1] is not Match.NONE]:
+                return matching
+        return []
+
+    async def _answer_unmatched(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that the router finds no route for. Raises NotFound, and HTTPException for its method."""
+        matching = sorted(self._matching_routes(scope), key=lambda each: each[1] is not Match.FULL)
+        if not matching:
+            raise NotFound(
+                f"Unknown request URL: {scope['method']} {excerpt(scope['path'])}. Please check it for typos."
+            )
+        route, _, found = matching[0]
+        scope.update(found, path_params=split_name_segments(found["path_params"]))
+        await route.handle(scope, receive, send)
 
     def _router_endpoint(self, method_and_path: tuple[str, str]) -> Any:
         """Return the endpoint that the router finds for a method and path; None if the path has parameters."""
@@ -386,10 +409,6 @@ class App:
             await exchange.send_error(error, extra)
         except ClientGone:
             exchange.abort_connection()
-
-
-async def _answer_unknown_url(scope: Scope, receive: Receive, send: Send) -> None:
-    raise NotFound(f"Unknown request URL: {scope['method']} {excerpt(scope['path'])}. Please check it for typos.")
 
 
 def _method_not_allowed(scope: Scope) -> ParleyError:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.http_client import HELLO_CHAT
+from support.http_client import HELLO_CHAT, build_request
 
 from parley import hub
 from parley.dialects.mounts import dedicated_mounts
@@ -36,6 +36,18 @@ async def test_ollama_stream_and_whole_answer_have_the_same_content(server):
             for answer in (last, whole):
                 assert (answer["eval_count"], answer["done_reason"]) == (8, "length")
                 assert answer["total_duration"] >= answer["eval_duration"] > 0 and answer["prompt_eval_count"]
+
+
+async def test_ollama_sends_each_line_as_a_chunk(server):
+    """The last text and the end of an answer come at the same time."""
+    for path, body in (("chat", {"messages": HELLO}), ("generate", {"prompt": "Hello"})):
+        connection = await server.connect()
+        await connection.send(build_request("POST", f"/api/{path}", {"model": "tiny", **body, **PLAIN}))
+        await connection.head()
+        chunks = await connection.chunks()
+        *parts, end = (json.loads(chunk)["done"] for chunk in chunks)
+        assert end and parts and not any(parts)
+        assert all(chunk.count(b"\n") == 1 for chunk in chunks)
 
 
 async def test_ollama_context_continues_an_answer(server):

@@ -127,6 +127,10 @@ async def test_conversations_collect_the_items_of_their_responses(serve):
     assert [item["role"] for item in listed] == ["user", "user", "assistant"]
     added = (await server.post(f"{path}/items", {"items": [{"type": "message", "role": "user", "content": "x"}]})).json
     assert (await server.get(f"{path}/items/{added['first_id']}")).json == added["data"][0]
+    said = [{"role": "assistant", "content": content} for content in ("ok", [{"type": "output_text", "text": "ok"}])]
+    for item in (await server.post(f"{path}/items", {"items": said})).json["data"]:
+        assert item["content"] == [{"type": "output_text", "annotations": [], "logprobs": [], "text": "ok"}]
+        await server.call("DELETE", f"{path}/items/{item['id']}")
     assert (await server.call("DELETE", f"{path}/items/{added['first_id']}")).json == conversation
     assert (await server.get(f"{path}/items/{added['first_id']}")).status == 404
     changed = (await server.post(path, {"metadata": {"c": "d"}})).json

@@ -17,6 +17,7 @@ from parley.coordinator.coordinator import Coordinator, run_coordinator
 from parley.coordinator.proxy.paths import INTERNAL_KINDS, PathTable
 from parley.dialects.mindie.pd import coordinator
 from parley.dialects.mounts import mount_table, universal_mounts
+from parley.errors import NotAllowed, NotFound
 from parley.web.port import open_listener
 
 CHAT_SCRIPT = AnswerScript([b"data: 0\n\n", b"data: 1\n\n"])
@@ -377,6 +378,21 @@ def test_coordinator_refuses_a_management_port_that_is_open_to_strangers(capsys,
     assert line.endswith(
         "Set secret, or [tls] clients, or cluster_network, or management_host to an address of this machine alone."
     )
+
+
+def test_a_models_name_in_a_path_may_have_slashes():
+    paths = PathTable(universal_mounts())
+
+    def find_names() -> set[str]:
+        return {"org/model", "m"}
+
+    match, parts = paths.match_path("POST", "/v2/models/org/model/generate", find_names)
+    assert match.route.path == "/v2/models/{model}/generate" and parts == {"model": "org/model"}
+    with pytest.raises(NotAllowed, match="PUT is not allowed on '/v2/models/org/model/generate'"):
+        paths.match_path("PUT", "/v2/models/org/model/generate", find_names)
+    for path in ("/v2/models/org/other/generate", "/v2/models/org/model/nothing"):
+        with pytest.raises(NotFound):
+            paths.match_path("POST", path, find_names)
 
 
 def test_coordinator_finds_every_route_of_a_server():

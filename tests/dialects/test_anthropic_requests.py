@@ -122,7 +122,7 @@ def test_anthropic_replays_thinking_from_its_signature():
     ):
         assert turns(user("a"), assistant(block, text("b")), user("c"))[1].reasoning == reasoning
     assert refusal(STRICT_RULES, messages=[user("a"), assistant(foreign, text("b")), user("c")]) == (
-        "messages.1.content.0.signature: Invalid `signature` in `thinking` block"
+        "messages.1.content.0: Invalid `signature` in `thinking` block"
     )
 
 
@@ -355,8 +355,9 @@ def test_anthropic_refuses_wrong_members(members: dict[str, Any], sentence: str)
         ({"tools": [TOOL | {"foo": 1}]}, "tools.0.custom.foo: Extra inputs are not permitted"),
         ({"temperature": 1.5}, OUT_OF_RANGE.format(high=1, value=1.5)),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}},
-         "thinking.budget_tokens: Input should be greater than or equal to 1024 and less than or equal to 2147483647, "
-         "but got 5"),
+         "thinking.enabled.budget_tokens: Input should be greater than or equal to 1024 and less than or equal to "
+         "2147483647, but got 5"),
+        ({"thinking": {"type": "adaptive", "foo": 1}}, "thinking.adaptive.foo: Extra inputs are not permitted"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}},
          "`max_tokens` must be greater than `thinking.budget_tokens`."),
         ({"thinking": {"type": "adaptive"}, "temperature": 0.5}, messages.SAMPLING_CONFLICT),
@@ -368,6 +369,7 @@ def test_anthropic_refuses_wrong_members(members: dict[str, Any], sentence: str)
         ({"messages": [*TURNS, assistant("a")], "thinking": {"type": "adaptive"}},
          "This model does not support assistant message prefill. The conversation must end with a user message."),
         ({"messages": [user(text(""))]}, "messages: text content blocks must be non-empty"),
+        ({"stop_sequences": "END"}, "stop_sequences: Input should be a valid list, but got a string"),
         ({"stop_sequences": ["\n"]}, "stop_sequences: each stop sequence must contain non-whitespace"),
         ({"messages": [*TURNS, assistant(USE), user("b")]},
          "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_1. Each "

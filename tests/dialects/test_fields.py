@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.dialects.fields import MAX_DEPTH, Fields, decode_fields
+from parley.dialects.json_body import LAZY_SIZE
 from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType
 
 
@@ -48,6 +49,13 @@ def refusal(read) -> BadRequest:
 )
 def test_decode_refuses_body_that_is_no_utf8_json_object(body):
     assert isinstance(refusal(lambda: decode_fields(body)), Malformed)
+
+
+@pytest.mark.parametrize("length", [0, LAZY_SIZE])
+def test_decode_tells_the_position_of_bytes_that_are_no_utf8(length):
+    start = b'{"a":"' + b"b" * length + b'","c":"\xc3\xa9'
+    with pytest.raises(Malformed, match=rf"not UTF-8 \(at byte {len(start)}\)"):
+        decode_fields(start + b'\xff"}').string("c", "")
 
 
 def test_decode_keeps_last_of_duplicate_members():

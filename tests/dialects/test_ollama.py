@@ -53,8 +53,8 @@ METRICS = (
     b'"eval_count":2,"eval_duration":280000000'
 )
 HELLO = [{"role": "user", "content": "Hello"}]
-CHAT_HEAD = b'{"model":"m:latest","created_at":"2026-11-22T07:12:01Z","message":{"role":"assistant",'
-TEXT_HEAD = b'{"model":"m","created_at":"2026-11-22T07:12:01Z","response":'
+CHAT_HEAD = b'{"model":"m:latest","created_at":"2026-11-22T07:12:01.000000001Z","message":{"role":"assistant",'
+TEXT_HEAD = b'{"model":"m","created_at":"2026-11-22T07:12:01.000000001Z","response":'
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 CALL = {"function": {"name": "f", "arguments": {"a": [1, "<"]}}}
 
@@ -451,7 +451,7 @@ def test_ollama_tags_list_models_with_a_tag():
     assert one == {
         "name": "org/m:latest",
         "model": "org/m:latest",
-        "modified_at": "2026-11-22T07:12:01Z",
+        "modified_at": "2026-11-22T07:12:01.000000001Z",
         "size": 15_000,
         "details": DETAILS,
         "capabilities": ["completion", "tools", "thinking"],
@@ -461,7 +461,11 @@ def test_ollama_tags_list_models_with_a_tag():
 
 def test_ollama_ps_lists_models_that_are_ready_and_never_unloaded():
     (entry,) = json.loads(models.write_running([CARD, LOADING]))["models"]
-    assert (entry["expires_at"], entry["size_vram"], entry["context_length"]) == ("2318-01-01T00:00:00Z", 0, 4096)
+    assert (entry["expires_at"], entry["size_vram"], entry["context_length"]) == (
+        "2318-01-01T00:00:00.000000001Z",
+        0,
+        4096,
+    )
     on_device = dataclasses.replace(CARD, info=msgspec.structs.replace(INFO, device="cuda"))
     assert json.loads(models.write_running([on_device]))["models"][0]["size_vram"] == 15_000
 
@@ -488,6 +492,13 @@ def test_ollama_show_describes_a_model(member, name):
     }
     assert answer["capabilities"] == ["completion", "tools", "thinking"]
     assert ".Tools" in answer["template"] and ".Suffix" not in answer["template"]
+    assert answer["modelfile"].splitlines() == [
+        "FROM org/m:latest",
+        f'TEMPLATE """{answer["template"]}"""',
+        "PARAMETER temperature 0.6",
+        "PARAMETER top_k 20",
+        "PARAMETER repeat_penalty 1.05",
+    ]
     assert read_generate(template=answer["template"], system="S").request.prompts[0].messages[0].content == "SHi"
 
 

@@ -297,6 +297,7 @@ REFUSED = [  # members, field and code of the refusal
     ({"input": ""}, "input", "empty_string"),
     ({"input": []}, "input", "empty_array"),
     ({"input": 5}, "input", "invalid_type"),
+    ({"input": {}}, "input", "invalid_type"),
     ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", "invalid_value"),
     ({"input": [{"type": "message", "role": "user"}]}, "input[0].content", "missing_required_parameter"),
     ({"input": [{"type": "nonsense"}]}, "input[0].type", "invalid_value"),
@@ -383,6 +384,8 @@ def test_responses_tools_of_the_service_are_shown_and_kept_from_the_model(kind):
 STRICT_REFUSED = [
     ({"foo": 1}, "foo", "unknown_parameter"),
     ({"top_k": 5}, "top_k", "unknown_parameter"),
+    ({"max_tokens": 5}, "max_tokens", "unsupported_parameter"),
+    ({"messages": []}, "messages", "unsupported_parameter"),
     ({"max_output_tokens": 15}, "max_output_tokens", "integer_below_min_value"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name", "missing_required_parameter"),
@@ -391,6 +394,12 @@ STRICT_REFUSED = [
     ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type", "unsupported_value"),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input", None),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", [LENIENT, STRICT])
+def test_responses_tell_the_new_place_of_a_member_of_chat_completions(rules):
+    message = refusal(rules, response_format={"type": "json_object"}).message
+    assert message.endswith("In the Responses API, this parameter has moved to 'text.format'.")
 
 
 @pytest.mark.parametrize(("members", "field", "code"), STRICT_REFUSED)

@@ -378,6 +378,7 @@ SHAPE = "The schema can not convert input 'text_input' to tensor with proper sha
         (b"x", 500, PARSE + "Invalid value. at 0"),
         (b'{"a":1 "b":2}', 500, PARSE + "Invalid value. at 7"),
         (b'{"text_input":"a"', 500, PARSE + "Invalid value. at 17"),
+        (b'{"text_input":"a\xff"}', 500, PARSE + "Invalid encoding in string. at 16"),
         (b'{"text_input":"\xff"}', 500, None),
         (b'{"text_input":"\\ud800"}', 500, None),
         (b"[]", 500, "attempt to access JSON non-object as object"),

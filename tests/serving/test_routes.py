@@ -207,6 +207,26 @@ async def test_model_names_with_slashes_work_in_paths_and_bodies(serve):
     assert (await server.post("/v1/chat/completions", HELLO_CHAT)).status == 404
 
 
+async def test_a_models_name_with_slashes_is_one_part_of_every_path(serve):
+    server = await serve(names=("org/model", "org/model/v2"), api_keys=("k",), admin_keys=("a",))
+    key = {"authorization": "Bearer k"}
+    for name in ("org/model", "org%2Fmodel", "org/model/v2"):
+        for path, body, member in (
+            (f"/v2/models/{name}/generate", {"text_input": "a", "max_tokens": 1}, "model_name"),
+            (f"/triton/v2/models/{name}/versions/1/generate", {"text_input": "a", "max_tokens": 1}, "model_name"),
+            (f"/mindie/v2/models/{name}/generate", {"text_input": "a"}, "model_name"),
+            (f"/serving-endpoints/{name}/invocations", {**HELLO_CHAT, "model": None}, "model"),
+        ):
+            answer = await server.post(path, body, **key)
+            assert (answer.status, answer.json[member]) == (200, name.replace("%2F", "/")), path
+            assert (await server.post(path, body)).status == 401
+            wrong = await server.get(path, **key)
+            assert (wrong.status, wrong.headers["allow"]) == (405, "post")
+        assert (await server.call("PUT", f"/api/2.0/serving-endpoints/{name}/config", {}, key)).status == 403
+        assert (await server.get(f"/v2/models/{name}/nothing", **key)).status == 404
+    assert (await server.get("/v2/models/org/models", **key)).status == 404
+
+
 async def test_openai_routes_answer_under_their_own_prefix(serve):
     server = await serve()
     assert (await server.get("/openai/v1/models")).json["data"][0]["id"] == "tiny"

@@ -109,7 +109,9 @@ class InferenceFront:
             return
         path: ApiPath | None = None
         try:
-            path, scope["path_params"] = self._paths.match_path(scope["method"], scope["path"])
+            path, scope["path_params"] = self._paths.match_path(
+                scope["method"], scope["path"], self._scheduler.table.model_names
+            )
             dialect, path_error = path.dialect, None
         except (NotFound, NotAllowed) as error:
             dialect, path_error = self._paths.error_dialect(scope["path"]), error

@@ -3,13 +3,21 @@ path, and only when the answer depends on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.routing import compile_path
 
 from parley.dialects.dialect import Dialect, Route, RouteKind
-from parley.dialects.mounts import ApiMount, error_dialect, mount_table, non_null_members, route_scope
+from parley.dialects.mounts import (
+    ApiMount,
+    error_dialect,
+    join_name_segments,
+    mount_table,
+    non_null_members,
+    route_scope,
+    split_name_segments,
+)
 from parley.errors import NotAllowed, NotFound, excerpt
 
 # Paths of an instance that only coordinators may call.
@@ -71,22 +79,32 @@ class PathTable:
                 else:
                     self._plain.setdefault((verb, path), api_path)
 
-    def match_path(self, method: str, path: str) -> tuple[ApiPath, Mapping[str, str]]:
-        """Match a path; also return its named segments. Raises NotFound, NotAllowed."""
+    def match_path(
+        self, method: str, path: str, model_names: Callable[[], Iterable[str]] = tuple
+    ) -> tuple[ApiPath, Mapping[str, str]]:
+        """Match a path; also return its named segments. Raises NotFound, NotAllowed.
+
+        ``model_names``: the names of models, which may have slashes.
+        """
         api_path = self._plain.get((method, path))
         if api_path is not None:
             return api_path, {}
         others = {known for known, where in self._plain if where == path}
-        for pattern, known, api_path in self._patterns:
-            match = pattern.match(path)
-            if match is None:
-                continue
+        matches = self._match_patterns(path) or (
+            [] if others else self._match_patterns(join_name_segments(path, model_names()))
+        )
+        for known, api_path, parts in matches:
             if known == method:
-                return api_path, match.groupdict()
+                return api_path, split_name_segments(parts)
             others.add(known)
         if not others:
             raise NotFound(f"Unknown request URL: {method} {excerpt(path)}. Please check it for typos.")
         raise NotAllowed(f"{method} is not allowed on {excerpt(path)}.", allowed=", ".join(sorted(others)))
+
+    def _match_patterns(self, path: str) -> list[tuple[str, ApiPath, dict[str, str]]]:
+        """Return the methods and paths with parameters that match a path, and the parameters."""
+        matches = ((known, api_path, pattern.match(path)) for pattern, known, api_path in self._patterns)
+        return [(known, api_path, match.groupdict()) for known, api_path, match in matches if match is not None]
 
     def error_dialect(self, path: str) -> Dialect:
         """Return the API whose error format applies to an unknown path."""

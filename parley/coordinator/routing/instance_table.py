@@ -159,10 +159,13 @@ class InstanceTable:
         was_usable, instance.accepting = instance.is_usable(self.clock()), False
         self.record_answer(instance, was_usable=was_usable)
 
+    def model_names(self) -> set[str]:
+        """Return the names of models that instances report."""
+        return {name for each in self for name in each.models}
+
     def served_name(self, model: str) -> str:
         """Return a model's name as instances report it, which may have or lack a default tag; itself if none does."""
-        known_names = {name for each in self for name in each.models}
-        return known_spelling(model, known_names) or model
+        return known_spelling(model, self.model_names()) or model
 
     def is_cluster_ready(self, model: str = "") -> bool:
         """Whether the usable instances form a complete cluster, optionally counting only those with ``model``."""

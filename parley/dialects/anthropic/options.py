@@ -52,10 +52,10 @@ def read_thinking(body: Fields, rules: AnthropicRules, max_tokens: int | None, *
     config = body.object("thinking")
     if config is None:
         return Thinking()
-    check_members(config, THINKING_MEMBERS, rules)
     kind = config.string("type", None, allowed=THINKING_TYPES)
     if kind is None:
         raise config.missing_member("type")
+    check_members(config, THINKING_MEMBERS, rules, kind)
     omitted = config.string("display", "summarized", allowed=("summarized", "omitted")) == "omitted"
     budget = config.integer("budget_tokens", None, LEAST_BUDGET if rules.strict else 1, MAX_TOKENS)
     if kind == "disabled":
@@ -118,6 +118,8 @@ def read_stop_conditions(body: Fields, rules: AnthropicRules, max_tokens: int) -
 
     Clients send the same ``max_tokens`` to every model, even above its context length.
     """
+    if rules.strict:
+        body.array("stop_sequences", cap=MAX_STOPS)  # one text alone is no list
     sequences = body.strings("stop_sequences", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS)
     if rules.strict and not all(map(str.strip, sequences)):
         raise body.member_error("stop_sequences", "each stop sequence must contain non-whitespace")

@@ -36,6 +36,7 @@ MAX_BODY = 32 << 20  # bytes of a body that the original accepts
 OVERLOADED_STATUS = 529  # the original's own status
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 ID_LENGTH = 22  # characters of base 58 that hold 128 bits
+TAGGED_PATHS = {"thinking.budget_tokens": "thinking.enabled.budget_tokens"}  # with the form that has the member
 INDEX = re.compile(r"\[(\d+)\]")
 TYPE_SENTENCES = {
     "a string": "Input should be a valid string",
@@ -126,7 +127,7 @@ WORDING = AnthropicWording()
 
 def dotted_path(path: str) -> str:
     """Return the position of a member as the original writes it: ``messages.0.content``."""
-    return INDEX.sub(r".\1", path)
+    return INDEX.sub(r".\1", TAGGED_PATHS.get(path, path))
 
 
 def check_members(fields: Fields, known: Collection[str], rules: AnthropicRules, tag: str = "") -> None:

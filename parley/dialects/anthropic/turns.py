@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from parley.dialects.anthropic.blocks import MAX_BLOCKS, SHARED_BLOCKS, BlockReader, Parts
-from parley.dialects.anthropic.shared import check_members, unsupported_value
+from parley.dialects.anthropic.shared import check_members, dotted_path, unsupported_value
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
@@ -224,7 +224,9 @@ class TurnReader:
             return self._context.open_reasoning(signature).decode()
         except ValueError:  # of another server, or of another tenant
             if self._rules.strict:
-                raise block.member_error("signature", "Invalid `signature` in `thinking` block") from None
+                path = block.member_path("signature")
+                place = dotted_path(path.rpartition(".")[0])
+                raise Invalid(f"{place}: Invalid `signature` in `thinking` block", field=path) from None
             return shown
 
     def _read_tool_use(self, block: Fields) -> ToolCall:

@@ -73,6 +73,7 @@ def _ollama_dialect(rules: OllamaRules) -> Dialect:
         render_error=shared.ollama_error,
         prompt_members=OLLAMA_PROMPT_MEMBERS,
         retry_hints=not rules.strict,
+        chunk_per_event=True,  # some clients read a chunk of HTTP as one object
         bench_apis=bench.BENCH_APIS,
         default_tag=shared.DEFAULT_TAG,
         name_prefixes=shared.NAME_PREFIXES,

@@ -19,7 +19,7 @@ from parley.errors import UnknownModel, Unsupported
 
 # Clients compare it with the least version that they accept, so it is Ollama's, whose API this is.
 OLLAMA_VERSION = "0.35.0"
-NEVER = "2318-01-01T00:00:00Z"  # when a model is unloaded
+NEVER = "2318-01-01T00:00:00.000000001Z"  # when a model is unloaded
 ROOT_TEXT = b"Ollama is running"
 NOT_PULLED = "pulling models is not served here: start the server with the model"
 HUB_PREFIX = "hf.co/"
@@ -74,10 +74,11 @@ def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts:
     fields = decode_fields(body, OLLAMA_WORDING)
     name, card = _find_card(fields, facts)
     fields.boolean("verbose", False)  # tensors and vocabularies are never listed
-    answer: dict[str, Any] = {}
-    if parameters := _parameter_lines(card.sampling_defaults):
+    parameters, template = _parameter_lines(card.sampling_defaults), _template_stand_in(card)
+    answer: dict[str, Any] = {"modelfile": _modelfile(card, template, parameters)}
+    if parameters:
         answer["parameters"] = parameters
-    answer["template"] = _template_stand_in(card)
+    answer["template"] = template
     answer["details"] = _details(card)
     answer["model_info"] = _model_info(card, _shown_name(name, card, context.headers))
     return shared.go_answer(answer | _capabilities(card) | {"modified_at": shared.go_time(card.created)})
@@ -220,6 +221,13 @@ def _parameter_lines(defaults: Mapping[str, float]) -> str:
         PARAMETER_NAMES.get(name, name): value for name, value in defaults.items() if name not in HIDDEN_PARAMETERS
     }
     return "\n".join(f"{name:<30} {value:g}" for name, value in shown.items())
+
+
+def _modelfile(card: ModelCard, template: str, parameters: str) -> str:
+    """Return the file that would make the model anew at the original, which typed clients require."""
+    lines = [f"FROM {shared.tagged_name(card.name)}", f'TEMPLATE """{template}"""']
+    lines += (f"PARAMETER {' '.join(line.split())}" for line in parameters.splitlines())
+    return "\n".join(lines) + "\n"
 
 
 def _template_stand_in(card: ModelCard) -> str:

@@ -104,8 +104,12 @@ def go_answer(value: Any, status: int = 200) -> Answer:
 
 
 def go_time(seconds: float) -> str:
-    """Return a time in whole seconds since the epoch, as Go writes it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    """Return a time in whole seconds since the epoch, as Go writes it.
+
+    Clients such as OllamaKit demand a fraction, which times of the original practically always have, and Go leaves out
+    zeros at the end: so it is a nanosecond.
+    """
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000000001Z", time.gmtime(seconds))
 
 
 def nanoseconds(seconds: float | None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.fields import is_shallow
-from parley.dialects.json_body import OverfullJson, decode_json
+from parley.dialects.json_body import OverfullJson, decode_json, first_bad_byte
 from parley.dialects.triton.errors import UnreadableInput
 from parley.errors import Invalid
 
@@ -29,8 +29,8 @@ def parse_document(body: bytes) -> dict[str, Any]:
         raise _too_deep_error() from None
     except OverfullJson as error:
         raise Invalid(f"The request JSON is too large to be read: {error}") from None
-    except UnicodeDecodeError as error:
-        raise UnreadableInput(f"{PARSE_FAILURE}Invalid encoding in string. at {error.start}") from None
+    except UnicodeDecodeError:
+        raise UnreadableInput(f"{PARSE_FAILURE}Invalid encoding in string. at {first_bad_byte(body)}") from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         position = BYTE_POSITION.search(str(error))
         raise UnreadableInput(f"{PARSE_FAILURE}Invalid value. at {position[1] if position else len(body)}") from None

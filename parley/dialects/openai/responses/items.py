@@ -198,14 +198,14 @@ def input_with_items(
     value = body.raw_value("input")
     if value is None and not may_be_missing:
         raise body.missing_member("input")
+    if value is not None and not isinstance(value, str | list):
+        raise body.mistyped_member("input", "a string or an array of items")
     if value is not None and not value and not may_be_missing:
         raise body.empty_member("input", "string" if isinstance(value, str) else "array")
     if isinstance(value, str):
         new_items: list[Any] = [{"type": "message", "role": "user", "content": value}] if value else []
-    elif value is None or isinstance(value, list):
-        new_items = [_referred_item(item, find_item) for item in body.array("input", cap=MAX_ITEMS)]
     else:
-        raise body.mistyped_member("input", "a string or an array of items")
+        new_items = [_referred_item(item, find_item) for item in body.array("input", cap=MAX_ITEMS)]
     return body.with_members({"input": new_items}), new_items
 
 

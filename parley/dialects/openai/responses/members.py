@@ -38,6 +38,16 @@ SERVED_MEMBERS = frozenset(
 )  # fmt: skip
 
 
+MOVED_MEMBERS = {  # of chat completions, and their places here
+    "messages": "input",
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+
+
 class TextForm(msgspec.Struct, frozen=True):
     """The form of the answer's text: ``grammar`` that constrains it, ``shown`` as the answer shows it."""
 
@@ -57,15 +67,13 @@ def check_members(body: Fields, rules: ResponsesRules) -> None:
     """Refuse members that ask for something that this server does not do, and in strict mode unknown ones."""
     if rules.strict:
         unknown = [name for name in body.member_names if name not in SERVED_MEMBERS]
+        if unknown and unknown[0] in MOVED_MEMBERS:
+            raise _moved_member(unknown[0])
         if unknown:
             path = body.member_path(unknown[0])
             raise Invalid(f"Unknown parameter: '{path[:60]}'.", field=path, code="unknown_parameter")
     if body.has_value("response_format"):
-        raise Unsupported(
-            "Unsupported parameter: 'response_format'. In the Responses API, this parameter has moved to "
-            "'text.format'.",
-            field="response_format",
-        )
+        raise _moved_member("response_format")
     refuse_member(body, "prompt", "Prompt templates of the server are")
     refuse_member(body, "context_management", "Compaction by the server is")
     refuse_member(body, "moderation", "Moderation is")
@@ -76,6 +84,14 @@ def check_members(body: Fields, rules: ResponsesRules) -> None:
         raise unserved_error(
             "The completion window is 'soonest' on this server.", options.member_path("completion_window")
         )
+
+
+def _moved_member(name: str) -> Unsupported:
+    """Return the refusal of a member of chat completions that has another place here."""
+    return Unsupported(
+        f"Unsupported parameter: '{name}'. In the Responses API, this parameter has moved to '{MOVED_MEMBERS[name]}'.",
+        field=name,
+    )
 
 
 def read_text_form(body: Fields) -> TextForm:

@@ -172,4 +172,13 @@ def _with_id(item: Item, unique_id: str, number: int) -> Item:
     if kind == "message" and isinstance(listed["content"], str):
         part_type = "output_text" if item.get("role") == "assistant" else "input_text"
         listed["content"] = [{"type": part_type, "text": listed["content"]}]
+    if kind == "message" and isinstance(listed["content"], list):
+        listed["content"] = list(map(_with_part_members, listed["content"]))
     return listed
+
+
+def _with_part_members(part: Any) -> Any:
+    """Return a part of a message with the members that typed clients require of the assistant's text."""
+    if not isinstance(part, dict) or part.get("type") != "output_text":
+        return part
+    return {"type": "output_text", "annotations": [], "logprobs": []} | part
