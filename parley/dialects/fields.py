@@ -8,6 +8,7 @@ its refusals. Nothing here knows the name of any member.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from parley.errors import BadRequest, excerpt
 D = TypeVar("D")
 
 MAX_DEPTH = 64  # nesting of a free-form value, so that later recursive readers do not overflow the stack
+MAX_FLOAT = sys.float_info.max
 INT64 = (-(2**63), 2**63 - 1)
 
 
@@ -279,6 +281,8 @@ class Fields:
         if not isinstance(value, int | float) or isinstance(value, bool):
             value = self._wording.convert_value(path, "a number", value)
         # compare before the conversion to float: an integer beyond 10^308 would overflow; NaN fails every comparison
+        if isinstance(value, int) and abs(value) > MAX_FLOAT:
+            low, high = (-MAX_FLOAT if low is None else low), (MAX_FLOAT if high is None else high)
         if not _in_range(value, low, high) or (low_excluded and value == low):
             raise self._wording.range_error(path, value, low, high, low_excluded=low_excluded)
         return float(value)

@@ -58,6 +58,11 @@ def test_decode_tells_the_position_of_bytes_that_are_no_utf8(length):
         decode_fields(start + b'\xff"}').string("c", "")
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+def test_number_without_limits_refuses_integers_beyond_all_floats(value):
+    assert isinstance(refusal(lambda: Fields({"a": value}).number("a", 0.0)), Invalid)
+
+
 def test_decode_keeps_last_of_duplicate_members():
     assert decode_fields(b'{"a":1,"a":2}').integer("a", 0) == 2
 
