@@ -5,6 +5,7 @@ Knows the tokenizer, the chat template and the neutral prompt, but no engine and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -53,7 +54,17 @@ from parley.types import (
     TruncationSide,
 )
 
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+# The sampling values of generation_config.json, and the range of each that all APIs allow: requests have them in place
+# of members that they lack, so a value beyond it would refuse requests that do not even name it.
+SAMPLING_DEFAULTS: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (sys.float_info.min, 1),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (sys.float_info.min, 100),
+    "max_new_tokens": (1, 2**31 - 1),
+}
+WHOLE_NUMBERS = ("top_k", "max_new_tokens")
 TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a closing mark
 
 
@@ -449,10 +460,15 @@ def _as_user_turn(prompt: Text) -> Chat:
 
 
 def _read_sampling_defaults(folder: Path) -> dict[str, float]:
-    """Return the numeric sampling values in generation_config.json. Raises BadTokenizer."""
+    """Return the sampling values in generation_config.json that are numbers of their range. Raises BadTokenizer."""
     config = read_json_object(folder / "generation_config.json")
-    return {
-        name: config[name]
-        for name in SAMPLING_DEFAULTS
-        if isinstance(config.get(name), int | float) and config[name] is not True
-    }
+    defaults: dict[str, float] = {}
+    for name, (least, most) in SAMPLING_DEFAULTS.items():
+        value = config.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            continue
+        if name not in WHOLE_NUMBERS:
+            defaults[name] = value
+        elif value == int(value):
+            defaults[name] = int(value)
+    return defaults

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.proof import transformers_deviation
 from parley.model.load.reference import DECODER_TOLERANCE
-from parley.model.load.transformers import TransformersNetwork, load_transformers
+from parley.model.load.transformers import TransformersNetwork, load_transformers, one_line
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
@@ -247,3 +247,20 @@ def test_load_never_reads_pickled_weights(tmp_path):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(LoadError, match="safetensors"):
         load_network(folder)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            "needs\n the timm library. " + "You can install it. " * 20,
+            "needs the timm library. " + "You can install it. " * 8,
+        ),
+        ("no attribute 'rope_theta'", "no attribute 'rope_theta'."),
+        ("word " * 60, "word " * 40 + "(shortened)"),
+        ("x" * 300, "x" * 200 + " (shortened)"),
+        ("", "ValueError."),
+    ],
+)
+def test_errors_of_transformers_end_a_sentence(message, line):
+    assert one_line(ValueError(message)) == line.strip()

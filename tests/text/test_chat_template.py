@@ -256,6 +256,12 @@ def test_chat_template_loads_from_model_folder(tmp_path: Path) -> None:
         json.dumps({"chat_template": [{"name": "default", "template": "B"}, {"name": "tool_use", "template": "C"}]})
     )
     assert ChatTemplate.from_folder(tmp_path, tokenizer).sources == {"default": "B", "tool_use": "C"}
+    config.write_text(json.dumps({"chat_template": {"default": "B", "rag": "R"}}))
+    assert ChatTemplate.from_folder(tmp_path, tokenizer).sources == {"default": "B", "rag": "R"}
+    config.write_text(
+        json.dumps({"chat_template": [{"default": "B", "x": 1}, {"name": "default", "template": 3}, "B"]})
+    )
+    assert ChatTemplate.from_folder(tmp_path, tokenizer).sources == {}
     (tmp_path / "chat_template.jinja").write_text("D")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("E")

@@ -222,6 +222,8 @@ def test_prompt_tokens_have_character_spans() -> None:
         ({"temperature": 0.6, "top_k": 20, "do_sample": True, "top_p": None, "min_p": "0.1", "eos_token_id": 2},
          {"temperature": 0.6, "top_k": 20}),
         ({"repetition_penalty": True, "max_new_tokens": 64}, {"max_new_tokens": 64}),
+        ({"temperature": -1, "top_p": 0, "top_k": False, "min_p": float("nan"), "repetition_penalty": 0.0}, {}),
+        ({"temperature": 0, "top_k": 20.0, "max_new_tokens": 0.5}, {"temperature": 0, "top_k": 20}),
     ],
 )  # fmt: skip
 def test_generation_config_gives_sampling_defaults(

@@ -439,5 +439,9 @@ def silence_transformers() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's message as one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    """Return an error's message as one line of about 200 characters at most: whole sentences of it, or else words."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if len(text) > 200:
+        sentences, words = (text[:200].rpartition(end)[0] for end in (". ", " "))
+        text = sentences or f"{words or text[:200]} (shortened)"
+    return text if text.endswith((".", ")")) else text + "."

@@ -22,7 +22,7 @@ from parley.native.layer import DecoderLayer
 from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape
 
 # The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of those
-# with the same number. Those that are last of a state follow the sites of all layers.
+# with the same number. The sites of LAST_STATE_LINEARS follow those of all layers.
 LINEAR_SITES = {
     **{"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "query_up": 4},
     **dict.fromkeys(("state_gates", "state_parameters", "state_input"), 4),

@@ -352,8 +352,12 @@ def _read_sources(folder: Path) -> dict[str, str]:
         if isinstance(configured, str):
             return {"default": configured}
         if isinstance(configured, list):
-            named = [entry for entry in configured if isinstance(entry, dict) and len(entry) >= 2]
-            return {entry["name"]: entry["template"] for entry in named}
+            pairs = [(each.get("name"), each.get("template")) for each in configured if isinstance(each, dict)]
+        elif isinstance(configured, dict):  # of a processor
+            pairs = list(configured.items())
+        else:
+            continue
+        return {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}
     return {}
 
 
