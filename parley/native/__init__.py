@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from parley.native import compiled, compiled_int8, compiled_lora, library
+from parley.native import library
 from parley.native.batch_tables import BatchTables, TablePlan
-from parley.native.compiled_int8 import Int8Packed
-from parley.native.compiled_layers import Stack
+from parley.native.compiled_forms.compiled_int8 import CompiledRows, Int8Packed
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels, CompiledPlan, plan_spans
+from parley.native.compiled_forms.compiled_layers import Stack
+from parley.native.compiled_forms.compiled_lora import CompiledLora, CompiledLoraRows
 from parley.native.experts import Experts, Mixture, Unstackable, stack_experts
 from parley.native.layer import DecoderLayer, StateWeights
 from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
@@ -46,10 +48,10 @@ from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight
 from parley.native.torch_forms.torch_kernels import EmbeddingRows, embed_tokens
 from parley.native.triton_forms.triton_packed import TritonInt8Packed
 
-QuantizedRows = torch_int8.TorchRows | compiled_int8.CompiledRows
-AttentionPlan = compiled.CompiledPlan | TablePlan | list[torch_attention.TileGroup]
-PackedLora = compiled_lora.CompiledLora | torch_lora.TorchLora
-LoraRows = compiled_lora.CompiledLoraRows | torch_lora.TorchLoraRows
+QuantizedRows = torch_int8.TorchRows | CompiledRows
+AttentionPlan = CompiledPlan | TablePlan | list[torch_attention.TileGroup]
+PackedLora = CompiledLora | torch_lora.TorchLora
+LoraRows = CompiledLoraRows | torch_lora.TorchLoraRows
 
 __all__ = [
     "AttentionPlan",
@@ -151,9 +153,10 @@ TRITON_HEAD_DIM = 256  # numbers of a key or value, at most
 
 
 @functools.cache
-def compiled_kernels() -> compiled.CompiledKernels | None:
+def compiled_kernels() -> CompiledKernels | None:
+    """Return the kernels for this CPU; None if there are none, or if ``PARLEY_NATIVE`` is "off"."""
     kernel_library = library.load_kernels()
-    return None if kernel_library is None else compiled.CompiledKernels(kernel_library)
+    return None if kernel_library is None else CompiledKernels(kernel_library)
 
 
 @functools.cache
@@ -174,7 +177,7 @@ def kernels_in_use(dtype: torch.dtype, device: torch.device) -> str:
     kernels = _own_kernels(device, dtype)
     if kernels is None:
         return "torch"
-    return kernels.level if isinstance(kernels, compiled.CompiledKernels) else "triton"
+    return kernels.level if isinstance(kernels, CompiledKernels) else "triton"
 
 
 def _own_kernels(device: torch.device, dtype: torch.dtype, compiled_dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -402,7 +405,7 @@ def choose_page_format(layer: LayerKV, dtype: torch.dtype, device: torch.device,
     return (kernels and kernels.page_format(layer, stored_dtype)) or torch_attention.page_format(layer, stored_dtype)
 
 
-def _tiled_kernels(pool: PagePool) -> compiled.CompiledKernels | None:
+def _tiled_kernels(pool: PagePool) -> CompiledKernels | None:
     """Return the compiled kernels if they own the pages, else None."""
     return compiled_kernels() if pool.page_format.tiled else None
 
@@ -519,7 +522,7 @@ def plan_attention(
     a plan of it has made them before.
     """
     if page_format.tiled:
-        return compiled.plan_spans(spans, window, ends, chunk=chunk)
+        return plan_spans(spans, window, ends, chunk=chunk)
     if chunk is None and not has_slopes and has_table_attention(page_format, device, dtype):
         return TablePlan(tables or BatchTables.of_spans(spans, ends, device), window or 0)
     return torch_attention.plan_tiles(

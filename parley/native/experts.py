@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from parley.native import memory
-from parley.native.compiled_grouped import SEVERAL, SEVERAL_HEADER, GroupedPacked
+from parley.native.compiled_forms.compiled_grouped import SEVERAL, SEVERAL_HEADER, GroupedPacked
 from parley.native.packed import PackedWeight
 from parley.native.torch_forms.torch_kernels import TorchPacked
 from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonInt8Packed, TritonPacked

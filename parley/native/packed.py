@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from parley.native.compiled_grouped import GroupedPacked
-from parley.native.compiled_int8 import Int8Packed
+from parley.native.compiled_forms.compiled_grouped import GroupedPacked
+from parley.native.compiled_forms.compiled_int8 import Int8Packed
 from parley.native.torch_forms import torch_kernels
 from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonInt8Packed, TritonPacked
 

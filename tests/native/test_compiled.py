@@ -19,7 +19,7 @@ from support.unpack_int4 import unpack_pages
 
 from parley import native
 from parley.native import build, library
-from parley.native.compiled import CompiledKernels
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.layer_shape import ACTIVATIONS
 from parley.native.layout import LayerKV
 from parley.native.torch_forms import torch_attention, torch_kernels

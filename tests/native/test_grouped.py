@@ -11,7 +11,7 @@ from support.random_tensors import random_tensor
 
 from parley import native
 from parley.native import build, library
-from parley.native.compiled import CompiledKernels
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.torch_forms import torch_kernels
 from parley.native.torch_forms.torch_grouped import (
     FLOAT_ZERO_DTYPES,

@@ -10,7 +10,7 @@ from support.random_tensors import random_tensor
 
 from parley import native
 from parley.native import build, library
-from parley.native.compiled import CompiledKernels
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.torch_forms import torch_int8, torch_kernels
 
 COUNTS = [*range(1, 65), 100, 128, 256, 512]

@@ -16,7 +16,8 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native import build, compiled, library
+from parley.native import build, library
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.layout import LayerKV, Span
 from parley.native.torch_forms import torch_attention
 
@@ -28,7 +29,7 @@ ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
 )
 def kernel_level(request):
     """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
-    kernels = None if request.param == "off" else compiled.CompiledKernels(library.open_level(request.param))
+    kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "compiled_kernels", lambda: kernels)
         yield request.param

@@ -18,8 +18,9 @@ from parley.model.networks.decoder import FusedDecoder, make_rope_table
 from parley.model.networks.families.decoder_family import LLAMA_TENSORS, QueryScaling, TensorNames
 from parley.model.networks.network import MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native import build, compiled, library
-from parley.native.compiled_layers import LAYER_NORMS
+from parley.native import build, library
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels
+from parley.native.compiled_forms.compiled_layers import LAYER_NORMS
 from parley.native.layer import DecoderLayer
 from parley.native.layer_shape import ACTIVATIONS, LayerShape
 from parley.native.layout import Span
@@ -39,7 +40,7 @@ FORMATS = ("bf16", "int8", "int4", "int4 in another order", "e4m3", "e2m1")
 def level(request):
     """Replaces the compiled kernels of ``parley.native`` with those of one level."""
     kernel_library = library.open_level(request.param)
-    kernels = compiled.CompiledKernels(kernel_library)
+    kernels = CompiledKernels(kernel_library)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(library, "load_kernels", lambda: kernel_library)
         patch.setattr(native, "compiled_kernels", lambda: kernels)

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.native import LowRank, build, compiled, compiled_lora, library
+from parley.native import LowRank, build, library
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels
+from parley.native.compiled_forms.compiled_lora import CompiledLora
 from parley.native.torch_forms import torch_lora
 
 try:
@@ -23,7 +25,7 @@ def kernel_library(request):
 
 @pytest.fixture(scope="module")
 def kernels(kernel_library):
-    return compiled.CompiledKernels(kernel_library)
+    return CompiledKernels(kernel_library)
 
 
 class RandomAdapters:
@@ -149,5 +151,5 @@ def test_packed_lora_adds_no_padding_to_full_registers(kernel_library, kernels):
     lanes = kernel_library.lora_lanes()
     site = RandomAdapters(1).random_site([16, 16, 16], [896, 128, 128], 896)
     adapter = kernels.pack_lora([site] * 3)
-    assert isinstance(adapter, compiled_lora.CompiledLora) and lanes in (4, 8, 16)
+    assert isinstance(adapter, CompiledLora) and lanes in (4, 8, 16)
     assert adapter.nbytes == 2 * 3 * (48 * 896 + 16 * 1152)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.random_tensors import random_tensor
 
 from parley import native
-from parley.native import build, compiled, library
+from parley.native import build, library
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.torch_forms import torch_mamba
 
 SHAPES = [
@@ -27,7 +28,7 @@ SHAPES = [
 )
 def kernel_level(request):
     """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
-    kernels = None if request.param == "off" else compiled.CompiledKernels(library.open_level(request.param))
+    kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "compiled_kernels", lambda: kernels)
         yield request.param

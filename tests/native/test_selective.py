@@ -7,7 +7,8 @@ import torch
 from support.random_tensors import random_tensor
 
 from parley import native
-from parley.native import build, compiled, library
+from parley.native import build, library
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.torch_forms import torch_selective
 
 SHAPES = [native.Mamba1Shape(70, 16, 8, 4), native.Mamba1Shape(5, 3, 2, 1), native.Mamba1Shape(136, 5, 3, 3)]
@@ -18,7 +19,7 @@ SHAPES = [native.Mamba1Shape(70, 16, 8, 4), native.Mamba1Shape(5, 3, 2, 1), nati
 )
 def kernel_level(request):
     """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
-    kernels = None if request.param == "off" else compiled.CompiledKernels(library.open_level(request.param))
+    kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "compiled_kernels", lambda: kernels)
         yield request.param

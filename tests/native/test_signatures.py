@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from parley.native import build, compiled, compiled_layers
+from parley.native import build
+from parley.native.compiled_forms import compiled_kernels, compiled_layers
 
 SOURCES = Path(build.__file__).parent / "source"
-POINTER, INTEGER, FLOAT = compiled.P, compiled.N, compiled.R
+POINTER, INTEGER, FLOAT = compiled_kernels.P, compiled_kernels.N, compiled_kernels.R
 # A definition in an extern "C" block: return type, name, parameters.
 FUNCTION = re.compile(r"^(void|int64_t|int) (\w+)\(([^)]*)\)\s*\{", re.MULTILINE)
 
@@ -36,13 +37,13 @@ def ctypes_kind(parameter: str) -> object:
 
 
 def test_finds_the_exported_functions():
-    assert set(compiled.SIGNATURES) <= set(exported_functions())
+    assert set(compiled_kernels.SIGNATURES) <= set(exported_functions())
 
 
-@pytest.mark.parametrize("name", sorted(compiled.SIGNATURES | compiled_layers.LAYER_SIGNATURES))
+@pytest.mark.parametrize("name", sorted(compiled_kernels.SIGNATURES | compiled_layers.LAYER_SIGNATURES))
 def test_signature_agrees_with_its_definition(name: str):
-    signatures = compiled.SIGNATURES | compiled_layers.LAYER_SIGNATURES
+    signatures = compiled_kernels.SIGNATURES | compiled_layers.LAYER_SIGNATURES
     result, parameters = exported_functions()[name]
     assert list(map(ctypes_kind, parameters)) == signatures[name]
-    returns_integer = name in (*compiled.RETURN_INT64, *compiled_layers.LAYER_SIGNATURES)
+    returns_integer = name in (*compiled_kernels.RETURN_INT64, *compiled_layers.LAYER_SIGNATURES)
     assert (result == "int64_t") == returns_integer

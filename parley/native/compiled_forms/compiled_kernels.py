@@ -16,7 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parley.native import (
+from parley.native import memory
+from parley.native.compiled_forms import (
     compiled_experts,
     compiled_grouped,
     compiled_int8,
@@ -25,10 +26,10 @@ from parley.native import (
     compiled_mamba,
     compiled_selective,
     compiled_states,
-    memory,
 )
-from parley.native.compiled_grouped import GroupedPacked
-from parley.native.compiled_int8 import CompiledRows, Int8Packed, allocate_output
+from parley.native.compiled_forms.compiled_grouped import GroupedPacked
+from parley.native.compiled_forms.compiled_int8 import CompiledRows, Int8Packed, allocate_output
+from parley.native.compiled_forms.weight_struct import address_of
 from parley.native.experts import Experts
 from parley.native.layer import StateWeights
 from parley.native.layer_shape import ACTIVATIONS, Norm, Routing
@@ -38,7 +39,6 @@ from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
 from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight
-from parley.native.weight_struct import address_of
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {

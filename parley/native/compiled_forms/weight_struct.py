@@ -6,8 +6,8 @@ import ctypes
 
 import torch
 
-from parley.native.compiled_grouped import GROUPED_CODES, GroupedPacked
-from parley.native.compiled_int8 import Int8Packed
+from parley.native.compiled_forms.compiled_grouped import GROUPED_CODES, GroupedPacked
+from parley.native.compiled_forms.compiled_int8 import Int8Packed
 from parley.native.packed import Bf16Packed
 
 P, N = ctypes.c_void_p, ctypes.c_int64

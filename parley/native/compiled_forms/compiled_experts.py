@@ -7,9 +7,9 @@ import dataclasses
 
 import torch
 
+from parley.native.compiled_forms.weight_struct import LinearStruct, address_of, linear_struct
 from parley.native.experts import Experts, Mixture
 from parley.native.layer_shape import ACTIVATIONS, Routing
-from parley.native.weight_struct import LinearStruct, address_of, linear_struct
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 EXPERTS_SIGNATURES = {

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from parley.native.compiled import NormStruct, plan_spans
-from parley.native.compiled_experts import MixtureStruct, mixture_struct
-from parley.native.compiled_lora import CompiledLoraRows
+from parley.native.compiled_forms.compiled_experts import MixtureStruct, mixture_struct
+from parley.native.compiled_forms.compiled_kernels import NormStruct, plan_spans
+from parley.native.compiled_forms.compiled_lora import CompiledLoraRows
+from parley.native.compiled_forms.weight_struct import ROW_UNIT, WEIGHT_TYPES, LinearStruct, address_of, linear_struct
 from parley.native.layer import DecoderLayer
 from parley.native.layer_shape import ACTIVATIONS, LayerShape, Norm
 from parley.native.layout import Span
 from parley.native.packed import PackedWeight
 from parley.native.pool import PagePool
-from parley.native.weight_struct import ROW_UNIT, WEIGHT_TYPES, LinearStruct, address_of, linear_struct
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
