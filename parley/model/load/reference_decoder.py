@@ -1,0 +1,76 @@
+"""A decoder by its definitions, for the numeric check: plain float32, from token ids to logits.
+
+It computes on the unmerged weights of the checkpoint and knows nothing of kernels and packed weights, so that it cannot
+be wrong in the same way as the fused decoder. ``reference_layer.py`` defines a layer.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from parley.model.checkpoint.files import Checkpoint
+from parley.model.checkpoint.quantization import Quantization, read_plain_weight
+from parley.model.load.fuse import DecoderWeights
+from parley.model.load.reference_layer import ReferenceLayer, ReferenceNorms
+from parley.model.networks.config import DecoderConfig
+
+
+class ReferenceDecoder:
+    """Computes logits of one sequence. ``media_positions`` int64 [3, T]: the tokens' positions on the axes of M-RoPE.
+
+    Weights are read when they are needed, and a layer's pages of the file are released after it.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: DecoderConfig,
+        quantization: Quantization,
+        media_positions: torch.Tensor,
+    ):
+        self._checkpoint, self._config = checkpoint, config
+        self._weights = DecoderWeights(checkpoint, config, quantization, torch.float32, torch.device("cpu"))
+        self._norms = ReferenceNorms(self._weights, config)
+        self._media_positions = media_positions
+
+    def compute_logits(self, token_ids: torch.Tensor, outputs: torch.Tensor, layers: list[int]) -> torch.Tensor:
+        """Return the logits of some ``outputs`` after the last token, using only ``layers``.
+
+        token_ids int64 [T], outputs int64 [N] -> float32 [1, N]. The whole vocabulary in float32 would cost more than
+        the rest of the start.
+        """
+        x = self._embed_tokens(token_ids)
+        for number in layers:
+            layer = ReferenceLayer(self._weights, self._config, number, self._media_positions)
+            x = layer.run_rows(x)
+            self._checkpoint.release_pages(*self._weights.layer_tensors(number))
+        return self._score_outputs(x[-1:], outputs)
+
+    def _embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of tokens with their learnt positions, float32 [T, hidden]."""
+        config, count = self._config, len(token_ids)
+        embedding = read_plain_weight(self._checkpoint, self._weights.embedding, config.vocab, config.hidden)
+        x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden))
+        x = x * config.embedding_scale
+        if config.tensors.positions:
+            size = config.max_len + config.position_offset
+            table = self._view_float(config.tensors.positions + ".weight", size, config.hidden)
+            x = x + table[torch.arange(count) + config.position_offset]
+        if config.tensors.embedding_norm is not None:
+            x = self._norms.norm_rows(x, config.tensors.embedding_norm, config.hidden)
+        return x
+
+    def _score_outputs(self, x: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits of ``outputs`` for rows of the last layer."""
+        config, head = self._config, self._weights.head
+        rows = self._norms.norm_rows(x, config.tensors.norm, config.hidden)
+        logits = self._weights.read_linear(head, outputs).multiply_rows(rows)
+        if head.bias:
+            logits = logits + self._view_float(head.name + ".bias", config.vocab)[outputs]
+        self._checkpoint.release_pages(*self._weights.linear_tensors(head))
+        logits = logits * config.logit_scale
+        cap = config.logit_softcap
+        return logits if cap is None else cap * (logits / cap).tanh()
+
+    def _view_float(self, name: str, *shape: int) -> torch.Tensor:
+        return self._checkpoint.view_tensor(name, *shape).float()

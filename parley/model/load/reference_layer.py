@@ -1,0 +1,251 @@
+"""A layer of a decoder by its definition, for the numeric check: float32, kernel-free, one whole sequence at a time.
+
+``LayerShape`` says which of the parts below a layer has. Rows are float32 [T, ...], one for each token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from parley.model.checkpoint.weights import LinearSpec
+from parley.model.load.fuse import DecoderWeights
+from parley.model.load.reference_routing import expert_shares
+from parley.model.load.states.state_reference import run_state_layer
+from parley.model.networks.config import DecoderConfig, RopeConfig
+from parley.native.layer_shape import LatentShape
+from parley.native.state_shape import StateShape
+
+# Of the outputs of gate and up; of those of up and of 1 in an MLP that is not gated.
+ACTIVATION_DEFINITIONS: dict[str, Callable[[torch.Tensor, torch.Tensor | float], torch.Tensor]] = {
+    "silu": lambda gate, up: gate * gate.sigmoid() * up,
+    "gelu": lambda gate, up: gate * (1 + (gate / 2**0.5).erf()) / 2 * up,
+    "gelu_tanh": lambda gate, up: gate * (1 + ((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)).tanh()) / 2 * up,
+    "relu": lambda gate, up: gate.clamp_min(0) * up,
+    "relu2": lambda gate, up: gate.clamp_min(0) ** 2 * up,
+    "clamped_swiglu": lambda gate, up: (
+        gate.clamp_max(7) * (1.702 * gate.clamp_max(7)).sigmoid() * (torch.as_tensor(up).clamp(-7, 7) + 1)
+    ),
+}
+LATENT_NORM_EPS = 1e-6  # of the norms of latents, whatever the config says of other norms
+
+
+class ReferenceNorms:
+    """The norms of a decoder, by the names of their tensors."""
+
+    def __init__(self, weights: DecoderWeights, config: DecoderConfig):
+        self._weights, self._config = weights, config
+
+    def norm_rows(self, x: torch.Tensor, name: str, width: int, eps: float | None = None) -> torch.Tensor:
+        """Return the norm of rows of ``width`` numbers, or of each part of this width. ``name`` "": without weights."""
+        config = self._config
+        x = self._normalize(x.unflatten(-1, (-1, width)), config.eps if eps is None else eps)
+        if name:
+            x = x * (config.norm_offset + self._weights.view_norm(name + ".weight", width).float())
+        if name and config.have_norms_bias:
+            x = x + self._weights.view_norm(name + ".bias", width)
+        return x.flatten(-2)
+
+    def norm_heads(self, x: torch.Tensor, name: str, width: int) -> torch.Tensor:
+        """Return the norm of queries or keys of all heads."""
+        if not self._config.has_headwise_qk_norm:
+            return self.norm_rows(x, name, width)
+        heads = self._normalize(x.unflatten(-1, (-1, self._config.head_dim)), self._config.eps)
+        return heads.flatten(-2) * self._weights.view_norm(name + ".weight", width).float()
+
+    def _normalize(self, x: torch.Tensor, eps: float) -> torch.Tensor:
+        if self._config.are_norms_centered:
+            x = x - x.mean(-1, keepdim=True)
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+class ReferenceLayer:
+    """Layer ``number`` of a decoder. ``media_positions`` int64 [3, T]: positions of the tokens on M-RoPE's axes."""
+
+    def __init__(self, weights: DecoderWeights, config: DecoderConfig, number: int, media_positions: torch.Tensor):
+        self._weights, self._config, self._number = weights, config, number
+        self._shape = config.layers[number]
+        self._linears = weights.linear_parts(number)
+        self._norms, self._norm_fields = ReferenceNorms(weights, config), weights.layer_norms(number)
+        self._media_positions = media_positions
+        self._places = torch.arange(media_positions.shape[1])
+
+    def run_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream after the layer, [T, hidden], for the one before it."""
+        shape, before = self._shape, x
+        if shape.has_mixer:
+            normed = self._norm_field(x, "attention_norm")
+            mixed = self._mix_rows(normed)
+            if shape.is_hybrid and shape.state is not None:
+                x = x + shape.state_scale * self._run_state(normed, shape.state)
+            x = x + shape.residual_scale * self._norm_field(mixed, "attention_after_norm")
+        if shape.has_mlp:
+            inside = self._run_mlps(self._norm_field(before if shape.is_parallel else x, "mlp_norm"))
+            scale = shape.residual_scale if shape.mlp_scale is None else shape.mlp_scale
+            x = x + scale * self._norm_field(inside, "mlp_after_norm")
+        return x
+
+    def _norm_field(self, x: torch.Tensor, field: str) -> torch.Tensor:
+        """Apply the norm of this field of ``TensorNames``, if the layer has it."""
+        return self._norms.norm_rows(x, *self._norm_fields[field]) if field in self._norm_fields else x
+
+    # -- linear layers
+
+    def _project(self, x: torch.Tensor, key: str) -> torch.Tensor:
+        """Apply the single linear layer of this key, or the first of several."""
+        return self._project_parts(x, key)[0]
+
+    def _project_parts(self, x: torch.Tensor, key: str) -> list[torch.Tensor]:
+        return [self._project_rows(x, linear) for linear in self._linears[key]]
+
+    def _project_rows(self, x: torch.Tensor, linear: LinearSpec) -> torch.Tensor:
+        y = self._weights.read_linear(linear).multiply_rows(x)
+        return y + self._weights.read_bias(linear).float() if linear.bias else y
+
+    # -- attention, or a state in its place
+
+    def _mix_rows(self, x: torch.Tensor) -> torch.Tensor:
+        shape = self._shape
+        if shape.state is not None and not shape.is_hybrid:
+            return self._run_state(x, shape.state)
+        if self._config.latent is not None:
+            return self._project(self._attend(*self._project_latents(x, self._config.latent)), "output")
+        rows = self._project_parts(x, "qkv")
+        if not shape.has_output_gate:
+            return self._project(self._attend(*self._project_heads(rows)), "output")
+        q, gates, *rest = rows if len(rows) == 4 else [*rows[0].chunk(2, -1), *rows[1:]]
+        attended = self._attend(*self._project_heads([q, *rest]))
+        return self._project(attended * gates.sigmoid(), "output")
+
+    def _project_heads(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the queries, keys and values of all heads, each [T, heads, dim]."""
+        config, shape, dim, fields = self._config, self._shape, self._config.head_dim, self._norm_fields
+        sizes = [config.heads * dim, config.kv_heads * dim, config.kv_heads * dim]
+        q, k, v = torch.cat(rows, -1).split(sizes, -1)
+        if "query_norm" in fields and not shape.is_qk_norm_late:
+            q = self._norms.norm_heads(q, *fields["query_norm"])
+            k = self._norms.norm_heads(k, *fields["key_norm"])
+        q, k, v = (each.unflatten(-1, (-1, dim)) for each in (q, k, v))
+        if shape.rope is not None:
+            q, k = (self._rotate(each, config.ropes[shape.rope]) for each in (q, k))
+        if "query_norm" in fields and shape.is_qk_norm_late:
+            q = self._norms.norm_rows(q, *fields["query_norm"])
+            k = self._norms.norm_rows(k, *fields["key_norm"])
+        if shape.has_scaled_queries:
+            q = q * self._query_scales()
+        return [q, *(each.repeat_interleave(config.heads // config.kv_heads, 1) for each in (k, v))]
+
+    def _query_scales(self) -> torch.Tensor:
+        """Return the factor of each token's query, which grows with its position: [T, 1, 1]."""
+        scaling = self._config.query_scaling
+        assert scaling is not None
+        steps = ((self._places + scaling.shift) / scaling.length).floor()
+        return (1 + scaling.weight * (1 + steps).log())[:, None, None]
+
+    def _project_latents(self, x: torch.Tensor, latent: LatentShape) -> list[torch.Tensor]:
+        """Return the queries, keys and values of all heads, made from latents."""
+        q, rows = self._project_parts(x, "qkv")
+        if latent.query_rank:
+            q = self._project(self._norm_latents(q, "query_latent_norm"), "query_up")
+        q_plain, q_turning = q.unflatten(-1, (self._config.heads, -1)).split([latent.plain_dim, latent.rotary_dim], -1)
+        latents, k_turning = rows.split([latent.rank, latent.rotary_dim], -1)
+        ups = self._project(self._norm_latents(latents, "latent_norm"), "latent_up")
+        k_plain, v = ups.unflatten(-1, (self._config.heads, -1)).split([latent.plain_dim, latent.value_dim], -1)
+        q_turning, k_turning = (self._rotate(each, self._config.rope) for each in (q_turning, k_turning[:, None]))
+        k = torch.cat((k_plain, k_turning.expand_as(q_turning)), -1)
+        return [torch.cat((q_plain, q_turning), -1), k, v]
+
+    def _norm_latents(self, x: torch.Tensor, field: str) -> torch.Tensor:
+        return self._norms.norm_rows(x, *self._norm_fields[field], LATENT_NORM_EPS)
+
+    def _rotate(self, x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+        """Apply the rotary embedding to queries or keys [T, heads, dim]."""
+        angles = self._rotary_positions(rope) * rope.inverse_frequencies()
+        cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
+        turning, rest = x[..., : rope.rotary], x[..., rope.rotary :]
+        shape = (-1, 2) if rope.is_interleaved else (2, -1)
+        a, b = turning.unflatten(-1, shape).unbind(-1 if rope.is_interleaved else -2)
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1 if rope.is_interleaved else -2)
+        return torch.cat((turned.flatten(-2), rest), -1)
+
+    def _rotary_positions(self, rope: RopeConfig) -> torch.Tensor:
+        """Return the position that turns each pair of dimensions of each token: float32 [T, 1, 1 or rotary / 2]."""
+        if not rope.mrope_section:
+            return self._places.float()[:, None, None]
+        time, height, width = rope.mrope_section
+        axes = [0] * time + [1] * height + [2] * width
+        if rope.mrope_interleaved:
+            axes = [pair % 3 if pair < 3 * rope.mrope_section[pair % 3] else 0 for pair in range(rope.rotary // 2)]
+        return self._media_positions[axes].T.float()[:, None]
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Return the attended values of all heads, [T, heads * dim]."""
+        shape, count = self._shape, len(q)
+        distance = self._places[:, None] - self._places
+        scores = torch.einsum("qhd,khd->hqk", q, k) * shape.score_scale
+        if shape.softcap is not None:
+            scores = shape.softcap * (scores / shape.softcap).tanh()
+        if shape.slopes:
+            scores = scores - torch.tensor(shape.slopes)[:, None, None] * distance
+        visible = distance >= 0
+        if shape.chunk is not None:
+            visible &= self._places[:, None] // shape.chunk == self._places // shape.chunk
+        if shape.window is not None:
+            visible &= distance < shape.window
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if (sinks := self._weights.read_sinks(self._number)) is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, count, 1)), -1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :count], v).reshape(count, -1)
+
+    def _run_state(self, x: torch.Tensor, shape: StateShape) -> torch.Tensor:
+        state_weights = self._weights.states.read_layer(self._number)
+        assert state_weights is not None
+        rows, gates = (
+            torch.cat([x[:, :0], *(self._project_rows(x, linear) for linear in self._linears.get(key, []))], -1)
+            for key in ("state_input" if "state_input" in self._linears else "qkv", "state_gates")
+        )
+        outputs = run_state_layer(shape, state_weights, rows, gates, self._project)
+        return self._project(outputs, "state_output" if "state_output" in self._linears else "output")
+
+    # -- the MLP, or a mixture of experts
+
+    def _run_mlps(self, x: torch.Tensor) -> torch.Tensor:
+        routing, mixtures = self._shape.routing, self._weights.mixtures
+        if routing is None:
+            return self._run_mlp(x)
+        router, router_bias = mixtures.read_router(self._number)
+        logits = x @ torch.cat(router).float().T + (0 if router_bias is None else router_bias.float())
+        shares = expert_shares(logits[:, : routing.experts], mixtures.read_choice_bias(self._number), routing)
+        total = torch.zeros_like(x)
+        if routing.shared:
+            total = self._run_mlp(x) * (logits[:, routing.experts :].sigmoid() if routing.shared == 2 else 1.0)
+        for expert in shares.sum(0).nonzero()[:, 0].tolist():
+            rows = shares[:, expert].nonzero()[:, 0]
+            own = shares[rows, expert, None]
+            if routing.weighs_inputs:
+                total[rows] += self._run_expert(own * x[rows], expert)
+            else:
+                total[rows] += own * self._run_expert(x[rows], expert)
+        return total
+
+    def _run_expert(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        gate, up = self._split_gate(self._project_expert(x, expert, "gate_up"))
+        return self._project_expert(ACTIVATION_DEFINITIONS[self._shape.activation](gate, up), expert, "down")
+
+    def _project_expert(self, x: torch.Tensor, expert: int, key: str) -> torch.Tensor:
+        mixtures = self._weights.mixtures
+        y = torch.cat([each.multiply_rows(x) for each in mixtures.read_expert(self._number, expert, key)], -1)
+        bias = mixtures.read_expert_bias(self._number, expert, key)
+        return y if bias is None else y + bias
+
+    def _run_mlp(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self._split_gate(torch.cat(self._project_parts(x, "gate_up"), -1))
+        gate = gate * self._shape.gate_scale
+        return self._project(ACTIVATION_DEFINITIONS[self._shape.activation](gate, up), "down")
+
+    def _split_gate(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the outputs of gate and up; those of up and 1 if the MLP is not gated."""
+        gate, up = rows.chunk(2, -1) if self._shape.is_gated else (rows, 1.0)
+        return gate, up

@@ -1,0 +1,37 @@
+"""How a router divides rows among experts, by definition, for the numeric check."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from parley.native.layer_shape import Routing
+
+
+def expert_shares(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> torch.Tensor:
+    """Return the weight of each expert for each row, 0 if it is not chosen: float32 [T, experts] for logits alike."""
+    if routing.margin >= 0:
+        return sparse_shares(logits, routing)
+    scores = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
+    choice = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        grouped = choice.view(len(choice), routing.groups, -1)
+        best = grouped.topk(routing.group_best).values.sum(-1).topk(routing.chosen_groups).indices
+        outside = torch.ones(grouped.shape[:2], dtype=torch.bool).scatter(1, best, False)
+        choice = choice.masked_fill(outside.repeat_interleave(grouped.shape[2], 1), -math.inf)
+    chosen = torch.zeros_like(scores).scatter(1, choice.topk(routing.chosen).indices, 1.0)
+    shares = scores * chosen
+    return routing.scale * (shares / shares.sum(-1, keepdim=True) if routing.normalized else shares)
+
+
+def sparse_shares(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the result of ``expert_shares`` for a sparse mixer."""
+    shares, left = torch.zeros_like(logits), logits.clone()
+    for _ in range(routing.chosen):
+        most, expert = left.max(-1, keepdim=True)
+        close = most - logits <= routing.margin * logits.abs().clamp_min(most)
+        own = left.masked_fill(~close, -math.inf).softmax(-1).gather(1, expert)
+        shares.scatter_(1, expert, routing.scale * own)
+        left.scatter_(1, expert, -math.inf)
+    return shares
