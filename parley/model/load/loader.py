@@ -24,7 +24,7 @@ from parley.model.encoder_runner import EncoderRunner
 from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
 from parley.model.load.largest_step import measure_largest_step
-from parley.model.load.memory import guard_allocation, plan_cache, staging_page_count
+from parley.model.load.memory import CacheSizes, guard_allocation, plan_cache, staging_page_count
 from parley.model.load.packed_cache import PackedWeightCache, open_packed_cache
 from parley.model.load.plan import (
     DRAFT_KEEPS_STATES,
@@ -106,121 +106,182 @@ def _load_encoder(
     )
 
 
+class DraftNetwork(NamedTuple):
+    """A draft model's network, dtype and longest context."""
+
+    network: DecoderNetwork
+    dtype: torch.dtype
+    length: int
+
+
+class DecoderNetworks(NamedTuple):
+    """The networks that a decoder consists of. ``is_fused``: it is the fused decoder, not Transformers' own code."""
+
+    decoder: DecoderNetwork
+    is_fused: bool
+    draft: DraftNetwork | None
+    towers: MediaTowers | None
+
+
 def _load_decoder(
     settings: Settings, folder: Path, config: dict[str, Any], progress: ProgressReport
 ) -> tuple[DecoderRunner, ModelInfo]:
     """Load a decoder with its KV cache."""
     plan = plan_decoder(settings, config)
-    quantization, dtype, device, int8, length = plan.quantization, plan.dtype, plan.device, plan.int8_kv, plan.length
-    towers = plan_towers(folder, config, dtype, device)
+    networks = _load_networks(settings, folder, config, plan, progress)
+    progress("reserving the KV cache", 0.92)
+    sizes = _plan_decoder_cache(settings, plan, networks)
+    if sizes.pages * BLOCK_SIZE < plan.length:
+        plan = plan._replace(length=sizes.pages * BLOCK_SIZE)
+        log.info("The context is reduced to %d tokens, the size of the KV cache.", plan.length)
+    with guard_allocation("a KV cache of this size"):
+        pages, staging = _reserve_pages(settings, plan, networks.decoder, sizes)
+        runner = DecoderRunner(
+            networks.decoder,
+            pages,
+            max_model_len=plan.length,
+            slots=sizes.slots,
+            recipe=_decoder_pooling(folder),
+            max_rank=settings.max_rank,
+            grammars=GrammarCache(folder, networks.decoder.vocab_size),
+            proposer=None if networks.draft is None else _start_draft_model(networks.draft, plan, sizes.pages),
+            staging=staging,
+            media_encoder=_media_encoder(settings, networks),
+            snapshot_slots=sizes.snapshots,
+        )
+        if plan.device.type == "cuda":
+            start_on_gpu(runner)
+        progress("warming up", 0.96)
+        runner.warm_up()
+    info = _describe_decoder(settings, folder, config, plan, networks, runner)
+    progress("ready", 1.0)
+    return runner, info
+
+
+def _load_networks(
+    settings: Settings, folder: Path, config: dict[str, Any], plan: DecoderPlan, progress: ProgressReport
+) -> DecoderNetworks:
+    """Load the decoder and its draft model. Media encoders are only planned. Raises LoadError."""
+    towers = plan_towers(folder, config, plan.dtype, plan.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
 
     def report_weights(fraction: float) -> None:
         progress("loading the weights", 0.05 + 0.85 * fraction)
 
-    network, lowered = _load_network(settings, folder, plan, report_weights)
-    if network.state_sizes:
+    decoder, is_fused = _load_network(settings, folder, plan, report_weights)
+    if decoder.state_sizes:
         check_state_settings(settings, architecture_name(config))
-    draft_network = None
+    draft = None
     if settings.draft_model is not None:
-        draft_network = _load_draft_network(settings, folder, Path(settings.draft_model), length)
-    progress("reserving the KV cache", 0.92)
-    total_page_bytes = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
-    if draft_network is not None:  # the draft model needs as many pages
-        total_page_bytes += PagedKV.page_bytes(draft_network.network.layers, draft_network.dtype, device, int8=int8)
-    if towers is not None:
-        later_bytes = memory_needed_later(settings, towers, is_fused=lowered)
-        settings = msgspec.structs.replace(settings, set_aside=settings.set_aside + later_bytes)
+        draft = _load_draft_network(settings, folder, Path(settings.draft_model), plan.length)
+    return DecoderNetworks(decoder, is_fused, draft, towers)
+
+
+def _page_bytes(plan: DecoderPlan, networks: DecoderNetworks) -> int:
+    """Return the bytes of a page of the KV cache, together with the draft model's, which needs as many pages."""
+    size = PagedKV.page_bytes(networks.decoder.layers, plan.dtype, plan.device, int8=plan.int8_kv)
+    if networks.draft is not None:
+        layers, dtype = networks.draft.network.layers, networks.draft.dtype
+        size += PagedKV.page_bytes(layers, dtype, plan.device, int8=plan.int8_kv)
+    return size
+
+
+def _plan_decoder_cache(settings: Settings, plan: DecoderPlan, networks: DecoderNetworks) -> CacheSizes:
+    """Return the sizes of the KV cache, which leaves memory for media encoders and steps. Raises LoadError."""
+    network, set_aside = networks.decoder, settings.set_aside
+    if networks.towers is not None:
+        set_aside += memory_needed_later(settings, networks.towers, is_fused=networks.is_fused)
+    if plan.device.type == "cuda" and settings.kv_memory is None:
+        set_aside += measure_largest_step(network, plan.dtype, plan.device, plan.length, settings)
+    settings = msgspec.structs.replace(settings, set_aside=set_aside)
     state_bytes = state_slot_bytes(network.state_sizes)
-    if device.type == "cuda" and settings.kv_memory is None:
-        step_bytes = measure_largest_step(network, dtype, device, length, settings)
-        settings = msgspec.structs.replace(settings, set_aside=settings.set_aside + step_bytes)
-    blocks, slots, snapshots = plan_cache(total_page_bytes, device, length, settings, state_bytes)
+    sizes = plan_cache(_page_bytes(plan, networks), plan.device, plan.length, settings, state_bytes)
     if network.state_sizes:
         log.info(
             "%d sequences run at once: each has a state of %.1f MiB. %d more are kept for prefixes and drafts.",
-            slots, state_bytes / (1 << 20), snapshots,
+            sizes.slots, state_bytes / (1 << 20), sizes.snapshots,
         )  # fmt: skip
-    if blocks * BLOCK_SIZE < length:
-        length = blocks * BLOCK_SIZE
-        log.info("The context is reduced to %d tokens, the size of the KV cache.", length)
-    with guard_allocation("a KV cache of this size"):
-        needs_staging = settings.shared and (device.type != "cpu" or settings.staging is not None)
-        pages = PagedKV(
-            network.layers,
-            blocks,
-            dtype,
-            device,
-            int8=int8,
-            shared=settings.shared and not needs_staging,
-            spare_bytes=(slots + snapshots) * state_bytes,
-        )
-        staging = None
-        if needs_staging:
-            cache_page_bytes = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
-            staging = StagingBuffer(pages, min(blocks, staging_page_count(cache_page_bytes, settings)))
-        recipe = _decoder_pooling(folder)
-        grammars = GrammarCache(folder, network.vocab_size)
-        draft = None
-        if draft_network is not None:
-            kv = PagedKV(draft_network.network.layers, blocks, draft_network.dtype, device, int8=int8)
-            draft = DraftModel(draft_network.network, kv, max_model_len=min(length, draft_network.length))
-            draft.warm_up()
-        runner = DecoderRunner(
-            network,
-            pages,
-            max_model_len=length,
-            slots=slots,
-            recipe=recipe,
-            max_rank=settings.max_rank,
-            grammars=grammars,
-            proposer=draft,
-            staging=staging,
-            media_encoder=None if towers is None else _media_encoder(settings, towers, network, lowered),
-            snapshot_slots=snapshots,
-        )
-        if device.type == "cuda":
-            start_on_gpu(runner)
-        progress("warming up", 0.96)
-        runner.warm_up()
-    method = quantization.method or quantization.setting
-    arena = _describe_arena(settings, folder, runner, method, lowered, length) if settings.shared else None
-    progress("ready", 1.0)
-    return runner, ModelInfo(
+    return sizes
+
+
+def _reserve_pages(
+    settings: Settings, plan: DecoderPlan, network: DecoderNetwork, sizes: CacheSizes
+) -> tuple[PagedKV, StagingBuffer | None]:
+    """Allocate the KV cache, and a staging buffer if other processes exchange pages but cannot see the cache."""
+    needs_staging = settings.shared and (plan.device.type != "cpu" or settings.staging is not None)
+    pages = PagedKV(
+        network.layers,
+        sizes.pages,
+        plan.dtype,
+        plan.device,
+        int8=plan.int8_kv,
+        shared=settings.shared and not needs_staging,
+        spare_bytes=(sizes.slots + sizes.snapshots) * state_slot_bytes(network.state_sizes),
+    )
+    if not needs_staging:
+        return pages, None
+    page_bytes = PagedKV.page_bytes(network.layers, plan.dtype, plan.device, int8=plan.int8_kv)
+    return pages, StagingBuffer(pages, min(sizes.pages, staging_page_count(page_bytes, settings)))
+
+
+def _start_draft_model(draft: DraftNetwork, plan: DecoderPlan, page_count: int) -> DraftModel:
+    """Return the draft model with pages of its own, warmed up."""
+    pages = PagedKV(draft.network.layers, page_count, draft.dtype, plan.device, int8=plan.int8_kv)
+    model = DraftModel(draft.network, pages, max_model_len=min(plan.length, draft.length))
+    model.warm_up()
+    return model
+
+
+def _describe_decoder(
+    settings: Settings,
+    folder: Path,
+    config: dict[str, Any],
+    plan: DecoderPlan,
+    networks: DecoderNetworks,
+    runner: DecoderRunner,
+) -> ModelInfo:
+    """Describe the loaded decoder to the API process. Raises LoadError."""
+    network, method = networks.decoder, plan.quantization.method or plan.quantization.setting
+    draft_bytes = 0 if networks.draft is None else networks.draft.network.weights_bytes
+    state_count = 0 if runner.state_slots is None else runner.state_slots + runner.snapshot_slots
+    return ModelInfo(
         architecture=architecture_name(config),
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
-        kernels=native.kernels_in_use(dtype, device) if lowered else "torch",
+        dtype=str(plan.dtype).removeprefix("torch."),
+        device=str(plan.device),
+        kernels=native.kernels_in_use(plan.dtype, plan.device) if networks.is_fused else "torch",
         parameters=network.parameters,
         vocab_size=network.vocab_size,
-        max_model_len=length,
-        weights_bytes=network.weights_bytes + (draft_network.network.weights_bytes if draft_network is not None else 0),
-        kv_bytes=blocks * total_page_bytes,
-        kv_blocks=blocks,
-        state_bytes=(slots + snapshots) * state_bytes,
+        max_model_len=plan.length,
+        weights_bytes=network.weights_bytes + draft_bytes,
+        kv_bytes=runner.blocks * _page_bytes(plan, networks),
+        kv_blocks=runner.blocks,
+        state_bytes=state_count * state_slot_bytes(network.state_sizes),
         block_size=BLOCK_SIZE,
-        fused=lowered,
+        fused=networks.is_fused,
         quantization=method,
         kv_dtype=settings.kv_dtype,
         dimensions=runner.dimensions,
-        pooling="+".join(recipe.modes) if recipe is not None else "",
-        arena=arena,
-        media_kinds=frozenset() if towers is None else towers.family.kinds,
+        pooling="+".join(runner.recipe.modes) if runner.recipe is not None else "",
+        arena=_describe_arena(settings, folder, plan, runner, is_fused=networks.is_fused) if settings.shared else None,
+        media_kinds=frozenset() if networks.towers is None else networks.towers.family.kinds,
     )
 
 
-def _media_encoder(settings: Settings, towers: MediaTowers, network: Any, lowered: bool) -> TransformersEncoder:
-    """Return the encoder of media. ``network``: has a whole model of Transformers, unless it is the fused decoder.
-
-    Raises LoadError if the encoder is loaded now.
-    """
-    if lowered:
+def _media_encoder(settings: Settings, networks: DecoderNetworks) -> TransformersEncoder | None:
+    """Return the encoder of media; None if the model reads text only. Raises LoadError if the encoder is loaded now."""
+    towers = networks.towers
+    if towers is None:
+        return None
+    if networks.is_fused:
         encoder = TransformersEncoder(partial(load_towers, towers), towers.dtype, towers.device)
     else:
-        from parley.model.media.slices import optimize_encoders  # imports Transformers, as the network has done
+        # These import Transformers, as loading the network has done.
+        from parley.model.load.transformers import TransformersNetwork
+        from parley.model.media.slices import optimize_encoders
 
-        encoder = TransformersEncoder(partial(optimize_encoders, network.model), towers.dtype, towers.device)
+        assert isinstance(networks.decoder, TransformersNetwork)
+        encoder = TransformersEncoder(partial(optimize_encoders, networks.decoder.model), towers.dtype, towers.device)
     if settings.media_eager:
         encoder.load()
     return encoder
@@ -229,10 +290,10 @@ def _media_encoder(settings: Settings, towers: MediaTowers, network: Any, lowere
 def _describe_arena(
     settings: Settings,
     folder: Path,
+    plan: DecoderPlan,
     runner: DecoderRunner,
-    quantization: str,
-    lowered: bool,
-    length: int,
+    *,
+    is_fused: bool,
 ) -> Arena:
     """Describe the pages (or the staging buffer) for other processes: location, layout and content."""
     pages, staging, sizes = runner.pages, runner.staging, runner.network.state_sizes
@@ -243,9 +304,9 @@ def _describe_arena(
             files,
             pages,
             state_sizes=sizes,
-            quantization=quantization,
-            lowered=lowered,
-            length=length,
+            quantization=plan.quantization.method or plan.quantization.setting,
+            lowered=is_fused,
+            length=plan.length,
             trust_marks=settings.trust_marks,
         )
     except OSError as error:
@@ -279,14 +340,6 @@ def _load_network(
         from parley.model.load.transformers import load_transformers  # imports Transformers, which takes seconds
 
         return load_transformers(folder, plan.dtype, plan.device, progress, plan.length), False
-
-
-class DraftNetwork(NamedTuple):
-    """A draft model's network, dtype and longest context."""
-
-    network: DecoderNetwork
-    dtype: torch.dtype
-    length: int
 
 
 def _load_draft_network(settings: Settings, folder: Path, draft_folder: Path, length: int) -> DraftNetwork:
