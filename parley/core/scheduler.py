@@ -117,7 +117,7 @@ class Scheduler:
         self.preemptions = 0
         self.running: list[Sequence] = []  # sorted by rank
         self.waiting = WaitQueue()
-        self._next_admission_number = 0  # next admission number
+        self._next_admission_number = 0
         self._free_slots = list(reversed(range(max_slots)))
         self._has_chunk = False  # the current step has a chunk of a prompt
         self._on_admit = on_admit
@@ -158,20 +158,7 @@ class Scheduler:
         """Return the next step; ``computed`` is advanced as if it had been run. It has rows whenever there are
         sequences, unless all of them wait for other instances to release pages, or for embeddings."""
         step = Step([])
-        if self._long_rope_after < inf:
-            for sequence in self.running:
-                self._update_rope(sequence)
-        self._block_tables.begin_step()
-        if self._states is not None:
-            self._states.begin_step()
-        self._has_chunk = False
-        decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
-        self.prefill_share.begin_step(len(decodes))
-        drafts: dict[Sequence, tuple[int, ...]] = {}
-        if self.speculation is not None and self.speculation.is_active:
-            has_prefill = any(len(each.tokens) - each.computed > 1 and self._may_compute(each) for each in self.running)
-            drafts = self.speculation.draft_decodes(decodes, has_prefill=has_prefill)
-        self.step_budget.begin_step(len(decodes) + sum(map(len, drafts.values())))
+        drafts = self._begin_step()
         next_priority = self.waiting.head_priority  # of the next sequence; inf once one could not be admitted
         for sequence in list(self.running):
             if next_priority < sequence.priority:
@@ -180,23 +167,9 @@ class Scheduler:
                 break  # an earlier one in order needed its pages, so it took those of all later ones first
             distance = len(sequence.tokens) - sequence.computed
             if distance == 1:
-                if sequence.computed < len(sequence.blocks) * BLOCK_SIZE or self._allocate_blocks(step, sequence, 1):
-                    row_drafts = self._allocate_drafts(step, sequence, drafts.get(sequence, ())) if drafts else ()
-                    self._add_row(step, sequence, 1, row_drafts)
-                continue
-            if not distance:
-                continue  # a beam that waits for others of its search
-            cached_blocks = self._block_tables.find_prefix(sequence)
-            if cached_blocks is None:
-                continue
-            if not self._claim_embeddings(sequence, cached_blocks):
-                self._preempt_sequence(sequence)  # it has lost pages that it had computed
-                continue
-            count = self._chunk_size(sequence, cached_blocks)
-            if count:
-                self._block_tables.attach_pages(sequence, cached_blocks)
-                if self._allocate_blocks(step, sequence, count):
-                    self._add_chunk(step, sequence, count)
+                self._add_decode(step, sequence, drafts)
+            elif distance:  # 0: a beam that waits for others of its search
+                self._catch_up(step, sequence)
         if next_priority < inf:
             self._admit_waiting(step, inf)
         self._block_tables.finish_step(step)
@@ -336,6 +309,44 @@ class Scheduler:
         for line in (self.running, waiting):
             ranks = [sequence.rank for sequence in line if sequence.admission_number >= 0]
             assert ranks == sorted(ranks), "sequences are not in order"
+
+    def _begin_step(self) -> dict[Sequence, tuple[int, ...]]:
+        """Begin a step in the budgets, block tables and states. Return the drafts of sequences that decode."""
+        if self._long_rope_after < inf:
+            for sequence in self.running:
+                self._update_rope(sequence)
+        self._block_tables.begin_step()
+        if self._states is not None:
+            self._states.begin_step()
+        self._has_chunk = False
+        decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
+        self.prefill_share.begin_step(len(decodes))
+        drafts: dict[Sequence, tuple[int, ...]] = {}
+        if self.speculation is not None and self.speculation.is_active:
+            has_prefill = any(len(each.tokens) - each.computed > 1 and self._may_compute(each) for each in self.running)
+            drafts = self.speculation.draft_decodes(decodes, has_prefill=has_prefill)
+        self.step_budget.begin_step(len(decodes) + sum(map(len, drafts.values())))
+        return drafts
+
+    def _add_decode(self, step: Step, sequence: Sequence, drafts: dict[Sequence, tuple[int, ...]]) -> None:
+        """Add the row of a sequence at a distance of one token, with its drafts. Without a page it is preempted."""
+        if sequence.computed < len(sequence.blocks) * BLOCK_SIZE or self._allocate_blocks(step, sequence, 1):
+            row_drafts = self._allocate_drafts(step, sequence, drafts.get(sequence, ())) if drafts else ()
+            self._add_row(step, sequence, 1, row_drafts)
+
+    def _catch_up(self, step: Step, sequence: Sequence) -> None:
+        """Attach the cached pages that continue a running sequence, and add a chunk of the tokens after them."""
+        cached_blocks = self._block_tables.find_prefix(sequence)
+        if cached_blocks is None:
+            return
+        if not self._claim_embeddings(sequence, cached_blocks):
+            self._preempt_sequence(sequence)  # it has lost pages that it had computed
+            return
+        count = self._chunk_size(sequence, cached_blocks)
+        if count:
+            self._block_tables.attach_pages(sequence, cached_blocks)
+            if self._allocate_blocks(step, sequence, count):
+                self._add_chunk(step, sequence, count)
 
     def _admit_waiting(self, step: Step, priority_limit: float) -> bool:
         """Admit sequences of better priority than ``priority_limit``, in order, each with a row. False if one cannot
