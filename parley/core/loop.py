@@ -26,19 +26,18 @@ from parley.core.adapter_cache import AdapterCache, FetchAdapter
 from parley.core.admission import Admission, PrepareRequest, blocking_fetch, rejection_reason
 from parley.core.counters import StepCounters
 from parley.core.encoder_scheduler import EncoderScheduler
-from parley.core.finish import finish_reason, output_limit
+from parley.core.finish import finish_reason
 from parley.core.guess.ngram import NgramProposer, PredictionProposer
 from parley.core.guess.speculation import DraftCounts, Speculation
 from parley.core.media.encode_queue import EncodeQueue
 from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
-from parley.core.pages.block_pool import BlockPool, count_lent_pages, extend_hashes, hash_chain_root, long_rope_root
+from parley.core.pages.block_pool import BlockPool, count_lent_pages
 from parley.core.pages.cache_events import CacheEvent, CacheEventLog
 from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
-from parley.core.rope_positions import hashed_items
 from parley.core.run_ahead import RunAhead
 from parley.core.scheduler import Scheduler
-from parley.core.search.beam import BeamSearch, beam_capacity
+from parley.core.search.beam import BeamSearch
 from parley.core.search.searches import BeamSearches
 from parley.core.sequence import (
     BLOCK_SIZE,
@@ -50,9 +49,10 @@ from parley.core.sequence import (
     Step,
     StepRow,
 )
+from parley.core.sequence_factory import SequenceFactory
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.step_budget import FixedBudget, StepBudget, TimedBudget
-from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, MediaItem, Settings
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, Settings
 
 log = logging.getLogger("parley.engine")
 
@@ -102,11 +102,10 @@ class EngineLoop:
             settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
         )
         states = self._make_state_slots() if has_states else None
-        root_name = settings.model if self._prefix_caching else None
         self.pinned_pages = PinnedPages(
             self.pool,
             self.adapter_cache,
-            root_name,
+            settings.model if self._prefix_caching else None,
             runner.vocab_size,
             runner.long_rope_after,
             on_pages_leased or (lambda request_id, pages: None),
@@ -114,35 +113,20 @@ class EngineLoop:
         )
         self._counters = StepCounters()
         self._beam_searches = BeamSearches(runner, self._counters, self._add_search_outputs, self._close_search)
-        self.scheduler: Scheduler | EncoderScheduler
         self.speculation: Speculation | None = None
         if runner.blocks:
             # A lone sequence can always run to its end: no context is longer than the pool.
             self.max_context = min(self.max_context, runner.blocks * BLOCK_SIZE)
-            proposer = NgramProposer() if settings.speculate == "ngram" else runner.proposer
-            draft_proposer = proposer if isinstance(proposer, NgramProposer) else PredictionProposer(proposer)
             if has_snapshots:  # or no state could be taken back when drafts are rejected
-                self.speculation = Speculation(
-                    draft_proposer, settings.speculate_tokens, runner.vocab_size, always=proposer is not None
-                )
-            self.scheduler = Scheduler(
-                self.pool,
-                step_budget,
-                self.max_batch,
-                self._admit_sequence,
-                self._release_slot,
-                self._prefix_caching,
-                self.speculation,
-                self.pinned_pages.fits_in_pool,
-                self.pinned_pages.revoke_reservation,
-                self.prefill_share,
-                runner.long_rope_after,
-                states,
-            )
-            self.pinned_pages.attach_scheduler(self.scheduler)
-            self._beam_searches.attach_scheduler(self.scheduler)
-        else:
-            self.scheduler = EncoderScheduler(step_budget, self.max_batch, self._admit_sequence)
+                self.speculation = self._make_speculation()
+        self.scheduler = self._make_scheduler(step_budget, states)
+        self._sequence_factory = SequenceFactory(
+            settings.model,
+            self.max_context,
+            self.pool.page_count,
+            runner.long_rope_after,
+            hashes_pages=self._prefix_caching,
+        )
         self.run_ahead: RunAhead | None = None
         if runner.starter is not None and not has_states and isinstance(self.scheduler, Scheduler):
             self.run_ahead = RunAhead(runner, runner.starter, self.scheduler)
@@ -155,7 +139,6 @@ class EngineLoop:
         self._has_changes = False  # something changed since the last emit
         # All sequences wait for pages that are pinned for other instances, or for embeddings of media items.
         self.is_blocked = False
-        self._arrival_count = 0
 
     @property
     def is_idle(self) -> bool:
@@ -279,6 +262,36 @@ class EngineLoop:
             encode_seconds=encode_queue.encoder.encode_seconds if encode_queue is not None else 0.0,
         )
 
+    def _make_scheduler(self, step_budget: StepBudget, states: StateSlots | None) -> Scheduler | EncoderScheduler:
+        """Return the scheduler of a decoder, which pinned pages and beam searches use too, or that of an encoder."""
+        if not self.runner.blocks:
+            return EncoderScheduler(step_budget, self.max_batch, self._admit_sequence)
+        scheduler = Scheduler(
+            self.pool,
+            step_budget,
+            self.max_batch,
+            self._admit_sequence,
+            self._release_slot,
+            prefix_cache=self._prefix_caching,
+            speculation=self.speculation,
+            fits_in_pool=self.pinned_pages.fits_in_pool,
+            revoke_reservation=self.pinned_pages.revoke_reservation,
+            prefill_share=self.prefill_share,
+            long_rope_after=self.runner.long_rope_after,
+            states=states,
+        )
+        self.pinned_pages.attach_scheduler(scheduler)
+        self._beam_searches.attach_scheduler(scheduler)
+        return scheduler
+
+    def _make_speculation(self) -> Speculation:
+        """Return the speculation by the settings. Without ``speculate`` only requests with a prediction get drafts."""
+        proposer = NgramProposer() if self.settings.speculate == "ngram" else self.runner.proposer
+        draft_proposer = proposer if isinstance(proposer, NgramProposer) else PredictionProposer(proposer)
+        return Speculation(
+            draft_proposer, self.settings.speculate_tokens, self.runner.vocab_size, always=proposer is not None
+        )
+
     def _make_state_slots(self) -> StateSlots:
         """Return the slots for states besides those of running sequences."""
         runner = self.runner
@@ -318,7 +331,7 @@ class EngineLoop:
         self, request: EngineRequest, wanted_choices: set[int], queued_at: float, adapter: LoadedAdapter | None
     ) -> None:
         """Queue the wanted choices of a request whose grammar and adapter are ready."""
-        sequences = self._make_sequences(request, queued_at, adapter)
+        sequences = self._sequence_factory.make_sequences(request, queued_at, adapter)
         uses_beams = request.beam is not None and any(sequence.output_limit for sequence in sequences)
         for sequence in sequences:
             if uses_beams and sequence.index:
@@ -338,63 +351,6 @@ class EngineLoop:
         self._has_changes = True
         for index in set(range(request.n)) - wanted_choices:
             self.cancel_request(request.id, index)
-
-    def _make_sequences(
-        self, request: EngineRequest, queued_at: float, adapter: LoadedAdapter | None
-    ) -> list[Sequence]:
-        """Create a sequence for each choice of a request, or for each beam of its search."""
-        hash_root = hash_chain_root(
-            self.settings.model, request.cache_salt, *([adapter.digest.hex()] if adapter else [])
-        )
-        items = hashed_items(request.media, len(request.token_ids))
-        prompt_hashes = self._hash_pages(hash_root, request.token_ids, items, [])
-        stops = frozenset(request.stop_ids)
-        limit = output_limit(request, self.max_context)
-        beam_width = 0
-        if request.beam is not None and limit:
-            beam_width = request.beam.width
-            limit = min(limit, beam_capacity(self.pool.page_count, beam_width) - len(request.token_ids))
-        sequences: list[Sequence] = []
-        for index in range(beam_width or request.n):
-            prior_tokens = request.prior_tokens[index] if request.prior_tokens and not beam_width else []
-            tokens = request.token_ids + prior_tokens
-            sequence = Sequence(
-                request_id=request.id,
-                index=index,
-                request=request,
-                tokens=tokens,
-                prompt_len=len(request.token_ids),
-                seed=(request.seed + index) % 2**64,
-                arrival_number=self._arrival_count,
-                hashes=(
-                    self._hash_pages(hash_root, tokens, items, prompt_hashes) if prior_tokens else list(prompt_hashes)
-                ),
-                # All choices have the same prompt: only the first scores it.
-                prompt_scores=[None] if request.prompt_logprobs >= 0 and index == 0 and not prior_tokens else [],
-                output_limit=limit,
-                stop_token_ids=stops,
-                hash_root=hash_root,
-                uses_long_rope=len(tokens) > self.runner.long_rope_after,
-                queued_at=queued_at,
-                last_token_at=queued_at,
-                adapter=adapter,
-                admission_span=max(1, beam_width),
-            )
-            self._arrival_count += 1
-            sequences.append(sequence)
-        return sequences
-
-    def _hash_pages(
-        self, hash_root: bytes, tokens: list[int], media: list[MediaItem], prompt_hashes: list[bytes]
-    ) -> list[bytes]:
-        """Return the chained hashes of all full pages of a new sequence. ``prompt_hashes``: those of its prompt."""
-        if not self._prefix_caching:
-            return []
-        hashes = list(prompt_hashes)
-        if len(tokens) > self.runner.long_rope_after:
-            hashes, hash_root = [], long_rope_root(hash_root)
-        extend_hashes(hashes, hash_root, tokens, len(tokens) // BLOCK_SIZE, media)
-        return hashes
 
     def _open_lease(self, choices: list[Sequence], wanted_choices: set[int]) -> None:
         """Open a lease for the whole pages of the request's prompt (with the prior outputs of its first choice)."""
@@ -487,37 +443,49 @@ class EngineLoop:
         if is_beam:
             self._beam_searches.report_beam(sequence, result.candidates)
             return
+        output = self._make_output(row, result)
+        if output.finish_reason is None:
+            self._outputs.append(output)
+        else:
+            self._finish_sequence(sequence, output)
+
+    def _make_output(self, row: StepRow, result: RowResult) -> EngineOutput:
+        """Append the results of a row at the end of its sequence, and return the output with them."""
+        sequence = row.sequence
         output = EngineOutput(
-            sequence.request_id, sequence.index, cached_tokens=sequence.cached_tokens, preemptions=sequence.preemptions
+            sequence.request_id,
+            sequence.index,
+            finish_reason="length",  # of a row that only scores the prompt
+            cached_tokens=sequence.cached_tokens,
+            preemptions=sequence.preemptions,
         )
         if len(sequence.tokens) == sequence.prompt_len:  # its first output
             output.queue_seconds = sequence.queue_seconds
             output.prompt_scores = sequence.prompt_scores or None
             if sequence.prefill_chunks:
                 output.prefill_chunks = [*sequence.prefill_chunks, self._counters.prefill_chunk(row)]
-        finish: EngineFinishReason | None = "length"
         if row.make_vector:
-            output.vector, finish = result.vector, "stop"
+            output.vector, output.finish_reason = result.vector, "stop"
         if row.sample:
-            sequence.tokens += result.tokens
-            self._counters.generated_tokens += len(result.tokens)
-            finish = finish_reason(sequence)
-            output.token_ids = result.tokens
-            if request.logprobs >= 0:
-                output.scores = result.scores
-            if request.token_costs:
-                output.token_costs = self._counters.token_costs(sequence, len(result.tokens))
-            if finish == "stop" or result.end == "mark":
-                output.stop_id = result.tokens[-1]
-            if result.end is not None:
-                finish = "stop"
-            if row.drafts:
-                self._commit_drafts(row, len(result.tokens) - 1)
-        output.finish_reason = finish
-        if finish is None:
-            self._outputs.append(output)
-        else:
-            self._finish_sequence(sequence, output)
+            self._append_tokens(row, result, output)
+        return output
+
+    def _append_tokens(self, row: StepRow, result: RowResult, output: EngineOutput) -> None:
+        """Append drawn tokens to the sequence and its output, and set the reason if they end the choice."""
+        sequence, request = row.sequence, row.sequence.request
+        sequence.tokens += result.tokens
+        self._counters.generated_tokens += len(result.tokens)
+        reason = finish_reason(sequence)
+        output.token_ids = result.tokens
+        if request.logprobs >= 0:
+            output.scores = result.scores
+        if request.token_costs:
+            output.token_costs = self._counters.token_costs(sequence, len(result.tokens))
+        if reason == "stop" or result.end == "mark":
+            output.stop_id = result.tokens[-1]
+        output.finish_reason = reason if result.end is None else "stop"
+        if row.drafts:
+            self._commit_drafts(row, len(result.tokens) - 1)
 
     def _commit_drafts(self, row: StepRow, accepted: int) -> None:
         """Commit the first ``accepted`` drafts of the row, and record how many were right."""
