@@ -190,9 +190,9 @@ class ResultStreams:
     ) -> None:
         """Make a connection the coordinator's current one, and send results over it until it is replaced or ends.
 
-        ``first_frame``: see ``ResultClient.attach``. ``coordinator_id``: the coordinator's id, the same after a
-        restart. A coordinator that starts (and does not just reconnect) ends the requests of unconnected predecessors
-        with its id.
+        ``first_frame``: see ``ResultClient.attach_connection``. ``coordinator_id``: the coordinator's id, the same
+        after a restart. A coordinator that starts (and does not just reconnect) ends the requests of unconnected
+        predecessors with its id.
         """
         client = self.get_client(coordinator_name)
         is_new_start = bool(coordinator_id) and not client.coordinator_id and not epoch

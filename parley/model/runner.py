@@ -45,7 +45,7 @@ BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 
 
 class DecoderRunner:
-    """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
+    """``core.sequence.ModelRunner`` over a network, its pages and a sampler with ``slots`` rows.
 
     ``recipe``: pooling for embeddings, of the last token only; None: no embeddings. ``grammars``: as in ``Sampler``.
     ``snapshot_slots``: slots for states besides those of running sequences, for models that keep them.

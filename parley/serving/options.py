@@ -79,7 +79,7 @@ class MediaOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(HttpOptions):
-    """All options of ``boot.server.run`` besides the models. Times in seconds, sizes in bytes.
+    """All options of ``boot.server.run_server`` besides the models. Times in seconds, sizes in bytes.
 
     ``max_queue`` counts choices (prompts times n) that may wait for one model, in addition to the ``max_batch`` that
     run at once; if all of these slots are taken, a request gets 429.

@@ -241,7 +241,7 @@ class Sampler:
         return candidates
 
     def fork_slots(self, forks: list[tuple[Sequence, Sequence]]) -> None:
-        """Fork slots as in ``core.sequence.Runner``: copy the parent's logits processor and grammar state."""
+        """Fork slots as in ``core.sequence.ModelRunner``: copy the parent's logits processor and grammar state."""
         plans = [self._slot_plan(parent.slot) for _, parent in forks]
         for (sequence, parent), plan in zip(forks, plans, strict=True):
             if sequence is not parent:
