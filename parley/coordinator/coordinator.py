@@ -116,20 +116,7 @@ class Coordinator:
             self.table, self.scheduler, self.connections.ask_instance, hosts.get("metrics", host)
         )
         self.status = StatusPort(self.table, self.scheduler, self.management, hosts.get("status", host))
-        shares = divide_descriptors(
-            2,  # the client's connection and one to an instance
-            set_aside=(len(sockets) - 1) * ADMIN_CONNECTIONS,
-            grpc_ports=options.grpc_port is not None,
-            wanted=options.max_requests if options.strict else 2 * options.max_requests,  # room to answer refused ones
-        )
-        client_limit = shares.clients.served_limit
-        front_options = replace(
-            port_options(options, host),
-            access_log=access_log,
-            connection_limit=ConnectionLimit(client_limit, client_limit) if options.strict else shares.clients,
-            grpc_connections=shares.grpc,
-            body_budget=BodyBudget(options.memory_limit // 2),  # so that unfinished bodies leave room for open requests
-        )
+        self._front_options = front_options = _front_options(options, host, len(sockets) - 1, access_log=access_log)
         self.client_keys = None if options.hashed_keys is None else ClientKeys(options)
         self.front = InferenceFront(
             self.scheduler,
@@ -152,7 +139,7 @@ class Coordinator:
         limits = {
             name: replace(port_options(options, host), connection_limit=admin_limit()) for name, host in hosts.items()
         }
-        limits["predict"] = self._front_options = front_options
+        limits["predict"] = front_options
         self._context = client_tls_context(options.tls, http2=options.http2)
         self._servers = [HttpServer(uvicorn_config(limits[port.name], port.app, self._context)) for port in self._ports]
         self._stop_event, self._force_event = asyncio.Event(), asyncio.Event()
@@ -386,6 +373,24 @@ def port_options(options: CoordinatorOptions, host: str) -> ServerOptions:
         write_timeout=options.http_timeout_seconds,
         keep_alive=options.keep_alive_seconds,
         http2=options.http2,
+    )
+
+
+def _front_options(options: CoordinatorOptions, host: str, admin_ports: int, *, access_log: bool) -> ServerOptions:
+    """Return the options of the inference port. ``admin_ports``: further ports, which need descriptors as well."""
+    shares = divide_descriptors(
+        2,  # the client's connection and one to an instance
+        set_aside=admin_ports * ADMIN_CONNECTIONS,
+        grpc_ports=options.grpc_port is not None,
+        wanted=options.max_requests if options.strict else 2 * options.max_requests,  # room to answer refused ones
+    )
+    client_limit = shares.clients.served_limit
+    return replace(
+        port_options(options, host),
+        access_log=access_log,
+        connection_limit=ConnectionLimit(client_limit, client_limit) if options.strict else shares.clients,
+        grpc_connections=shares.grpc,
+        body_budget=BodyBudget(options.memory_limit // 2),  # so that unfinished bodies leave room for open requests
     )
 
 

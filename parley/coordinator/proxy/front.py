@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parley.coordinator import refusals
-from parley.coordinator.ports.metrics import CONTENT_TYPE
 from parley.coordinator.proxy import forward, merge_answers
 from parley.coordinator.proxy.attempts import RequestRunner
 from parley.coordinator.proxy.background_cycle import BackgroundCycle
 from parley.coordinator.proxy.client import DownstreamClient
 from parley.coordinator.proxy.client_keys import ClientKeys
 from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.local_answers import LocalAnswers
 from parley.coordinator.proxy.paths import ApiPath, PathTable
 from parley.coordinator.proxy.record_keeper import RecordKeeper
 from parley.coordinator.proxy.token_counts import AnswerMeter, reserve_tokens
 from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
-from parley.dialects.dialect import Answer, Reply, RequestContext, RouteKind
+from parley.dialects.dialect import Reply, RequestContext, RouteKind
 from parley.dialects.mounts import BODY_FAULT, ApiMount
 from parley.dialects.records import InlinedRequest
 from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
@@ -37,7 +37,6 @@ from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
 from parley.serving.pages.page_files import send_page_file
 from parley.tracing.request_trace import SpanExporter
-from parley.version import __version__
 from parley.web.auth import ApiKeys, BrowserGuard, presented_key, tenant_id
 from parley.web.framing.request_head import REQUEST_NUMBER_KEY, raise_head_error
 from parley.web.logs import log_access
@@ -48,18 +47,18 @@ log = logging.getLogger("parley.cluster")
 
 SHUTDOWN_TEXT = "The server is shutting down. This answer could not be finished."
 FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset", "abort_list"})  # commands for all instances
-GUARDED_KINDS: frozenset[RouteKind] = frozenset(
-    {"metrics", "load"}
-)  # answered here, for clients that an instance lets in
+# Answered here, for clients whose key an instance accepts.
+GUARDED_KINDS: frozenset[RouteKind] = frozenset({"metrics", "load"})
 PROBE_KINDS: frozenset[RouteKind] = frozenset({"live", "ready", "probe", "health", "metrics", "load"})
 
 
 class InferenceFront:
     """The ASGI application of the inference port. Raises BadRecordFile.
 
-    ``metrics_page`` renders the metrics; ``options``: those of the port; ``memory_limit``: for the bodies held at a
-    time, in bytes; ``strict``: report errors to all clients in the documented form; ``span_exporter`` sends the spans
-    of requests elsewhere, None: they are not traced. ``client_keys``: the clients' keys; None: instances check them.
+    ``metrics_page`` renders the metrics; ``mounts``: the APIs that the port serves; ``options``: those of the
+    port; ``memory_limit``: for the bodies held at a time, in bytes; ``strict``: report errors to all clients in the
+    documented form; ``span_exporter`` sends the spans of requests elsewhere, None: they are not traced.
+    ``client_keys``: the clients' keys; None: instances check them.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class InferenceFront:
         scheduler: InstanceScheduler,
         connections: InstanceConnections,
         metrics_page: Callable[[], Awaitable[bytes]],
-        surfaces: Sequence[ApiMount],
+        mounts: Sequence[ApiMount],
         options: ServerOptions,
         memory_limit: int,
         strict: bool = False,
@@ -79,14 +78,17 @@ class InferenceFront:
         self.body_bytes = 0  # bytes of bodies in memory
         self._runners: set[RequestRunner] = set()
         self._client_ids: set[tuple[str, bytes]] = set()  # request ids chosen by clients, of open requests, by tenant
-        self._scheduler, self._connections, self._metrics_page = scheduler, connections, metrics_page
+        self._scheduler, self._connections = scheduler, connections
         self._options, self._memory_limit, self._strict = options, memory_limit, strict
         self._span_exporter = span_exporter
         self._record_keeper = RecordKeeper(scheduler.options, scheduler.table, knows_keys=client_keys is not None)
-        self._paths = PathTable(surfaces)
+        self._paths = PathTable(mounts)
         self._client_keys = client_keys
+        self._local_answers = LocalAnswers(
+            scheduler.table, metrics_page, client_keys, strict, lambda: self.open_requests - 1
+        )
         accepted_keys = ApiKeys(()) if client_keys is None else client_keys.keys
-        self._gate = BrowserGuard(options.host, options.hosts, options.cors, accepted_keys)
+        self._browser_guard = BrowserGuard(options.host, options.hosts, options.cors, accepted_keys)
 
     def use_options(self, options: ServerOptions, memory_limit: int) -> None:
         """Take other options of the port and another limit from now on."""
@@ -134,21 +136,12 @@ class InferenceFront:
         client.route_path = "" if path is None else path.route.path
         self.open_requests += 1
         try:
-            raise_head_error(scope, is_probe=path is not None and path.kind in PROBE_KINDS - GUARDED_KINDS)
-            self._gate.check_headers(client.headers)
-            if self._client_keys is not None:
-                self._client_keys.let_in(client, path)
-            max_requests = self._scheduler.options.max_requests
-            if (
-                self._strict and scope.get(REQUEST_NUMBER_KEY, 1) > max_requests
-            ):  # a gRPC call has its own limit of streams
-                await self._refuse_and_close(client, 429, refusals.TEXTS.connection_limit.format(max_requests))
-                return
-            if path is None:
-                assert path_error is not None
-                raise path_error
-            client.log_entry.is_probe = path.kind in PROBE_KINDS
-            await self._route_request(path, client)
+            if not await self._refuse_head(path, client):
+                if path is None:
+                    assert path_error is not None
+                    raise path_error
+                client.log_entry.is_probe = path.kind in PROBE_KINDS
+                await self._route_request(path, client)
         except ClientGone:
             client.abort_connection()
         except forward.ClientRefused as refused:
@@ -169,6 +162,23 @@ class InferenceFront:
                 self._client_keys.finish_request(client)
             if self._options.access_log:
                 log_access(client)
+
+    async def _refuse_head(self, path: ApiPath | None, client: DownstreamClient) -> bool:
+        """Check the head of a request and its client's key. True if an answer that refuses it was sent.
+
+        Raises ParleyError, ClientGone.
+        """
+        kind = None if path is None else path.kind
+        raise_head_error(client.scope, is_probe=kind in PROBE_KINDS - GUARDED_KINDS)
+        self._browser_guard.check_headers(client.headers)
+        if self._client_keys is not None:
+            self._client_keys.let_in(client, path)
+        max_requests = self._scheduler.options.max_requests
+        # A gRPC call has no such number: its own limit of streams applies.
+        if self._strict and client.scope.get(REQUEST_NUMBER_KEY, 1) > max_requests:
+            await self._refuse_and_close(client, 429, refusals.TEXTS.connection_limit.format(max_requests))
+            return True
+        return False
 
     # -- errors
 
@@ -215,7 +225,9 @@ class InferenceFront:
             return
         if self._client_keys is not None:
             self._client_keys.check_api(client)
-        if await self._answer_locally(kind, path, client):
+        if kind in GUARDED_KINDS and self._client_keys is None and (usable := self._scheduler.table.usable_instances()):
+            await forward.check_client(self._connections, client, self._sorted_by_load(usable)[0])
+        if await self._local_answers.answer_request(kind, path, client, is_ready=self._is_ready):
             return
         if kind == "stored" and self._record_keeper.serves(client):
             await self._answer_stored(path, client)
@@ -229,19 +241,7 @@ class InferenceFront:
             return
         if (inlined := await self._inline_records(path, client, body)) is not None:
             body = inlined.body
-        if kind == "summed_info" and client.scope["method"] != "HEAD":
-            work = forward.forward_and_merge(self._connections, client, usable, body, merge_answers.sum_pages)
-        elif kind == "models" and client.scope["method"] != "HEAD" and len({each.models for each in usable}) > 1:
-            work = forward.forward_and_merge(self._connections, client, usable, body, merge_answers.unite_lists)
-        elif kind == "activity" and client.scope["method"] != "HEAD":
-            work = forward.forward_and_merge(self._connections, client, usable, body, merge_answers.merge_activity)
-        elif kind == "abort":
-            work = forward.forward_to_able(self._connections, client, usable, body)
-        elif kind in FOR_ALL_INSTANCES or (kind == "endpoint" and client.scope["method"] not in ("GET", "HEAD")):
-            work = forward.forward_to_all(self._connections, client, usable, body)
-        else:
-            holders = await self._instances_holding_model(path, client, body, usable)
-            work = forward.forward_to_one(self._connections, client, self._sorted_by_load(holders), body)
+        work = await self._choose_forwarding(kind, path, client, usable, body)
         patience = self._scheduler.options.tokenizer_timeout if kind == "tokenize" else None
         try:
             async with asyncio.timeout(patience):
@@ -251,43 +251,23 @@ class InferenceFront:
                 raise ClientGone from None
             raise refusals.coordinator_error(408, refusals.TEXTS.tokenizer_timeout) from None
 
-    async def _answer_locally(self, kind: RouteKind, path: ApiPath, client: DownstreamClient) -> bool:
-        """Answer a request that concerns the coordinator itself; False if it does not."""
-        write, ready = path.route.writer, self._is_ready
-        asks_instance = kind in GUARDED_KINDS and self._client_keys is None
-        if asks_instance and (usable := self._scheduler.table.usable_instances()):
-            await forward.check_client(self._connections, client, self._sorted_by_load(usable)[0])
-        if kind in ("live", "ready") and write is not None:
-            probe_answer: Answer = write(kind == "live" or ready)
-            await client.send_response(probe_answer.body, probe_answer.status, probe_answer.content_type)
-        elif kind == "live":
-            await client.send_response(b'{"status":"live"}')
-        elif kind == "ready" and ready:
-            await client.send_response(b'{"status":"ready"}')
-        elif kind == "ready":
-            table = self._scheduler.table
-            states = {str(each.id): each.state_at(table.clock()) for each in table}
-            text = refusals.TEXTS.cluster_not_ready
-            text = text if self._strict else refusals.plain_sentence(text)
-            state = {"status": "waiting", "message": text, "instances": states}
-            if lack := table.explain_lack():
-                state["reason"] = lack
-            await client.send_response(msgspec.json.encode(state), 503, extra_headers=((b"retry-after", b"1"),))
-        elif kind == "health":
-            if not ready:
-                raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
-            await client.send_response(b"")
-        elif kind == "metrics":
-            await client.send_response(await self._metrics_page(), content_type=CONTENT_TYPE)
-        elif kind == "version" and write is not None:
-            await client.send_response(write(__version__), content_type=path.route.content_types[0].encode())
-        elif kind == "usage" and self._client_keys is not None:
-            await client.send_response(await self._client_keys.usage_page(client))
-        elif kind == "load" and write is not None:
-            await client.send_response(write(self.open_requests - 1))
-        else:
-            return False
-        return True
+    async def _choose_forwarding(
+        self, kind: RouteKind, path: ApiPath, client: DownstreamClient, usable: list[ClusterInstance], body: bytes
+    ) -> Coroutine[Any, Any, None]:
+        """Return the forwarding of a request: to one instance, to all, or to all with one answer made of theirs."""
+        connections, method = self._connections, client.scope["method"]
+        if kind == "summed_info" and method != "HEAD":
+            return forward.forward_and_merge(connections, client, usable, body, merge_answers.sum_pages)
+        if kind == "models" and method != "HEAD" and len({each.models for each in usable}) > 1:
+            return forward.forward_and_merge(connections, client, usable, body, merge_answers.unite_lists)
+        if kind == "activity" and method != "HEAD":
+            return forward.forward_and_merge(connections, client, usable, body, merge_answers.merge_activity)
+        if kind == "abort":
+            return forward.forward_to_able(connections, client, usable, body)
+        if kind in FOR_ALL_INSTANCES or (kind == "endpoint" and method not in ("GET", "HEAD")):
+            return forward.forward_to_all(connections, client, usable, body)
+        holders = await self._instances_holding_model(path, client, body, usable)
+        return forward.forward_to_one(connections, client, self._sorted_by_load(holders), body)
 
     async def _answer_stored(self, path: ApiPath, client: DownstreamClient) -> None:
         """Read or change the client's records. Raises ParleyError, ClientGone."""
