@@ -15,13 +15,13 @@ def opening_lines(
     options: ServerOptions,
     offers: Iterable[OfferedModel],
     root_url: str,
-    surfaces: Iterable[tuple[Dialect, str]],
+    api_urls: Iterable[tuple[Dialect, str]],
     grpc: Iterable[str] = (),
     planes: Iterable[tuple[str, str]] = (),
 ) -> str:
     """Return the start-up lines, which are known before anything is loaded.
 
-    ``surfaces``: each API with its URL; ``grpc``: addresses of the gRPC ports; ``planes``: titles and URLs of ports
+    ``api_urls``: each API with its URL; ``grpc``: addresses of the gRPC ports; ``planes``: titles and URLs of ports
     that have some routes of the server alone.
     """
     lines = [
@@ -33,7 +33,7 @@ def opening_lines(
     ]
     if is_member := options.role not in ("mixed", "none"):  # clients reach its APIs through a coordinator
         lines.append(f"  role     {options.role}, for coordinators at {root_url}")
-    endpoints = [] if is_member else [(dialect.title, url + dialect.base_path) for dialect, url in surfaces]
+    endpoints = [] if is_member else [(dialect.title, url + dialect.base_path) for dialect, url in api_urls]
     if options.ui and not is_member and options.port is not None:
         endpoints.append(("web page", f"{root_url}/"))
     endpoints += [*(("gRPC", place) for place in grpc), *planes, ("health", f"{root_url}/health/ready")]

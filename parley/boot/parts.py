@@ -51,7 +51,7 @@ class ServerParts:
 
     def make_port_app(
         self,
-        surfaces: Sequence[ApiMount],
+        mounts: Sequence[ApiMount],
         host: str,
         *,
         certified: bool = False,
@@ -59,13 +59,13 @@ class ServerParts:
     ) -> App:
         """Return the application of one port, without CORS. ``certified``: it requires a client's certificate.
         ``keeps``: whether it has a route of its APIs."""
-        return App(self.registry, surfaces, host, self.handlers, self.node, certified, keeps)
+        return App(self.registry, mounts, host, self.handlers, self.node, certified, keeps)
 
-    def build_app(self, surfaces: Sequence[ApiMount] = (), host: str = "") -> ASGIApp:
+    def build_app(self, mounts: Sequence[ApiMount] = (), host: str = "") -> ASGIApp:
         """Return the application of one port, with CORS if any origin is allowed. Default: the server's main port."""
         options = self.registry.options
-        surfaces = surfaces or universal_mounts(options.strict, options.tgi_compat, pages=options.ui)
-        app = self.make_port_app(surfaces, host or options.host)
+        mounts = mounts or universal_mounts(options.strict, options.tgi_compat, pages=options.ui)
+        app = self.make_port_app(mounts, host or options.host)
         return with_cors(app, options.cors)
 
     async def listen_for_handovers(self, host: str, port: int, apps: Sequence[App]) -> None:

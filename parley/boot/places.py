@@ -38,7 +38,7 @@ class ListeningPlace(NamedTuple):
 
     host: str
     port: int
-    surfaces: Sequence[ApiMount]
+    mounts: Sequence[ApiMount]
     tls: TlsFiles | None = None
     is_admin: bool = False  # only management planes are mounted here
     title: str = ""  # of a port that has some routes of the server, and no API of its own

@@ -186,7 +186,7 @@ class ServerInstance:
             if context is not None and place.tls is not None
         ]
         self._apps = [
-            self._parts.make_port_app(place.surfaces, place.host, certified=place.is_certified, keeps=place.keeps)
+            self._parts.make_port_app(place.mounts, place.host, certified=place.is_certified, keeps=place.keeps)
             for place in self._places
         ]
         cors_apps = [with_cors(app, options.cors) for app in self._apps]
@@ -214,14 +214,14 @@ class ServerInstance:
             banner.local_url(place.host, port_number(sock), place.tls is not None)
             for place, sock in zip(self._places, self._sockets, strict=True)
         ]
-        surfaces = [
-            (surface.dialect, root + surface.prefix)
+        api_urls = [
+            (mount.dialect, root + mount.prefix)
             for place, root in zip(self._places, roots, strict=True)
-            for surface in place.surfaces
-            if is_api(surface) and not place.title
+            for mount in place.mounts
+            if is_api(mount) and not place.title
         ]
         planes = [(place.title, root) for place, root in zip(self._places, roots, strict=True) if place.title]
-        banner.print_line(opening_lines(self.options, self.offers, roots[0], surfaces, grpc_addresses, planes))
+        banner.print_line(opening_lines(self.options, self.offers, roots[0], api_urls, grpc_addresses, planes))
         serving = asyncio.create_task(self._serve_http())
         tls_files = list_tls_files((self.options.tls, *(tls.files for tls in self._loaded_tls)))
         sampling = asyncio.create_task(self.registry.activity_history.take_samples(self.registry.models))

@@ -9,12 +9,12 @@ from parley.dialects.bench import BenchApi
 from parley.dialects.mounts import API_MOUNTS, ApiMount
 
 
-def bench_apis(surfaces: Iterable[ApiMount]) -> dict[str, BenchApi]:
-    """Each API by name, at the first surface that has it."""
+def bench_apis(mounts: Iterable[ApiMount]) -> dict[str, BenchApi]:
+    """Each API by name, at the first mount that has it."""
     apis: dict[str, BenchApi] = {}
-    for surface in surfaces:
-        for name, api in surface.dialect.bench_apis.items():
-            apis.setdefault(name, replace(api, path=surface.prefix + api.path))
+    for mount in mounts:
+        for name, api in mount.dialect.bench_apis.items():
+            apis.setdefault(name, replace(api, path=mount.prefix + api.path))
     return apis
 
 

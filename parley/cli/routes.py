@@ -34,7 +34,7 @@ def route_table(config: ResolvedOptions) -> list[dict[str, str]]:
     rows = []
     for name, mounted in ports:
         for (method, path), answering in mounts.mount_table(mounted).items():
-            apis = ", ".join(surface.dialect.name for _, surface in answering)
+            apis = ", ".join(mount.dialect.name for _, mount in answering)
             surface = answering[0][1].prefix or name
             scope = mounts.route_scope(answering[0][0])
             rows.append({"method": method, "path": path, "api": apis, "scope": scope, "surface": surface})

@@ -143,12 +143,12 @@ def is_api(mount: ApiMount) -> bool:
 
 # APIs that are served only at ports of their own: their clients may stop the server.
 ADMIN_PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
-DEDICATED_APIS = {surface.prefix[1:]: surface.dialect for surface in API_MOUNTS if surface.prefix} | ADMIN_PLANES
+DEDICATED_APIS = {mount.prefix[1:]: mount.dialect for mount in API_MOUNTS if mount.prefix} | ADMIN_PLANES
 
 
 SLASH_MARK = "\x1f"  # a slash of a model's name while a path is matched
-DEFAULT_TAGS = tuple(sorted({surface.dialect.default_tag for surface in API_MOUNTS} - {""}))
-NAME_PREFIXES = tuple(sorted({prefix for surface in API_MOUNTS for prefix in surface.dialect.name_prefixes}))
+DEFAULT_TAGS = tuple(sorted({mount.dialect.default_tag for mount in API_MOUNTS} - {""}))
+NAME_PREFIXES = tuple(sorted({prefix for mount in API_MOUNTS for prefix in mount.dialect.name_prefixes}))
 
 
 def model_spellings(name: str) -> tuple[str, ...]:
@@ -198,12 +198,11 @@ def universal_mounts(strict: bool = False, tgi_compat: str = "3", pages: bool = 
     manner = dict(DEDICATED_APIS) if strict else {}
     if tgi_compat != "3":
         manner["tgi"] = DEDICATED_APIS[f"tgi-{tgi_compat}"]
-    surfaces = (
-        surface if surface.prefix else ApiMount("", manner.get(surface.dialect.name, surface.dialect))
-        for surface in API_MOUNTS
+    apis = (
+        mount if mount.prefix else ApiMount("", manner.get(mount.dialect.name, mount.dialect)) for mount in API_MOUNTS
     )
     own, calls = INNER_MOUNTS
-    mounts = with_documents((own, *surfaces, calls))
+    mounts = with_documents((own, *apis, calls))
     return (*mounts, PAGE_MOUNT) if pages else mounts
 
 
@@ -239,16 +238,16 @@ def non_null_members(body: bytes) -> set[str]:
     return {name for name, value in values.items() if bytes(value) != b"null"}
 
 
-def mount_table(surfaces: Sequence[ApiMount]) -> dict[tuple[str, str], list[tuple[Route, ApiMount]]]:
+def mount_table(mounts: Sequence[ApiMount]) -> dict[tuple[str, str], list[tuple[Route, ApiMount]]]:
     """Map each method and path to its routes: the first that is mounted there, then those that claim some bodies or
     are for encoders."""
     places: dict[tuple[str, str], list[tuple[Route, ApiMount]]] = {}
-    for surface in surfaces:
-        for route in surface.dialect.routes:
-            for path in _mounted_paths(surface.prefix, route.path):
+    for mount in mounts:
+        for route in mount.dialect.routes:
+            for path in _mounted_paths(mount.prefix, route.path):
                 place = places.setdefault((route.method, path), [])
                 if not place or route.claims or route.for_encoders:
-                    place.append((route, surface))
+                    place.append((route, mount))
     return places
 
 
@@ -257,13 +256,13 @@ def _mounted_paths(prefix: str, path: str) -> tuple[str, ...]:
     return (prefix, prefix + path) if prefix and path == "/" else (prefix + path,)
 
 
-def error_dialect(surfaces: Sequence[ApiMount], path: str) -> Dialect:
+def error_dialect(mounts: Sequence[ApiMount], path: str) -> Dialect:
     """Return the API whose error format applies to a path without a route."""
-    roots = [(surface.prefix, surface.dialect) for surface in surfaces]
+    roots = [(mount.prefix, mount.dialect) for mount in mounts]
     roots += [
-        (surface.prefix + base, surface.dialect)
-        for surface in surfaces
-        for base in (surface.dialect.base_path, *surface.dialect.other_bases)
+        (mount.prefix + base, mount.dialect)
+        for mount in mounts
+        for base in (mount.dialect.base_path, *mount.dialect.other_bases)
     ]
     fitting = [(root, dialect) for root, dialect in roots if path == root or path.startswith(root + "/")]
     return max(fitting, key=lambda pair: len(pair[0]), default=roots[0])[1]

@@ -170,13 +170,13 @@ def _first_unyielding(endpoints: Sequence[RouteEndpoint]) -> RouteEndpoint:
 
 
 def build_route_table(
-    app: App, surfaces: Sequence[ApiMount], keeps: Callable[[Route], bool] = lambda route: True
+    app: App, mounts: Sequence[ApiMount], keeps: Callable[[Route], bool] = lambda route: True
 ) -> dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint]:
     """Return the route table of these mounts: an endpoint for each method and path with a route that it ``keeps``."""
     route_table: dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint] = {}
-    for method_and_path, routes in mount_table(surfaces).items():
+    for method_and_path, routes in mount_table(mounts).items():
         route_endpoints = [
-            RouteEndpoint(app, route, surface.dialect, method_and_path[1]) for route, surface in routes if keeps(route)
+            RouteEndpoint(app, route, mount.dialect, method_and_path[1]) for route, mount in routes if keeps(route)
         ]
         if not route_endpoints:
             continue
@@ -189,7 +189,7 @@ def build_route_table(
 class App:
     """The application of one port.
 
-    ``surfaces``: the APIs mounted here. ``route_table``: the route table that the router was built from. ``apis``: the
+    ``mounts``: the APIs mounted here. ``route_table``: the route table that the router was built from. ``apis``: the
     names and prefixes of the APIs; ports with equal ``apis`` answer the same requests. ``handlers``: the function that
     answers each kind of route. ``certified``: the port requires a client's certificate.
     ``keeps``: whether the port has a route of its APIs.
@@ -198,7 +198,7 @@ class App:
     def __init__(
         self,
         registry: ModelRegistry,
-        surfaces: Sequence[ApiMount],
+        mounts: Sequence[ApiMount],
         host: str,
         handlers: Mapping[RouteKind, RouteHandler] = SERVER_HANDLERS,
         cluster: ClusterView = NO_CLUSTER_VIEW,
@@ -210,11 +210,11 @@ class App:
         self.handlers = handlers
         self.cluster = cluster
         self.reach = port_reach(host, certified=certified)
-        self.surfaces = [surface for surface in surfaces if is_api(surface)]
-        self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
+        self.mounts = [mount for mount in mounts if is_api(mount)]
+        self.apis = " ".join(f"{mount.prefix}:{mount.dialect.name}" for mount in self.mounts)
         self.keys = ApiKeys(*options.key_sources)
         self._audit_log = AuditLog(options.audit_log or "")
-        self.route_table = build_route_table(self, surfaces, keeps)
+        self.route_table = build_route_table(self, mounts, keeps)
         self._root_path = options.root_path
         self._proxies = TrustedProxies(options.trusted_proxies, trusts_sockets=options.trusts_socket_proxies)
         self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
@@ -224,9 +224,9 @@ class App:
         }
         self._keyless_paths = {path for _, path in self.route_table} - guarded_paths
         self._pages = {
-            path: RouteEndpoint(self, route, surface.dialect, path)
-            for (_, path), routes in mount_table(surfaces).items()
-            for route, surface in routes
+            path: RouteEndpoint(self, route, mount.dialect, path)
+            for (_, path), routes in mount_table(mounts).items()
+            for route, mount in routes
             if route.kind == "page"
         }
         self._page_folders = {path.partition("{")[0]: page for path, page in self._pages.items() if "{" in path}
@@ -397,7 +397,7 @@ class App:
 
     def _error_dialect(self, path: str) -> Dialect:
         """Return the dialect that words errors raised before the route of a request is known."""
-        return self._path_dialects[path] if path in self._path_dialects else error_dialect(self.surfaces, path)
+        return self._path_dialects[path] if path in self._path_dialects else error_dialect(self.mounts, path)
 
     async def _send_error(self, exchange: Exchange, error: ParleyError, extra: HeaderList = ()) -> None:
         if (

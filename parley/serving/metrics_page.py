@@ -59,7 +59,7 @@ def render_metrics_page(
 
 def _api_metrics_writers() -> list[MetricsWriter]:
     """Return the metrics writers of the APIs that are mounted at the root."""
-    writers = [surface.dialect.shared_metrics for surface in API_MOUNTS if not surface.prefix]
+    writers = [mount.dialect.shared_metrics for mount in API_MOUNTS if not mount.prefix]
     return [each for each in writers if each is not None]
 
 

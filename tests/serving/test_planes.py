@@ -103,10 +103,7 @@ def test_planes_have_their_routes_and_other_ports_have_the_others():
 
     def routes(place: Any) -> set[tuple[str, str]]:
         return {
-            (route.method, route.path)
-            for mount in place.surfaces
-            for route in mount.dialect.routes
-            if place.keeps(route)
+            (route.method, route.path) for mount in place.mounts for route in mount.dialect.routes if place.keeps(route)
         }
 
     open_routes = {("GET", "/health"), ("GET", "/health/live"), ("GET", "/health/ready")}
@@ -127,7 +124,7 @@ async def test_a_unix_socket_takes_requests_and_a_stale_one_is_replaced(serve, t
         open_listener(host, 0)
     assert stat.S_IMODE((tmp_path / "parley.sock").stat().st_mode) == 0o660
     (place,) = listening_places(ServerOptions(host=host, port=0))
-    app: App = server.parts.make_port_app(place.surfaces, place.host)
+    app: App = server.parts.make_port_app(place.mounts, place.host)
     http_server = HttpServer(uvicorn_config(server.service.options, app))
     task = asyncio.create_task(http_server.serve(sockets=[listener]))
     connection = Connection(*await asyncio.open_unix_connection(host.removeprefix("unix:")))

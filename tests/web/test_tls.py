@@ -200,7 +200,7 @@ def test_apis_with_the_same_port_share_its_socket():
         listen=(ListenAddress("tgi", "h", 1), ListenAddress("vllm", "h", 1), ListenAddress("tgi", "h", 0))
     )
     shared = listening_places(options)[1:]
-    names = [(place.port, list(dict.fromkeys(surface.dialect.name for surface in place.surfaces))) for place in shared]
+    names = [(place.port, list(dict.fromkeys(mount.dialect.name for mount in place.mounts))) for place in shared]
     assert names == [
         (1, ["tgi", "vllm", "parley"]),
         (0, ["tgi", "parley"]),

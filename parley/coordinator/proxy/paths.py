@@ -58,18 +58,18 @@ class ApiPath:
             return self.route, self.dialect
         names = non_null_members(body)
         claiming = (each for each in self._routes if each[0].claims_request(names, headers))
-        route, surface = next(claiming, self._default_route)
-        return route, surface.dialect
+        route, mount = next(claiming, self._default_route)
+        return route, mount.dialect
 
 
 class PathTable:
-    """All paths of some surfaces, except those between a coordinator and its instances."""
+    """All paths of some mounts, except those between a coordinator and its instances."""
 
-    def __init__(self, surfaces: Sequence[ApiMount]):
-        self._surfaces = surfaces
+    def __init__(self, mounts: Sequence[ApiMount]):
+        self._mounts = mounts
         self._plain: dict[tuple[str, str], ApiPath] = {}
         self._patterns: list[tuple[Any, str, ApiPath]] = []
-        for (method, path), routes in mount_table(surfaces).items():
+        for (method, path), routes in mount_table(mounts).items():
             api_path = ApiPath(routes)
             if api_path.kind in INTERNAL_KINDS:
                 continue
@@ -111,4 +111,4 @@ class PathTable:
         for (_, known), api_path in self._plain.items():
             if known == path:
                 return api_path.dialect
-        return error_dialect([each for each in self._surfaces if each.dialect.name != "parley"], path)
+        return error_dialect([each for each in self._mounts if each.dialect.name != "parley"], path)

@@ -249,7 +249,7 @@ def _decode_name(raw: bytes) -> str:
         return ""
 
 
-hash_prompt = PromptReader(surface.dialect for surface in (*API_MOUNTS, *INNER_MOUNTS)).hash_body
+hash_prompt = PromptReader(mount.dialect for mount in (*API_MOUNTS, *INNER_MOUNTS)).hash_body
 
 
 class RecentPrefixes:
