@@ -26,7 +26,7 @@ from parley.web.port import with_cors
 
 
 class ServerParts:
-    """A service and its place in a cluster. ``peer`` connects to the other members, ``stop`` stops the server.
+    """The parts of a server. ``peer`` connects to the other members of a cluster, ``stop_server`` stops the server.
 
     ``handlers``: the handlers of the routes of all ports, by operation.
     """

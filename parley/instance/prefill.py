@@ -47,7 +47,7 @@ class HandoverDeclined(ParleyError):
 
 
 class PrefillStage(RequestStage):
-    """The stage that ``order`` commands; the command also names the instance that continues."""
+    """The prefill stage of a request. ``command``: the coordinator's; it also names the instance that continues."""
 
     def __init__(
         self,

@@ -31,9 +31,9 @@ SERVER_ERROR = "The server had an error while it processed the request."
 class RemoteResponseWriter:
     """Writes an answer to a result channel.
 
-    ``native``: results carry records; ``recent`` returns the outputs rendered since the last call. ``is_silent``:
-    discard everything. ``response_started``: the client has the beginning of this stream. ``used_tokens`` returns
-    the request's usage, for a coordinator that counts it; else None.
+    ``native``: results carry records; ``take_unrecorded`` returns the outputs rendered since the last call.
+    ``is_silent``: discard everything. ``response_started``: the client has the beginning of this stream.
+    ``used_tokens`` returns the request's usage, for a coordinator that counts it; else None.
     """
 
     body_complete = True

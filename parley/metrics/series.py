@@ -121,7 +121,7 @@ class BucketHistogram:
 
 
 class RecentValues(deque[float]):
-    """The last ``maxlen`` numbers."""
+    """The last numbers, as many as ``maxlen`` of ``deque``."""
 
     @property
     def recent_mean(self) -> float:

@@ -102,7 +102,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are drawn from the logits. As in every API, the values 1, 0 and empty mean "off".
 
     ``temperature`` 0 is greedy. ``top_k`` 0 keeps all tokens. With ``seed`` None the server draws a seed.
-    ``allowed_ids``: only these tokens may be drawn; empty: any. ``banned``: token sequences that never occur in the
+    ``allowed``: only these tokens may be drawn; empty: any. ``banned``: token sequences that never occur in the
     output. ``no_repeat_ngram``: length of token n-grams that may not occur twice; 0 is off. A rule that would leave no
     token at all is ignored. ``watermark``: mark the text so that ``parley watermark`` can detect it.
     Order of operations: grammar -> bias, watermark -> forbid (allowed, banned, n-grams, min_tokens) -> penalties ->

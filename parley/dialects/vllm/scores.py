@@ -63,7 +63,7 @@ def pair_texts(first_side: list[Text], second_side: list[Text], context: Request
 
 
 class _TextPairReply(UnstreamedReply):
-    """A request that compares texts. ``ones`` and ``others``: the texts of the two sides."""
+    """A request that compares ``first_texts``, or the only one of them, with ``second_texts``, pair by pair."""
 
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "documents"}
 

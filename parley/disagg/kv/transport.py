@@ -34,7 +34,7 @@ class OfferUnusable(Exception):
 
 
 class KVTransport(ABC):
-    """Carries the pages of one link. New transports are listed in ``peer``."""
+    """Carries the pages of one link. ``KVPeer`` lists the transports that two instances may choose from."""
 
     name: str
 

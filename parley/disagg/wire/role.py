@@ -44,8 +44,9 @@ class RoleAssignment(NamedTuple):
 class InstanceRole:
     """The current role of an instance, and its changes.
 
-    ``link`` tries to reach a peer and returns "ok" or the failure. ``busy``: whether requests are running. ``left`` is
-    called with the old role once no request runs any more, ``taken`` when the role or the share has changed.
+    ``link_peer`` tries to reach a peer and returns "ok" or the failure. ``is_busy``: whether requests are running.
+    ``on_role_end`` is called with the old role once no request runs any more, ``on_role_set`` when the role or the
+    share has changed.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ AUTO_FAMILY, NO_FAMILY = "auto", "none"  # option values other than a family's n
 class Markup:
     """How the answers of one model are marked: the pair around reasoning, and the forms of tool calls, best first.
 
-    None or empty if the model has none. The other fields have the meaning they have in ``families``.
+    None or empty if the model has none. The other fields are those of ``CallFamily`` and ``ReasoningFamily``.
     """
 
     reasoning_marks: tuple[str, str] | None = None
