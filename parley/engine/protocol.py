@@ -187,9 +187,8 @@ class Engine(ABC):
         """Enter the state "loading"; from now on, readiness can be awaited."""
         self.state = "loading"
         self._load_future = asyncio.get_running_loop().create_future()
-        self._load_future.add_done_callback(
-            lambda loaded: loaded.cancelled() or loaded.exception()
-        )  # it may be unawaited
+        # If no task awaits it, asyncio would log its exception as never retrieved.
+        self._load_future.add_done_callback(lambda loaded: loaded.cancelled() or loaded.exception())
 
     def _become_ready(self, info: ModelInfo) -> None:
         """Enter the state "ready": the model is loaded, for the first time or again."""

@@ -26,13 +26,14 @@ from parley.serving.prompt_stream import PromptStream
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import RequestProgress, ServedModel
 from parley.serving.stage import RequestStage
-from parley.text import StopAutomaton
+from parley.text import PreparedPrompt, StopAutomaton
 from parley.text.media_prompt import count_media_tokens
 from parley.types import (
     NO_TENANT,
     PING_NUMBER,
     ChoiceDone,
     EngineOutput,
+    EngineRequest,
     Event,
     FinishReason,
     ProcessedMedia,
@@ -154,24 +155,8 @@ class Generation:
             raise self._failure
         model.require_ready()  # the state may have changed while a long prompt was prepared
         check_adapter(model, request)
-        for number, (prepared, engine_request) in enumerate(prepared_prompts):
-            prompt_stream = PromptStream(
-                number,
-                request,
-                prepared,
-                engine_request,
-                self._stream_group,
-                model,
-                stops,
-                self._request_metrics,
-                self._deadline,
-                self._count_finished,
-            )
-            self._prompt_streams.append(prompt_stream)
-            self.usage.prompt_tokens += len(engine_request.token_ids)
-            for kind, count in count_media_tokens(engine_request.media).items():
-                self.usage.media_tokens[kind] = self.usage.media_tokens.get(kind, 0) + count
-            self._undelivered += prompt_stream.accepted_events(engine_request)
+        for prepared, engine_request in prepared_prompts:
+            self._open_prompt_stream(prepared, engine_request, stops)
         for item in media:
             if item.seconds:
                 self.usage.media_seconds[item.kind] = self.usage.media_seconds.get(item.kind, 0.0) + item.seconds
@@ -181,6 +166,28 @@ class Generation:
         if self._early_finish and not resumed:
             self.finish_early(self._early_finish)
         self._request_metrics.record_submit(request, self.usage, resumed=resumed)
+
+    def _open_prompt_stream(
+        self, prepared: PreparedPrompt, engine_request: EngineRequest, stops: StopAutomaton | None
+    ) -> None:
+        """Submit the engine request of the next prompt, and count its prompt."""
+        prompt_stream = PromptStream(
+            len(self._prompt_streams),
+            self._request,
+            prepared,
+            engine_request,
+            self._stream_group,
+            self._model,
+            stops,
+            self._request_metrics,
+            self._deadline,
+            self._count_finished,
+        )
+        self._prompt_streams.append(prompt_stream)
+        self.usage.prompt_tokens += len(engine_request.token_ids)
+        for kind, count in count_media_tokens(engine_request.media).items():
+            self.usage.media_tokens[kind] = self.usage.media_tokens.get(kind, 0) + count
+        self._undelivered += prompt_stream.accepted_events(engine_request)
 
     async def _load_media(self) -> Sequence[ProcessedMedia]:
         """Fetch and process the request's media, unless another instance has done so. Raises BadMedia."""
@@ -366,14 +373,11 @@ class Generation:
                 prompt_stream.count_prefix_hit(outputs)
             if self._stage is not None:
                 self._stage.on_outputs(number, outputs)
-            try:
-                events += prompt_stream.render_outputs(outputs)
-            except EngineError as error:
-                self._failure = error
-                raise
+            events += self._render_outputs(prompt_stream, outputs)
         return events
 
     def _render_outputs(self, prompt_stream: PromptStream, outputs: list[EngineOutput]) -> list[Event]:
+        """Render outputs of one prompt. An error that they report ends the whole request. Raises EngineError."""
         try:
             return prompt_stream.render_outputs(outputs)
         except EngineError as error:

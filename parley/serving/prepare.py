@@ -101,14 +101,9 @@ def _build_engine_request(
 ) -> EngineRequest:
     """Build the engine request of prompt ``number``."""
     pipeline, vocabulary = model.text_pipeline, model.model_info.vocab_size
-    sampling, stop_conditions, output_options, budget = (
-        request.sampling,
-        request.stop_conditions,
-        request.output_options,
-        request.thinking_budget,
-    )
+    sampling, stop_conditions, output_options = request.sampling, request.stop_conditions, request.output_options
     seed = sampling.seed if sampling.seed is not None else _derive_seed(f"{request.id} {number}")
-    ranking_logprobs = 0 if request.best_of is not None else None  # ranking needs the engine's log-probabilities
+    budget = request.thinking_budget
     return EngineRequest(
         id=f"{request.id}-{number}-{next(ATTEMPT_NUMBERS)}",
         token_ids=prepared.token_ids,
@@ -118,11 +113,7 @@ def _build_engine_request(
         n=request.choices_per_prompt,
         min_tokens=stop_conditions.min_tokens,
         stop_ids=sorted({*stop_conditions.ids, *(() if stop_conditions.ignore_eos else pipeline.tokenizer.eos_ids)}),
-        logprobs=0
-        if output_options.logprob_ids
-        else _alternatives_count(
-            ranking_logprobs if output_options.logprobs is None else output_options.logprobs, vocabulary
-        ),
+        logprobs=_output_alternatives(request, vocabulary),
         prompt_logprobs=_alternatives_count(output_options.prompt_logprobs, vocabulary),
         cache_salt=_tenant_salt(request.cache_salt, model.options.prefix_owner(tenant)),
         token_costs=output_options.token_costs,
@@ -150,6 +141,14 @@ def _tenant_salt(cache_salt: str, owner: str) -> str:
 def _derive_seed(seed_text: str) -> int:
     """Return a 63-bit seed that looks random but is the same on every instance that computes this request."""
     return int.from_bytes(blake2b(seed_text.encode(), digest_size=8).digest()) >> 1
+
+
+def _output_alternatives(request: Request, vocabulary: int) -> int:
+    """Return the number of alternatives to each output token, as the engine expects it."""
+    alternatives = request.output_options.logprobs
+    if request.output_options.logprob_ids or (alternatives is None and request.best_of is not None):
+        return 0  # chosen ids replace alternatives; the ranking of ``best_of`` needs the drawn tokens' alone
+    return _alternatives_count(alternatives, vocabulary)
 
 
 def _alternatives_count(alternatives: int | None, vocabulary: int) -> int:
