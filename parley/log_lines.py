@@ -60,7 +60,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def format_json_line(level: LogLevel, message: str) -> str:
-    """Return a line for what is said before logging is set up."""
+    """Return the line of a message that is printed before logging is set up."""
     number = logging.getLevelNamesMapping()[level.upper()]
     return JsonFormatter().format(logging.LogRecord("parley", number, "", 0, message, (), None))
 

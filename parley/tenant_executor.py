@@ -1,8 +1,8 @@
 """Threads that do the slow work of several tenants, by turns: one that floods them delays no other.
 
-A tenant has a line of its own. A free thread takes the next work of the tenant that has used the least time, and one
+Each tenant has a queue. A free thread takes the next work of the tenant that has used the least time, and one
 tenant gets all threads but one at most. So with two threads, the first work of a tenant starts at once, unless two
-others have work. Work without a tenant ("") may use all threads. Knows nothing of what the work does.
+others have work. Work without a tenant ("") may use all threads. Knows nothing of the work itself.
 """
 
 from __future__ import annotations

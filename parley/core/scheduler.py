@@ -41,10 +41,10 @@ sequences: they wait for a transfer to end. Choices of a request with a lease ha
 **Drafts.** A decode's row may carry draft tokens. They get pages only if no sequence is preempted for them, and a page
 that they fill is published when its tokens are certain: ``commit_drafts``.
 
-**States.** Some models keep a state of each sequence in its slot: what all of its computed tokens have left. It only
-advances. So a sequence continues after cached pages only from a snapshot of the state at their end, states after drafts
-have slots of their own (``core.pages.state_slots``), and a sequence that cannot have the whole state of the one that it
-forks from begins again.
+**States.** Some models sum up the computed tokens of a sequence in a state, in its slot. A state only advances. So a
+sequence continues after cached pages only from a snapshot of the state at their end, states after drafts have slots of
+their own (``core.pages.state_slots``), and a sequence that cannot have the whole state of the one that it forks from
+begins again.
 
 **Long rope.** Models with two sets of rotary factors (longrope) use the long ones for all tokens of a sequence of more
 than ``long_rope_after`` tokens. A sequence that grows beyond that loses its pages, because their keys have the short

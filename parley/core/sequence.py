@@ -274,8 +274,8 @@ class ModelRunner(Protocol):
     pooling_tasks: frozenset[PoolingTask]  # tasks that it computes instead of text
     proposer: DraftProposer | None  # a draft model
     media_encoder: MediaEncoder | None  # None: it reads text only
-    # Sequences whose states it can hold, for a model with layers that keep a state of a sequence in its slot: what its
-    # tokens so far have left. None: keys and values are all.
+    # Number of sequences whose states it can hold, for a model with layers that sum up a sequence's tokens in a state.
+    # None: the model has keys and values only.
     state_slots: int | None
     snapshot_slots: int  # further slots for states, numbered after those
     # None: steps are computed one after the other, each by ``run_step``. Not used for a model with ``state_slots``.

@@ -16,7 +16,7 @@ from parley.types import EncodedMedia, Media, MediaAddress, MediaKind, MediaPath
 MAX_URL_LENGTH = 4096  # characters of an http or https URL
 MAX_HEADER = 128  # characters of a data: URL before its data
 MAX_UUID = 256  # characters of a client's name for an item
-SCHEME_LENGTH = 8  # the scheme of a URL ends within so many characters
+SCHEME_LENGTH = 8  # characters; the scheme of a URL ends within them
 KIND_NOUNS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "audio"}
 
 

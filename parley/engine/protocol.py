@@ -41,7 +41,7 @@ class EngineFailed(Exception):
 class Engine(ABC):
     """Base class of all engines: keeps the open streams. Subclasses transport messages and compute.
 
-    The guarantees of an engine, each of which ``tests/engine/test_conformance.py`` tests by its name:
+    The guarantees of an engine. ``tests/engine/test_conformance.py`` tests each by its name:
 
     * load: ``start`` MUST return as soon as loading has begun. When ``wait_until_ready`` returns, ``info`` MUST be set
       and requests MUST be served. If loading fails, it MUST raise EngineFailed and ``state`` MUST be "failed".

@@ -1,4 +1,4 @@
-"""What a GGUF file's architecture is called in Hugging Face format: the config.json and the names of tensors.
+"""Translates a GGUF file's architecture to Hugging Face format: its config.json and the names of tensors.
 
 A row of ``ARCHITECTURES`` makes an architecture readable. llama.cpp rotates neighbouring dimensions of the heads of
 some architectures, so its converter reorders the rows of their queries and keys; ``interleaved`` says so.
@@ -15,7 +15,7 @@ from typing import Any
 
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 
-# Every file's names, and what they are called in config.json
+# The names of fields in every file, and their names in config.json
 CONFIG_FIELDS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -77,9 +77,9 @@ ReadFactors = Callable[[str], tuple[float, ...] | None]
 class Architecture:
     """``model_type`` and ``class_name``: as in config.json. ``layer_names``: tensors that differ from the usual.
 
-    ``interleaved``: the rows of queries and keys are in llama.cpp's order. ``norm_offset``: what its converter adds to
-    the weights of norms. ``fields``: what the config always says. ``mixture``: the row for files with experts, if they
-    are read.
+    ``interleaved``: the rows of queries and keys are in llama.cpp's order. ``norm_offset``: the number that its
+    converter adds to the weights of norms. ``fields``: constant members of the config. ``mixture``: the row for files
+    with experts, if they are read.
     """
 
     model_type: str

@@ -33,8 +33,9 @@ DEEPSEEK_3 = (
 
 
 class PreTokenizer(NamedTuple):
-    """``patterns``: what splits a text. ``nfc``: texts are normalised to NFC first. ``whole_words``: a word of the
-    vocabulary is one token, whatever the merges say. ``begins``: texts begin with BOS unless the file says otherwise.
+    """``patterns``: expressions that split a text. ``nfc``: texts are normalised to NFC first. ``whole_words``: a word
+    of the vocabulary is one token, even if the merges divide it. ``begins``: texts begin with BOS unless the file says
+    otherwise.
     """
 
     patterns: tuple[str, ...]

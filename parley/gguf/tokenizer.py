@@ -202,7 +202,7 @@ def _added_tokens(vocabulary: _Vocabulary, *, takes_blanks: bool) -> list[dict[s
 
 
 def _post_processor(vocabulary: _Vocabulary, *, begins: bool) -> dict[str, Any] | None:
-    """Return what adds BOS and EOS to a text. ``begins``: there is a BOS if the file does not say."""
+    """Return the post-processor that adds BOS and EOS to a text. ``begins``: add BOS if the file does not say."""
     adds_bos, adds_eos = vocabulary.field("add_bos_token"), vocabulary.field("add_eos_token")
     bos = vocabulary.special_id("bos_token_id") if (begins if adds_bos is None else adds_bos) else None
     eos = vocabulary.special_id("eos_token_id") if adds_eos else None

@@ -13,10 +13,10 @@ from parley.native.packed import PackedWeight
 
 @dataclass(frozen=True)
 class StateWeights:
-    """The weights of a layer with a state, besides its linear layers; all in float32, whatever the model's dtype.
+    """The weights of a layer with a state, besides its linear layers; all in float32, for a model of any dtype.
 
     ``convolution`` [kernel, channels], the current token's last, and its bias [channels]. ``decay`` [heads]: the
-    negative rate at which a state decays, and ``step_bias`` [heads], added to its step. ``norm``: of each head's
+    negative rate of a state's decay, and ``step_bias`` [heads], added to its step. ``norm``: of each head's
     output, with the weights of all heads. ``skip`` [heads]: the share of values in Mamba's outputs.
 
     In Mamba 1, each channel is a head, and ``decay`` is [state_dim, inner]; ``parameter_norms`` are those of its
@@ -46,7 +46,7 @@ class DecoderLayer:
     ``key_up`` [rank, plain_dim] turns a query into one that is multiplied by latents, and ``value_up``
     [value_dim, rank] a sum of latents into a value. Both hold a weight of each head, one after another.
 
-    In a layer with a ``state``, ``qkv`` gives what the kernel of its kind reads, and ``state_gates`` its numbers per
+    In a layer with a ``state``, ``qkv`` gives the inputs of the kernel of its kind, and ``state_gates`` its numbers per
     head, if it has any. In Mamba 1, ``state_parameters`` reads the convolved channels, and ``state_step`` makes the
     channels' steps. If it has attention as well, the state has ``state_input`` and ``state_output`` of its own.
     Weights of parts that ``LayerShape`` says the layer does not have are None.

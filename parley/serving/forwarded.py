@@ -1,4 +1,4 @@
-"""Reads the headers in which a proxy names its client, and the path below which it shows the server.
+"""Reads a proxy's headers, which name its client and the path prefix under which it shows the server.
 
 Only proxies that the operator trusts are believed, because any client can send these headers.
 """

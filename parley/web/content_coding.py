@@ -7,7 +7,7 @@ import zlib
 from parley.errors import Malformed, TooLarge, UnknownCoding
 
 MAX_RATIO = 100  # bytes per compressed byte; texts and arrays of tokens reach 20
-FREE_SIZE = 1 << 20  # bodies of up to so many bytes may have any ratio
+FREE_SIZE = 1 << 20  # bytes; bodies up to this size may have any ratio
 
 
 def decompress_body(body: bytes, coding: bytes, limit: int) -> bytes:

@@ -16,7 +16,7 @@ from starlette.types import Receive
 from parley.errors import Overloaded, TimedOut, TooLarge
 from parley.web.offload import trim_memory
 
-RATE_WINDOW = 10.0  # seconds; the window in which the rate of a body is measured
+RATE_WINDOW = 10.0  # seconds; the window for measuring the rate of a body
 SLOW_SECONDS = 5.0  # a body that takes longer makes room for others if memory runs out
 TRIM_SIZE = 1 << 20  # bytes; after larger bodies, freed memory is returned to the system
 TRIM_DELAY = 1.0  # seconds until then, because the values of the body are freed a little later

@@ -18,7 +18,8 @@ TIMEOUT = 120  # seconds
 
 
 class ModelCheck(msgspec.Struct):
-    """``refusal``: the sentence with which the engine would refuse; ``doubt``: a clause about what only loading shows.
+    """``refusal``: the sentence with which the engine would refuse; ``doubt``: a clause about a fact
+    that only loading shows.
 
     Both are empty if the model loads.
     """

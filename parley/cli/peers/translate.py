@@ -63,7 +63,7 @@ class Translation:
         return self._command(self.results, [])
 
     def engine_command(self) -> list[str] | None:
-        """Return the command with the other server's engine behind parley; None if it would have no more flags."""
+        """Return the command that runs the other server's engine under parley; None if no further flag would apply."""
         if not any(_goes_to_engine(result) and result.state == "missing" for result in self.results):
             return None
         passed = [word for result in self.results if _goes_to_engine(result) for word in result.written]

@@ -2,7 +2,7 @@
 
 A sequence runs only while it holds the embeddings of all items that it will compute. Items whose tokens all lie in
 cached pages need none. The scheduler asks whenever a sequence is about to get a chunk (``claim_embeddings``), because
-pages may have gone since the last time. A sequence that lacks an item waits here, and those behind it continue; it
+pages may have gone since the last time. A sequence that lacks an item waits here, and later ones continue; it
 returns to its position in the scheduler's queue when it has all items. It keeps what it holds until it has computed
 past an item (``release_computed``), also while it waits for a slot or after a preemption.
 

@@ -83,7 +83,7 @@ class IntegerFormat:
     indexed: bool = False
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
-        """Return the names of weight, scales, and what there is of zero points and the groups of inputs."""
+        """Return the names of the weight and its scales, and of zero points and groups of inputs if it has them."""
         names = ["weight_packed" if self.packed else "weight", "weight_scale"]
         names += ["weight_zero_point"] * (not self.symmetric) + ["weight_g_idx"] * self.indexed
         unused = ["weight_shape", "input_scale", "input_zero_point"]

@@ -72,9 +72,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 class TensorEntry:
     """The location of a tensor: bytes ``start`` to ``end`` of file number ``file``.
 
-    ``blocks``: it has blocks of this type, and ``dtype`` is uint8. ``heads``: the rows of each of so many heads
-    alternate between the first and the second half of the head, as in llama.cpp; 0 if they do not. ``offset``: what was
-    added to all numbers.
+    ``blocks``: it has blocks of this type, and ``dtype`` is uint8. ``heads``: the number of heads
+    whose rows alternate between the first and the second half of the head, as in llama.cpp; 0 if they do not.
+    ``offset``: the number that was added to all numbers.
     """
 
     file: int

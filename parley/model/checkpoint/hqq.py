@@ -3,7 +3,7 @@
 ``W_q`` has the integers of groups [groups, group] of adjacent inputs, output by output: uint8 with 8 / bits numbers in
 a byte, the first groups in the high bits and the last ones in the low bits; 3 bits are ten numbers in an int32,
 likewise. ``scale`` and ``zero`` [groups, 1] are float16 or bfloat16; a number is (integer - zero) * scale. Memory has
-4 bits for each number of fewer. Small tensors beside them have ``nbits``, ``group_size``, ``axis`` and more. Layers
+4 bits for each number of fewer. Small tensors next to them have ``nbits``, ``group_size``, ``axis`` and more. Layers
 without ``W_q`` are plain.
 """
 

@@ -10,7 +10,7 @@ numbers plainly; ``block_size`` says how many outputs and inputs share a scale.
 * Int4Tensor: ``qdata`` [out, in / 2] has two signed integers in a byte, the first in the low bits; ``scale`` and
   ``zero_point`` [groups, out]; a number is integer * scale + zero point.
 
-Activations are not quantised, whatever the class says of them. The other classes are layouts of GPU kernels.
+Activations are not quantised, even if the class quantises them. The other classes are layouts of GPU kernels.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ STEP_UNKNOWN = "only loading shows how much memory of the GPU the largest step t
 def check_model(settings: Settings) -> str:
     """Check the model that the settings name, its draft model and adapters. Raises LoadError.
 
-    Returns a clause about what only loading shows, or an empty string.
+    Returns a clause that names the doubt that only loading can resolve, or an empty string.
     """
     folder = Path(settings.model)
     config = read_config(folder)

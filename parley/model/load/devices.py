@@ -78,7 +78,7 @@ def _prepare_gpu(device: torch.device) -> torch.device:
     """Make products of matrices independent of the batch, before cuBLAS starts. Returns the device.
 
     It becomes the current device of this thread, which loads the model and computes its steps: Triton starts kernels
-    there, whatever device their tensors are on.
+    there, even if their tensors are on another device.
     """
     for name, value in CUBLAS_SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -53,7 +53,7 @@ def keep_encoders(checkpoint: Checkpoint) -> None:
 
 
 def _find_body_prefix(checkpoint: Checkpoint) -> str | None:
-    """Return what the names of the language model's layers and embedding begin with."""
+    """Return the prefix of the names of the language model's layers and embedding; None if it is not clear."""
     embeddings = [name for name in checkpoint.tensor_names if name.endswith(EMBEDDING_SUFFIX)]
     return embeddings[0].removesuffix(EMBEDDING_SUFFIX) if len(embeddings) == 1 else None
 

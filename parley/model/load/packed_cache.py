@@ -3,7 +3,7 @@
 The file name is a hash of everything the weights depend on: checkpoint content, config, kernels and settings. A file is
 trusted only if this user wrote it, because kernels trust the sizes that it states. So the name also depends on a secret
 in the user's cache folder, and a model cannot be distributed with a forged file. A faulty file only costs the start
-some time. This module must not know what a layer is for.
+some time. This module must not know the purpose of a layer.
 """
 
 from __future__ import annotations

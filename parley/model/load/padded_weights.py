@@ -1,7 +1,8 @@
 """Weights that the code of a Transformers model multiplies itself, such as those of experts and their routers.
 
 torch chooses the kernel of a product by its number of rows, and kernels add in different orders. So the bits of a row
-depend on the number of rows beside it. They do not if rows are padded to a multiple of 16, as in ``torch_attention``.
+depend on the number of rows in its product. They do not if rows are padded to a multiple of 16, as in
+``torch_attention``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Lets torchvision run beside a build of torch that it was not compiled for.
+"""Lets torchvision run with a build of torch that it was not compiled for.
 
-The published wheel of torchvision is compiled against a torch with CUDA. Beside a CPU build of torch its library of
+The published wheel of torchvision is compiled against a torch with CUDA. With a CPU build of torch, its library of
 operators cannot be loaded, and then Python's part of torchvision cannot be imported either, and most of Transformers
 neither, because both name these operators. Nothing here uses them: the transforms are plain torch. So if the library
 cannot be loaded, the operators are declared without an implementation.

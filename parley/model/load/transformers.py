@@ -147,7 +147,7 @@ class TransformersNetwork:
         return result
 
     def _body_inputs(self, batch: PackedBatch) -> dict[str, Any]:
-        """Return what the body reads of a batch, by the names of its arguments."""
+        """Return the arguments of the body for a batch, by name."""
         axes = batch.rope_positions  # [3, T], and [3, 1, T] for Transformers
         inputs: dict[str, Any] = {"position_ids": batch.positions[None] if axes is None else axes[:, None]}
         media = batch.media
@@ -183,7 +183,7 @@ class TransformersNetwork:
 
     @torch.inference_mode()
     def _probe_layers(self) -> int:
-        """Run one token to see which layers attend and what they cache. Return the vocabulary size."""
+        """Run one token to find the layers that attend, and the shapes that they cache. Return the vocabulary size."""
 
         def record_layer(
             layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **_: Any

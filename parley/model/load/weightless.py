@@ -1,6 +1,6 @@
 """Builds a Transformers model without its weights, on torch's meta device: only names, shapes and layers.
 
-That shows nearly everything for which ``load/transformers.py`` refuses a model. What it does not show are numbers.
+That shows nearly every reason why ``load/transformers.py`` may refuse a model, but no wrong numbers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The head of a classifier: from a text's hidden states to one logit for each class, and to scores.
 
-Knows no checkpoints: ``load/text_encoders/classifier.py`` reads the weights and decides what scores are.
+Knows no checkpoints: ``load/text_encoders/classifier.py`` reads the weights and chooses the function that makes scores.
 """
 
 from __future__ import annotations

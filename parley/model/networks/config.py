@@ -1,7 +1,7 @@
 """The config of a fused decoder, read from config.json without importing Transformers (which takes seconds).
 
 A config that asks for anything unknown here is declared unfusable, never guessed at: such a model runs through
-Transformers. ``families/`` says what each model type knows.
+Transformers. ``families/`` lists the config fields of each model type.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ OLD_LAYER_TYPES = {"attention": FULL, "mamba": "linear_attention"}
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes of a decoder, and what it and each of its ``layers`` compute.
+    """The sizes of a decoder, and its computation, with that of each of its ``layers``.
 
     ``biases``: the groups of linear layers with a bias, of qkv, output, gate_up, down, head, state (the linear layers
     of layers with a state) and convolution. All norms have ``eps``;
@@ -74,7 +74,7 @@ class DecoderConfig:
     ``has_headwise_qk_norm``: the norms of queries and keys have weights of their own for each head.
     ``has_transposed_linears``: the weights of layers are stored [in, out]. ``position_offset``: of the embedding of
     position 0. ``query_scaling``: of layers with scaled queries.
-    ``latent``: of models with multi-head latent attention, in which each head has a key and a value of its own.
+    ``latent``: of models with multi-head latent attention, where each head has its own key and value.
     ``state_tensors``: the names in layers that keep a state.
     """
 
@@ -301,7 +301,7 @@ def _read_layers(
     head_dim: int,
     scaling: QueryScaling | None,
 ) -> tuple[LayerShape, ...]:
-    """Return what each layer computes. ``ropes``: the number of each layer's rotary embedding."""
+    """Return the computation of each layer. ``ropes``: the number of each layer's rotary embedding."""
     activation = family.activation or ACTIVATION_NAMES.get(fields["hidden_act"])
     if activation is None:
         raise Unfusable(f"its activation is {fields['hidden_act']}")

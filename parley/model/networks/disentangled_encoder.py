@@ -56,7 +56,7 @@ class DisentangledEncoder:
     """An encoder of DeBERTa's second or third version.
 
     ``distance_rows``, int64 [2 * max_length - 1]: the row of each distance (query's position - key's), the farthest
-    key behind the query first. ``position_embeddings`` [max_length, hidden] include that of the first token type;
+    key after the query first. ``position_embeddings`` [max_length, hidden] include that of the first token type;
     ``second_type`` [hidden] is added for a pair's second text.
     """
 

@@ -44,7 +44,7 @@ class EncoderConfig:
 
 
 class EncoderSizes(Protocol):
-    """What is known of the sizes of every encoder."""
+    """The sizes that every encoder has."""
 
     @property
     def vocab(self) -> int:

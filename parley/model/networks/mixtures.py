@@ -104,7 +104,7 @@ def ernie_layers(fields: Mapping[str, Any], layer: int) -> bool:
 class MixtureFamily:
     """How the mixtures of one model type differ from Mixtral's.
 
-    ``layouts``: the names of tensors in the forms in which checkpoints are published. ``normalized``: whether the
+    ``layouts``: the names of tensors, in each published form of its checkpoints. ``normalized``: whether the
     weights of a row's experts are divided by their sum, or None if ``norm_topk_prob`` says so. ``is_sigmoid``: scores
     are sigmoids. ``group_best`` and ``weighs_inputs``: of ``Routing``. ``shared``: of ``Routing``, for models with
     shared experts. ``jitter``: the field of half the margin of a sparse mixer.

@@ -20,8 +20,9 @@ class RopeConfig:
     ``kind``: default, linear (all frequencies divided by ``factor``), llama3 (only the slow ones, see
     ``inverse_frequencies``), yarn (likewise, by ``ramp``), or longrope (each divided by a factor of its own: by
     ``long_factors`` in sequences of more than ``original_length`` tokens, by ``short_factors`` in others). ``ramp``:
-    the pairs of dimensions up to which no frequency, and from which all are divided by ``factor``. Cosines and sines
-    are multiplied by ``scale``.
+    the last pair of dimensions whose frequency is kept, and the first whose frequency is divided by ``factor``.
+    Between them the divisor grows. Cosines and sines are multiplied by ``scale``.
+
     ``mrope_section``: how many frequencies belong to time, height and width (M-RoPE), in blocks or interleaved; empty:
     positions have one axis. ``is_interleaved``: dimension 2 i turns with 2 i + 1, else i with i + ``rotary`` / 2.
     """
@@ -85,7 +86,7 @@ class RopeConfig:
 
 
 def rope_parameters(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return what the config says about the rotary embedding. Raises Unfusable.
+    """Return the config's parameters of the rotary embedding. Raises Unfusable.
 
     Of both names, Transformers follows ``rope_scaling``, the older one.
     """
@@ -168,7 +169,7 @@ def yarn_scale(factor: float, weight: float) -> float:
 
 
 def latent_score_factor(parameters: dict[str, Any]) -> float:
-    """Return what DeepSeek's latent attention multiplies scores by if the rotary embedding is scaled: the square of
+    """Return the factor of scores in DeepSeek's latent attention if the rotary embedding is scaled: the square of
     YaRN's scale for mscale_all_dim. Raises Unfusable."""
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     weight = parameters.get("mscale_all_dim") or 0

@@ -1,9 +1,9 @@
 """Fused encoders with rotary positions and gated feed-forward layers: ModernBERT, NomicBERT and GTE.
 
-ModernBERT (arXiv 2412.13663, section 2.1) normalizes what a sublayer reads and has layers that attend nearby; NomicBERT
-(arXiv 2402.01613, section 3) and GTE (arXiv 2407.19669, section 2) normalize the sum after a sublayer, as BERT does.
-Texts are packed without padding, as in ``encoder.py``, whose layers of weights it shares. This module must not know
-files or configs.
+ModernBERT (arXiv 2412.13663, section 2.1) normalizes the input of a sublayer and has layers that attend nearby;
+NomicBERT (arXiv 2402.01613, section 3) and GTE (arXiv 2407.19669, section 2) normalize the sum after a sublayer, as
+BERT does. Texts are packed without padding, as in ``encoder.py``, whose layers of weights it shares. This module must
+not know files or configs.
 """
 
 from __future__ import annotations

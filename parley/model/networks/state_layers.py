@@ -24,9 +24,9 @@ class StateNames:
     """The names of the tensors of a layer with a state; those that are None or empty do not exist.
 
     ``input`` lists the linear layers to be merged that read the layer's input, ``gates`` those of the numbers per head.
-    ``decay`` holds the logarithm of the rate at which a state decays. ``skip`` is that of ``StateWeights``.
+    ``decay`` holds the logarithm of a state's rate of decay. ``skip`` is that of ``StateWeights``.
     ``parameters`` and ``step`` are Mamba 1's linear layers between the convolution and the scan, ``parameter_norms``
-    the norms of what the former gives, if they have weights.
+    the norms of the outputs of ``parameters``, if they have weights.
     """
 
     input: tuple[str, ...]

@@ -81,9 +81,9 @@ def mask_tokens(row: torch.Tensor, tokens: torch.Tensor) -> None:
 def typical_tokens(x: torch.Tensor, options: ExtraOptions) -> torch.Tensor:
     """Return which tokens stay (bool [V]), given logits divided by the temperature (float32 [V]).
 
-    In this order: min_p relative to the most likely token, top_k, top_p of what is left, and typical_p (Meister et
-    al. 2022) of what is left: the tokens whose surprise is nearest to the entropy. Tokens of equal rank stay or go
-    together.
+    In this order: min_p relative to the most likely token, top_k, top_p of the remaining tokens, and typical_p (Meister
+    et al. 2022) of those that then remain: the tokens whose surprise is nearest to the entropy. Tokens of equal rank
+    stay or go together.
     """
     x = x - x.amax()
     weights = x.exp()

@@ -1,4 +1,4 @@
-"""Layers that keep a state, in torch operators. Their docstrings define what the compiled kernels compute.
+"""Layers that keep a state, in torch operators. Their docstrings define the compiled kernels.
 
 Tokens of a sequence are computed one after another, so the bits of a row depend neither on other rows nor on how a
 sequence is cut into steps. ``spans`` int64 [S, 5]: for each span of a sequence, its first row, its count of rows, the

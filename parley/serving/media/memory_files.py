@@ -17,8 +17,8 @@ FINAL = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 class MemoryBudget:
-    """Counts all memory files and their bytes. ``limit``, ``file_limit``: above so many bytes and files, new jobs are
-    refused."""
+    """Counts all memory files and their bytes. New jobs are refused above ``limit`` bytes or
+    ``file_limit`` files."""
 
     def __init__(self, limit: int, file_limit: int | None = None):
         self.limit, self.used = limit, 0

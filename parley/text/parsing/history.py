@@ -96,7 +96,7 @@ def format_history(messages: Sequence[Message], source: str) -> list[TemplateTur
 def later_system_as_user(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with each system message after the first turn as text of the user, in its place.
 
-    It joins the user's turns beside it, because some templates want turns to alternate.
+    It joins the user's turns next to it, because some templates require that turns alternate.
     """
     turns: list[Message] = []
     joins = False  # the last turn was a system message

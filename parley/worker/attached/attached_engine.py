@@ -1,6 +1,6 @@
-"""A vLLM server that somebody else runs, as the engine of a model.
+"""A vLLM server that runs already, as the engine of a model.
 
-The engine lives in the API process: there is nothing to compute here. The server is asked what it is when it first
+The engine lives in the API process: there is nothing to compute here. The server is asked for its facts when it first
 answers and whenever it comes back; until then the model is not ready. While it serves, it is asked every
 ``POLL_SECONDS`` whether it is healthy and serves the same model, and for its metrics. A server that does not answer for
 the time of ``--engine-timeout`` is away.
@@ -143,7 +143,7 @@ class AttachedEngine(MessagePageTransfer):
         self._become_ready(describe_model(facts, self.settings))
 
     def _detach(self, reason: str) -> None:
-        """Fail all requests because the server is away, or not what it was. The log says it once."""
+        """Fail all requests because the server is away, or has changed. The log says it once."""
         is_news, self._away_reason = self._away_reason != reason, reason
         self.progress = LoadProgress("waiting for the server that computes", 0.0)
         if self.state != "ready":
@@ -169,7 +169,7 @@ class AttachedEngine(MessagePageTransfer):
                 self._client.reject(choice_id, f"The engine's server broke off: {reason}.")
 
     async def _check_server(self) -> None:
-        """Check that the server is healthy and serves what it did, and take its metrics.
+        """Check that the server is healthy and serves the same model, and take its metrics.
 
         Raises ServerAway, AttachRefused.
         """

@@ -1,4 +1,4 @@
-"""Calls of an attached server whose answers are short: what it serves, whether it is healthy, its metrics."""
+"""Calls of an attached server whose answers are short: its models, its health, its metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parley.web.http_client import (
 
 
 class ServerAway(Exception):
-    """The server does not answer, or says that it is not ready. The message is a clause: what was seen."""
+    """The server does not answer, or says that it is not ready. The message is a clause with the reason."""
 
 
 class ServerCalls:

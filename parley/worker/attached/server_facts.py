@@ -1,4 +1,4 @@
-"""What parley asks a vLLM server before it serves: version, model, limits, and what the server's options exclude.
+"""The questions to a vLLM server before it is used: version, model, limits, and features that its options exclude.
 
 Nothing is assumed that a question can show. A request with more log-probabilities than any server lists is refused in a
 sentence with the limit; one token each shows whether grammars and the like are accepted.
@@ -178,7 +178,7 @@ def choose_card(cards: list[ModelCard], settings: AttachedSettings, name: str) -
 
 
 def describe_model(facts: ServerFacts, settings: AttachedSettings) -> ModelInfo:
-    """Return what the API process needs to know about the model. What only the server knows is 0."""
+    """Describe the model to the API process. Sizes that only the server knows are 0."""
     config = read_json_object(Path(settings.model) / "config.json")
     architectures = config.get("architectures")
     return ModelInfo(
@@ -228,7 +228,7 @@ def attached_bounds(max_logprobs: int, vocab_size: int, end_tokens: int) -> dict
 
 
 async def ask_metrics(calls: ServerCalls) -> ServerMetrics:
-    """Return what the server's metrics say; nothing if it has none. Raises ServerAway."""
+    """Return the server's metrics; zeros if it has none. Raises ServerAway."""
     answer = await calls.get("/metrics")
     return read_metrics(answer.body if answer.status == 200 else b"")
 

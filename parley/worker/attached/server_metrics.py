@@ -1,4 +1,4 @@
-"""Reads what a vLLM server's ``/metrics`` says of its KV cache and queue, in Prometheus' text format."""
+"""Reads the state of a vLLM server's KV cache and queue from its ``/metrics``, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServerMetrics(NamedTuple):
 
 
 def read_metrics(page: bytes) -> ServerMetrics:
-    """Return the metrics in a page. What the page does not have is 0."""
+    """Return the metrics in a page. Those that the page lacks are 0."""
     values: dict[str, list[float]] = {}
     sizes: list[tuple[int, int]] = []
     for name, labels, value in SAMPLE.findall(page.decode("utf-8", "replace")):

@@ -1,4 +1,4 @@
-"""Totals over the answers of an attached server, with what its metrics say of its KV cache and queue."""
+"""Totals over the answers of an attached server, with the state of its KV cache and queue from its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM can do of what requests may ask for: features, and bounds where it accepts less than the APIs allow.
+"""The features of requests that vLLM has, and bounds where it accepts less than the APIs allow.
 
 The bounds are those of vLLM 0.32. It has two samplers, with different limits; these are the stricter ones.
 """

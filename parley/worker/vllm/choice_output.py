@@ -104,7 +104,7 @@ def finish_number(word: str | None) -> int | None:
 
 
 def note_start(output: ChoiceOutput, request: EngineRequest, sent_at: float, cached_tokens: int = 0) -> None:
-    """Add to the first output of a choice what vLLM's engine core says there."""
+    """Add to the first output of a choice the facts that vLLM's engine core reports there."""
     output.prefill_stats = PrefillStats(len(request.token_ids) - cached_tokens, cached_tokens)
     output.events = (ChoiceEvent(SCHEDULED, sent_at),)
 

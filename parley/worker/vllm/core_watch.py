@@ -1,7 +1,7 @@
 """Notices that vLLM's processes hang while the host lives: an engine core that is stopped sends no steps.
 
-The API process sees the host alone, which goes on sending heartbeats. So the host watches the processes below it in the
-same way (``engine/watchdog.py``): by vLLM's steps, and by the processor time of all these processes. A worker may
+The API process sees the host alone, which continues to send heartbeats. So the host watches the processes below it in
+the same way (``engine/watchdog.py``): by vLLM's steps, and by the processor time of all these processes. A worker may
 compile for many seconds, with compilers below it, while everything else waits for it. A process that waits for another
 one uses processor time for a second. So while one of them is stopped, processor time shows nothing.
 """

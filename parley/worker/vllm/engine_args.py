@@ -49,7 +49,7 @@ def lora_rank(settings: VLLMSettings) -> int:
 
 
 def _adapter_rank(folder: str) -> int:
-    """Return the rank of an adapter, 0 if its file cannot be read; vLLM then says what is wrong with it."""
+    """Return the rank of an adapter, 0 if its file cannot be read; vLLM then reports the reason."""
     try:
         rank = json.loads((Path(folder) / "adapter_config.json").read_text("utf-8")).get("r", 0)
     except (OSError, ValueError, AttributeError):

@@ -13,7 +13,7 @@ EXTRA_NAME = "parley"  # in vLLM's ``SamplingParams.extra_args``
 
 
 def extra_sampling_fields(request: EngineRequest, forced: list[int]) -> dict[str, Any]:
-    """Return the members of ``SamplingParams`` with which a request carries its options; {} if it has none.
+    """Return the members of ``SamplingParams`` that carry the options of a request; {} if it has none.
 
     ``forced``: the tokens that the choice must draw first.
     """

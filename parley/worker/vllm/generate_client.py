@@ -23,7 +23,7 @@ from parley.worker.vllm.vllm_client import VLLMClient, engine_prompt, pooling_pa
 
 
 class GenerateClient(VLLMClient):
-    """A running vLLM of which only the public interface is used."""
+    """A running vLLM, used through its public interface only."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -57,7 +57,7 @@ class GenerateClient(VLLMClient):
                 task.cancel()
 
     def describe_model(self, settings: VLLMSettings, version: str) -> ModelInfo:
-        """Return what the API process needs to know about the model."""
+        """Describe the model to the API process."""
         info = super().describe_model(settings, version)
         return msgspec.structs.replace(info, features=info.features - {"banned_tokens"})
 

@@ -109,7 +109,7 @@ class Loading:
         self._lock = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
-        """Send a message; end all processes if nobody receives it."""
+        """Send a message; end all processes if the API process is gone."""
         try:
             with self._lock:
                 self._sock.sendall(wire.encode_frame(message))

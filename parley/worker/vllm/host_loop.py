@@ -220,7 +220,7 @@ class HostLoop:
         self._emit_outputs([])
 
     def _cost_of(self, sequence: Sequence, step_ended_at: float, rows: int) -> TokenCost:
-        """Return what a step took of the time since the last token of a choice, and since it was queued at first."""
+        """Return the cost of a step's token: the seconds since the choice's last one, divided into both parts."""
         seconds = max(0.0, step_ended_at - (sequence.last_token_at or sequence.queued_at))
         compute_seconds = min(seconds, self._counters.seconds_since_step(step_ended_at))
         return TokenCost(rows, seconds - compute_seconds, compute_seconds)

@@ -40,7 +40,7 @@ def load_token_bytes(folder: str) -> Callable[[int], bytes]:
 
 
 class _OutputReader:
-    """The edits of a choice in the older runner, and the list to which vLLM appends its output."""
+    """The edits of a choice in the older runner, and the list that vLLM appends its output to."""
 
     def __init__(self, edits: RowEdits, output: list[int]):
         self.edits = edits
@@ -88,7 +88,7 @@ class RowCutter(_RowProcessor):
     """Cuts logits that have been divided by the temperature."""
 
     def is_argmax_invariant(self) -> bool:
-        """Return True, so that vLLM calls it behind the temperature; greedy rows have no typical_p."""
+        """Return True, so that vLLM calls it after the temperature; greedy rows have no typical_p."""
         return True
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:

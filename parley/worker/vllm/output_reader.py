@@ -19,13 +19,13 @@ FINISH_REASONS: dict[int, EngineFinishReason] = {0: "stop", 1: "length", 2: "err
 ABORTED = "vLLM ended the request."
 NO_TOKEN_FITS = "vLLM ended the request: no token fits its grammar together with its other options."
 NORMALIZED_TOLERANCE = 1e-2  # of the length of a normalized vector, which may have been computed in bfloat16
-LOWEST_LOGPROB = -9999.0  # stands for the log-probability of what a grammar forbids; JSON has no infinity
+LOWEST_LOGPROB = -9999.0  # in place of -infinity, which JSON lacks, for tokens that a grammar forbids
 
 
 def read_output(sequence: Sequence, raw: Any, *, end_ids: Collection[int], cost: TokenCost) -> EngineOutput | None:
     """Return a choice's output of one step, None if it has no news. ``end_ids``: the model's end tokens.
 
-    ``cost``: what the step's tokens took together. Updates the sequence's counters. Raises what a broken output raises.
+    ``cost``: the time of all tokens of the step. Updates the sequence's counters. A malformed output raises any error.
     """
     request = sequence.request
     is_first = sequence.last_token_at == 0.0
@@ -110,7 +110,7 @@ def read_vector(tensor: Any, dimensions: int | None) -> bytes:
 
 
 def record_progress(sequence: Sequence, raw: Any) -> None:
-    """Record in the sequence what vLLM tells about the prompt, its start and its preemptions.
+    """Record in the sequence vLLM's report about the prompt, its start and its preemptions.
 
     The times are those of time.monotonic, which all processes of a machine share.
     """

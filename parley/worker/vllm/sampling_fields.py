@@ -1,4 +1,4 @@
-"""Translates a request for the engine into what vLLM wants to know of one of its choices.
+"""Translates a request for the engine into vLLM's parameters for one of its choices.
 
 The values are plain data. Requests that vLLM cannot follow have been refused in the API process (``capabilities.py``).
 """

@@ -50,13 +50,13 @@ class StepTotals:
         self._stats.preemptions += number
 
     def reset_step(self) -> None:
-        """Reset the numbers of the last step: what is sent next does not belong to it."""
+        """Reset the numbers of the last step: later messages do not belong to it."""
         stats = self._stats
         stats.step_rows = stats.step_prompt_tokens = stats.step_tokens = 0
         stats.step_seconds = 0.0
 
     def collect_stats(self, *, computing: int, waiting: int) -> EngineStats:
-        """Return the statistics. ``computing``: choices in vLLM, some of which may wait there; ``waiting``: others."""
+        """Return the statistics. ``computing``: choices in vLLM, where some may wait; ``waiting``: others."""
         stats = self._stats
         cores = self._current_cores(computing)
         waiting_in_vllm = min(computing, sum(core.num_waiting_reqs for core in cores))
@@ -67,7 +67,7 @@ class StepTotals:
         return msgspec.structs.replace(stats)
 
     def _current_cores(self, computing: int) -> Collection[Any]:
-        """Return the statistics that still hold: vLLM does not report the end of what is cancelled."""
+        """Return the statistics that still hold: vLLM does not report the end of cancelled choices."""
         return self._cores.values() if computing else ()
 
     def record_scheduler(self, core: int, scheduler: Any) -> None:

@@ -100,7 +100,7 @@ class VLLMClient:
         self._tasks = tasks
         self._on_rejection = on_rejection
         self._adapters: dict[str, LoRARequest] = {}
-        self._adapter_digests: dict[str, str] = {}  # of the files from which an adapter was loaded, by name
+        self._adapter_digests: dict[str, str] = {}  # by name, of the files of the loaded adapter
         self._adapter_numbers = count(1)  # vLLM takes adapters with one number for the same
         self._rejection_numbers = count()
         self._preparing: set[str] = set()
@@ -233,7 +233,7 @@ class VLLMClient:
         return core_request
 
     def describe_model(self, settings: VLLMSettings, version: str) -> ModelInfo:
-        """Return what the API process needs to know about the model."""
+        """Describe the model to the API process."""
         config = self._llm.vllm_config
         model, cache = config.model_config, config.cache_config
         generates = "generate" in self._tasks

@@ -193,7 +193,7 @@ def input_with_items(
     """Return the body with items as its ``input``, and these items: a text is a message of the user, and a reference
     is the stored item.
 
-    ``may_be_missing``: there are earlier items. Raises BadRequest, and what ``find_item`` raises for an id.
+    ``may_be_missing``: there are earlier items. Raises BadRequest, and the errors of ``find_item``.
     """
     value = body.raw_value("input")
     if value is None and not may_be_missing:

@@ -179,7 +179,8 @@ def read_metadata(body: Fields) -> dict[str, str]:
 
 
 class StorageMembers(msgspec.Struct, frozen=True):
-    """``is_stored``: the response is kept. ``previous``, ``conversation``: ids of what precedes its input."""
+    """``is_stored``: the response is kept. ``previous``, ``conversation``: ids of the response or conversation that
+    precedes its input."""
 
     is_stored: bool
     in_background: bool

@@ -119,8 +119,8 @@ def load_conversation(context: RequestContext, conversation_id: str) -> StoredCo
 def change_conversation(
     context: RequestContext, conversation_id: str, change: Callable[[StoredConversation], None]
 ) -> StoredConversation:
-    """Change a stored conversation; several clients may do so at a time. Raises UnknownRecord, and what ``change``
-    raises."""
+    """Change a stored conversation; several clients may do so at a time. Raises UnknownRecord, and the errors of
+    ``change``."""
     record = load_conversation(context, conversation_id)
 
     def change_record(data: bytes) -> tuple[bytes, list[str]]:

@@ -16,7 +16,7 @@ from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape,
 
 
 class TensorReader(Protocol):
-    """What ``DecoderWeights`` offers: the checkpoint, and its names and norms."""
+    """The part of ``DecoderWeights`` that is used here: the checkpoint, and its names and norms."""
 
     checkpoint: Checkpoint
     config: DecoderConfig

@@ -135,7 +135,7 @@ def read_encoder_config(config: dict[str, Any], names: BertTensorNames | None = 
 
 
 class BertWeights:
-    """Reads a checkpoint's tensors by a family's names, whatever prefix the names carry. Raises LoadError."""
+    """Reads a checkpoint's tensors by a family's names, with or without a prefix. Raises LoadError."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Loads the head of a sequence classifier: the names of its tensors by family, its labels, and what its scores are.
+"""Loads the head of a sequence classifier: the names of its tensors by family, its labels, and the function that makes
+scores.
 
 Cross-encoders are classifiers of text pairs, most with a single class. Their scores are sentence-transformers': the
 activation that the config names, otherwise a sigmoid for one class. Several classes have Transformers' probabilities by
@@ -81,7 +82,7 @@ def read_labels(config: Mapping[str, Any]) -> list[str]:
 
 
 def read_score_function(config: Mapping[str, Any], label_count: int) -> ScoreFunction:
-    """Return what turns logits into scores. Raises LoadError if the config names a function that is not known."""
+    """Return the function that turns logits into scores. Raises LoadError if the config names an unknown one."""
     settings = config.get("sentence_transformers")
     named = settings.get("activation_fn") if isinstance(settings, dict) else None
     named = named or config.get("sbert_ce_default_activation_function")

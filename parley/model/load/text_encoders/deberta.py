@@ -86,7 +86,7 @@ def distance_rows(config: DisentangledEncoderConfig) -> torch.Tensor:
 
 
 class DebertaWeights(bert.BertWeights):
-    """Reads a checkpoint's tensors in float32, with what only DeBERTa has. Raises LoadError."""
+    """Reads a checkpoint's tensors in float32, with those that only DeBERTa has. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
         self.sizes = read_config(config)
@@ -136,8 +136,8 @@ class DebertaWeights(bert.BertWeights):
         return F.linear(embeddings, weight, bias).view(len(embeddings), self.sizes.heads, -1).transpose(0, 1)
 
     def type_and_position_embeddings(self) -> torch.Tensor | None:
-        """Return what is added to the embedding of a word at each position in a first text, [max_length, hidden]; None
-        if that is nothing."""
+        """Return the rows to add to word embeddings at each position of a first text, [max_length, hidden]; None if
+        there are none."""
         types = self.type_embeddings()
         if self.has_positions:
             return self.position_embeddings()

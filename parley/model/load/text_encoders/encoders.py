@@ -17,7 +17,7 @@ UNSUPPORTED_HEADS = ("ForTokenClassification", "ForImageClassification", "ForQue
 
 @dataclass(frozen=True)
 class EncoderLoader:
-    """How a family's encoders are read, loaded in float32 and checked; the functions below say what each does."""
+    """How a family's encoders are read, loaded in float32 and checked; the functions below describe each step."""
 
     read_config: Callable[[dict[str, Any]], EncoderSizes]
     load: Callable[[Checkpoint, dict[str, Any], torch.device, Callable[[float], None]], EncoderNetwork]

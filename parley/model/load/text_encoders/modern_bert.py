@@ -20,7 +20,7 @@ from parley.model.networks.rotary_encoder import RotaryEncoder, RotaryEncoderCon
 
 MODEL_TYPE = "modernbert"
 EMBEDDINGS = "embeddings.tok_embeddings.weight"
-MAX_LAYERS = 1 << 16  # a config may claim any number; no checkpoint has so many
+MAX_LAYERS = 1 << 16  # a config may claim any number; no checkpoint has more
 LAYER_KINDS = {"full_attention": False, "sliding_attention": True}
 ACTIVATIONS = {"gelu": GELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
 CONFIG_DEFAULTS: dict[str, Any] = {
@@ -98,7 +98,7 @@ def _read_layer_kinds(config: dict[str, Any], values: dict[str, Any]) -> tuple[b
 
 
 class ModernBertWeights:
-    """Reads a checkpoint's tensors, whatever prefix the names carry, in float32. Raises LoadError."""
+    """Reads a checkpoint's tensors in float32, with or without a prefix in their names. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
         self.checkpoint, self.config, self.device = checkpoint, read_config(config), device

@@ -46,7 +46,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     GTE: {"hidden_act": "gelu", "rope_theta": 160_000.0, "max_position_embeddings": 8192},
     PUBLISHED_GTE: {"hidden_act": "gelu", "rope_theta": 10_000.0, "max_position_embeddings": 2048},
 }
-# What a config may say of these members; another value is another computation
+# The accepted values of these members; another value is another computation
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "prenorm": (False,),
     "use_rms_norm": (False,),
@@ -157,7 +157,7 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
 
 
 def _read_angles(fields: dict[str, Any], kind: str, values: dict[str, Any]) -> tuple[float, float]:
-    """Return the base of the rotary angles and what divides them. Raises LoadError.
+    """Return the base of the rotary angles and their divisor. Raises LoadError.
 
     ``ntk`` multiplies the base by its factor and divides the angles by its 2/d-th power (d: numbers of a head).
     ``dynamic`` scales only beyond ``max_position_embeddings``, where no text is computed.

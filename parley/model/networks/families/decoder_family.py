@@ -153,7 +153,7 @@ class DecoderFamily:
     ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``, ``has_headwise_qk_norm``,
     ``has_transposed_linears`` and ``position_offset``: as in ``DecoderConfig``. ``slopes``: returns those of
     ``LayerShape``. ``query_scaling``: returns how queries are scaled, or None.
-    ``has_single_parts``: a layer is either an MLP or attention, or what stands in its place. ``is_hybrid``:
+    ``has_single_parts``: a layer is either an MLP, or attention or a layer with a state. ``is_hybrid``:
     as in ``LayerShape``. ``layer_factors``: reads its factors from a config; that of scores multiplies ``score_scale``.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
     layers after the last that predict further tokens, and are not used. ``variant``: returns the row for a config, if

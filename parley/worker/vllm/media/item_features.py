@@ -1,4 +1,4 @@
-"""One picture, video or clip for vLLM: what a media process writes, what the host reads, and its place in a prompt.
+"""One picture, video or clip for vLLM: its features, which a media process writes and the host reads, and its place.
 
 The content is vLLM's own, and bytes here, so that all of this is plain data and tested without vLLM.
 """
@@ -15,7 +15,7 @@ from parley.types import MediaItem, MediaKind, ProcessedMedia
 
 
 class ItemFeatures(msgspec.Struct, array_like=True, frozen=True):
-    """An item after vLLM's processor. ``token_ids``: what it puts in place of the item's mark.
+    """An item after vLLM's processor. ``token_ids``: the tokens that replace the item's mark.
 
     ``first``, ``length``: the part of these tokens that vLLM calls the item's placeholder. ``embedded``: for each token
     of that part, whether an embedding replaces it. ``content``: the tensors, in vLLM's encoding.
@@ -64,7 +64,7 @@ def describe_features(
 
 
 def read_features(item: MediaItem) -> ItemFeatures:
-    """Return what a media process wrote for an item of a request. Raises BadFeatures."""
+    """Return the features that a media process wrote for an item of a request. Raises BadFeatures."""
     if item.features is None:
         raise BadFeatures("An item of the request was processed elsewhere.")
     try:
@@ -79,8 +79,9 @@ def read_features(item: MediaItem) -> ItemFeatures:
 def locate_placeholder(item: MediaItem, features: ItemFeatures, token_ids: Sequence[int]) -> Placeholder:
     """Return the tokens of a prompt that stand for an item.
 
-    vLLM's placeholder may begin before the first embedding and end behind the last. Where the prompt has other tokens
-    there, because a text at the edge was tokenized together with its neighbours, it is what lies between the two.
+    vLLM's placeholder may begin before the first embedding and end after the last. If the prompt has other tokens
+    there, because a text at the edge was tokenized together with its neighbours, the placeholder is the part from the
+    first embedding to the last.
     """
     first_embedded = features.embedded.index(True)
     start = item.start - first_embedded

@@ -92,7 +92,7 @@ class VLLMItemProcessor:
         return item
 
     def write_features(self, processed: ItemFeatures, digest: bytes) -> bytes:
-        """Return what the host reads."""
+        """Return the features of an item as the host reads them, with the item's digest."""
         return msgspec.msgpack.encode(msgspec.structs.replace(processed, digest=digest))
 
     def _process(self, kind: MediaKind, content: Any, options: Mapping[str, Any]) -> ItemFeatures:
@@ -122,6 +122,6 @@ class VLLMItemProcessor:
 
 
 def settings_fingerprint(settings: VLLMSettings) -> bytes:
-    """Return a hash of vLLM's version and of all settings that may change what its processor does."""
+    """Return a hash of vLLM's version and of all settings that may change its processor's results."""
     parts = [vllm.__version__, settings.dtype, str(settings.max_model_len), *settings.arguments]
     return hashlib.sha256(msgspec.json.encode(parts)).digest()
