@@ -21,7 +21,7 @@ class RopeConfig:
     ``inverse_frequencies``), yarn (likewise, by ``ramp``), or longrope (each divided by a factor of its own: by
     ``long_factors`` in sequences of more than ``original_length`` tokens, by ``short_factors`` in others). ``ramp``:
     the last pair of dimensions whose frequency is kept, and the first whose frequency is divided by ``factor``.
-    Between them the divisor grows. Cosines and sines are multiplied by ``scale``.
+    Those between are blended. Cosines and sines are multiplied by ``scale``.
 
     ``mrope_section``: how many frequencies belong to time, height and width (M-RoPE), in blocks or interleaved; empty:
     positions have one axis. ``is_interleaved``: dimension 2 i turns with 2 i + 1, else i with i + ``rotary`` / 2.
