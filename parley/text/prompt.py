@@ -66,6 +66,7 @@ SAMPLING_DEFAULTS: dict[str, tuple[float, float]] = {
 }
 WHOLE_NUMBERS = ("top_k", "max_new_tokens")
 TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a closing mark
+EncodeText = Callable[[TextEncoder, str, bool], list[int]]  # with limits; True: add special tokens around the text
 
 
 @dataclass(frozen=True)
@@ -219,36 +220,52 @@ class TextPipeline:
         )
         if isinstance(prompt, TextPair):
             return self._prepare_pair(prompt, partial(encode, self.tokenizer), cut, keep)
-        if isinstance(prompt, Text) and prompt.max_tokens is not None:
-            prompt = msgspec.structs.replace(prompt, text=self._first_tokens(prompt.text, prompt.max_tokens))
-        if isinstance(prompt, Text) and prompt.suffix:
-            return PreparedPrompt(encode(self.tokenizer, self._write_gap(prompt), prompt.special))
-        if pooling is not None and pooling.task != "classify" and isinstance(prompt, Text):
-            prompt = self.apply_embedding_prompt(prompt, pooling)
-        if isinstance(prompt, Text) and prompt.turn and self.template:
-            rendered = self.render_chat(_as_user_turn(prompt), media)
-            ids = encode(rendered.encoder, rendered.encodable, False)
-            return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
-        if isinstance(prompt, Chat):
-            rendered = self.render_chat(prompt, media)
-            text = rendered.template_text
-            ids = prompt.preceding_ids + encode(rendered.encoder, rendered.encodable, prompt.special)
-            if pooling is not None:
-                return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
-            if keep == "head" and cut is not None:  # the start of the answer depends on the text that is left
-                text = self.tokenizer.decode(ids, skip_special=False)
-            markup = answer_grammar.answer_markup(self.markup, prompt)
-            thinking = starts_in_reasoning(markup, text, prompt.continue_final)
-            tools = RequestTools(answer_grammar.callable_tools(prompt))
-            single_call = not prompt.parallel_calls or prompt.forced_tool is not None
-            return PreparedPrompt(
-                ids, markup, thinking, tools, single_call, media=self._place_media(ids, rendered.media)
-            )
+        if isinstance(prompt, Tokens):
+            ids = prompt.ids
+            return PreparedPrompt(ids if cut is None else ids[:cut] if keep == "head" else ids[-cut:])
         if isinstance(prompt, Text):
+            return self._prepare_text(prompt, encode, pooling, media)
+        return self._prepare_chat(prompt, encode, pooling, media, loses_end=keep == "head" and cut is not None)
+
+    def _prepare_text(
+        self, prompt: Text, encode: EncodeText, pooling: PoolingOptions | None, media: Sequence[ProcessedMedia]
+    ) -> PreparedPrompt:
+        """Encode a plain text: as it is, around a gap, with an embedding prompt before it, or as a user's turn."""
+        if prompt.max_tokens is not None:
+            prompt = msgspec.structs.replace(prompt, text=self._first_tokens(prompt.text, prompt.max_tokens))
+        if prompt.suffix:
+            return PreparedPrompt(encode(self.tokenizer, self._write_gap(prompt), prompt.special))
+        if pooling is not None and pooling.task != "classify":
+            prompt = self.apply_embedding_prompt(prompt, pooling)
+        if prompt.turn and self.template:
+            rendered = self.render_chat(_as_user_turn(prompt), media)
+            ids, media = encode(rendered.encoder, rendered.encodable, False), rendered.media
+        else:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             ids = encode(self.tokenizer, text, prompt.special)
-            return PreparedPrompt(ids, media=self._place_media(ids, media))
-        return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
+        return PreparedPrompt(ids, media=self._place_media(ids, media))
+
+    def _prepare_chat(
+        self,
+        prompt: Chat,
+        encode: EncodeText,
+        pooling: PoolingOptions | None,
+        media: Sequence[ProcessedMedia],
+        *,
+        loses_end: bool,
+    ) -> PreparedPrompt:
+        """Render and encode a conversation, and find how its answer begins. ``loses_end``: the end may be cut off."""
+        rendered = self.render_chat(prompt, media)
+        ids = prompt.preceding_ids + encode(rendered.encoder, rendered.encodable, prompt.special)
+        if pooling is not None:
+            return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
+        # The start of the answer depends on the end of the text that the model reads.
+        text = self.tokenizer.decode(ids, skip_special=False) if loses_end else rendered.template_text
+        markup = answer_grammar.answer_markup(self.markup, prompt)
+        thinking = starts_in_reasoning(markup, text, prompt.continue_final)
+        tools = RequestTools(answer_grammar.callable_tools(prompt))
+        single_call = not prompt.parallel_calls or prompt.forced_tool is not None
+        return PreparedPrompt(ids, markup, thinking, tools, single_call, media=self._place_media(ids, rendered.media))
 
     def apply_embedding_prompt(self, prompt: Text, pooling: PoolingOptions) -> Text:
         """Return a text to embed with the model's own prompt before it. Raises UnknownPromptName."""

@@ -79,8 +79,11 @@ class MetricsPort:
         return (body.decode("utf-8", "replace"), float(instance.blocks)) if status == 200 else None
 
     def own_series(self) -> str:
-        """Render the coordinator's own series."""
-        counters, now = self._scheduler.counters, self._table.clock()
+        """Render the coordinator's own series: of requests, and of each instance as the coordinator sees it."""
+        return "".join([*self._request_series(), *self._instance_series()])
+
+    def _request_series(self) -> list[str]:
+        counters = self._scheduler.counters
         parts = [
             _single_series("gauge", "ready", "1 while requests are accepted.", float(self._scheduler.can_serve())),
             _single_series("counter", "requests_total", "Requests received for scheduling.", counters.requests),
@@ -123,20 +126,23 @@ class MetricsPort:
         ):
             parts += [metric_header("histogram", f"parley:cluster_{name}", help_text)]
             parts += distribution.histogram_lines(f"parley:cluster_{name}", "", "own")
+        return parts
+
+    def _instance_series(self) -> list[str]:
+        parts = []
         labelled_instances = [
-            (format_labels({"instance": str(distribution.id), "role": distribution.role}), distribution)
-            for distribution in self._table
+            (format_labels({"instance": str(instance.id), "role": instance.role}), instance) for instance in self._table
         ]
         for kind, name, help_text, read_value in INSTANCE_SERIES:
             groups: list[SampleGroup] = [
-                (common, [("", read_value(distribution))]) for common, distribution in labelled_instances
+                (labels, [("", read_value(instance))]) for labels, instance in labelled_instances
             ]
             parts.append(scalar_lines(kind, f"parley:cluster_{name}", help_text, groups))
         counts = dict.fromkeys(get_args(InstanceState), 0)
         for instance in self._table:
-            counts[instance.state_at(now)] += 1
+            counts[instance.state_at(self._table.clock())] += 1
         parts.append(_labelled_series("gauge", "instances", "Instances by state.", "state", counts.items()))
-        return "".join(parts)
+        return parts
 
 
 def _single_series(kind: str, name: str, help_text: str, value: float) -> str:

@@ -336,26 +336,11 @@ class RequestRunner:
     async def _ask_prefill(self, placement: Placement) -> PrefillAnswer | None:
         """Return P's answer; None if D has already sent a complete one. Raises AttemptFailed, ResultsCut,
         RecomputeRequested."""
-        p, d, merge = placement.p, placement.d, self._merge
+        p, merge = placement.p, self._merge
         prior_outputs = merge.prior_outputs()
-        headers = [
-            *self._headers,
-            *self._connections.secret_headers,
-            *(self.client.vouched_headers if p.native else ()),
-            (b"req-id", self._attempt_id.encode()),
-            (b"req-type", b"prefill"),
-            *_target_headers(p, d, self._connections),
-            (b"parley-results", self._connections.coordinator_name.encode()),
-            (b"parley-id", self.client.request_uuid.encode()),
-            (b"parley-created", self._created),
-            (b"parley-spent", b"%d" % (1000 * self._elapsed_seconds())),
-        ]
-        if prior_outputs:
-            headers.append((b"parley-given", b"%d" % len(prior_outputs)))
-        if self._recomputes:
-            headers.append((b"is-recompute", b"true"))
+        headers = self._prefill_headers(placement, prior_size=len(prior_outputs))
         body = (prior_outputs, *self._body) if prior_outputs else self._body
-        self._busy_instances = (p, d) if placement.separate else (p,)
+        self._busy_instances = (p, placement.d) if placement.separate else (p,)
         if self._first_token_due == inf:
             self._first_token_due = asyncio.get_running_loop().time() + self.options.first_token_timeout
         self._wait_for_first()
@@ -374,14 +359,7 @@ class RequestRunner:
             if merge.done.done():  # the request to P was dropped: D is lost, or has answered
                 await merge.done
                 return None
-            text = (
-                refusals.TEXTS.prefill_failed
-                if broken.abandoned
-                else refusals.TEXTS.prefill_send_failed
-                if broken.unsent
-                else refusals.TEXTS.prefill_receive_failed
-            )
-            raise AttemptFailed(500, text, p) from None
+            raise AttemptFailed(500, _broken_connection_text(broken), p) from None
         if merge.decode_finished_first:
             await merge.done
             return None
@@ -393,8 +371,36 @@ class RequestRunner:
         except BadPrefillAnswer:
             raise AttemptFailed(500, refusals.TEXTS.prefill_failed, p) from None
 
+    def _prefill_headers(self, placement: Placement, *, prior_size: int) -> list[tuple[bytes, bytes]]:
+        """Return the headers of the command to P. ``prior_size``: bytes of prior outputs before the client's body."""
+        p = placement.p
+        headers = [
+            *self._headers,
+            *self._connections.secret_headers,
+            *(self.client.vouched_headers if p.native else ()),
+            (b"req-id", self._attempt_id.encode()),
+            (b"req-type", b"prefill"),
+            *_target_headers(p, placement.d, self._connections),
+            (b"parley-results", self._connections.coordinator_name.encode()),
+            (b"parley-id", self.client.request_uuid.encode()),
+            (b"parley-created", self._created),
+            (b"parley-spent", b"%d" % (1000 * self._elapsed_seconds())),
+        ]
+        if prior_size:
+            headers.append((b"parley-given", b"%d" % prior_size))
+        if self._recomputes:
+            headers.append((b"is-recompute", b"true"))
+        return headers
+
     def _set_asking(self, pending_answer: CollectedAnswer) -> None:
         self._merge.asking = pending_answer
+
+
+def _broken_connection_text(broken: ConnectionBroken) -> str:
+    """Return the documented text for a connection to P that broke before its answer was complete."""
+    if broken.abandoned:
+        return refusals.TEXTS.prefill_failed
+    return refusals.TEXTS.prefill_send_failed if broken.unsent else refusals.TEXTS.prefill_receive_failed
 
 
 def _classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Sequence[ClusterInstance]) -> AttemptFailed:
