@@ -264,7 +264,7 @@ def _store_features(message: handover.HandoverMessage) -> dict[bytes, MemoryFile
             files[digest] = MemoryFile(budget)
             files[digest].write_bytes(content)
     except OSError:
-        raise Overloaded("The features of the request's media find no room.") from None
+        raise Overloaded("There is not enough memory for the media of this request. Try again later.") from None
     return files
 
 

@@ -67,7 +67,10 @@ def plan_cache(
     if blocks < 1 and settings.kv_memory is not None:
         raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page_bytes}.")
     if blocks < 1:
-        raise LoadError(f"Only {free_bytes >> 20} MiB of memory are free, too little for a KV cache.")
+        raise LoadError(
+            f"Only {free_bytes >> 20} MiB of memory are free, too little for a KV cache. End other programs, or serve "
+            "a smaller model."
+        )
     return CacheSizes(blocks, slots, snapshots)
 
 

@@ -83,7 +83,10 @@ def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> En
     checkpoint = Checkpoint(folder)
     size, free_bytes = checkpoint.parameter_count * ENCODER_DTYPE.itemsize, free_memory(device)
     if size > free_bytes:
-        raise LoadError(f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free.")
+        raise LoadError(
+            f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free. "
+            "End other programs, or serve a smaller model."
+        )
     longest = read_encoder_config(config).max_length
     if settings.max_model_len is not None and settings.max_model_len > longest:
         raise LoadError(
@@ -137,7 +140,10 @@ def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:
         checkpoint.add_prefix(next((each for name, each in BODY_EMBEDDINGS.items() if name in checkpoint), ""))
     size, free_bytes = plan.quantization.least_bytes(checkpoint, plan.dtype), free_memory(plan.device)
     if size > free_bytes:
-        raise LoadError(f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free.")
+        raise LoadError(
+            f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free. "
+            "End other programs, or serve a smaller model or one with fewer bits (--quantization)."
+        )
     return checkpoint
 
 
