@@ -102,15 +102,7 @@ class EngineLoop:
             settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
         )
         states = self._make_state_slots() if has_states else None
-        self.pinned_pages = PinnedPages(
-            self.pool,
-            self.adapter_cache,
-            settings.model if self._prefix_caching else None,
-            runner.vocab_size,
-            runner.long_rope_after,
-            on_pages_leased or (lambda request_id, pages: None),
-            None if states is None else states.pool,
-        )
+        self.pinned_pages = self._make_pinned_pages(on_pages_leased, states)
         self._counters = StepCounters()
         self._beam_searches = BeamSearches(runner, self._counters, self._add_search_outputs, self._close_search)
         self.speculation: Speculation | None = None
@@ -260,6 +252,20 @@ class EngineLoop:
             media_cache_hits=encode_queue.hits if encode_queue is not None else 0,
             media_items=dict(counters.media_items),
             encode_seconds=encode_queue.encoder.encode_seconds if encode_queue is not None else 0.0,
+        )
+
+    def _make_pinned_pages(
+        self, on_pages_leased: Callable[[str, list[int]], None] | None, states: StateSlots | None
+    ) -> PinnedPages:
+        """Return the holder of pages that other instances read or fill."""
+        return PinnedPages(
+            self.pool,
+            self.adapter_cache,
+            self.settings.model if self._prefix_caching else None,
+            self.runner.vocab_size,
+            self.runner.long_rope_after,
+            on_pages_leased or (lambda request_id, pages: None),
+            None if states is None else states.pool,
         )
 
     def _make_scheduler(self, step_budget: StepBudget, states: StateSlots | None) -> Scheduler | EncoderScheduler:

@@ -209,36 +209,50 @@ class DecoderRunner:
         peaks, argmax_ids = native.argmax(logits)
         # argmax returns a NaN if there is one; -inf merely means an impossible token.
         finite = [math.isfinite(peak) for peak in peaks.tolist()]
-        if len(places) > len(sampling):
-            trials, first = [], 0
-            for i in sampling:
-                trials.append(DraftTrial(rows[i], results[i], first))
-                first += 1 + len(rows[i].drafts)
-            verify_drafts(self.sampler, logits, argmax_ids, finite, trials)
-            wrong = [at for at, good in zip(places, finite, strict=True) if not good]
-            if wrong:  # or later rows would multiply these NaNs, even by zero
-                self.pages.clear_tokens(batch.slots[torch.tensor(wrong, device=self.device)])
+        drawing = [(rows[i], results[i]) for i in sampling]
+        if len(places) == len(sampling):
+            self._draw_rows(drawing, logits, argmax_ids, finite)
             return
+        trials, first = [], 0
+        for row, result in drawing:
+            trials.append(DraftTrial(row, result, first))
+            first += 1 + len(row.drafts)
+        verify_drafts(self.sampler, logits, argmax_ids, finite, trials)
+        wrong = [at for at, good in zip(places, finite, strict=True) if not good]
+        if wrong:  # or later rows would multiply these NaNs, even by zero
+            self.pages.clear_tokens(batch.slots[torch.tensor(wrong, device=self.device)])
+
+    def _draw_rows(
+        self,
+        drawing: list[tuple[StepRow, RowResult]],
+        logits: torch.Tensor,
+        argmax_ids: torch.Tensor,
+        finite: list[bool],
+    ) -> None:
+        """Draw a token for each row, or report the row whose logits are not ``finite``.
+
+        logits float32 [R, vocab], overwritten; argmax_ids int64 [R]: the ids of the largest ones.
+        """
         if not all(finite):
-            for i, good in zip(sampling, finite, strict=True):
+            for (_, result), good in zip(drawing, finite, strict=True):
                 if not good:
-                    results[i].error = BROKEN_LOGITS
-            sampling = [i for i, good in zip(sampling, finite, strict=True) if good]
+                    result.error = BROKEN_LOGITS
+            drawing = [each for each, good in zip(drawing, finite, strict=True) if good]
             mask = torch.tensor(finite, device=self.device)
             logits, argmax_ids = logits[mask], argmax_ids[mask]
-        if sampling:
-            sequences = [rows[i].sequence for i in sampling]
-            slots = [sequence.slot for sequence in sequences]
-            positions = [sequence.output_length for sequence in sequences]
-            draws = self.sampler.draw_tokens(logits, slots, positions, argmax_ids, overwrite=True)
-            for i, slot, (token, drawn_score) in zip(sampling, slots, draws, strict=True):
-                if token is None:
-                    results[i].error = self.sampler.wait_grammars([slot])[0]
-                    continue
-                results[i].tokens.append(token)
-                if drawn_score is not None:
-                    results[i].scores.append(drawn_score)
-                results[i].end = self.sampler.grammar_end(slot)
+        if not drawing:
+            return
+        slots = [row.sequence.slot for row, _ in drawing]
+        positions = [row.sequence.output_length for row, _ in drawing]
+        draws = self.sampler.draw_tokens(logits, slots, positions, argmax_ids, overwrite=True)
+        for (_, result), slot, (token, drawn_score) in zip(drawing, slots, draws, strict=True):
+            if token is None:
+                result.error = self.sampler.wait_grammars([slot])[0]
+                continue
+            result.tokens.append(token)
+            if drawn_score is not None:
+                result.scores.append(drawn_score)
+            result.end = self.sampler.grammar_end(slot)
 
     def _search_beams(
         self, rows: list[StepRow], spans: list[Span], hidden: torch.Tensor, results: list[RowResult]

@@ -44,6 +44,10 @@ from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 if TYPE_CHECKING:
     from parley.core.adapter_cache import FetchAdapter, FetchedAdapter
     from parley.core.sequence import ModelRunner
+    from parley.model.encoder_runner import EncoderRunner
+    from parley.model.runner import DecoderRunner
+    from parley.types import ModelInfo
+    from parley.worker.kv_events import KVEventPublisher
 
 log = logging.getLogger("parley.engine")
 
@@ -72,29 +76,43 @@ def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage
         send_message(EngineFatal(f"The engine stopped on an internal error: {type(error).__name__}."))
 
 
-def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage) -> None:
+def _load_model(
+    settings: Settings, send_message: SendMessage
+) -> tuple[DecoderRunner | EncoderRunner, ModelInfo, KVEventPublisher | None] | None:
+    """Load the model, and open the publisher of its cache events. None if an EngineFatal with the reason was sent."""
     try:
-        from parley.core.loop import EngineLoop
-        from parley.core.shared_pages.staging import PageStaging
+        import parley.core.loop
+        import parley.core.shared_pages.staging  # noqa: F401
         from parley.model.load.loader import LoadError, load_runner
         from parley.worker.kv_events import EventsError, KVEventPublisher
     except ImportError as error:
         send_message(EngineFatal(f"The engine cannot start: {error}. Is the package installed completely?"))
-        return
+        return None
     try:
         runner, info = load_runner(settings, lambda stage, fraction: send_message(LoadProgress(stage, fraction)))
     except LoadError as error:
         send_message(EngineFatal(str(error)))
-        return
+        return None
     except Exception as error:
         log.exception("loading failed")
         send_message(EngineFatal(f"The model could not be loaded: {type(error).__name__}: {error}"))
-        return
+        return None
     try:
-        publisher = None if settings.cache_events is None else KVEventPublisher(settings.cache_events)
+        return runner, info, None if settings.cache_events is None else KVEventPublisher(settings.cache_events)
     except EventsError as error:
         send_message(EngineFatal(str(error)))
+        return None
+
+
+def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage) -> None:
+    """Load the model and run its loop in this thread, with threads for adapters and grammars."""
+    loaded = _load_model(settings, send_message)
+    if loaded is None:
         return
+    from parley.core.loop import EngineLoop
+    from parley.core.shared_pages.staging import PageStaging
+
+    runner, info, publisher = loaded
     adapter_thread, grammar_thread = ThreadPoolExecutor(1, "adapters"), TenantExecutor(1, "grammars")
 
     def prepare_request(request: EngineRequest, done: Callable[[], None]) -> None:
