@@ -158,61 +158,66 @@ class DecoderWeights:
 
     def linear_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer, each as the parts to be merged, in order."""
-        s, state = self.config, self.config.layers[layer].state
+        config, state = self.config, self.config.layers[layer].state
         parts: dict[str, list[LinearSpec]] = {}
-        if s.layers[layer].has_mixer:
+        if config.layers[layer].has_mixer:
             parts = self._attention_parts(layer) if state is None else self.states.linear_parts(layer, state)
-        if state is not None and s.layers[layer].is_hybrid:
+        if state is not None and config.layers[layer].is_hybrid:
             parts = {**self._attention_parts(layer), "state_input": parts["qkv"], "state_output": parts["output"]}
-        gate_up, down, width = s.tensors.gate_up, s.tensors.down, s.intermediate
-        if s.layers[layer].routing is not None:
+        gate_up, down, width = config.tensors.gate_up, config.tensors.down, config.intermediate
+        if config.layers[layer].routing is not None:
             names = self.mixtures.names
-            gate_up, down, width = names.shared_gate_up, names.shared_down, s.shared_width
-        if width and s.layers[layer].has_mlp:
-            widths = [width] * (1 + s.layers[layer].is_gated)
-            parts["gate_up"] = self._name_parts("gate_up", layer, gate_up, widths, s.hidden)
-            parts["down"] = self._name_parts("down", layer, (down,), [s.hidden], width)
+            gate_up, down, width = names.shared_gate_up, names.shared_down, config.shared_width
+        if width and config.layers[layer].has_mlp:
+            widths = [width] * (1 + config.layers[layer].is_gated)
+            parts["gate_up"] = self._name_parts("gate_up", layer, gate_up, widths, config.hidden)
+            parts["down"] = self._name_parts("down", layer, (down,), [config.hidden], width)
         return parts
 
     def _attention_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer's attention. ``latent_up`` is packed as two weights of each head."""
-        s, latent = self.config, self.config.latent
-        q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+        config, latent = self.config, self.config.latent
+        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
         if latent is None:
-            queries = [q, q] if s.layers[layer].has_output_gate else [q]
-            if len(s.tensors.qkv) < len(queries) + 2:
+            queries = [q, q] if config.layers[layer].has_output_gate else [q]
+            if len(config.tensors.qkv) < len(queries) + 2:
                 queries = [sum(queries)]
             return {
-                "qkv": self._name_parts("qkv", layer, s.tensors.qkv, [*queries, kv, kv], s.hidden),
-                "output": self._name_parts("output", layer, (s.tensors.output,), [s.hidden], q),
+                "qkv": self._name_parts("qkv", layer, config.tensors.qkv, [*queries, kv, kv], config.hidden),
+                "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], q),
             }
-        assert s.tensors.latent_up is not None
-        values, ups = s.heads * latent.value_dim, s.heads * (latent.plain_dim + latent.value_dim)
+        assert config.tensors.latent_up is not None
+        values, ups = config.heads * latent.value_dim, config.heads * (latent.plain_dim + latent.value_dim)
         outs = [latent.query_rank or q, latent.stored_dim]
         parts = {
-            "qkv": self._name_parts("qkv", layer, s.tensors.qkv, outs, s.hidden),
-            "output": self._name_parts("output", layer, (s.tensors.output,), [s.hidden], values),
-            "latent_up": self._name_parts("latent_up", layer, (s.tensors.latent_up,), [ups], latent.rank),
+            "qkv": self._name_parts("qkv", layer, config.tensors.qkv, outs, config.hidden),
+            "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], values),
+            "latent_up": self._name_parts("latent_up", layer, (config.tensors.latent_up,), [ups], latent.rank),
         }
-        if s.tensors.query_up:
-            parts["query_up"] = self._name_parts("query_up", layer, (s.tensors.query_up,), [q], latent.query_rank)
+        if config.tensors.query_up:
+            parts["query_up"] = self._name_parts("query_up", layer, (config.tensors.query_up,), [q], latent.query_rank)
         return parts
 
     def _name_parts(
         self, site: str, layer: int, names: tuple[str, ...], outs: list[int], into: int
     ) -> list[LinearSpec]:
         """Return linear layers with ``outs`` outputs, or one with all of them if the checkpoint stores them merged."""
-        s = self.config
+        config = self.config
         groups = None
-        if site == "qkv" and s.has_grouped_qkv:
-            groups = s.kv_heads, (s.heads // s.kv_heads * s.head_dim, s.head_dim, s.head_dim)
+        if site == "qkv" and config.has_grouped_qkv:
+            groups = (
+                config.kv_heads,
+                (config.heads // config.kv_heads * config.head_dim, config.head_dim, config.head_dim),
+            )
         outs = outs if len(names) == len(outs) else [sum(outs)]
         parts = [
-            LinearSpec(self.layer_name(layer, name), out, into, site in s.biases, groups, s.has_transposed_linears)
+            LinearSpec(
+                self.layer_name(layer, name), out, into, site in config.biases, groups, config.has_transposed_linears
+            )
             for name, out in zip(names, outs, strict=True)
         ]
-        if site == "qkv" and s.layers[layer].has_output_gate and len(parts) == 3:
-            parts[0] = replace(parts[0], groups=(s.heads, (s.head_dim, s.head_dim)))
+        if site == "qkv" and config.layers[layer].has_output_gate and len(parts) == 3:
+            parts[0] = replace(parts[0], groups=(config.heads, (config.head_dim, config.head_dim)))
         return parts
 
     def layer_name(self, layer: int, name: str) -> str:
@@ -235,23 +240,23 @@ class DecoderWeights:
 
     def layer_norms(self, layer: int) -> dict[str, tuple[str, int]]:
         """Return the norms of a layer: name in the checkpoint and width, by field of ``TensorNames``."""
-        s = self.config
-        whole = s.layers[layer].has_whole_qk_norm or s.has_headwise_qk_norm
+        config = self.config
+        whole = config.layers[layer].has_whole_qk_norm or config.has_headwise_qk_norm
         widths = {
-            **dict.fromkeys(("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm"), s.hidden),
-            "query_norm": s.head_dim * (s.heads if whole else 1),
-            "key_norm": s.head_dim * (s.kv_heads if whole else 1),
+            **dict.fromkeys(("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm"), config.hidden),
+            "query_norm": config.head_dim * (config.heads if whole else 1),
+            "key_norm": config.head_dim * (config.kv_heads if whole else 1),
         }
-        if not s.layers[layer].has_attention:
+        if not config.layers[layer].has_attention:
             del widths["query_norm"], widths["key_norm"]
-        if not s.layers[layer].has_mixer:
+        if not config.layers[layer].has_mixer:
             del widths["attention_norm"], widths["attention_after_norm"]
-        if not s.layers[layer].has_mlp:
+        if not config.layers[layer].has_mlp:
             del widths["mlp_norm"], widths["mlp_after_norm"]
-        if s.latent is not None:
-            widths |= {"query_latent_norm": s.latent.query_rank, "latent_norm": s.latent.rank}
-        names = {field: getattr(s.tensors, field) for field in widths}
-        if not names.get("query_norm") and s.layers[layer].rope is None:
+        if config.latent is not None:
+            widths |= {"query_latent_norm": config.latent.query_rank, "latent_norm": config.latent.rank}
+        names = {field: getattr(config.tensors, field) for field in widths}
+        if not names.get("query_norm") and config.layers[layer].rope is None:
             names |= {"query_norm": None, "key_norm": None}  # norms without weights are of rotated heads
         return {
             field: (self.layer_name(layer, name) if name else "", widths[field])
@@ -283,19 +288,19 @@ class DecoderWeights:
     @property
     def total_parameters(self) -> int:
         """The number of elements in all weights of the model as defined, however they are stored."""
-        s, numbers = self.config, 1 + self.config.have_norms_bias  # numbers of a norm for each of its outputs
-        total = s.hidden * numbers * bool(s.tensors.norm)
-        total += s.vocab * (s.hidden * (1 if s.tied else 2) + self.head.bias)
-        if s.tensors.positions:
-            total += (s.max_len + s.position_offset) * s.hidden
-        if s.tensors.embedding_norm:
-            total += s.hidden * numbers
-        for layer in range(s.layer_count):
+        config, numbers = self.config, 1 + self.config.have_norms_bias  # numbers of a norm for each of its outputs
+        total = config.hidden * numbers * bool(config.tensors.norm)
+        total += config.vocab * (config.hidden * (1 if config.tied else 2) + self.head.bias)
+        if config.tensors.positions:
+            total += (config.max_len + config.position_offset) * config.hidden
+        if config.tensors.embedding_norm:
+            total += config.hidden * numbers
+        for layer in range(config.layer_count):
             widths = dict(self.layer_norms(layer).values())  # some are used twice
             total += numbers * sum(width for name, width in widths.items() if name)
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(each.out * (each.into + each.bias) for each in linears)
-            total += self.mixtures.layer_parameters(layer) + s.heads * bool(s.tensors.sinks)
+            total += self.mixtures.layer_parameters(layer) + config.heads * bool(config.tensors.sinks)
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
 
@@ -324,8 +329,8 @@ class DecoderWeights:
 
     def check_shapes(self) -> None:
         """Check shapes and types of all tensors, in the order of packing, without reading any. Raises LoadError."""
-        s, view = self.config, self.checkpoint.check_tensor
-        for layer in range(s.layer_count):
+        config, view = self.config, self.checkpoint.check_tensor
+        for layer in range(config.layer_count):
             for linear in chain.from_iterable(self.linear_parts(layer).values()):
                 self.quantization.check_stored_weight(self.checkpoint, linear)
                 if linear.bias:
@@ -333,14 +338,14 @@ class DecoderWeights:
             self.mixtures.check_shapes(layer)
             self.states.check_shapes(layer)
             self.read_sinks(layer)
-            for name, size in (*self.layer_norms(layer).values(), (s.tensors.norm, s.hidden)):
+            for name, size in (*self.layer_norms(layer).values(), (config.tensors.norm, config.hidden)):
                 for tensor in self.norm_tensors(name):
                     self.view_norm(tensor, size)
-        if not s.tied:
+        if not config.tied:
             self.quantization.check_stored_weight(self.checkpoint, self.head)
         if self.head.bias:
-            view(self.head.name + ".bias", s.vocab)
-        view(self.embedding, s.vocab, s.hidden)
+            view(self.head.name + ".bias", config.vocab)
+        view(self.embedding, config.vocab, config.hidden)
         self.embedding_parts()
 
     def embedding_tensors(self) -> list[str]:
@@ -351,12 +356,14 @@ class DecoderWeights:
 
     def embedding_parts(self) -> EmbeddingParts:
         """Read the embeddings of positions, and the norm of embeddings. Raises LoadError."""
-        s, positions, norm = self.config, None, None
-        if s.tensors.positions:
-            rows = s.max_len + s.position_offset
-            positions = self.copy_tensor(s.tensors.positions + ".weight", rows, s.hidden)[s.position_offset :]
-        if s.tensors.embedding_norm is not None:
-            norm = self.read_norm(s.tensors.embedding_norm)
+        config, positions, norm = self.config, None, None
+        if config.tensors.positions:
+            rows = config.max_len + config.position_offset
+            positions = self.copy_tensor(config.tensors.positions + ".weight", rows, config.hidden)[
+                config.position_offset :
+            ]
+        if config.tensors.embedding_norm is not None:
+            norm = self.read_norm(config.tensors.embedding_norm)
         return EmbeddingParts(positions, norm)
 
     def view_norm(self, tensor: str, width: int) -> torch.Tensor:
