@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.text_encoders.bert import MAX_POSITIONS
+from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
 from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.rotary_encoder import RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 
@@ -97,31 +98,16 @@ def _read_layer_kinds(config: dict[str, Any], values: dict[str, Any]) -> tuple[b
     return tuple(LAYER_KINDS[kind] for kind in kinds)
 
 
-class ModernBertWeights:
-    """Reads a checkpoint's tensors in float32, with or without a prefix in their names. Raises LoadError."""
+class ModernBertWeights(RotaryEncoderTensors):
+    """Reads the parts of a ModernBERT from a checkpoint. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
-        self.checkpoint, self.config, self.device = checkpoint, read_config(config), device
-        names = [name for name in checkpoint.tensor_names if name.endswith(EMBEDDINGS)]
-        self.prefix = names[0].removesuffix(EMBEDDINGS) if names else ""
+        self.config = read_config(config)
+        super().__init__(checkpoint, device, EMBEDDINGS)
         self.attention_bias, self.mlp_bias, self.norm_bias = (
             bool(config.get(f"{part}_bias")) for part in ("attention", "mlp", "norm")
         )
-        last_tensor = f"{self.prefix}layers.{self.config.layers - 1}.attn.Wqkv.weight"
-        if last_tensor not in checkpoint:  # checked before work is planned per layer
-            raise LoadError(
-                f"The checkpoint has no tensor {last_tensor}, but the config asks for {self.config.layers} layers."
-            )
-
-    def read_tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """Return a copy of one tensor; ``shape`` is the expected shape."""
-        tensor = self.checkpoint.view_tensor(self.prefix + name, *shape)
-        return tensor.to(device=self.device, dtype=torch.float32, copy=True)
-
-    def read_affine(self, name: str, out: int, width: int, has_bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weight [out, width] and bias [out] of one linear layer; zeros if it has no bias."""
-        weight = self.read_tensor(f"{name}.weight", out, width)
-        return weight, self.read_tensor(f"{name}.bias", out) if has_bias else weight.new_zeros(out)
+        self.require_last_layer(f"layers.{self.config.layers - 1}.attn.Wqkv.weight", self.config.layers)
 
     def read_linear(self, name: str, out: int, width: int, has_bias: bool) -> EncoderLinear:
         """Return one linear layer."""

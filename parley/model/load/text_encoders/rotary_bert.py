@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.text_encoders.bert import MAX_POSITIONS, PROBE_LENGTHS
 from parley.model.load.text_encoders.modern_bert import MAX_LAYERS, rotate_plainly
+from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
 from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.rotary_encoder import SILU, RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 
@@ -174,11 +175,12 @@ def _read_angles(fields: dict[str, Any], kind: str, values: dict[str, Any]) -> t
     return float(theta * factor), float(factor ** (2 / width))
 
 
-class RotaryBertWeights:
-    """Reads a checkpoint's tensors by any of the families' names and with any prefix, in float32. Raises LoadError."""
+class RotaryBertWeights(RotaryEncoderTensors):
+    """Reads the parts of an encoder from a checkpoint, by any of the families' names. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
-        self.checkpoint, self.config, self.device = checkpoint, read_config(config), device
+        self.config = read_config(config)
+        super().__init__(checkpoint, device, WORD_EMBEDDINGS)
         is_nomic = config["model_type"] == NOMIC
         self.attention_bias, self.up_bias, self.down_bias = (
             bool(config.get(name, not is_nomic and name != "mlp_fc1_bias"))
@@ -186,29 +188,14 @@ class RotaryBertWeights:
         )
         default_types = (CONFIG_DEFAULTS | FAMILY_DEFAULTS[config["model_type"]])["type_vocab_size"]
         self.types = default_types if config.get("type_vocab_size") is None else config["type_vocab_size"]
-        names = [name for name in checkpoint.tensor_names if name.endswith(WORD_EMBEDDINGS)]
-        self.prefix = names[0].removesuffix(WORD_EMBEDDINGS) if names else ""
         candidates = [
             names
             for names in (NOMIC_NAMES, GTE_NAMES)
             if f"{self.prefix}{names.layer.format(0)}{names.output}.weight" in checkpoint
         ]
         self.names = candidates[0] if candidates else TRANSFORMERS_NAMES
-        last_tensor = f"{self.prefix}{self.names.layer.format(self.config.layers - 1)}{self.names.output}.weight"
-        if last_tensor not in checkpoint:  # checked before work is planned per layer
-            raise LoadError(
-                f"The checkpoint has no tensor {last_tensor}, but the config asks for {self.config.layers} layers."
-            )
-
-    def read_tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """Return a copy of one tensor; ``shape`` is the expected shape."""
-        tensor = self.checkpoint.view_tensor(self.prefix + name, *shape)
-        return tensor.to(device=self.device, dtype=torch.float32, copy=True)
-
-    def read_affine(self, name: str, out: int, width: int, has_bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weight [out, width] and bias [out] of one linear layer; zeros if it has no bias."""
-        weight = self.read_tensor(f"{name}.weight", out, width)
-        return weight, self.read_tensor(f"{name}.bias", out) if has_bias else weight.new_zeros(out)
+        last_layer = self.names.layer.format(self.config.layers - 1)
+        self.require_last_layer(f"{last_layer}{self.names.output}.weight", self.config.layers)
 
     def read_norm(self, name: str) -> LayerNorm:
         """Return one LayerNorm."""
