@@ -29,8 +29,8 @@ APIs, their errors, limits, tools, grammars and the coordinator are the same wit
 | | parley's engine | vLLM | a vLLM server |
 |---|---|---|---|
 | Use it for | CPUs; answers whose bits depend on nothing else | GPUs and \
-other accelerators; models that need several of them (tensor, pipeline, expert, data parallel) | servers that somebody \
-else runs |
+other accelerators; models that need several of them (tensor, pipeline, expert, data parallel) | servers that run \
+already |
 | Starts in | seconds | a minute or more | seconds |
 | Needs | nothing else | an environment with vLLM {FIRST} to {LAST} | the address of vLLM {FIRST} to {LAST}, and the \
 model's tokenizer |
