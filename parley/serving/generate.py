@@ -53,10 +53,7 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
         )
         del body  # it may be large, and the answer long
         if isinstance(reply, Answer):
-            if not isinstance(reply, Acknowledgement):
-                model.metrics.invalid_requests.add_count()
-            marks = exchange.coordinator_headers(None)
-            await exchange.send_response(reply.body, reply.status, reply.content_type, marks)
+            await _send_ready_answer(model, reply, exchange)
             return
         exchange.adopt_reply(reply)
         model.require_ready()
@@ -65,12 +62,8 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
         if exchange.counts_tokens:
             await exchange.while_connected(_answer_token_count(model, reply, exchange))
             return
-        request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at, exchange.trace)
         assert account is not None
-        account.report_tokens = _admit_to_endpoint(registry, exchange, reply)
-        generation = Generation(
-            model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange), account
-        )
+        generation = _admit_generation(registry, model, exchange, reply, account)
         account = None
         if reply.background_name:
             await _run_in_background(registry, exchange, reply, generation)
@@ -164,6 +157,23 @@ def _open_account(registry: ModelRegistry, exchange: Exchange) -> RequestAccount
     if stage is not None and stage.prior_outputs is not None:
         return ledger.open_account(exchange.tenant, exchange.log_entry.key)
     return ledger.admit_request(exchange)
+
+
+async def _send_ready_answer(model: ServedModel, answer: Answer, exchange: Exchange) -> None:
+    """Send an answer that needs no model. Unless it acknowledges something, it refuses the request."""
+    if not isinstance(answer, Acknowledgement):
+        model.metrics.invalid_requests.add_count()
+    marks = exchange.coordinator_headers(None)
+    await exchange.send_response(answer.body, answer.status, answer.content_type, marks)
+
+
+def _admit_generation(
+    registry: ModelRegistry, model: ServedModel, exchange: Exchange, reply: Reply, account: RequestAccount
+) -> Generation:
+    """Take slots for a request, and pass ``account`` on to its generation. Raises Overloaded, BadRequest."""
+    account.report_tokens = _admit_to_endpoint(registry, exchange, reply)
+    request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at, exchange.trace)
+    return Generation(model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange), account)
 
 
 async def _answer_token_count(model: ServedModel, reply: Reply, exchange: Exchange) -> None:
