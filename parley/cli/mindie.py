@@ -296,9 +296,8 @@ def _read_listeners(
     listeners = []
     for api, plane, port in ports:
         host = inner if plane else own
-        tls_files = _plane_tls_files(
-            server, root, plane if host != own else "", missing_lists
-        )  # checked even if unused: errors are reported
+        # Checked even if unused: errors are reported.
+        tls_files = _plane_tls_files(server, root, plane if host != own else "", missing_lists)
         listeners.append(ListenAddress(api, host, port, tls_files if secure else None))
     return listeners
 

@@ -85,9 +85,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     slot: int = -1
-    state_slot: int = (
-        -1
-    )  # the slot of its state after ``computed`` tokens, if not its own; see ``core.pages.state_slots``
+    # The slot of its state after ``computed`` tokens, if not its own; see ``core.pages.state_slots``.
+    state_slot: int = -1
     leased_length: int = 0  # tokens at the start whose pages it computes for another instance, with states
     branch: int = 0  # its first tokens whose pages were cached without a state at their end: that state is kept
     output_snapshot: bytes = b""  # hash of the last state that was kept while it decoded

@@ -90,9 +90,8 @@ class TimedBudget:
         self.max_seconds = max_seconds
         self._row_seconds = 0.0  # seconds of a row; 0: not measured yet
         self._slope = 1 / INITIAL_DEPTH
-        self._observations: deque[tuple[float, float, int]] = deque(
-            maxlen=MAX_OBSERVATIONS
-        )  # mean position, seconds per row, tokens
+        # Mean position, seconds per row, tokens.
+        self._observations: deque[tuple[float, float, int]] = deque(maxlen=MAX_OBSERVATIONS)
         self._recent: deque[tuple[float, float]] = deque()  # of the last second: seconds of a step, its slowdown
         self._slowdown = 1.0
         self._largest_chunk = INITIAL_CHUNK  # largest number of tokens among those observations

@@ -328,9 +328,8 @@ def tool_missing(source: SampleSource) -> Sample:
     """Draw a request whose tool is not listed."""
     errand = _draw_errand(source)
     tools = _list_tools(source, (errand.tool,), missing=True) if source.happens_with(0.6) else None
-    thinking = errand.refusal != TOO_LARGE and source.happens_with(
-        0.1
-    )  # with thinking, the model can do some large sums
+    # With thinking, the model can do some large sums.
+    thinking = errand.refusal != TOO_LARGE and source.happens_with(0.1)
     messages = [
         *draw_neutral_system(source),
         user_message(decorate_question(source, errand.request)),

@@ -24,18 +24,15 @@ class ModelMetrics:
 
     def __init__(self) -> None:
         self.totals = RequestTotals()
-        self.finished_choices = LabelledCounter(
-            "stop", "length", "abort", "error", "repetition"
-        )  # finished choices, by reason
+        # Finished choices, by reason.
+        self.finished_choices = LabelledCounter("stop", "length", "abort", "error", "repetition")
         self.rejected_requests = LabelledCounter("queue_full")  # valid requests refused for lack of capacity, by reason
         self.invalid_requests = LabelledCounter("")  # invalid requests
         self.cached_tokens = LabelledCounter("")  # prompt tokens found in the prefix cache
-        self.external_tokens = LabelledCounter(
-            ""
-        )  # prompt tokens counted by other instances whose pages were received or cached here
-        self.recomputed_tokens = LabelledCounter(
-            ""
-        )  # prompt tokens counted by other instances that were recomputed here
+        # Prompt tokens counted by other instances whose pages were received or cached here.
+        self.external_tokens = LabelledCounter("")
+        # Prompt tokens counted by other instances that were recomputed here.
+        self.recomputed_tokens = LabelledCounter("")
         self._key_names = KeyNames()
         self.key_tokens: Counter[tuple[str, str]] = Counter()  # tokens of ended requests, by API key and kind
         # per request, in seconds

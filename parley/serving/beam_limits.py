@@ -11,12 +11,13 @@ from parley.errors import Invalid
 from parley.types import ModelInfo, Request, Sampling
 
 NEUTRAL_SAMPLING = Sampling()
+# Options that a beam search refuses. It accepts temperature, which clients send with every request.
 SAMPLING_FILTERS = (
     "top_p",
     "top_k",
     "min_p",
     "typical_p",
-)  # temperature is tolerated: clients send it with every request
+)
 
 
 def check_beam_search(request: Request, slots: int) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 SERIES_LINE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
+# Name suffixes of averaged gauges.
 AVERAGED_SUFFIXES = (
     "_perc",
     "_usage",
@@ -18,7 +19,7 @@ AVERAGED_SUFFIXES = (
     "_ratio",
     "_fraction",
     "start_progress",
-)  # name suffixes of averaged gauges
+)
 HIT_RATES = {  # hit rate -> the counters (hits, lookups) that it is computed from
     "npu_prefix_cache_hit_rate": ("npu_radix_match_hit_num", "all_radix_match_num"),
 }

@@ -32,6 +32,7 @@ HOP_HEADERS = CONNECTION_HEADERS | {
     b"origin",
 }
 NOT_FORWARDED = HOP_HEADERS | COMMAND_HEADERS
+# Headers of an answer that are not passed on.
 NOT_RETURNED = (HOP_HEADERS - {b"content-encoding"}) | {
     b"date",
     b"server",
@@ -39,7 +40,7 @@ NOT_RETURNED = (HOP_HEADERS - {b"content-encoding"}) | {
     REFUSED_HEADER,
     SHORT_HEADER,
     USED_HEADER,
-}  # headers of an answer that are not passed on
+}
 
 
 class AnswerSizes(Protocol):

@@ -361,9 +361,8 @@ class InferenceFront:
                 client.watcher = inlined
                 await client.while_connected(self._run_attempts(path, client, inlined.body, inlined))
         except ParleyError:
-            _, client.dialect = await client.run_work(
-                len(body), partial(path.pick_route, body, client.headers)
-            )  # to word the error
+            # To word the error.
+            _, client.dialect = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
             raise
         finally:
             self.body_bytes -= inflated

@@ -45,9 +45,8 @@ class JobSide:
         self.job = job  # "prefill" or "decode"
         self.slots = self.blocks = self.tokens = 0
         self.lengths: list[int] = []  # ascending
-        self.time_model = CostModel(
-            flat=job == "decode"
-        )  # prefill: seconds to a first token by tokens; decode: of a handover
+        # Prefill: seconds to a first token by tokens; decode: of a handover.
+        self.time_model = CostModel(flat=job == "decode")
         self.token_seconds = 0.0  # decode: mean seconds per token
         self.token_model = CostModel(flat=True)  # decode: seconds per token by number of requests
         self.stay_seconds = 0.0  # decode: mean seconds that a request stays

@@ -40,9 +40,10 @@ MINDIE_PROMPT_MEMBERS = PromptMembers(
     preceding=("tools",),
     salts=("adapter_id",),
 )
+# Not in the original.
 EMBEDDING_ROUTES = (
     Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_embedding_request, model_reader=model_in_body),
-)  # not in the original
+)
 
 
 def service_dialect(rules: MindieRules) -> Dialect:

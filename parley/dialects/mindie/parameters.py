@@ -126,9 +126,8 @@ CHAT_TABLE = ParameterTable(
     error_style="chat",
     separable_stops=True,
 )
-NATIVE_CHAT_TABLE = replace(
-    CHAT_TABLE, min_top_k=0, max_temperature=2, long_stop_string=False
-)  # openAiSupport is not "vllm"
+# For servers whose openAiSupport is not "vllm".
+NATIVE_CHAT_TABLE = replace(CHAT_TABLE, min_top_k=0, max_temperature=2, long_stop_string=False)
 COMPLETIONS_TABLE = replace(
     CHAT_TABLE,
     check_order=(

@@ -24,10 +24,11 @@ MAX_NAME_CHARACTERS = 256
 MAX_LOGPROB_IDS = 128  # tokens
 MAX_SECONDS = 1e9
 MAX_SALT_CHARACTERS = 128  # characters
+# Headers of a gateway, which override the client's members.
 PRIORITY_HEADER, SALT_HEADER = (
     b"x-vllm-priority",
     b"x-cache-salt",
-)  # headers of a gateway, which override the client's members
+)
 PADDING_NAMES = ("do_not_pad", "max_length")
 INTEGER_TEXT = re.compile(rb"[+-]?[0-9]{1,19}")
 CONTROL_CHARACTERS = set(map(chr, range(32)))

@@ -32,9 +32,8 @@ from parley.types import (
 
 INDEX_MEMBER = b'"index":%d,'
 TOKEN_EVENT = b'%b{%b"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
-EMPTY_TOKEN = TokenInfo(
-    0, "", b"", is_special=True
-)  # used in the last event if a choice ends without a token of its own
+# Used in the last event if a choice ends without a token of its own.
+EMPTY_TOKEN = TokenInfo(0, "", b"", is_special=True)
 
 
 def read_generate_any(rules: TgiRules, body: bytes, context: RequestContext) -> Reply | Answer:

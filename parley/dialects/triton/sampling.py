@@ -122,9 +122,8 @@ UNAVAILABLE = {
     "num_draft_tokens": "Draft models are not available on this server.",
     "use_draft_logits": "Draft models are not available on this server.",
 }
-LOGPROB_OUTPUTS = frozenset(
-    {"cumulative_logprob", "cum_log_probs", "output_log_probs"}
-)  # outputs that need log-probabilities
+# Outputs that need log-probabilities.
+LOGPROB_OUTPUTS = frozenset({"cumulative_logprob", "cum_log_probs", "output_log_probs"})
 CONSTRAINT_OBJECTS = ("structured_outputs", "guided_decoding")  # an object of constraints, or its JSON text
 VLLM_GUIDES: dict[str, ConstraintKind] = {
     "guided_json": "json",

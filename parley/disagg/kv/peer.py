@@ -142,9 +142,8 @@ class KVPeer:
         if (link := self._link_pool.take_idle_link(address, name)) is not None:
             return KVSender(link, mapped_arena, return_link, open_new_link)
         link = await open_new_link()
-        return KVSender(
-            link, self._arenas[name], return_link
-        )  # the arena may be a new one by now; the link belongs to it
+        # The arena may be a new one by now; the link belongs to it.
+        return KVSender(link, self._arenas[name], return_link)
 
     async def close_peer(self) -> None:
         """Stop listening and end all links; return when everything has ended. A second call does nothing."""

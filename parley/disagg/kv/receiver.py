@@ -55,9 +55,8 @@ class KVReceiver:
         self._unconfirmed: deque[tuple[int, int]] = deque()  # read, not yet confirmed: part and count
         self._fetch_task: asyncio.Task[None] | None = None
         self._outputs: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._outputs.add_done_callback(
-            lambda outputs: outputs.cancelled() or outputs.exception()
-        )  # it may never be awaited
+        # It may never be awaited.
+        self._outputs.add_done_callback(lambda outputs: outputs.cancelled() or outputs.exception())
         self._settled_event = asyncio.Event()
         self._state = "offered"  # then "accepted", "ending", "over"
         link.hold_link(self)

@@ -43,9 +43,8 @@ def quantize_rows(x: torch.Tensor) -> TorchRows:
     wide = x.float()
     most = wide.abs().amax(-1) if x.shape[-1] else wide.new_zeros(wide.shape[:-1])
     sound = most.isfinite()
-    inverse = torch.where(
-        sound & (most >= MIN_ABSMAX), torch.full_like(most, 127).div_(most), 0.0
-    )  # 127 / x rounds twice
+    # 127 / x rounds twice.
+    inverse = torch.where(sound & (most >= MIN_ABSMAX), torch.full_like(most, 127).div_(most), 0.0)
     values = torch.where(sound[:, None], wide * inverse[:, None], 0.0).round_().to(torch.int8)
     return TorchRows(values, torch.where(sound, most / 127, torch.nan))
 

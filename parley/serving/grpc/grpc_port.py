@@ -44,9 +44,8 @@ GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
 CallHandler = Callable[[GrpcCall, Any, GrpcContext], Awaitable[bytes | None]]
 AnswerSender = Callable[[ProtoMessage, bool], Awaitable[None]]  # an answer, and whether it is the last one
 
-KEYLESS_METHODS = frozenset(
-    {"ServerLive", "ServerReady", "Check", "Watch"}
-)  # open to clients without a key; not logged
+# Open to clients without a key; not logged.
+KEYLESS_METHODS = frozenset({"ServerLive", "ServerReady", "Check", "Watch"})
 REAL_STATUS_HEADER = b"triton_grpc_error"  # metadata: the first error ends a stream, with the error's own status
 
 

@@ -58,9 +58,8 @@ NO_FORCING = {"name": "free", "lark_grammar": '%llguidance {"no_forcing": true}\
 MAX_MESSAGE_CHARS = 200  # longest part of llguidance's own messages that is passed on, in characters
 TOO_COMPLEX = "it is too complex"
 TOO_WIDE = f"an object in it has more than {schemas.MAX_PROPERTIES} properties"
-TOKEN_IDS = re.compile(
-    r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<\[([^\]]*)\]>'
-)  # token ids; also matches strings, to skip them
+# Token ids; also matches strings, to skip them.
+TOKEN_IDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<\[([^\]]*)\]>')
 UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 ERROR_REASONS = (
     ("NoExtension", "no text can match it"),

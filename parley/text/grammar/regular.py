@@ -27,12 +27,13 @@ from parley.text.grammar.productions import (
 )
 from parley.text.grammar.refused import GrammarRefused
 
+# (end, characters per first UTF-8 byte).
 FIRST_BYTE_WIDTHS = (
     (0x80, 1),
     (0x800, 0x40),
     (0x10000, 0x1000),
     (LAST_CODE_POINT + 1, 0x40000),
-)  # (end, characters per first UTF-8 byte)
+)
 
 
 class RegularParts:

@@ -17,10 +17,11 @@ from parley.text.grammar.schemas.argument_rules import ArgumentRules
 from parley.text.parsing.markup import Markup
 
 FREE_TEXT = "TEXT: /(?s:.*)/"
+# Written before content by models with channels.
 ASSISTANT_START, FINAL_CHANNEL = (
     "<|start|>assistant",
     "<|channel|>final<|message|>",
-)  # written before content by models with channels
+)
 
 
 def tool_calls_grammar(

@@ -147,11 +147,12 @@ DSML_FUNCTIONS = _invoke_form("<｜DSML｜function_calls>\n", "</｜DSML｜funct
 DSML_TOOLS = _invoke_form("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
 DSML_BARE = _invoke_form("", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
 GIGACHAT31 = CallForm(block_open=("<|function_call|>",), single_call=True)
+# Wrappers that xLAM models sometimes write around calls.
 XLAM_WRAPPERS = (
     ("```json\n", "\n```"),
     ("<tool_call>", "</tool_call>"),
     ("[TOOL_CALLS]", ""),
-)  # its occasional wrappers
+)
 TOOL_CALLS = _json_list_form("<tool_calls>", "</tool_calls>")
 
 CALLS = (

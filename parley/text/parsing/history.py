@@ -25,9 +25,8 @@ TemplateTurn = dict[str, Any]
 NINE_CHARACTER_IDS = re.compile(r"length\s*(!=|<|>=)\s*9")  # Mistral's templates refuse ids of other lengths
 IDS_AS_NAMES = "<|tool_call_argument_begin|>"  # Kimi's templates write the id where others write the name
 ONE_CALL_PER_TURN = "single tool-calls at once"  # Llama's templates refuse turns with several calls
-RESULTS_IN_CALLER = re.compile(
-    r"""[.'"]tool_responses\b"""
-)  # Gemma's first templates read results in the turn that called; later ones read turns of tools too
+# Gemma's first templates read results in the turn that called; later ones read turns of tools too.
+RESULTS_IN_CALLER = re.compile(r"""[.'"]tool_responses\b""")
 READS_TOOL_TURNS = "tool_call_id"  # occurs in templates that read turns of tools
 CALLS_MEMBER = "tool_calls"  # templates without it see calls only as part of the content
 LATER_SYSTEM = "<system>\n{}\n</system>"  # a system message in the place of a user's turn

@@ -91,9 +91,8 @@ def grpc_model_metadata(message: ProtoMessage, context: RequestContext, facts: S
 def grpc_model_config(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``ModelConfig``. Raises UnknownModel."""
     answer = _forward_to_http(control.model_config_answer, context, facts, model=message.name, version=message.version)
-    present = {
-        name: value for name, value in answer.items() if value not in ("", [], {})
-    }  # empty is absent in protobuf
+    # Empty is absent in protobuf.
+    present = {name: value for name, value in answer.items() if value not in ("", [], {})}
     return fill_message("ModelConfigResponse", {"config": present})
 
 

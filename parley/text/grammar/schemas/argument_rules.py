@@ -23,11 +23,12 @@ from parley.text.grammar.schemas.value_rules import Schema
 from parley.text.parsing.calls import LIST_ITEM, CallForm, resolve_pointer, schema_types
 from parley.types import CUSTOM_GRAMMAR
 
+# As chat templates write JSON.
 JSON_SPACING = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
-}  # as chat templates write JSON
+}
 JSON_QUOTE = '"'
 CUSTOM_END = '"}'  # of an object with one text
 MAX_ARGUMENT_DEPTH = 8  # levels of a schema that are enforced where the notation is not JSON

@@ -16,11 +16,12 @@ from parley.text.parsing.calls.tools import json_type
 from parley.text.parsing.marks import compile_marks
 
 LINE_BREAK = "\n"
+# Names that models give the object of all arguments if they write it.
 WRAPPER_NAMES = (
     *ARGUMENT_MEMBERS,
     "input",
     "properties",
-)  # names that models give the object of all arguments if they write it
+)
 
 
 def read_tags_call(scan: CallScanner) -> ReadSteps:
