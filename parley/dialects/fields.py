@@ -259,7 +259,7 @@ class Fields:
         if len(value) > cap:
             raise self._wording.too_long_error(self.member_path(name), "object", len(value), cap)
         weights = {}
-        for key, weight in value.items():
+        for key, weight in zip(map(str, value), value.values(), strict=True):  # ``parley.LLM`` has ids as integers
             if not (key.isascii() and key.isdigit() and len(key) < 12):
                 raise self.member_error(name, f"keys must be token ids, but one is {excerpt(key)}.")
             weights[int(key)] = self._checked_number(f"{self.member_path(name)}.{key}", weight, low, high, False)

@@ -57,6 +57,13 @@ def test_prediction_changes_only_usage(llm):
             llm.chat(MESSAGES, prediction=wrong)
 
 
+def test_keys_of_logit_bias_may_be_integers(llm):
+    (token,) = llm.generate("the quick", max_tokens=1, logit_bias={7: 100}, return_token_ids=True).completions[0].tokens
+    assert token.id == 7
+    with pytest.raises(ParleyError, match="token ids"):
+        llm.generate("the quick", logit_bias={7.5: 1})
+
+
 def test_logprob_token_ids_return_logprobs_of_named_tokens(llm):
     options = {"max_tokens": 6, "temperature": 0.9, "seed": 4, "ignore_eos": True}
     every = llm.generate("the quick brown", logprobs=-1, **options).completions[0]
