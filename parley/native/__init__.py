@@ -93,9 +93,9 @@ __all__ = [
     "embed_tokens",
     "gate_rows",
     "group_lora_rows",
+    "has_gpu_rope_write",
     "has_grouped_kernel",
     "has_quantized_kernels",
-    "has_triton_rope_write",
     "kernels_in_use",
     "linear",
     "linear_heads",
@@ -420,9 +420,9 @@ def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: 
     (_tiled_kernels(pool) or torch_attention).write_kv(keys, values, pool, indices)
 
 
-def has_triton_rope_write(head_norm: Norm | None, *, is_norm_late: bool, has_scaled_queries: bool) -> bool:
-    """Whether Triton's form of ``rope_write`` computes this: RMS norms without biases, before the rotation, and queries
-    that are not scaled by position."""
+def has_gpu_rope_write(head_norm: Norm | None, *, is_norm_late: bool, has_scaled_queries: bool) -> bool:
+    """Whether the form of ``rope_write`` for GPUs computes this: RMS norms without biases, before the rotation, and
+    queries that are not scaled by position."""
     is_rms = head_norm is None or not (head_norm.is_centered or head_norm.bias is not None)
     return is_rms and not is_norm_late and not has_scaled_queries
 
@@ -450,9 +450,7 @@ def rope_write(
         options |= {"is_norm_late": is_norm_late, "query_scales": query_scales}
     form: Any = _tiled_kernels(pool)
     if form is None:
-        has_form = has_triton_rope_write(
-            head_norm, is_norm_late=is_norm_late, has_scaled_queries=query_scales is not None
-        )
+        has_form = has_gpu_rope_write(head_norm, is_norm_late=is_norm_late, has_scaled_queries=query_scales is not None)
         form = _kernels_for("rope_write", qkv) if has_form else torch_kernels
     result: torch.Tensor = form.rope_write(qkv, cos, sin, pool, indices, **options)
     return result

@@ -74,7 +74,7 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
         shape.chunk is None
         and not shape.slopes
         and shape.routing is None
-        and native.has_triton_rope_write(
+        and native.has_gpu_rope_write(
             layer.head_norm, is_norm_late=shape.is_qk_norm_late, has_scaled_queries=shape.has_scaled_queries
         )
         for shape, layer in zip(network.config.layers, network.layer_weights, strict=True)
