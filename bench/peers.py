@@ -84,7 +84,7 @@ def llama_peer(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Pe
 
     def command(port: int) -> list[object]:
         serve = [LLAMA_BIN / "llama-server", "-m", weights, "--host", "127.0.0.1", "--port", port, "-a", "m"]
-        slots = ["--parallel", "32", "-cb", "-c", "40960"]
+        slots = ["--parallel", "32", "-cb", "-c", "69632"]
         return [*serve, "-t", THREADS, "-tb", THREADS, *slots, "-fa", "on", "-b", "2048", "-ub", "512", "-lv", "2"]
 
     return Peer(title, folder, kind, weights, loads, command)
