@@ -191,16 +191,17 @@ void each_group(const Pair* x, const uint32_t* panel, Cut<Blocks<HIGH, GROUP, NU
 
 // totals [rows][BLOCK] += the product of rows of x and a panel. sums.scales: unused
 template <class Code> void multiply_panel(const Pair* x, const uint32_t* panel, Cut<Code> cut, Sums sums, long rows) {
-  // One row has the same sums without `add`, whose choice of a tile for each group would take a tenth of the time or more
-  if (rows == 1)
-    each_group(x, panel, cut, sums, [&](const Pair* part, const uint32_t* words, long steps, Sums some) {
-      some.first = some.last = true;
-      tile<Code, 1, VECTORS>(part, cut.pairs, Narrow<Code>{words}, steps, some);
-    });
-  else
-    each_group(x, panel, cut, sums, [&](const Pair* part, const uint32_t* words, long steps, const Sums& some) {
-      add<Code>(part, cut.pairs, words, steps, some, rows);
-    });
+  // One row has the same sums without `add`, whose choice of a tile for each group would take a tenth of the time or more.
+  // Without SIMD that matters less than the time to compile it
+  if constexpr (LANES > 4)
+    if (rows == 1)
+      return each_group(x, panel, cut, sums, [&](const Pair* part, const uint32_t* words, long steps, Sums some) {
+        some.first = some.last = true;
+        tile<Code, 1, VECTORS>(part, cut.pairs, Narrow<Code>{words}, steps, some);
+      });
+  each_group(x, panel, cut, sums, [&](const Pair* part, const uint32_t* words, long steps, const Sums& some) {
+    add<Code>(part, cut.pairs, words, steps, some, rows);
+  });
 }
 
 // f(code) for the code of this number, as Python counts them
