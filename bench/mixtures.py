@@ -22,6 +22,7 @@ import torch
 from install import MODELS, ROOT
 from kernels import CONTEXT, decode_batch, ignore_progress, markdown_table, prefill_batch
 from limits import Limits, measure_limits
+from published_models import draw_mxfp4
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
@@ -125,9 +126,7 @@ def write_model(model_type: str, shape: Shape) -> Path:
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         if shape.is_mxfp4 and name.endswith(("gate_up_proj", "down_proj")):
-            experts, into, out = tensor.shape
-            tensors[name + "_blocks"] = torch.randint(0, 256, (experts, out, into // 32, 16), dtype=torch.uint8)
-            tensors[name + "_scales"] = torch.full((experts, out, into // 32), 120, dtype=torch.uint8)  # 2**-7
+            tensors.update(draw_mxfp4(name, tensor.shape))
         else:
             mean = 1.0 if "norm" in name else 0.0
             tensors[name] = torch.empty(tensor.shape, dtype=torch.bfloat16).normal_(mean, 0.02)

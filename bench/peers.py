@@ -80,6 +80,7 @@ def tcmalloc() -> list[str]:
 
 
 def llama_peer(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
+    """Return llama.cpp's server with the GGUF file of a folder of MODELS and of this kind."""
     weights = MODELS / f"{folder}-{kind}.gguf"
 
     def command(port: int) -> list[object]:

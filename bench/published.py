@@ -27,13 +27,14 @@ from limits import measure_limits
 from loads import LoadMix, word_tokens
 from peers import Peer, llama_peer, parley_peer, vllm_peer
 from published_models import PUBLISHED_SHAPES, WeightCounts, write_fp8, write_gguf, write_published_model
-from report import markdown_table
+from report import markdown_table, weight_files
 
 RESULTS = ROOT / "published.json"
 TABLE = ROOT / "published.md"
 LOG = ROOT / "log" / "published.log"
 DECODE, PREFILL = "itl_ms", "ttft_ms"
-BYTES = {"bf16": 2.0, "int4": 0.53, "MXFP4": 0.53, "FP8": 1.0}  # of a weight with its share of scales
+# Bytes of a weight with its share of scales, of dense layers and of experts. Other kinds: by the size of parley's file.
+BYTES = {"bf16": (2.0, 2.0), "int4": (0.53, 0.53), "MXFP4": (2.0, 0.53)}
 HEAD = ["Model", "parley", "Peer", "Load", "parley, ms", "Peer, ms", "Ratio (range)", "Goal", "Limit, ms", "Reached"]
 
 
@@ -62,7 +63,6 @@ def prefill_load(tokens: int) -> PublishedLoad:
 class Contest:
     """Two servers with a model. ``ours``, ``theirs``: the kinds of their weights. ``goal``: of each ratio.
 
-    ``dense``, ``expert``: kinds of weights by which the limit is computed, "file": by the size of the peer's file.
     ``make_peers`` writes the files first.
     """
 
@@ -71,8 +71,6 @@ class Contest:
     theirs: str
     goal: float
     loads: Sequence[PublishedLoad]
-    dense: str
-    expert: str
     make_peers: Callable[[], tuple[Peer, Peer]]
 
     @property
@@ -115,28 +113,27 @@ def with_bf16(model: str) -> tuple[Peer, Peer]:
 DECODES = (decode_load(1), decode_load(8), decode_load(32))
 USUAL = (*DECODES, prefill_load(512))
 SINGLE = (decode_load(1), prefill_load(512))
-FILE = ("file", "file")
 CONTESTS = [
-    Contest("qwen3-moe", "bf16", "llama.cpp bf16", 1.3, USUAL, "bf16", "bf16",
+    Contest("qwen3-moe", "bf16", "llama.cpp bf16", 1.3, USUAL,
             partial(with_llama, "qwen3-moe", "bf16", False)),
-    Contest("qwen3-moe", "Q4_K_M", "llama.cpp Q4_K_M", 1.3, USUAL, *FILE,
+    Contest("qwen3-moe", "Q4_K_M", "llama.cpp Q4_K_M", 1.3, USUAL,
             partial(with_llama, "qwen3-moe", "Q4_K_M", True)),
-    Contest("qwen3-moe", "int4", "llama.cpp Q4_K_M", 1.3, USUAL, "int4", "int4",
+    Contest("qwen3-moe", "int4", "llama.cpp Q4_K_M", 1.3, USUAL,
             partial(with_llama, "qwen3-moe", "Q4_K_M", False, "--quantization", "int4")),
-    Contest("qwen3-moe", "bf16", "vLLM bf16", 1.2, USUAL, "bf16", "bf16", partial(with_vllm, "qwen3-moe")),
-    Contest("gpt-oss", "MXFP4", "llama.cpp MXFP4", 1.3, USUAL, "bf16", "MXFP4",
+    Contest("qwen3-moe", "bf16", "vLLM bf16", 1.2, USUAL, partial(with_vllm, "qwen3-moe")),
+    Contest("gpt-oss", "MXFP4", "llama.cpp MXFP4", 1.3, USUAL,
             partial(with_llama, "gpt-oss", "bf16", False)),
-    Contest("gemma3", "bf16", "llama.cpp bf16", 1.2, USUAL, "bf16", "bf16",
+    Contest("gemma3", "bf16", "llama.cpp bf16", 1.2, USUAL,
             partial(with_llama, "gemma3", "bf16", False)),
-    Contest("gemma3", "Q4_0", "llama.cpp Q4_0", 1.2, USUAL, *FILE,
+    Contest("gemma3", "Q4_0", "llama.cpp Q4_0", 1.2, USUAL,
             partial(with_llama, "gemma3", "Q4_0", True)),
-    Contest("0.5b", "Q4_K_M", "llama.cpp Q4_K_M", 1.25, SINGLE, *FILE,
+    Contest("0.5b", "Q4_K_M", "llama.cpp Q4_K_M", 1.25, SINGLE,
             partial(with_llama, "0.5b", "Q4_K_M", True)),
-    Contest("0.5b", "Q8_0", "llama.cpp Q8_0", 1.25, SINGLE, *FILE,
+    Contest("0.5b", "Q8_0", "llama.cpp Q8_0", 1.25, SINGLE,
             partial(with_llama, "0.5b", "Q8_0", True)),
-    Contest("qwen3-next", "bf16", "llama.cpp bf16", 1.3, (*DECODES, prefill_load(2048)), "bf16", "bf16",
+    Contest("qwen3-next", "bf16", "llama.cpp bf16", 1.3, (*DECODES, prefill_load(2048)),
             partial(with_llama, "qwen3-next", "bf16", False)),
-    Contest("0.5b", "FP8", "parley bf16", 1.61, (decode_load(1),), "FP8", "FP8", partial(with_bf16, "0.5b")),
+    Contest("0.5b", "FP8", "parley bf16", 1.61, (decode_load(1),), partial(with_bf16, "0.5b")),
 ]  # fmt: skip
 
 
@@ -148,8 +145,8 @@ def measure_contest(contest: Contest, rounds: int) -> list[list[str]]:
             raise ContestantFailed(peer.missing_file)
     folder = make_folder(contest.model)
     pool, shape, counts = word_tokens(folder), PUBLISHED_SHAPES.get(contest.model), WeightCounts.from_folder(folder)
-    of_file = peers[1].weights.stat().st_size / counts.total
-    weight_bytes = (BYTES.get(contest.dense, of_file), BYTES.get(contest.expert, of_file))
+    of_file = sum(file.stat().st_size for file in weight_files(peers[0].weights)) / counts.total
+    weight_bytes = BYTES.get(contest.ours, (of_file, of_file))
     lines = []
     with paused_contestants(peers, LOG) as contestants:
         for contestant in contestants:
@@ -185,7 +182,7 @@ def run_turn(contestant: Contestant, load: PublishedLoad, seed: str) -> float:
     contestant.pause()
     if summary["errors"]:
         raise ContestantFailed(f"requests to {contestant.peer.title} failed: {summary['reasons']}")
-    return float((summary[load.figure] or {"p50": 0})["p50"])
+    return float(summary[load.figure]["p50"])
 
 
 def main() -> int:

@@ -102,9 +102,7 @@ def _draw_tensors(key: str, size: torch.Size, shape: PublishedShape) -> Iterator
     """Yield random tensors with their published names for one of Transformers' parameters."""
     is_expert = ".experts." in key and len(size) == 3
     if is_expert and shape.is_mxfp4:
-        experts, into, out = size
-        yield f"{key}_blocks", torch.randint(0, 256, (experts, out, into // 32, 16), dtype=torch.uint8)
-        yield f"{key}_scales", torch.full((experts, out, into // 32), 120, dtype=torch.uint8)  # 2**-7
+        yield from draw_mxfp4(key, size)
     elif is_expert:
         # Transformers keeps the experts of a layer in one tensor, and published files have one for each.
         parts = ("gate_proj", "up_proj") if key.endswith("gate_up_proj") else ("down_proj",)
@@ -116,6 +114,13 @@ def _draw_tensors(key: str, size: torch.Size, shape: PublishedShape) -> Iterator
         yield key, torch.ones(size, dtype=torch.bfloat16)
     else:
         yield key, _draw_weight(*size)
+
+
+def draw_mxfp4(key: str, size: torch.Size) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the blocks and scales of random experts in MXFP4. ``size``: [experts, in, out], as in Transformers."""
+    experts, into, out = size
+    yield f"{key}_blocks", torch.randint(0, 256, (experts, out, into // 32, 16), dtype=torch.uint8)
+    yield f"{key}_scales", torch.full((experts, out, into // 32), 120, dtype=torch.uint8)  # 2**-7
 
 
 def _draw_weight(*size: int) -> torch.Tensor:

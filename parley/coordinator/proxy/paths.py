@@ -90,21 +90,25 @@ class PathTable:
         if api_path is not None:
             return api_path, {}
         others = {known for known, where in self._plain if where == path}
-        matches = self._match_patterns(path) or (
-            [] if others else self._match_patterns(join_name_segments(path, model_names()))
-        )
-        for known, api_path, parts in matches:
-            if known == method:
-                return api_path, split_name_segments(parts)
-            others.add(known)
+        found = self._match_patterns(method, path, others)
+        if found is None and not others:
+            found = self._match_patterns(method, join_name_segments(path, model_names()), others)
+        if found is not None:
+            return found
         if not others:
             raise NotFound(f"Unknown request URL: {method} {excerpt(path)}. Please check it for typos.")
         raise NotAllowed(f"{method} is not allowed on {excerpt(path)}.", allowed=", ".join(sorted(others)))
 
-    def _match_patterns(self, path: str) -> list[tuple[str, ApiPath, dict[str, str]]]:
-        """Return the methods and paths with parameters that match a path, and the parameters."""
-        matches = ((known, api_path, pattern.match(path)) for pattern, known, api_path in self._patterns)
-        return [(known, api_path, match.groupdict()) for known, api_path, match in matches if match is not None]
+    def _match_patterns(self, method: str, path: str, others: set[str]) -> tuple[ApiPath, Mapping[str, str]] | None:
+        """Match a path with parameters; also return these. Adds the methods of other matches to ``others``."""
+        for pattern, known, api_path in self._patterns:
+            match = pattern.match(path)
+            if match is None:
+                continue
+            if known == method:
+                return api_path, split_name_segments(match.groupdict())
+            others.add(known)
+        return None
 
     def error_dialect(self, path: str) -> Dialect:
         """Return the API whose error format applies to an unknown path."""
