@@ -32,8 +32,8 @@ def make_wheel(source: Path, folder: Path, environment: dict[str, str] | None = 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Iterator[zipfile.ZipFile]:
-    """A wheel that takes libraries from the checkout, and compiles those that are missing: at least one."""
-    source = copy_sources(tmp_path_factory.mktemp("source"), build.library_name("generic"))
+    """A wheel that takes libraries from the checkout, and compiles those that are missing."""
+    source = copy_sources(tmp_path_factory.mktemp("source"))
     with make_wheel(source, source / "wheel") as wheel:
         yield wheel
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -17,6 +18,7 @@ from support.placed_items import place_items
 from parley.core.search.beam import beam_capacity
 from parley.types import BeamOptions, EngineOutput, EngineRequest, PoolingOptions
 
+SCHEDULES = 200 if os.environ.get("PARLEY_NIGHTLY") else 60  # random schedules for each test
 COMMON = [(7 * i + 3) % VOCAB for i in range(200)]  # the beginning of prompts with a shared prefix
 
 
@@ -243,7 +245,7 @@ loop_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_s
 
 
 @given(schedule_plans(failures=False, cancels=False))
-@settings(loop_settings, max_examples=150)
+@settings(loop_settings, max_examples=SCHEDULES)
 def test_random_schedule_does_not_change_outputs(plan: SchedulePlan) -> None:
     """Batch, arrival, chunks, cache, preemptions and n change no token, score or finish reason of a request."""
     bench, cancelled = run_plan(plan)
@@ -252,7 +254,7 @@ def test_random_schedule_does_not_change_outputs(plan: SchedulePlan) -> None:
 
 
 @given(schedule_plans(failures=False, cancels=True))
-@settings(loop_settings, max_examples=100)
+@settings(loop_settings, max_examples=SCHEDULES)
 def test_random_cancels_leak_no_pages_and_change_no_other_output(plan: SchedulePlan) -> None:
     bench, cancelled = run_plan(plan)
     assert all(outputs[-1].finish_reason != "error" for outputs in bench.outputs.values())
@@ -260,7 +262,7 @@ def test_random_cancels_leak_no_pages_and_change_no_other_output(plan: ScheduleP
 
 
 @given(schedule_plans(failures=True, cancels=True))
-@settings(loop_settings, max_examples=150)
+@settings(loop_settings, max_examples=SCHEDULES)
 def test_failed_step_ends_only_its_choices(plan: SchedulePlan) -> None:
     bench, cancelled = run_plan(plan)
     compare_with_alone(plan, bench, cancelled)

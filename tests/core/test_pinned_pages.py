@@ -4,6 +4,7 @@ are released, nothing deadlocks, and a continuation after handed-over tokens equ
 
 from __future__ import annotations
 
+import os
 from math import inf
 from random import Random
 
@@ -419,7 +420,11 @@ class HandoverScenario:
                 assert actual == expected
 
 
-handover_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+handover_settings = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=200 if os.environ.get("PARLEY_NIGHTLY") else 70,
+)
 
 
 @given(st.integers(0, 2**32), st.booleans())
