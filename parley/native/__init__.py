@@ -94,9 +94,9 @@ __all__ = [
     "gate_rows",
     "group_lora_rows",
     "has_gpu_rope_write",
-    "has_grouped_kernel",
     "has_quantized_kernels",
     "kernels_in_use",
+    "kernels_of_parts",
     "linear",
     "linear_heads",
     "lm_head_logits",
@@ -104,7 +104,6 @@ __all__ = [
     "mix_experts",
     "norm_rows",
     "pack_grouped",
-    "pack_grouped_parts",
     "pack_heads",
     "pack_int8",
     "pack_lora",
@@ -236,19 +235,10 @@ def has_quantized_kernels(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" or _own_kernels(device, dtype) is not None
 
 
-def has_grouped_kernel(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights in groups stay packed for rows of ``dtype``. Without a kernel, they are dequantized."""
-    return dtype == torch.bfloat16 and device.type == "cpu" and compiled_kernels() is not None
-
-
-def pack_grouped_parts(weights: Sequence[GroupedWeight | BlockedWeight], bias: torch.Tensor | None) -> PackedWeight:
-    """Pack weights of the same inputs as one with the outputs of all, each with its own code, for bfloat16 rows.
-
-    ``has_grouped_kernel`` must be true. Raises ValueError for groups that the kernel does not have.
-    """
-    kernels = compiled_kernels()
-    assert kernels is not None
-    return kernels.pack_grouped_parts(weights, bias)
+def kernels_of_parts(dtype: torch.dtype, device: torch.device) -> CompiledKernels | None:
+    """Return the kernels that pack several weights as one where they lie, for rows of ``dtype``; None if there are
+    none. Without them, parts are merged first, and weights in groups are dequantized."""
+    return compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
 
 
 def _takes_int8(consumer: PackedWeight | None) -> bool:

@@ -189,6 +189,7 @@ def serve_socket(fd: int, *, is_early: bool = False) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_up_child_logging()
+    gc.disable()  # until the model is loaded: the objects of libraries stay, and looking through them takes a second
     for name, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(name, value)
     threading.excepthook = _exit_at_thread_death
@@ -220,6 +221,7 @@ def serve_socket(fd: int, *, is_early: bool = False) -> None:
             # a second, and every client would wait.
             gc.collect()
             gc.freeze()
+            gc.enable()
         try:
             sock.sendall(wire.encode_frame(message))
         except OSError:

@@ -338,6 +338,21 @@ def test_concurrent_compiles_leave_one_library(monkeypatch, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("outs", [(64, 32, 96), (32,), (33, 64, 7), (1, 1, 1, 61), (64, 5)], ids=str)
+@pytest.mark.parametrize("into", [64, 51])
+def test_parts_are_packed_as_their_concatenation(kernels, outs, into):
+    """Also if a part ends within a panel, lies in another order, or is there twice."""
+    parts = [random_tensor(out, into, seed=seed) for seed, out in enumerate(outs)]
+    parts += [random_tensor(into, 40, seed=9).T, parts[0], parts[0]]
+    bias = random_tensor(sum(map(len, parts)), seed=10)
+    merged = kernels.pack_weight(torch.cat(parts), bias)
+    assert torch.equal(kernels.pack_weight_parts(parts, bias).weight, merged.weight)
+    rows = [native.quantize_rows(part) for part in parts]
+    values, scales = [each.values[:, :into] for each in rows], torch.cat([each.scales for each in rows])
+    merged_int8 = kernels.pack_int8(torch.cat(values), scales, bias)
+    assert torch.equal(kernels.pack_int8_parts(values, scales, bias).weight, merged_int8.weight)
+
+
 def test_torch_kernels_pass_the_schedule_tests():
     """Runs some schedule tests of test_exact again with torch's kernels, as on a machine without a compiler."""
     selected_tests = "test_preemption_in or test_prefix_hit"

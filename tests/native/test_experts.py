@@ -39,13 +39,13 @@ def pack_random(kind: str, out: int, into: int, seed: int) -> native.PackedWeigh
         rows = native.quantize_rows(weight)
         return native.pack_int8(rows.values[:, :into], rows.scales, bias, torch.bfloat16)
     if kind in ("q4_k", "q6_k"):
-        if native.compiled_kernels() is None:
+        if (kernels := native.compiled_kernels()) is None:
             pytest.skip("without compiled kernels, blocks are decoded")
         source = torch.Generator().manual_seed(seed)
         values = torch.randint(0, 16 if kind == "q4_k" else 64, (out, into), generator=source).byte()
         heads = torch.randint(0, 256, (out, into // 256, 20), generator=source).byte()
         heads[..., 1:4:2] = 5  # scales and minimums of about 1e-4
-        return native.pack_grouped_parts([native.BlockedWeight(values, heads.view(torch.int32), kind)], bias)
+        return kernels.pack_grouped_parts([native.BlockedWeight(values, heads.view(torch.int32), kind)], bias)
     if kind == "int4":
         return native.pack_grouped(native.round_int4(weight, 32), bias, torch.bfloat16)
     return native.pack_weight(weight.bfloat16(), bias)

@@ -119,7 +119,10 @@ class PlainWeight:
         dtype: torch.dtype,
         device: torch.device,
     ) -> native.PackedWeight:
-        """Copy the parts into one tensor of ``dtype`` and pack it."""
+        """Pack the parts where they lie if the kernels can, else a copy of all of them in ``dtype``."""
+        kernels = native.kernels_of_parts(dtype, device)
+        if kernels is not None:
+            return kernels.pack_weight_parts([_numbers_of(part, dtype) for part in parts], bias)
         sizes, into = [part.out for part in parts], parts[0].into
         merged = memory.map_tensor(sum(sizes) * into, dtype).view(-1, into)
         for rows, part in zip(merged.split(sizes), parts, strict=True):
@@ -193,11 +196,19 @@ class BlockWeight:
         device: torch.device,
     ) -> native.PackedWeight:
         """Pack the parts as they are if a kernel reads them so; else decode all of them into ``dtype``."""
-        if native.has_grouped_kernel(dtype, device):
+        kernels = native.kernels_of_parts(dtype, device)
+        if kernels is not None:
             blocks = [each for each in _join_alike(parts) if isinstance(each, BlockWeight)]
             if sum(each.out for each in blocks) == sum(each.out for each in parts):
-                return native.pack_grouped_parts([each.regroup() for each in blocks], bias)
+                return kernels.pack_grouped_parts([each.regroup() for each in blocks], bias)
         return PlainWeight.pack_merged(parts, bias, dtype, device)
+
+
+def _numbers_of(part: PlainWeight | BlockWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers of a weight in ``dtype`` [out, into]: a copy unless they are stored so."""
+    if isinstance(part, PlainWeight) and part.values.dtype == dtype and part.values.is_contiguous():
+        return part.values
+    return part.decode_into(memory.map_tensor(part.out * part.into, dtype).view(-1, part.into))
 
 
 def _join_alike(parts: Sequence[PlainWeight | BlockWeight]) -> list[PlainWeight | BlockWeight]:
@@ -269,9 +280,13 @@ class Int8Weight:
     def pack_merged(
         cls, parts: Sequence[Int8Weight], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> native.PackedWeight:
-        """Concatenate values and scales, and pack them."""
-        values, scales = (torch.cat(each) for each in zip(*((part.values, part.scales) for part in parts), strict=True))
-        return native.pack_int8(values.to(device), scales.to(device), bias, dtype)
+        """Pack the parts where they lie if the kernels can, else a copy of all of them."""
+        scales = torch.cat([part.scales for part in parts])
+        values = [part.values for part in parts]
+        kernels = native.kernels_of_parts(dtype, device)
+        if kernels is not None:
+            return kernels.pack_int8_parts(values, scales, bias)
+        return native.pack_int8(torch.cat(values).to(device), scales.to(device), bias, dtype)
 
 
 @dataclass(frozen=True)
@@ -324,7 +339,9 @@ class GroupedLinearWeight:
 
         def join(name: str) -> Any:
             tensors = [getattr(weight, name) for weight in weights]
-            return None if tensors[0] is None else torch.cat(tensors).to(device)
+            if tensors[0] is None:
+                return None
+            return (torch.cat(tensors) if len(tensors) > 1 else tensors[0]).to(device)
 
         merged = weights[0]._replace(**{name: join(name) for name in ("values", "scales", "zeros", "out_scales")})
         return native.pack_grouped(merged, bias, dtype)
@@ -341,6 +358,7 @@ class UnlikeWeights:
         """Pack the parts as they are if a kernel reads them so; else decode all of them into ``dtype``."""
         grouped = [part.weight for part in parts if isinstance(part, GroupedLinearWeight)]
         have_common_rows = all(weight.order is None and weight.out_scales is None for weight in grouped)
-        if len(grouped) == len(parts) and have_common_rows and native.has_grouped_kernel(dtype, device):
-            return native.pack_grouped_parts(grouped, bias)
+        kernels = native.kernels_of_parts(dtype, device)
+        if len(grouped) == len(parts) and have_common_rows and kernels is not None:
+            return kernels.pack_grouped_parts(grouped, bias)
         return PlainWeight.pack_merged([PlainWeight(part.to_float()) for part in parts], bias, dtype, device)

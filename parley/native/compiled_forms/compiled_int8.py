@@ -64,14 +64,21 @@ class Int8Packed:
     into: int
 
 
-def pack_int8_weight(
-    library: ctypes.CDLL, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+def pack_int8_pieces(
+    library: ctypes.CDLL,
+    pieces: Sequence[tuple[int, torch.Tensor]],
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> Int8Packed:
-    """Pack a weight int8 [out, in] with scales [out] for ``multiply_int8``."""
-    out, into = torch_int8.check_int8_shape(values)
-    values = values.contiguous()
+    """Pack a weight int8 [out, in] with scales [out] for ``multiply_int8``. ``pieces``: as ``join_to_panels`` returns.
+
+    Raises ValueError if ``in`` is above 2^17.
+    """
+    out, into = len(scales), torch_int8.check_int8_shape(pieces[0][1])[1]
     packed = memory.map_tensor(library.int8_size(out, into), torch.uint8)
-    library.int8_pack(values.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
+    for first, values in pieces:
+        place = packed[library.int8_size(first, into) :]
+        library.int8_pack(values.data_ptr(), place.data_ptr(), len(values), into, torch.get_num_threads())
     bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
     return Int8Packed(packed, scales.float().contiguous(), bias, out, into)
 

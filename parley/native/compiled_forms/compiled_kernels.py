@@ -126,13 +126,19 @@ class CompiledKernels:
         self.library_name = Path(library._name).name
         self.level = Path(library._name).stem.rpartition("-")[2]
         self._attend_dim = library.attend_dim()
+        self._panel_outputs = library.packed_size(1, 2) // 2  # outputs that are packed together
 
     def pack_weight(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Bf16Packed:
         """Pack a weight [out, in] of bfloat16 in the layout that ``linear.cpp`` describes."""
-        out, into = weight.shape
-        weight = weight.contiguous()
+        return self.pack_weight_parts([weight], bias)
+
+    def pack_weight_parts(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None) -> Bf16Packed:
+        """Pack weights [out, in] of bfloat16 as one with the outputs of all, in order."""
+        out, into = sum(map(len, parts)), parts[0].shape[1]
         packed = memory.map_tensor(self._library.packed_size(out, into), torch.bfloat16)
-        self._library.pack(weight.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
+        for first, rows in memory.join_to_panels(parts, self._panel_outputs):
+            place = packed[self._library.packed_size(first, into) :]
+            self._library.pack(rows.data_ptr(), place.data_ptr(), len(rows), into, torch.get_num_threads())
         return Bf16Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
 
     def pack_int8(
@@ -144,7 +150,17 @@ class CompiledKernels:
     ) -> Int8Packed:
         """Pack a weight int8 [out, in] with scales [out]. Raises ValueError if ``in`` is above 2^17."""
         assert dtype == torch.bfloat16
-        return compiled_int8.pack_int8_weight(self._library, values, scales, bias)
+        return self.pack_int8_parts([values], scales, bias)
+
+    def pack_int8_parts(
+        self, parts: Sequence[torch.Tensor], scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> Int8Packed:
+        """Pack weights int8 [out, in] as one with the outputs of all, in order. ``scales`` [outputs of all].
+
+        Raises ValueError as above.
+        """
+        pieces = memory.join_to_panels(parts, self._panel_outputs)
+        return compiled_int8.pack_int8_pieces(self._library, pieces, scales, bias)
 
     def pack_grouped(
         self, weight: GroupedWeight, bias: torch.Tensor | None = None, dtype: torch.dtype = torch.bfloat16
