@@ -18,6 +18,7 @@ FLOORS = (
         "types",
         "errors",
         "foreign_files",
+        "control_groups",
         "heartbeat",
         "interrupt",
         "log_lines",

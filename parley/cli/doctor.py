@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parley import hub
+from parley import control_groups, hub
 from parley.child_process import python_command
 from parley.cli.doctor_engines import Finding, Level, check_server, check_vllm, lacks_video_decoder
 from parley.cli.serve import offered_models, plan_models, planned_server_options
@@ -161,7 +161,7 @@ def check_processor(config: ResolvedOptions) -> Iterator[Finding]:
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.M)
     flags = set(match[1].split()) if match else set()
     useful = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16", "asimd") if name in flags]
-    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
+    cores = control_groups.describe_cores()
     if flags & {"avx512_bf16", "amx_bf16", "bf16"} or DTYPE_NAMES[config["dtype"]] == "float32":
         yield Finding("ok", "processor", f"{cores}, {', '.join(useful) or 'no vector extensions'}")
     else:
@@ -274,14 +274,7 @@ def _check_media(folder: Path, settings: EngineSettings) -> Iterator[Finding]:
 
 def _check_memory(models: int, cached: bool) -> Iterator[Finding]:
     """Check memory for ``models`` bytes. ``cached``: these include the KV caches."""
-    try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"), re.M)
-        free = int(match[1]) * 1024 if match else None
-    except OSError:
-        free = None
-    if free is None:
-        yield Finding("warn", "memory", "the amount of free memory is unknown")
-        return
+    free = control_groups.free_memory()
     needed_bytes = models + SPARE
     observation = f"{_format_bytes(free)} free, about {_format_bytes(needed_bytes)} needed"
     observation += "" if cached else " plus the KV cache"

@@ -278,7 +278,12 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
-        "threads", integer_kind(1, 1024), "CPU threads.", section="engine", unset_text="all cores", configurable=True
+        "threads",
+        integer_kind(1, 1024),
+        "CPU threads.",
+        section="engine",
+        unset_text="all cores that the process may use",
+        configurable=True,
     ),
     Option(
         "prefix-cache",

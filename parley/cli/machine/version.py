@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from parley import control_groups
 from parley.child_process import python_command
 from parley.settings.kinds import switch_kind
 from parley.settings.options import Option, ResolvedOptions
@@ -94,7 +95,7 @@ def _processor() -> str:
     model = re.search(r"^model name\s*:\s*(.*)$", info, re.M)
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.M)
     known = [flag for flag in USEFUL_FLAGS if flags and flag in flags[1].split()]
-    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
+    cores = control_groups.describe_cores()
     return f"{model[1] if model else 'unknown'}, {cores}, {' '.join(known) or 'no vector extensions'}"
 
 

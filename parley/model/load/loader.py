@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from parley import native
+from parley.control_groups import core_count
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.decode_starter import start_on_gpu
@@ -67,13 +68,18 @@ def load_runner(settings: Settings, progress: ProgressReport) -> tuple[DecoderRu
     return (_load_encoder if is_encoder(config) else _load_decoder)(settings, folder, config, progress)
 
 
+def _use_threads(count: int | None) -> None:
+    """Let torch and the kernels compute with ``count`` threads. None: with one for each core that torch sees, or
+    OMP_NUM_THREADS, unless the control groups allow less."""
+    torch.set_num_threads(count or min(torch.get_num_threads(), core_count()))
+
+
 def _load_encoder(
     settings: Settings, folder: Path, config: dict[str, Any], progress: ProgressReport
 ) -> tuple[EncoderRunner, ModelInfo]:
     """Load an encoder. It computes in float32, because its vectors are compared with others computed in float32."""
     device, checkpoint, recipe, size = plan_encoder(settings, folder, config)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    _use_threads(settings.threads)
     with guard_allocation("the model's weights"):
         encoder = load_encoder(
             checkpoint, config, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
@@ -163,8 +169,7 @@ def _load_networks(
 ) -> DecoderNetworks:
     """Load the decoder and its draft model. Media encoders are only planned. Raises LoadError."""
     towers = plan_towers(folder, config, plan.dtype, plan.device)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    _use_threads(settings.threads)
 
     def report_weights(fraction: float) -> None:
         progress("loading the weights", 0.05 + 0.85 * fraction)

@@ -5,14 +5,13 @@ Knows no models.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from parley import control_groups
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import LoadError
 from parley.types import Settings
@@ -111,19 +110,7 @@ def staging_page_count(page_bytes: int, settings: Settings) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes of memory that this process may still allocate."""
+    """Return the bytes of memory of ``device`` that this process may still allocate."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free_bytes = int(line.split()[1]) << 10
-        # A container may be limited to less than the machine has.
-        group = Path("/sys/fs/cgroup")
-        free_bytes = min(
-            free_bytes, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-        )
-    except (OSError, ValueError):
-        pass  # not Linux, no limit ("max"), or another version of cgroups
-    return free_bytes
+    return control_groups.free_memory()

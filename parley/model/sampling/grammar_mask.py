@@ -14,7 +14,6 @@ This module knows sequences and the bytes of tokens; of logits it knows only whi
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,6 +29,7 @@ import torch
 from llguidance.numpy import fill_next_token_bitmask
 
 from parley import native
+from parley.control_groups import core_count
 from parley.core.sequence import Sequence
 from parley.model.sampling.thinking_budget import ThinkingBudget
 from parley.text.grammar.limits import GRAMMAR_TOO_COMPLEX, MATCHER_LIMITS
@@ -62,7 +62,7 @@ class GrammarCache:
         self.mask_words = 0
         self._templates: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._lock, self._tokenizer_lock = threading.Lock(), threading.Lock()
-        self.threads = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2)), "grammar")
+        self.threads = ThreadPoolExecutor(max(1, min(4, core_count() // 2)), "grammar")
 
     def new_state(self, sequence: Sequence, *, greedy: bool = False, lazy: bool = False) -> GrammarState:
         """Create a sequence's state, past the output it already has. ``greedy``: only ``best_allowed`` will be used."""
