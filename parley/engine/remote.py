@@ -31,13 +31,15 @@ from parley.engine.messages import (
 from parley.engine.page_transfer import MessagePageTransfer
 from parley.engine.protocol import EngineFailed
 from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
-from parley.types import EngineSettings
+from parley.types import EngineSettings, ModelInfo
 
 log = logging.getLogger("parley.engine")
 
 HEALTHY_SECONDS = 60.0  # an engine that served at least this long is restarted without a delay
 RESTART_DELAYS = 1.0, 30.0  # seconds before a restart if it ended sooner: the first delay, doubled each time, at most
 CLOSE_SECONDS = 2.0  # seconds that a closing engine has to end by itself, by default
+# The API process has read the tokenizer and the template before, so an engine with another model would get nonsense.
+REPLACED_MODEL = "The model's files are those of another model now; restart the server to serve it."
 
 
 class EngineHung(Exception):
@@ -188,6 +190,8 @@ class RemoteEngine(MessagePageTransfer):
             while (message := await wire.read_frame(reader, decoder)) is not None:
                 self._message_count += 1
                 match message:
+                    case EngineReady(info) if self.info is not None and _identity(info) != _identity(self.info):
+                        return REPLACED_MODEL
                     case EngineReady(info):
                         self._ready_at = time.monotonic()
                         if self.state == "restarting":
@@ -237,3 +241,8 @@ def _describe_exit(exit_code: int | None) -> str:
         hint = ", perhaps for lack of memory" if name == "SIGKILL" else ""
         return f"was killed by {name}{hint}"
     return f"ended with exit code {exit_code}"
+
+
+def _identity(info: ModelInfo) -> tuple[object, ...]:
+    """Return what stays the same as long as the files are those of one model, as far as the engine says."""
+    return info.architecture, info.vocab_size, info.parameters, info.dimensions, info.labels

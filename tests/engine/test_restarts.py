@@ -43,6 +43,16 @@ simulated.SimulatedLink.delivery_time = None
 process.serve_socket(int(sys.argv[1]))
 """
 
+# Runs an engine whose model has as many tokens as a file says.
+OTHER_VOCABULARY = """
+import sys
+from pathlib import Path
+from parley.worker import process, simulated
+
+simulated.SimulatedRunner.vocab_size = int(Path(sys.argv[1]).read_text())
+process.serve_socket(int(sys.argv[2]))
+"""
+
 
 @pytest.fixture
 async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RemoteEngine]:
@@ -86,6 +96,29 @@ async def test_restart_that_fails_is_tried_again(engine: RemoteEngine):
     assert engine.state == "restarting"
     elsewhere.rename(costs)
     await becomes_ready_again(engine)
+
+
+async def test_engine_that_finds_another_model_does_not_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote, "RESTART_DELAYS", (0.1, 0.1))
+    size_file = tmp_path / "size"
+    size_file.write_text("1000")
+    engine = RemoteEngine(quick_settings(tmp_path), command=python_command("-c", OTHER_VOCABULARY, str(size_file)))
+    await engine.start()
+    try:
+        info = await engine.wait_until_ready()
+        size_file.write_text("640")
+        kill_process(engine)
+        async with asyncio.timeout(30):
+            while engine._ends_in_a_row < 2:
+                await asyncio.sleep(0.05)
+        assert engine.state == "restarting" and engine.info == info
+        assert remote.REPLACED_MODEL in caplog.text
+        size_file.write_text("1000")
+        await becomes_ready_again(engine)
+    finally:
+        await engine.close()
 
 
 async def test_closes_while_it_waits_for_a_restart(engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch):

@@ -21,6 +21,7 @@ from parley.core.step_budget import FixedBudget
 from parley.model.sampling import grammar_mask
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.text import TextPipeline
+from parley.text.grammar.limits import GRAMMAR_NOT_FOLLOWED
 from parley.types import EngineRequest, Grammar, ReasoningLimit, Sampling, Settings, StructuralTag, TriggeredTags
 
 PERSON = {
@@ -113,6 +114,16 @@ def test_precompiled_grammar_is_cached():
     assert grammars.is_cached(compiled)
     grammars.precompile("{}")  # an invalid grammar is reported by the request that uses it
     assert not grammars.is_cached("{}")
+
+
+def test_tokenizer_that_is_gone_is_not_the_clients_fault(tmp_path):
+    """The engine reads it with the first grammar; the folder may have been removed since the start."""
+    grammars, folder = GrammarCache(tmp_path / "model", tiny_models.VOCAB), tiny_models.model_folder("qwen3")
+    request = make_request(grammar=Grammar("choice", ["yes"]))
+    sequence = Sequence(request.id, 0, request, list(request.token_ids), len(request.token_ids), 0, 0)
+    assert grammars.new_state(sequence).wait_ready() == GRAMMAR_NOT_FOLLOWED
+    (tmp_path / "model").symlink_to(folder)
+    assert grammars.new_state(sequence).wait_ready() is None
 
 
 def test_grammar_text_spelled_like_special_tokens_is_plain_text():

@@ -32,7 +32,7 @@ from parley import native
 from parley.control_groups import core_count
 from parley.core.sequence import Sequence
 from parley.model.sampling.thinking_budget import ThinkingBudget
-from parley.text.grammar.limits import GRAMMAR_TOO_COMPLEX, MATCHER_LIMITS
+from parley.text.grammar.limits import GRAMMAR_NOT_FOLLOWED, GRAMMAR_TOO_COMPLEX, MATCHER_LIMITS
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import EngineRequest
 
@@ -206,9 +206,12 @@ class GrammarState:
                     self._compute()
                 else:
                     future.result()
-            except Exception as error:
+            except ValueError as error:
                 log.error("a grammar cannot be followed: %s", error)
                 self._error = GRAMMAR_TOO_COMPLEX
+            except Exception as error:  # not the client's fault: the folder's files may be gone, for example
+                log.error("a grammar cannot be followed: %s", error)
+                self._error = GRAMMAR_NOT_FOLLOWED
         return self._error
 
     def _schedule_mask(self, compute: Callable[[], None], in_thread: bool) -> None:

@@ -18,7 +18,9 @@ CRASHED = "the grammar library crashed on it"
 TOO_LARGE = "it is too large"
 TOO_DEEP = "it is nested too deeply"
 
-GRAMMAR_TOO_COMPLEX = "The answer's grammar became too complex to continue."  # the error of an engine's output
+# Errors of an engine's output. Only the first is the client's fault.
+GRAMMAR_TOO_COMPLEX = "The answer's grammar became too complex to continue."
+GRAMMAR_NOT_FOLLOWED = "The engine could not follow the answer's grammar."
 
 # For each generated token.
 MATCHER_LIMITS: dict[str, Any] = {
