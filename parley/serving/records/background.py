@@ -22,7 +22,8 @@ from parley.types import Event
 
 RunKey = tuple[str, str]  # tenant, and name of the record
 EVENTS_KEPT_SECONDS = 300.0  # after the end of a run
-MAX_KEPT_BYTES = 64 << 20  # of the events of runs that have ended
+MAX_KEPT_BYTES = 64 << 20  # of the events of runs that have ended, each with RUN_BYTES
+RUN_BYTES = 4096  # that a run takes besides its events
 TOUCH_SECONDS = 20.0
 EVENT_END = b"\n\n"
 
@@ -32,20 +33,17 @@ class KeptEvents:
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
+        self.size = 0  # of all events, in bytes
         self.has_ended = False
         self._tail = b""  # of an event that has not arrived whole
         self._changed = asyncio.Event()
-
-    @property
-    def size(self) -> int:
-        """The size of the events in bytes."""
-        return sum(map(len, self.events))
 
     def add_bytes(self, data: bytes) -> None:
         """Add the next part of the stream."""
         *new_events, self._tail = (self._tail + data).split(EVENT_END)
         if new_events:
             self.events += [event + EVENT_END for event in new_events]
+            self.size += sum(map(len, new_events)) + len(EVENT_END) * len(new_events)
             self._signal_change()
 
     def end(self) -> None:
@@ -106,7 +104,9 @@ class BackgroundRuns:
 
     def __init__(self, store: AnyRecordStore):
         self._store = store
-        self._runs: dict[RunKey, BackgroundRun] = {}  # oldest first
+        self._runs: dict[RunKey, BackgroundRun] = {}
+        self._ended_sizes: dict[RunKey, int] = {}  # in the order in which they ended
+        self._ended_size = 0  # sum of these
 
     def start(
         self, tenant: str, name: str, kept: KeptEvents, work: Coroutine[Any, Any, None], *, is_stream: bool
@@ -144,8 +144,7 @@ class BackgroundRuns:
         finally:
             kept.end()
             touching.cancel()
-            asyncio.get_running_loop().call_later(EVENTS_KEPT_SECONDS, self._runs.pop, key, None)
-            self._forget_large_runs()
+            self._keep_for_a_while(key, kept.size + RUN_BYTES)
 
     async def _touch_record(self, key: RunKey) -> None:
         while True:
@@ -153,14 +152,18 @@ class BackgroundRuns:
             with contextlib.suppress(NotReady):  # the store has logged it, and the next touch may succeed
                 self._store.touch(*key)
 
-    def _forget_large_runs(self) -> None:
-        """Forget the oldest runs that have ended, until the events of the others are not too large."""
-        ended = {key: run.kept.size for key, run in self._runs.items() if run.kept.has_ended}
-        total = sum(ended.values())
-        for key, size in ended.items():
-            if total <= MAX_KEPT_BYTES:
-                return
-            total -= size
+    def _keep_for_a_while(self, key: RunKey, size: int) -> None:
+        """Keep a run that has ended, and forget those that ended first if the events of all are too large."""
+        self._ended_sizes[key] = size
+        self._ended_size += size
+        asyncio.get_running_loop().call_later(EVENTS_KEPT_SECONDS, self._forget, key)
+        while self._ended_size > MAX_KEPT_BYTES:
+            self._forget(next(iter(self._ended_sizes)))
+
+    def _forget(self, key: RunKey) -> None:
+        """Forget a run that has ended, unless that has been done."""
+        if size := self._ended_sizes.pop(key, 0):
+            self._ended_size -= size
             del self._runs[key]
 
 

@@ -1,0 +1,62 @@
+"""How long the events of requests in the background are kept after their end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from parley.serving.records import background
+from parley.serving.records.background import BackgroundRuns, KeptEvents
+from parley.serving.records.memory_records import MemoryRecordStore
+
+
+@pytest.fixture
+def runs() -> BackgroundRuns:
+    return BackgroundRuns(MemoryRecordStore(1 << 20, 60.0))
+
+
+async def end_run(runs: BackgroundRuns, name: str, size: int) -> KeptEvents:
+    """Run a request whose stream has ``size`` bytes to its end."""
+    kept = KeptEvents()
+
+    async def generate() -> None:
+        for _ in range(size // 10):
+            kept.add_bytes(b"data: x")
+            kept.add_bytes(b"y\n\n")
+
+    await runs.start("", name, kept, generate(), is_stream=True).task
+    return kept
+
+
+async def test_runs_that_ended_first_are_forgotten_first_and_running_ones_never(
+    runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "MAX_KEPT_BYTES", 3 * (1000 + background.RUN_BYTES))
+    endless = asyncio.Event()
+    kept = KeptEvents()
+    kept.add_bytes(b"x\n\n" * 100_000)
+
+    async def wait() -> None:
+        await endless.wait()
+
+    running = runs.start("", "endless", kept, wait(), is_stream=True)
+    for name in "abcd":
+        kept = await end_run(runs, name, 1000)
+        assert kept.size == 1000 == sum(map(len, kept.events))
+    assert [name for name in ("endless", *"abcd") if runs.find("", name)] == ["endless", "b", "c", "d"]
+    endless.set()
+    await running.task
+    assert [name for name in ("endless", *"abcd") if runs.find("", name)] == []  # it alone is too large
+
+
+async def test_runs_are_forgotten_after_their_time(runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "EVENTS_KEPT_SECONDS", 0.01)
+    await asyncio.gather(*(end_run(runs, name, 100) for name in "ab"))
+    async with asyncio.timeout(10):
+        while runs.find("", "a") or runs.find("", "b"):
+            await asyncio.sleep(0.01)
+    monkeypatch.setattr(background, "EVENTS_KEPT_SECONDS", 60.0)
+    monkeypatch.setattr(background, "MAX_KEPT_BYTES", 2 * (100 + background.RUN_BYTES))
+    await asyncio.gather(*(end_run(runs, name, 100) for name in "cd"))
+    assert runs.find("", "c") and runs.find("", "d")  # those before no longer count
