@@ -15,7 +15,7 @@ CLUSTER = Path(__file__).with_name("cluster.md")
 INTRODUCTION = """\
 # Configuration of `parley serve`
 
-<!-- Made by docs/reference.py from parley/settings/config.py; change it there. -->
+<!-- Made by docs/reference.py from parley/settings/serve_options; change it there. -->
 
 Every option has three spellings: a flag (`--kv-memory 4GB`), an environment variable (`PARLEY_KV_MEMORY=4GB`) and a
 key of a TOML file (`kv-memory = "4GB"`) given by `--config FILE` or `PARLEY_CONFIG`. A flag overrides a variable, a

@@ -31,7 +31,7 @@ from parley.serving.generation import open_generation
 from parley.serving.media.script_media import MEDIA_OPTIONS, with_media_parts
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.settings.config import DTYPE_NAMES
+from parley.settings.serve_options.model_options import DTYPE_NAMES
 from parley.types import (
     ChoiceDelta,
     ChoiceDone,

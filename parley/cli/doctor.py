@@ -24,8 +24,9 @@ from parley.child_process import python_command
 from parley.cli.doctor_engines import Finding, Level, check_server, check_vllm, lacks_video_decoder
 from parley.cli.serve import offered_models, plan_models, planned_server_options
 from parley.gguf.folder import LINK_PATTERN
-from parley.settings.config import DTYPE_NAMES, SERVE_OPTIONS
+from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, ResolvedOptions
+from parley.settings.serve_options.model_options import DTYPE_NAMES
 from parley.types import AttachedSettings, VLLMSettings
 from parley.web.auth import is_loopback
 from parley.worker.check import ModelCheck, check_in_process

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from parley.child_process import keep_standard_streams
 from parley.cli.vllm import check_engine_options, is_server_address
-from parley.settings.config import SERVE_OPTIONS, attached_settings, engine_settings, vllm_settings
+from parley.settings.config import SERVE_OPTIONS
+from parley.settings.engine_settings import attached_settings, engine_settings, vllm_settings
 from parley.settings.key_file import HashedKey, read_key_table
 from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys, read_keys
 from parley.settings.kinds import UNIX_PREFIX, NamedModel

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.settings import config
-from parley.settings.config import CLIENT_OPTIONS, KNOWN_VARIABLES, SERVE_OPTIONS, engine_settings
+from parley.settings.config import CLIENT_OPTIONS, KNOWN_VARIABLES, SERVE_OPTIONS
+from parley.settings.engine_settings import engine_settings
 from parley.settings.kinds import (
     OptionKind,
     choice_kind,

@@ -83,7 +83,11 @@ KNOWING = {  # files that know an API by its name, and why
     "cli/serve.py": "options",
     "cli/routes.py": "options",
     "coordinator/config.py": "options",
-    "settings/config.py": "options",
+    **{
+        f"settings/serve_options/{subject}_options.py": "options"
+        for subject in ("access", "answer", "cluster", "engine", "media", "port")
+    },
+    "settings/engine_settings.py": "options",
     "serving/options.py": "options",
     "boot/places.py": "options",
     "boot/parts.py": "options",

@@ -1,0 +1,138 @@
+"""Options of ``parley serve`` about pictures, videos and sound: where from, and how large."""
+
+from __future__ import annotations
+
+from parley.settings.kinds import (
+    integer_kind,
+    media_host_kind,
+    media_limit_kind,
+    size_kind,
+    switch_kind,
+    text_kind,
+)
+from parley.settings.options import Option
+
+MEDIA_OPTIONS: list[Option] = [
+    Option(
+        "media-hosts",
+        media_host_kind(),
+        "Host that pictures, videos and sound may be fetched from: `example.com`, `*.example.com` for all hosts below "
+        "it, `any-public` for all whose addresses are public. Ports are 80 and 443, or the one that is written "
+        "(`example.com:8443`). With `internal:` before it, its address may be private.",
+        section="media",
+        unset_text="nothing is fetched",
+        repeatable=True,
+        configurable=True,
+    ),
+    Option(
+        "media-path",
+        text_kind("FOLDER"),
+        "Folder below which requests may name files with pictures, videos and sound.",
+        section="media",
+        unset_text="no file is read",
+        configurable=True,
+    ),
+    Option(
+        "media-limit",
+        media_limit_kind(integer_kind(0, 4096)),
+        "Most pictures, videos or clips of sound in a request. Kinds that are not named keep their limit.",
+        [("image", 16), ("video", 2), ("audio", 4)],
+        section="media",
+        repeatable=True,
+        configurable=True,
+    ),
+    Option(
+        "media-size",
+        media_limit_kind(size_kind(1)),
+        "Largest file of a kind, as it comes. Kinds that are not named keep their limit.",
+        [("image", 20 << 20), ("video", 256 << 20), ("audio", 25 << 20)],
+        section="media",
+        repeatable=True,
+        configurable=True,
+    ),
+    Option(
+        "media-request-size",
+        size_kind(1),
+        "Largest size of all pictures, videos and sound of a request together.",
+        512 << 20,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "media-memory",
+        size_kind(1 << 20),
+        "Memory for what is being fetched, and as much for what has been processed for running requests; above it "
+        "requests get 429.",
+        1 << 30,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "media-pixels",
+        integer_kind(1, 1 << 30),
+        "Most pixels of a picture, or of a frame of a video, before it is made smaller for the model.",
+        50_000_000,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "media-workers",
+        integer_kind(1, 64),
+        "Processes that decode pictures, videos and sound for a model, each for one at a time.",
+        1,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "media-eager",
+        switch_kind(),
+        "Start such a process with the server, and load the encoders with the model, not with the first request that "
+        "needs them. A checkpoint whose encoders lack a tensor is then refused at the start, as by `parley doctor`.",
+        False,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "media-feature-cache",
+        size_kind(),
+        "Memory for pictures, videos and sound that have been processed for a model, to use them again.",
+        256 << 20,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "media-cache",
+        size_kind(),
+        "Memory for the embeddings of pictures, videos and sound that a model has encoded, to use them again. Requests "
+        "that are being computed may need more.",
+        256 << 20,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "enable-mm-embeds",
+        switch_kind(),
+        "OpenAI's and vLLM's APIs: take embeddings of pictures, videos and sound that clients computed.",
+        False,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "trust-request-mm-kwargs",
+        switch_kind(),
+        "OpenAI's and vLLM's APIs: take media_io_kwargs and mm_processor_kwargs, with which a request decides how much "
+        "work its media are.",
+        False,
+        section="media",
+        configurable=True,
+    ),
+    Option(
+        "media-body-limit",
+        size_kind(1024),
+        "Largest request body if a model reads pictures, videos or sound, which are in the body in base64; at most "
+        "body-memory. The text of a request is limited by body-limit all the same.",
+        64 << 20,
+        section="media",
+        configurable=True,
+    ),
+]
