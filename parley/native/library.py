@@ -12,6 +12,9 @@ import errno
 import functools
 import logging
 import os
+import struct
+import sys
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +22,8 @@ from pathlib import Path
 from parley.native import build
 
 log = logging.getLogger("parley.engine")
+
+ELF_HEADER_BYTES = 64
 
 _lock = threading.Lock()
 
@@ -74,13 +79,42 @@ def open_level(level: str) -> ctypes.CDLL:
     torch must be imported before, so that the library shares torch's OpenMP runtime.
     """
     path = build.HERE / build.library_name(level)
-    if not path.exists():
+    if not is_whole(path):
         path = cache_folder() / path.name
-    if not path.exists():
+    if not is_whole(path):
         log.info("Compiling the kernels for %s. This happens once and takes some seconds.", level)
         own = os.access(build.HERE, os.W_OK)
-        path = build.install_levels(build.HERE, [level])[0] if own else build.compile_level(level, path.parent)
+        path = (build.HERE if own else path.parent) / path.name
+        if path.exists():
+            _replace_damaged(path, level)
+        elif own:
+            build.install_levels(build.HERE, [level])
+        else:
+            build.compile_level(level, path.parent)
     return ctypes.CDLL(str(path))
+
+
+def _replace_damaged(path: Path, level: str) -> None:
+    """Compile the library of a level in place of one that is not whole. Raises BuildError or OSError."""
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as scratch:
+        os.replace(build.compile_level(level, Path(scratch)), path)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether there is a library that was written to its end. One that a full disk or a power failure cut short would
+    end the process that opens it, by a signal. The table of sections is the last part of an ELF file."""
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(ELF_HEADER_BYTES), os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if sys.platform != "linux":
+        return bool(size)
+    if len(head) < ELF_HEADER_BYTES or not head.startswith(b"\x7fELF"):
+        return False
+    (table,) = struct.unpack_from("<Q", head, 40)  # e_shoff of the 64-bit format
+    row_bytes, rows = struct.unpack_from("<HH", head, 58)  # e_shentsize, e_shnum
+    return bool(table + row_bytes * rows <= size)
 
 
 def wanted_levels() -> list[str]:
@@ -97,7 +131,7 @@ def installed_level() -> str:
     with suppress(OSError):  # a user without a home folder
         folders.append(cache_folder())
     for level in wanted_levels():
-        if any((folder / build.library_name(level)).exists() for folder in folders):
+        if any(is_whole(folder / build.library_name(level)) for folder in folders):
             return level
     return ""
 

@@ -325,6 +325,21 @@ def test_compile_error_warns_and_leaves_no_files(load_native, monkeypatch, tmp_p
     assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(".build*"))
 
 
+@pytest.mark.parametrize("damage", ["half", "empty", "no library"])
+def test_library_that_was_cut_short_is_compiled_again(monkeypatch, tmp_path, damage):
+    """As after a power failure. To open half of one would end the process by SIGBUS."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "tiny.cpp").write_text('extern "C" int answer() { return 42; }')
+    monkeypatch.setattr(build, "HERE", tmp_path)
+    monkeypatch.setattr(build, "library_name", lambda level: f"kernels-cut-{level}.so")
+    path = build.compile_level("generic", tmp_path)
+    content = path.read_bytes()
+    path.write_bytes({"half": content[: len(content) // 2], "empty": b"", "no library": bytes(len(content))}[damage])
+    assert not library.is_whole(path)
+    assert library.open_level.__wrapped__("generic").answer() == 42
+    assert library.is_whole(path) and not list(tmp_path.glob(".build*"))
+
+
 def test_concurrent_compiles_leave_one_library(monkeypatch, tmp_path):
     """Guards against temporary files that stay, and against a library that is loaded half-written."""
     (tmp_path / "source").mkdir()
