@@ -22,7 +22,7 @@ from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.tracing.otlp import open_span_exporter
-from parley.web.port import with_cors
+from parley.web.port import CorsByPath
 
 
 class ServerParts:
@@ -62,11 +62,11 @@ class ServerParts:
         return App(self.registry, mounts, host, self.handlers, self.node, certified, keeps)
 
     def build_app(self, mounts: Sequence[ApiMount] = (), host: str = "") -> ASGIApp:
-        """Return the application of one port, with CORS if any origin is allowed. Default: the server's main port."""
+        """Return the application of one port, with CORS. Default: the server's main port."""
         options = self.registry.options
         mounts = mounts or universal_mounts(options.strict, options.tgi_compat, pages=options.ui)
         app = self.make_port_app(mounts, host or options.host)
-        return with_cors(app, options.cors)
+        return CorsByPath(app, options.cors, app.web_origins)
 
     async def listen_for_handovers(self, host: str, port: int, apps: Sequence[App]) -> None:
         """Listen for handovers from other members, which one of these apps answers. Raises OSError."""

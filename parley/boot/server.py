@@ -51,6 +51,7 @@ from parley.web.auth import is_loopback, port_reach
 from parley.web.connection_limit import ADMIN_CONNECTIONS, admin_limit, divide_descriptors
 from parley.web.hangup import hang_up_handler
 from parley.web.port import (
+    CorsByPath,
     HttpServer,
     freeze_objects,
     listen_error_reason,
@@ -58,7 +59,6 @@ from parley.web.port import (
     port_number,
     remove_unix_socket,
     uvicorn_config,
-    with_cors,
 )
 from parley.web.tls import LoadedTls, TlsFileError, client_tls_context, reload_certificates, server_tls_context
 from parley.web.tls_watch import list_tls_files, watch_certificates
@@ -189,7 +189,7 @@ class ServerInstance:
             self._parts.make_port_app(place.mounts, place.host, certified=place.is_certified, keeps=place.keeps)
             for place in self._places
         ]
-        cors_apps = [with_cors(app, options.cors) for app in self._apps]
+        cors_apps = [CorsByPath(app, options.cors, app.web_origins) for app in self._apps]
         place_options = [
             replace(options, connection_limit=admin_limit()) if place.is_admin else options for place in self._places
         ]

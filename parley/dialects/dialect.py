@@ -389,7 +389,8 @@ class Dialect:
     of its context in tokens. ``any_model``: a regular expression of names that stand for any model, in requests of
     every API. ``default_tag``: the end that a model's name may have or lack, in requests of every API;
     ``name_prefixes``: beginnings that it may have. ``bench_apis``: how ``parley bench`` calls this API, by the name of
-    its option.
+    its option. ``web_origins``: a regular expression of the origins whose pages may call this API from a browser,
+    besides those that the server's options allow.
 
     For the coordinator of a cluster: ``documented_errors``: clients of this API get errors as the plain texts that
     MindIE documents; ``no_memory_body``: the body of the refusal when memory is exhausted, empty for the usual one;
@@ -419,6 +420,7 @@ class Dialect:
     framed_answers: bool = False
     default_tag: str = ""
     name_prefixes: Sequence[str] = ()
+    web_origins: str = ""
     body_schemas: str = ""  # the name of its schemas of bodies in bodies.json; without one they are not known
     id_header: bytes = b""  # the name of the header that carries the request's unique id in all answers
     id_prefix: bytes = b""  # before the id in that header

@@ -36,7 +36,7 @@ from parley.dialects.mounts import (
 from parley.disagg.wire.headers import read_preface_size
 from parley.disagg.wire.vouched_client import CLIENT_HEADER, COUNT_HEADER, VouchedClient
 from parley.errors import Forbidden, NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
-from parley.serving.forwarded import TrustedProxies, strip_root_path
+from parley.serving.forwarded import TrustedProxies, strip_root_path, without_root_path
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.keys.audit_log import AuditLog
 from parley.serving.keys.scopes import check_key_api
@@ -363,7 +363,7 @@ class App:
         raise_head_error(scope, is_probe=is_keyless)
         if is_keyless:
             return
-        self._access_gate.check_headers(headers)
+        self._access_gate.check_headers(headers, exchange.dialect.web_origins)
         if self.cluster.is_coordinator(headers):
             return
         if CLIENT_HEADER in headers:
@@ -394,6 +394,10 @@ class App:
         if (page := self._page_folders.get(folder)) is not None:
             scope["path_params"] = {"file": path.removeprefix(folder)}
         return page
+
+    def web_origins(self, path: str) -> str:
+        """Return a regular expression of the origins whose pages may call the API at a path, "" if none may."""
+        return self._error_dialect(without_root_path(path, self._root_path)).web_origins
 
     def _error_dialect(self, path: str) -> Dialect:
         """Return the dialect that words errors raised before the route of a request is known."""

@@ -55,11 +55,17 @@ class TrustedProxies:
 def strip_root_path(scope: Scope, root_path: str) -> None:
     """Remove the path below which a proxy shows the server, if the proxy has left it in the request."""
     path: str = scope["path"]
-    if path == root_path or path.startswith(root_path + "/"):
-        scope["path"] = path[len(root_path) :] or "/"
+    if (own_path := without_root_path(path, root_path)) != path:
+        scope["path"] = own_path
         raw_path: bytes = scope["raw_path"]
         scope["raw_path"] = raw_path[len(root_path) :] or b"/"
     scope["root_path"] = ""
+
+
+def without_root_path(path: str, root_path: str) -> str:
+    """Return a path without the path below which a proxy shows the server, if it begins with it."""
+    is_below = path == root_path or path.startswith(root_path + "/")
+    return path[len(root_path) :] or "/" if is_below else path
 
 
 def _split_list(value: bytes) -> list[str]:

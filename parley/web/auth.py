@@ -12,6 +12,7 @@ import functools
 import hashlib
 import hmac
 import ipaddress
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
@@ -268,20 +269,25 @@ class BrowserGuard:
         self._checks_origin = "*" not in self._allowed_origins
         self._cached_check = functools.lru_cache(64)(self._check_host_and_origin)
 
-    def check_headers(self, headers: dict[bytes, bytes]) -> None:
-        """Check the Host and Origin headers. Raises Forbidden."""
+    def check_headers(self, headers: dict[bytes, bytes], web_origins: str = "") -> None:
+        """Check the Host and Origin headers. ``web_origins``: a regular expression of further origins that may call.
+
+        Raises Forbidden.
+        """
         if self._api_keys:
             return
-        self._cached_check(headers.get(b"host", b""), headers.get(b"origin", b""))
+        self._cached_check(headers.get(b"host", b""), headers.get(b"origin", b""), web_origins)
 
-    def _check_host_and_origin(self, host_header: bytes, origin_header: bytes) -> None:
+    def _check_host_and_origin(self, host_header: bytes, origin_header: bytes, web_origins: str) -> None:
         """Check one pair of headers. ``host_header``: Host; ``origin_header``: Origin. Raises Forbidden."""
         host = host_header.decode("latin-1").lower()
         name = _host_without_port(host)
         if self._checks_host and host and not is_loopback(name) and name not in self._allowed_hosts:
             raise Forbidden("The Host header names another machine; the option allow-host lets it in.")
         origin = origin_header.decode("latin-1")
-        if self._checks_origin and origin and origin not in self._allowed_origins and _origin_authority(origin) != host:
+        if not self._checks_origin or not origin or origin in self._allowed_origins:
+            return
+        if _origin_authority(origin) != host and not re.fullmatch(web_origins, origin):
             raise Forbidden("Web pages of other origins may not call this server; the option cors-origin lets one in.")
 
 

@@ -11,14 +11,14 @@ import errno
 import gc
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from ssl import SSLContext
 from typing import Any, Protocol, runtime_checkable
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parley.settings.kinds import UNIX_PREFIX
 from parley.web.framing import HAS_HTTP2
@@ -159,10 +159,29 @@ class HttpServer(uvicorn.Server):
         protocol.options = replace(options, connection_limit=protocol.options.connection_limit)
 
 
-def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Add CORS headers to the application if pages of other origins may call it."""
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["X-Request-Id"]
-    )
+class CorsByPath:
+    """An application whose answers pages of other origins may read: those of ``origins``, and those that match the
+    regular expression that ``web_origins`` returns for the path, "" for no others."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str], web_origins: Callable[[str], str]):
+        self._app, self._origins, self._web_origins = app, origins, web_origins
+        self._by_pattern = {"": self._with_origins(None) if origins else app}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, with CORS headers if the page that sends it may read the answer."""
+        pattern = ""
+        if scope["type"] == "http" and any(name == b"origin" for name, _ in scope["headers"]):
+            pattern = self._web_origins(scope["path"])
+        if pattern not in self._by_pattern:
+            self._by_pattern[pattern] = self._with_origins(pattern)
+        await self._by_pattern[pattern](scope, receive, send)
+
+    def _with_origins(self, pattern: str | None) -> ASGIApp:
+        return CORSMiddleware(
+            self._app,
+            allow_origins=self._origins,
+            allow_origin_regex=pattern,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id"],
+        )

@@ -50,6 +50,36 @@ async def test_ollama_sends_each_line_as_a_chunk(server):
         assert all(chunk.count(b"\n") == 1 for chunk in chunks)
 
 
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+PROGRAMS = (
+    "http://localhost:3000",
+    "https://127.0.0.1",
+    "app://obsidian.md",
+    "tauri://app.example",
+    "vscode-webview://1a",
+)
+STRANGERS = ("https://evil.example", "null", "http://localhost.evil.example", "http://evil.example/app://x", "apps://x")
+
+
+@pytest.mark.parametrize("root", ["", "/below"])
+async def test_programs_of_this_machine_may_call_ollama_from_their_pages(serve, root):
+    """Those that the original allows; other APIs and origins stay refused without the option cors-origin."""
+    server = await serve(root_path=root)
+    for path in ("/api/chat", "/ollama/api/chat", "/api/tags", "/v1/models"):
+        method = "POST" if path.endswith("chat") else "GET"
+        body = {"model": "tiny", "messages": HELLO, "stream": False, **PLAIN} if method == "POST" else None
+        for origin in PROGRAMS + STRANGERS:
+            is_allowed = origin in PROGRAMS and path != "/v1/models"
+            allowed = origin if is_allowed else None
+            answer = await server.call("OPTIONS", root + path, None, {"origin": origin, **PREFLIGHT})
+            assert (answer.status == 200, answer.headers.get("access-control-allow-origin")) == (is_allowed, allowed)
+            answer = await server.call(method, root + path, body, {"origin": origin})
+            assert (answer.status, answer.headers.get("access-control-allow-origin")) == (
+                200 if is_allowed else 403,
+                allowed,
+            )
+
+
 async def test_ollama_context_continues_an_answer(server):
     first = (await server.post("/api/generate", {"model": "tiny", "prompt": "Hello", "stream": False, **PLAIN})).json
     body = {"model": "tiny", "prompt": "More", "stream": False, "context": first["context"], **PLAIN}

@@ -112,6 +112,11 @@ async def test_coordinator_checks_the_origin_header(cluster):
     running = await cluster(ScriptedInstance(script=CHAT_SCRIPT), cors_origin=("http://good.example",))
     answer = await running.post("/v1/completions", CHAT_BODY, "origin: http://good.example")
     assert answer.status == 200 and answer.headers["access-control-allow-origin"] == "http://good.example"
+    chat = b'{"model":"m","messages":[{"role":"user","content":"a"}]}'
+    for origin, status in (("app://obsidian.md", 200), ("http://evil.example", 403)):  # which Ollama allows and refuses
+        answer = await running.post("/api/chat", chat, f"origin: {origin}")
+        allowed = origin if status == 200 else None
+        assert (answer.status, answer.headers.get("access-control-allow-origin")) == (status, allowed)
 
 
 CHECKED_BODIES = [

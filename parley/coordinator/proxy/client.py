@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Protocol
 
@@ -114,7 +115,7 @@ class DownstreamClient(Exchange):
         """Set the head of the answer; it is written together with the first part."""
         self.status = status
         self.enable_event_chunks()
-        if self.options.cors:
+        if b"origin" in self.headers:
             headers = [*headers, *self._cors_headers()]
         if self.limit_states is not None:
             headers = [*headers, *self.dialect.limit_headers(self.limit_states(), time.time())]
@@ -122,8 +123,9 @@ class DownstreamClient(Exchange):
 
     def _cors_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the CORS headers that let a browser page of another origin read the answer, if its origin may."""
-        origin, origins = self.headers.get(b"origin", b""), self.options.cors
-        if not origin or ("*" not in origins and origin.decode("latin-1") not in origins):
+        origin, origins = self.headers[b"origin"], self.options.cors
+        text = origin.decode("latin-1")
+        if "*" not in origins and text not in origins and not re.fullmatch(self.dialect.web_origins, text):
             return []
         cors_headers = [(b"access-control-expose-headers", b"X-Request-Id")]
         if "*" in origins and b"cookie" not in self.headers:

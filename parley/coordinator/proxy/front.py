@@ -40,7 +40,7 @@ from parley.tracing.request_trace import SpanExporter
 from parley.web.auth import ApiKeys, BrowserGuard, presented_key, tenant_id
 from parley.web.framing.request_head import REQUEST_NUMBER_KEY, raise_head_error
 from parley.web.logs import log_access
-from parley.web.port import with_cors
+from parley.web.port import CorsByPath
 from parley.web.request_body import ClientGone
 
 log = logging.getLogger("parley.cluster")
@@ -98,6 +98,10 @@ class InferenceFront:
         """End all open requests with an error."""
         for runner in self._runners:
             runner.fail_request(Stopping(SHUTDOWN_TEXT, retry_after=5))
+
+    def web_origins(self, path: str) -> str:
+        """Return a regular expression of the origins whose pages may call the API at a path, "" if none may."""
+        return self._paths.error_dialect(path).web_origins
 
     async def close(self) -> None:
         """Close the stores that outlive requests."""
@@ -170,7 +174,7 @@ class InferenceFront:
         """
         kind = None if path is None else path.kind
         raise_head_error(client.scope, is_probe=kind in PROBE_KINDS - GUARDED_KINDS)
-        self._browser_guard.check_headers(client.headers)
+        self._browser_guard.check_headers(client.headers, client.dialect.web_origins)
         if self._client_keys is not None:
             self._client_keys.let_in(client, path)
         max_requests = self._scheduler.options.max_requests
@@ -511,5 +515,5 @@ class InferenceFront:
 
 
 def wrap_cors(front: InferenceFront, options: ServerOptions) -> ASGIApp:
-    """Wrap the front in CORS handling, if pages of other origins may call it."""
-    return with_cors(front, options.cors)
+    """Wrap the front in CORS handling."""
+    return CorsByPath(front, options.cors, front.web_origins)

@@ -76,6 +76,7 @@ def _ollama_dialect(rules: OllamaRules) -> Dialect:
         chunk_per_event=True,  # some clients read a chunk of HTTP as one object
         bench_apis=bench.BENCH_APIS,
         default_tag=shared.DEFAULT_TAG,
+        web_origins=shared.WEB_ORIGINS,
         name_prefixes=shared.NAME_PREFIXES,
         no_memory_body=shared.NO_MEMORY_BODY,
         routes=(*_api_routes(rules), *(ROOT_ROUTES if rules.strict else ())),

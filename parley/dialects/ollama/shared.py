@@ -27,6 +27,8 @@ from parley.errors import (
     WrongType,
 )
 
+# Origins that may call it without being configured: pages of this machine, and programs that show their own pages.
+WEB_ORIGINS = r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?|(app|file|tauri|vscode-webview|vscode-file)://.*"
 DEFAULT_TAG = ":latest"
 NAME_PREFIXES = ("library/", "registry.ollama.ai/library/", "hf.co/", "huggingface.co/")  # where models come from
 NAME = re.compile(r"[A-Za-z0-9._:/@-]*")
