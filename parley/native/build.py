@@ -6,6 +6,8 @@ setup.py loads this file by its path, so it must import only the standard librar
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import os
@@ -13,7 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -75,14 +77,16 @@ def find_compiler() -> str:
 
 
 def compile_level(level: str, folder: Path) -> Path:
-    """Compile one level into ``folder`` unless it is there. Safe if several processes do so. Raises BuildError."""
+    """Compile one level into ``folder`` unless it is there. Of several processes, one compiles. Raises BuildError."""
     target = folder / library_name(level)
     if target.exists():
         return target
     machine = [f"-m{need.replace('_', '')}" for need in LEVELS[level]]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
+        with _lock_target(target), tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
+            if target.exists():
+                return target
             output = Path(scratch) / target.name
             command = [find_compiler(), *COMPILER_FLAGS, *machine, *map(str, source_files()), "-o", str(output)]
             result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT)
@@ -92,6 +96,19 @@ def compile_level(level: str, folder: Path) -> Path:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from None
     return target
+
+
+@contextlib.contextmanager
+def _lock_target(target: Path) -> Iterator[None]:
+    """Wait while another process compiles the same library. On file systems without locks, all compile it."""
+    path = target.with_suffix(".lock")
+    with path.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:  # others may hold the same file, but they find the library, or try again
+            path.unlink(missing_ok=True)
 
 
 def install_levels(folder: Path, wanted_levels: Iterable[str]) -> list[Path]:

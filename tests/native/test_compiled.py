@@ -341,16 +341,21 @@ def test_library_that_was_cut_short_is_compiled_again(monkeypatch, tmp_path, dam
 
 
 def test_concurrent_compiles_leave_one_library(monkeypatch, tmp_path):
-    """Guards against temporary files that stay, and against a library that is loaded half-written."""
+    """Guards against temporary files that stay, a library that is loaded half-written, and work that is done twice."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "tiny.cpp").write_text('extern "C" int answer() { return 42; }')
     monkeypatch.setattr(build, "HERE", tmp_path)
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho started >> {tmp_path}/runs\nexec {build.find_compiler()} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     folder = tmp_path / "made"
     with ThreadPoolExecutor(4) as pool:
         libraries = set(pool.map(lambda _: build.compile_level("generic", folder), range(4)))
     assert libraries == {folder / build.library_name("generic")} and [path.name for path in folder.iterdir()] == [
         libraries.pop().name
     ]
+    assert (tmp_path / "runs").read_text().split() == ["started"]
 
 
 @pytest.mark.parametrize("outs", [(64, 32, 96), (32,), (33, 64, 7), (1, 1, 1, 61), (64, 5)], ids=str)
