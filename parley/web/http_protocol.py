@@ -59,6 +59,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._in_message = self._head_began = False
         self._head_bytes = 0
+        self._body_grew = False  # True: the data that is being parsed is partly of a body
+        self._unread_bytes = 0  # received after the last part of a body: trailers, or the extension of a chunk
         self._request_count = 0  # of requests so far
         self._input_ended = False  # True: the client will send nothing more
         self._may_be_http2 = True  # until enough of the first request has come to tell
@@ -137,7 +139,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if HAS_HTTP2 and self.options.http2 and data.startswith(HTTP2_PREFACE):
                 self._switch_to_http2().data_received(data)
                 return
-        was_in_head, self._head_began = self._in_head, False
+        was_in_head, self._head_began, self._body_grew = self._in_head, False, False
         try:
             self._feed_parser(data)
         except httptools.HttpParserUpgrade:
@@ -146,6 +148,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
             return
         if not self._in_head:
+            self._limit_trailers(len(data))
             return
         if self._in_message and not self._request_count and self._lacks_version(data):
             self.send_400_response("The request line has no HTTP version.")
@@ -158,6 +161,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > self.options.header_limit:
                 self._refuse_connection(431, "The request's headers are too large.")
+
+    def _limit_trailers(self, size: int) -> None:
+        """Count ``size`` bytes that were received outside of heads. The parser keeps a trailer until its end."""
+        self._unread_bytes = self._unread_bytes + size if self._in_message and not self._body_grew else 0
+        if self._unread_bytes > self.options.header_limit and not self.transport.is_closing():
+            if self.cycle is not None and self.cycle.response_complete:
+                self.transport.abort()
+            else:
+                self._refuse_connection(431, "The request's trailers are too large.")
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection if a client may still wait for answers; close it otherwise.
@@ -194,6 +206,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = self._in_message = self._head_began = True
         self._head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. Trailers are dropped: merged with the headers (RFC 9110, 6.5.1), they could pass for those of
+        a proxy, which replaces only headers."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Make the request's cycle, and start or queue it."""
@@ -232,6 +250,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Pass data to the cycle; stop reading if too much of it is unread."""
+        self._body_grew = True
         if (
             self.cycle is not None
             and not self.cycle.response_complete

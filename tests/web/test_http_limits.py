@@ -220,6 +220,47 @@ async def test_reads_a_body_of_seventy_thousand_one_byte_chunks(serve):
     connection.close()
 
 
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"0\r\nx-fill: ", b"a" * 65_536),
+        (b"0\r\n", b"x-fill: y\r\n" * 6_000),
+        (b"1;", b"a" * 65_536),
+        (b"0", b"0" * 65_536),
+    ],
+    ids=["one trailer", "many trailers", "extension of a chunk", "size of a chunk"],
+)
+async def test_cuts_off_endless_framing_after_the_head(serve, start, piece):
+    """The parser keeps a trailer until its end, and each further part of it would take longer."""
+    server = await serve()
+    connection = await server.connect()
+    sent = 0
+    try:
+        await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + encode_chunks(BODY, 10)[:-5] + start)
+        while sent < 100 << 20:
+            await connection.send(piece)
+            sent += len(piece)
+    except ConnectionError:
+        pass
+    assert sent < 16 << 20
+    connection.close()
+    assert await server.control()
+
+
+async def test_trailers_are_no_headers(serve):
+    """They must not pass for headers, which proxies in front replace or check."""
+    server = await serve(api_keys=("right",))
+    request = HEAD + b"%btransfer-encoding: chunked\r\n\r\n" + encode_chunks(BODY, 50)[: -len(b"\r\n")]
+    for header, trailer, status in [
+        (b"", b"authorization: Bearer right\r\n", 401),
+        (b"authorization: Bearer right\r\n", b"authorization: Bearer wrong\r\nhost: x\r\n", 200),
+    ]:
+        connection = await server.connect()
+        await connection.send(request.replace(b"%b", header) + trailer + b"\r\n")
+        assert await answer_status(connection) == status
+        connection.close()
+
+
 SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
