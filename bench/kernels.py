@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 from install import MODELS, ROOT
 from limits import Limits, measure_limits
+from report import markdown_table
 
 from parley import native
 from parley.gguf.header import BLOCK_TYPES
@@ -127,12 +128,6 @@ def run_step(runner: DecoderRunner, batch: PackedBatch) -> None:
     """Compute one step."""
     hidden = runner.network.compute_hidden(batch, runner.pages)
     runner.network.compute_logits(hidden if len(batch.spans) > 1 else hidden[-1:])
-
-
-def markdown_table(head: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 @torch.inference_mode()

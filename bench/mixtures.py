@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 from install import MODELS, ROOT
-from kernels import CONTEXT, decode_batch, ignore_progress, markdown_table, prefill_batch
+from kernels import CONTEXT, decode_batch, ignore_progress, prefill_batch
 from limits import Limits, measure_limits
 from published_models import draw_mxfp4
+from report import markdown_table
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
