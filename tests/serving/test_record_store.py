@@ -11,7 +11,13 @@ import pytest
 from parley.errors import NotReady
 from parley.serving.records.memory_records import MemoryRecordStore
 from parley.serving.records.opening import AnyRecordStore
-from parley.serving.records.record_store import RECORD_OVERHEAD, BadRecordFile, RecordStore
+from parley.serving.records.record_store import (
+    LOCK_SECONDS,
+    NEXT_LOCK_SECONDS,
+    RECORD_OVERHEAD,
+    BadRecordFile,
+    RecordStore,
+)
 
 
 class Clock:
@@ -147,6 +153,44 @@ def test_says_that_a_locked_file_cannot_be_used_now(tmp_path, monkeypatch):
     other.rollback()
     store.keep("t", "b", b"2")
     assert store.find("t", "b") == b"2"
+
+
+def test_waits_for_a_locked_file_only_once_in_a_while(tmp_path, monkeypatch):
+    """Each wait may hold up the event loop. Reads succeed meanwhile."""
+    store = open_file(tmp_path / "responses.db")
+    other = sqlite3.connect(tmp_path / "responses.db")
+    waits: list[int] = []
+    for locked in (False, True, False, True):
+        waits.append(store._database.execute("PRAGMA busy_timeout").fetchone()[0])
+        if locked:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(NotReady, match="locked"):
+                store.keep("t", "a", b"1")
+            other.rollback()
+        else:
+            assert store.find("t", "a") is None
+    monkeypatch.setattr("parley.serving.records.record_store.IMPATIENT_SECONDS", 0.0)
+    store.keep("t", "a", b"1")
+    waits.append(store._database.execute("PRAGMA busy_timeout").fetchone()[0])
+    first, later = 1000 * LOCK_SECONDS, 1000 * NEXT_LOCK_SECONDS
+    assert waits == [first, first, later, later, first]
+    store.close()
+
+
+def test_says_that_a_damaged_file_cannot_be_used_now(tmp_path):
+    file = tmp_path / "records.db"
+    store = open_file(file)
+    for number in range(50):
+        store.keep("a", str(number), bytes(2000))
+    store.close()
+    store = open_file(file)
+    with file.open("r+b") as damaged:
+        damaged.seek(4096)  # the first page has the schema
+        damaged.write(b"\xff" * (file.stat().st_size - 4096))
+    for use in (lambda: store.find("a", "7"), lambda: store.keep("a", "new", b""), lambda: store.touch("a", "7")):
+        with pytest.raises(NotReady, match="malformed"):
+            use()
+    store.close()
 
 
 def test_refuses_a_file_that_is_no_database(tmp_path):

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from parley.dialects.records import RecordChange
@@ -41,7 +41,10 @@ BY_NAME = "WHERE tenant = ? AND name = ?"
 BY_PART = "WHERE number = (SELECT number FROM parts WHERE tenant = ? AND part = ?)"
 RECORD_OVERHEAD, PART_OVERHEAD = 500, 300  # bytes that a store needs besides the data, about
 EXPIRY_SECONDS = 1.0  # between two looks for expired records
-LOCK_SECONDS = 5.0  # how long to wait for another process that writes
+# How long to wait for another process that writes: at first, and for some seconds after that was in vain. Servers write
+# for milliseconds; whoever locks the file for longer, as VACUUM does, must not hold up the event loop for each request.
+LOCK_SECONDS, NEXT_LOCK_SECONDS = 1.0, 0.02
+IMPATIENT_SECONDS = 10.0
 
 log = logging.getLogger("parley.server")
 
@@ -53,7 +56,8 @@ class BadRecordFile(Exception):
 class RecordStore:
     """All records. ``size``: bytes at most; 0: nothing is kept. ``lifetime``: seconds.
 
-    All calls raise NotReady if the file cannot be read or written now: it is locked, or its disk is full.
+    All calls raise NotReady if the file cannot be read or written now: it is locked or damaged, or its disk
+    is full.
     """
 
     def __init__(self, size: int, lifetime: float, file: str, *, clock: Callable[[], float] = time.time):
@@ -62,6 +66,8 @@ class RecordStore:
         self._clock = clock
         self._lock = threading.Lock()  # bodies are read in threads
         self._database = _open_database(file)
+        self._lock_seconds = LOCK_SECONDS
+        self._failed_at = float("-inf")
 
     def keep(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record, and drop expired and old ones."""
@@ -113,12 +119,24 @@ class RecordStore:
     @contextmanager
     def _use_database(self) -> Iterator[sqlite3.Connection]:
         """Hold the database for one transaction. Raises NotReady."""
-        try:
-            with self._lock, self._database as database:
-                yield database
-        except sqlite3.OperationalError as error:
-            log.error("The store of responses cannot be used: %s.", error)
-            raise NotReady(f"The store of responses cannot be used now: {error}.") from None
+        with self._lock:
+            try:
+                with self._database as database:
+                    yield database
+            except sqlite3.DatabaseError as error:
+                self._failed_at = time.monotonic()
+                self._wait_for_locks(NEXT_LOCK_SECONDS)
+                log.error("The store of responses cannot be used: %s.", error)
+                raise NotReady(f"The store of responses cannot be used now: {error}.") from None
+            if time.monotonic() - self._failed_at > IMPATIENT_SECONDS:
+                self._wait_for_locks(LOCK_SECONDS)
+
+    def _wait_for_locks(self, seconds: float) -> None:
+        """Wait at most so long for other processes from now on."""
+        if seconds != self._lock_seconds:
+            self._lock_seconds = seconds
+            with suppress(sqlite3.ProgrammingError):  # the database has been closed
+                self._database.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
 
     def _select(self, condition: str, *values: str) -> bytes | None:
         query = f"SELECT data FROM records {condition} AND kept_at >= ?"
