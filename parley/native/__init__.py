@@ -44,7 +44,13 @@ from parley.native.torch_forms import (
     torch_states,
     torch_vocabulary,
 )
-from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight, dequantize_grouped, round_int4
+from parley.native.torch_forms.torch_grouped import (
+    BlockedWeight,
+    GroupedPieces,
+    GroupedWeight,
+    dequantize_grouped,
+    round_int4,
+)
 from parley.native.torch_forms.torch_kernels import EmbeddingRows, embed_tokens
 from parley.native.triton_forms.triton_packed import TritonInt8Packed
 
@@ -60,6 +66,7 @@ __all__ = [
     "DecoderLayer",
     "EmbeddingRows",
     "Experts",
+    "GroupedPieces",
     "GroupedWeight",
     "LatentShape",
     "LayerShape",

@@ -16,6 +16,7 @@ from parley.native.torch_forms import torch_kernels
 from parley.native.torch_forms.torch_grouped import (
     FLOAT_ZERO_DTYPES,
     BlockedWeight,
+    GroupedPieces,
     GroupedWeight,
     dequantize_grouped,
     round_int4,
@@ -248,6 +249,26 @@ def test_parts_with_codes_of_their_own_are_computed_as_alone(kernels):
     assert torch.equal(kernels.linear(x, kernels.pack_grouped_parts(weights, bias)), torch.cat(alone, -1))
     with pytest.raises(ValueError, match="permutation"):
         kernels.pack_grouped_parts([weights[0], random_weight(4, 256, 32, ordered=True)])
+
+
+@pytest.mark.parametrize("code", ["q4_k", "q6_k", "q5_0"])
+@pytest.mark.parametrize("outer", [64, 200, 256])
+def test_pieces_are_packed_as_the_whole_weight(kernels, code, outer):
+    """Blocks beside groups with one scale, as in a layer of a GGUF file with several types."""
+    blocked, _ = random_blocked_weight(code, outer, 512)
+    grouped = random_weight(outer, 512, 32)
+    panel = kernels.grouped_panel_outputs
+
+    def pieces_of(weight):
+        fields = {name: each.split(panel) for name, each in weight._asdict().items() if isinstance(each, torch.Tensor)}
+        pieces = (
+            weight._replace(**dict(zip(fields, part, strict=True))) for part in zip(*fields.values(), strict=True)
+        )
+        return GroupedPieces(outer, pieces)
+
+    whole = kernels.pack_grouped_parts([blocked, grouped])
+    assert torch.equal(kernels.pack_grouped_parts([pieces_of(blocked), pieces_of(grouped)]).weight, whole.weight)
+    assert torch.equal(kernels.pack_grouped_parts([pieces_of(blocked), grouped]).weight, whole.weight)
 
 
 def test_nan_and_inf_stay_in_their_row_of_int4_linear(kernels):

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from parley import native
 from parley.gguf.header import BlockType
 from parley.model.checkpoint.gguf_blocks import decode_blocks, group_blocks
-from parley.native import BlockedWeight, GroupedWeight, memory
+from parley.native import GroupedPieces, GroupedWeight, memory
 
 INT4_GROUP = 128  # weights of an output that share a scale when they are rounded to 4 bits
+REGROUPED_AT_ONCE = 1 << 20  # numbers of blocks that are rearranged at a time
 QUANTIZED_AT_ONCE = 1 << 22  # numbers quantised at a time; bounds the float32 intermediates
 
 
@@ -176,16 +177,14 @@ class BlockWeight:
         for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
             yield decode_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name).view(len(rows), -1)
 
-    def regroup(self) -> GroupedWeight | BlockedWeight:
-        """Return the same weight in a form that kernels read."""
-        forms: list[Any] = []
-        for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
-            forms.append(group_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name, len(rows)))
-        tensors = [name for name, value in forms[0]._asdict().items() if isinstance(value, torch.Tensor)]
-        form: GroupedWeight | BlockedWeight = forms[0]._replace(
-            **{name: torch.cat([getattr(form, name) for form in forms]) for name in tensors}
+    def regroup(self, panel: int) -> GroupedPieces:
+        """Return the same weight in a form that kernels read, in pieces of so many times ``panel`` outputs that their
+        intermediates fit in the CPU cache."""
+        pieces = self.rows.split(max(1, REGROUPED_AT_ONCE // (self.into * panel)) * panel)
+        return GroupedPieces(
+            self.out,
+            (group_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name, len(rows)) for rows in pieces),
         )
-        return form
 
     @classmethod
     def pack_merged(
@@ -200,7 +199,9 @@ class BlockWeight:
         if kernels is not None:
             blocks = [each for each in _join_alike(parts) if isinstance(each, BlockWeight)]
             if sum(each.out for each in blocks) == sum(each.out for each in parts):
-                return kernels.pack_grouped_parts([each.regroup() for each in blocks], bias)
+                return kernels.pack_grouped_parts(
+                    [each.regroup(kernels.grouped_panel_outputs) for each in blocks], bias
+                )
         return PlainWeight.pack_merged(parts, bias, dtype, device)
 
 

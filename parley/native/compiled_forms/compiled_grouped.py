@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 
 from parley.native import memory
-from parley.native.torch_forms.torch_grouped import FLOAT_ZERO_DTYPES, BlockedWeight, GroupedWeight
+from parley.native.torch_forms.torch_grouped import FLOAT_ZERO_DTYPES, BlockedWeight, GroupedPieces, GroupedWeight
 
 P, N = ctypes.c_void_p, ctypes.c_int64
 GROUPED_SIGNATURES = {
+    "grouped_panel": [],
     "grouped_size": [N, N, N, N],
     "grouped_pack": [N, P, P, P, P, N, N, N, N],
     "grouped_linear": [N, P, P, P, P, P, N, N, N, N, N, N],
 }
-GROUPED_RETURN_INT64 = ("grouped_size",)  # functions that return an int64
+GROUPED_RETURN_INT64 = ("grouped_panel", "grouped_size")  # functions that return an int64
 # Numbers that share a scale, of blocks
 BLOCK_GROUPS = {
     "q2_k": 16, "q3_k": 16, "q4_k": 32, "q5_k": 32, "q6_k": 16, "q4_1": 32, "q5_0": 32, "q5_1": 32, "iq4_xs": 32,
@@ -69,7 +71,7 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
 
 
 def pack_grouped_parts(
-    library: ctypes.CDLL, weights: Sequence[GroupedWeight | BlockedWeight], bias: torch.Tensor | None
+    library: ctypes.CDLL, weights: Sequence[GroupedWeight | BlockedWeight | GroupedPieces], bias: torch.Tensor | None
 ) -> GroupedPacked:
     """Pack weights of the same inputs as one with the outputs of all, in order. Each keeps its own code.
 
@@ -78,7 +80,9 @@ def pack_grouped_parts(
     grouped = [each for each in weights if isinstance(each, GroupedWeight)]
     if any(each.order is not None or each.out_scales is not None for each in grouped):
         raise ValueError("a part with a permutation or scales of outputs")
-    parts = [_GroupedPart(weight) for weight in weights]
+    parts = [
+        _PiecewisePart(weight) if isinstance(weight, GroupedPieces) else _GroupedPart(weight) for weight in weights
+    ]
     sizes = [part.words(library) for part in parts]
     header = SEVERAL_HEADER if len(parts) > 1 else 0
     packed = memory.map_tensor(header + sum(sizes), torch.int32)
@@ -142,6 +146,30 @@ class _GroupedPart:
             self.group,
             torch.get_num_threads(),
         )
+
+
+class _PiecewisePart:
+    """A weight of which one piece after another is made and packed."""
+
+    def __init__(self, weight: GroupedPieces):
+        self.out = weight.out
+        self._pieces: Iterator[GroupedWeight | BlockedWeight] = iter(weight.pieces)
+        self._first = _GroupedPart(next(self._pieces))
+        self.code, self.group, self.into = self._first.code, self._first.group, self._first.into
+
+    def words(self, library: ctypes.CDLL) -> int:
+        """Return the words of 32 bits that the packed weight takes."""
+        words: int = library.grouped_size(GROUPED_CODES.index(self.code), self.out, self.into, self.group)
+        return words
+
+    def pack_into(self, library: ctypes.CDLL, packed: torch.Tensor) -> None:
+        """Pack into int32 [words]."""
+        done = done_words = 0
+        for part in chain([self._first], map(_GroupedPart, self._pieces)):
+            assert done % library.grouped_panel() == 0, "a piece begins within a panel"
+            part.pack_into(library, packed[done_words:])
+            done += part.out
+            done_words += part.words(library)
 
 
 def _exact(weight: GroupedWeight, numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

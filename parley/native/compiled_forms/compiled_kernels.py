@@ -38,7 +38,7 @@ from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
 from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
-from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedWeight
+from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedPieces, GroupedWeight
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
@@ -127,6 +127,7 @@ class CompiledKernels:
         self.level = Path(library._name).stem.rpartition("-")[2]
         self._attend_dim = library.attend_dim()
         self._panel_outputs = library.packed_size(1, 2) // 2  # outputs that are packed together
+        self.grouped_panel_outputs = library.grouped_panel()  # the same of weights in groups
 
     def pack_weight(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Bf16Packed:
         """Pack a weight [out, in] of bfloat16 in the layout that ``linear.cpp`` describes."""
@@ -170,7 +171,7 @@ class CompiledKernels:
         return compiled_grouped.pack_grouped_weight(self._library, weight, bias)
 
     def pack_grouped_parts(
-        self, weights: Sequence[GroupedWeight | BlockedWeight], bias: torch.Tensor | None = None
+        self, weights: Sequence[GroupedWeight | BlockedWeight | GroupedPieces], bias: torch.Tensor | None = None
     ) -> GroupedPacked:
         """Pack weights of the same inputs as one with the outputs of all. Raises ValueError as above."""
         return compiled_grouped.pack_grouped_parts(self._library, weights, bias)

@@ -393,6 +393,9 @@ void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, con
 
 extern "C" {
 
+// Outputs that are packed together: a part of a weight that begins at a multiple of them can be packed alone.
+int64_t grouped_panel() { return BLOCK; }
+
 // Words of a packed weight [N, K] with groups of `group`, a multiple of 8.
 int64_t grouped_size(int64_t code, int64_t N, int64_t K, int64_t group) { return panels_of(N) * panel_words(code, K, group); }
 

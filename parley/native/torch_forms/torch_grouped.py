@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -61,6 +62,14 @@ class BlockedWeight(NamedTuple):
     values: torch.Tensor
     heads: torch.Tensor
     code: str
+
+
+class GroupedPieces(NamedTuple):
+    """A weight of ``out`` outputs, as pieces of them in order: each is made when it is packed, so that they never lie
+    in memory together. All have the same code and groups, and all but the last can be packed alone."""
+
+    out: int
+    pieces: Iterable[GroupedWeight | BlockedWeight]
 
 
 def round_int4(weight: torch.Tensor, group: int) -> GroupedWeight:
