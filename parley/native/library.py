@@ -12,10 +12,12 @@ import errno
 import functools
 import logging
 import os
+import shutil
 import struct
 import sys
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -85,6 +87,7 @@ def open_level(level: str) -> ctypes.CDLL:
         log.info("Compiling the kernels for %s. This happens once and takes some seconds.", level)
         own = os.access(build.HERE, os.W_OK)
         path = (build.HERE if own else path.parent) / path.name
+        _remove_unfinished_builds(path.parent)
         if path.exists():
             _replace_damaged(path, level)
         elif own:
@@ -92,6 +95,14 @@ def open_level(level: str) -> ctypes.CDLL:
         else:
             build.compile_level(level, path.parent)
     return ctypes.CDLL(str(path))
+
+
+def _remove_unfinished_builds(folder: Path) -> None:
+    """Remove what processes left that were ended while they compiled."""
+    for unfinished in folder.glob(".build-*"):
+        with suppress(OSError):  # another process removes it, too
+            if time.time() - unfinished.stat().st_mtime > build.COMPILE_TIMEOUT:
+                shutil.rmtree(unfinished)
 
 
 def _replace_damaged(path: Path, level: str) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -336,8 +337,11 @@ def test_library_that_was_cut_short_is_compiled_again(monkeypatch, tmp_path, dam
     content = path.read_bytes()
     path.write_bytes({"half": content[: len(content) // 2], "empty": b"", "no library": bytes(len(content))}[damage])
     assert not library.is_whole(path)
+    for age in (0, 2 * build.COMPILE_TIMEOUT):  # of another process that compiles, and of one that was ended
+        (tmp_path / f".build-{age}").mkdir()
+        os.utime(tmp_path / f".build-{age}", (time.time() - age,) * 2)
     assert library.open_level.__wrapped__("generic").answer() == 42
-    assert library.is_whole(path) and not list(tmp_path.glob(".build*"))
+    assert library.is_whole(path) and [each.name for each in tmp_path.glob(".build*")] == [".build-0"]
 
 
 def test_concurrent_compiles_leave_one_library(monkeypatch, tmp_path):
