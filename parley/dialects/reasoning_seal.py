@@ -20,11 +20,12 @@ class ReasoningSeal:
     """Seals data for one tenant, and opens its own seals for that tenant.
 
     ``secret``: servers with the same secret open each other's seals; empty: a random key, which ends with this object.
+    ``key``: the key that was made of it, for other processes of the server.
     """
 
-    def __init__(self, secret: str = ""):
+    def __init__(self, secret: str = "", key: bytes = b""):
         root_key = secret.encode() or secrets.token_bytes(MAC_BYTES)
-        self._key = hmac.digest(root_key, KEY_PURPOSE, "sha256")
+        self.key = key or hmac.digest(root_key, KEY_PURPOSE, "sha256")
 
     def seal(self, tenant: str, data: bytes) -> str:
         """Return the data as text that ``open`` accepts for this tenant only. Equal data gives equal text."""
@@ -42,7 +43,7 @@ class ReasoningSeal:
         return data
 
     def _mac(self, tenant: str, data: bytes) -> bytes:
-        return hmac.digest(self._key, b"%d:%b" % (len(tenant), tenant.encode()) + data, "sha256")
+        return hmac.digest(self.key, b"%d:%b" % (len(tenant), tenant.encode()) + data, "sha256")
 
 
 RANDOM_SEAL = ReasoningSeal()  # where no server has provided one

@@ -7,13 +7,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from parley.metrics.key_names import KeyNames
-from parley.metrics.series import BucketHistogram, LabelledCounter, RateMeter, RecentValues
+from parley.metrics.series import BucketHistogram, HistogramShare, LabelledCounter, RateMeter, RecentValues
 from parley.metrics.totals import RequestTotals
 from parley.types import EngineStats, ModelInfo
 
 RECENT_COUNT, RATE_SECONDS = 1000, 10
+
+
+class ModelShare(NamedTuple):
+    """What one process has recorded of a model's requests: series by the names of their members of ``ModelMetrics``,
+    and tokens by API key and kind."""
+
+    totals: RequestTotals
+    counters: dict[str, dict[str, float]]
+    histograms: dict[str, HistogramShare]
+    recent: dict[str, list[float]]
+    key_tokens: list[tuple[str, str, int]]
 
 
 class ModelMetrics:
@@ -72,6 +84,29 @@ class ModelMetrics:
         name = self._key_names.series_name(key)
         for kind, count in counts.items():
             self.key_tokens[name, kind] += count
+
+    def take_share(self) -> ModelShare:
+        """Return what was recorded of requests, for another process to add, and begin anew."""
+        series = vars(self).items()
+        share = ModelShare(
+            self.totals.take_share(),
+            {name: each.take_share() for name, each in series if isinstance(each, LabelledCounter)},
+            {name: each.take_share() for name, each in series if isinstance(each, BucketHistogram)},
+            {name: each.take_share() for name, each in series if isinstance(each, RecentValues)},
+            [(*key_and_kind, count) for key_and_kind, count in self.key_tokens.items()],
+        )
+        self.key_tokens.clear()
+        return share
+
+    def add_share(self, share: ModelShare) -> None:
+        """Add what another process has recorded of requests."""
+        self.totals.add_share(share.totals)
+        for name, series_share in (*share.counters.items(), *share.histograms.items()):
+            getattr(self, name).add_share(series_share)
+        for name, values in share.recent.items():
+            getattr(self, name).extend(values)
+        for key, kind, count in share.key_tokens:
+            self.record_key_tokens(key, {kind: count})
 
     def record_step(self, stats: EngineStats) -> None:
         """Record the engine's counters after a step. Does nothing if the step had no tokens."""

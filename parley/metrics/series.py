@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import fsum
+from typing import NamedTuple
 
 SampleGroup = tuple[str, Iterable[tuple[str, float]]]  # common labels, and each value with its further labels
 SORT_BATCH = 512  # numbers that are sorted into buckets together
@@ -37,6 +38,16 @@ class LabelledCounter:
         """Increase the counter of one label value."""
         self.by_label[value] = self.by_label.get(value, 0.0) + amount
 
+    def take_share(self) -> dict[str, float]:
+        """Return the counts, for another process to add, and begin anew."""
+        share, self.by_label = self.by_label, dict.fromkeys(self.by_label, 0.0)
+        return share
+
+    def add_share(self, share: Mapping[str, float]) -> None:
+        """Add the counts of another process."""
+        for value, amount in share.items():
+            self.add_count(amount, value)
+
     @property
     def total_count(self) -> float:
         """The sum over all label values."""
@@ -47,6 +58,14 @@ class LabelledCounter:
 TTFT_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
                640, 2560)  # fmt: skip
 TPOT_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+
+
+class HistogramShare(NamedTuple):
+    """The numbers that a histogram has recorded: their sum, and counts by the name of a scale."""
+
+    total: float
+    observed: int
+    bucket_counts: dict[str, list[int]]
 
 
 class BucketHistogram:
@@ -78,6 +97,21 @@ class BucketHistogram:
             self._unsorted += [number] * times
         if len(self._unsorted) >= SORT_BATCH:
             self._sort_observed()
+
+    def take_share(self) -> HistogramShare:
+        """Return the recorded numbers, for another process to add, and begin anew."""
+        self._sort_observed()
+        share = HistogramShare(self._sum, self._count, self._bucket_counts)
+        self._clear()
+        return share
+
+    def add_share(self, share: HistogramShare) -> None:
+        """Add the numbers of another process, whose histogram has the same scales."""
+        self._sum += share.total
+        self._count += share.observed
+        for name, counts in share.bucket_counts.items():
+            own_counts = self._bucket_counts[name]
+            self._bucket_counts[name] = [own + further for own, further in zip(own_counts, counts, strict=True)]
 
     def _sort_observed(self) -> None:
         numbers, self._unsorted = sorted(self._unsorted), []
@@ -122,6 +156,12 @@ class BucketHistogram:
 
 class RecentValues(deque[float]):
     """The last numbers, as many as ``maxlen`` of ``deque``."""
+
+    def take_share(self) -> list[float]:
+        """Return the numbers, for another process to add, and begin anew."""
+        share = list(self)
+        self.clear()
+        return share
 
     @property
     def recent_mean(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(slots=True)
@@ -19,3 +19,17 @@ class RequestTotals:
     prepare_seconds: float = 0.0  # reading, rendering, tokenising
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
+
+    def take_share(self) -> RequestTotals:
+        """Return the totals, for another process to add, and begin anew."""
+        share = replace(self)
+        for field in fields(self):
+            setattr(self, field.name, field.default)
+        return share
+
+    def add_share(self, share: RequestTotals) -> None:
+        """Add the totals of another process."""
+        last_end = max(self.last_end, share.last_end)
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(share, field.name))
+        self.last_end = last_end

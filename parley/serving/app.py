@@ -299,13 +299,14 @@ class App:
         finally:
             exchange.release_body()
             exchange.finish_recording()
-            exchange.finish_trace()
+            if not exchange.is_passed:
+                exchange.finish_trace()
             del scope[EXCHANGE_KEY]  # the two refer to each other; without the cycle, memory is freed at once
-            if not admitted:
+            if not admitted and not exchange.is_passed:
                 self._record_request(exchange)
                 if exchange.is_admin_call or (exchange.status == 401 and self._matches_admin_route(scope)):
                     self._audit_log.record_call(exchange)
-            if self.registry.options.access_log:
+            if self.registry.options.access_log and not exchange.is_passed:
                 log_access(exchange)
 
     def _record_request(self, exchange: Exchange) -> None:

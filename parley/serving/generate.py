@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 from uuid import UUID
 
 import msgspec
@@ -37,11 +38,29 @@ from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
 
 
-async def handle_generate(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Answer a request of a generating route. Raises ClientGone, and ParleyError if nothing has been sent yet."""
+class Admission(Protocol):
+    """Counts requests for the limits of keys, and takes slots for them."""
+
+    async def open_account(self, registry: ModelRegistry, exchange: Exchange) -> RequestAccount:
+        """Count a request for the client's key, and return its account. Raises RateLimited."""
+
+    async def admit_generation(
+        self, registry: ModelRegistry, model: ServedModel, exchange: Exchange, reply: Reply, account: RequestAccount
+    ) -> Generation:
+        """Take slots for a request, and pass ``account`` on to its generation. Raises Overloaded, BadRequest."""
+
+
+async def handle_generate(
+    registry: ModelRegistry, route: Route, exchange: Exchange, admission: Admission | None = None
+) -> None:
+    """Answer a request of a generating route. Raises ClientGone, and ParleyError if nothing has been sent yet.
+
+    ``admission``: where slots and limits are counted; None: in this process.
+    """
     registry.require_any_ready()
+    admission = admission or OWN_ADMISSION
     model = registry.main_model  # until the path or the body names another one
-    account: RequestAccount | None = _open_account(registry, exchange)
+    account: RequestAccount | None = await admission.open_account(registry, exchange)
     try:
         if path_model := exchange.path_params.get("model"):
             exchange.log_entry.note_model(path_model)
@@ -63,7 +82,7 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
             await exchange.while_connected(_answer_token_count(model, reply, exchange))
             return
         assert account is not None
-        generation = _admit_generation(registry, model, exchange, reply, account)
+        generation = await admission.admit_generation(registry, model, exchange, reply, account)
         account = None
         if reply.background_name:
             await _run_in_background(registry, exchange, reply, generation)
@@ -146,17 +165,36 @@ def _begin_table_row(
     exchange.recorder = tables.begin_row(endpoint.table, request_id, served_name, requester, body)
 
 
-def _open_account(registry: ModelRegistry, exchange: Exchange) -> RequestAccount:
-    """Count a request for the client's key, and return its account. Raises RateLimited.
+class OwnAdmission:
+    """Counts slots and limits in this process."""
 
-    The limits of a separated request are counted once: by the coordinator, or where it began.
-    """
-    stage, ledger = _request_stage(exchange), registry.key_ledger
-    if exchange.limits_counted:
-        return RequestAccount(exchange.tenant, exchange.log_entry.key)
-    if stage is not None and stage.prior_outputs is not None:
-        return ledger.open_account(exchange.tenant, exchange.log_entry.key)
-    return ledger.admit_request(exchange)
+    async def open_account(self, registry: ModelRegistry, exchange: Exchange) -> RequestAccount:
+        """Count a request for the client's key, and return its account. Raises RateLimited.
+
+        The limits of a separated request are counted once: by the coordinator, or where it began.
+        """
+        stage, ledger = _request_stage(exchange), registry.key_ledger
+        if exchange.limits_counted:
+            return RequestAccount(exchange.tenant, exchange.log_entry.key)
+        if stage is not None and stage.prior_outputs is not None:
+            return ledger.open_account(exchange.tenant, exchange.log_entry.key)
+        return ledger.admit_request(exchange)
+
+    async def admit_generation(
+        self, registry: ModelRegistry, model: ServedModel, exchange: Exchange, reply: Reply, account: RequestAccount
+    ) -> Generation:
+        """Take slots for a request, and pass ``account`` on to its generation. Raises Overloaded, BadRequest."""
+        account.report_tokens = _admit_to_endpoint(registry, exchange, reply)
+        return begin_generation(model, exchange, reply, account)
+
+
+OWN_ADMISSION = OwnAdmission()
+
+
+def begin_generation(model: ServedModel, exchange: Exchange, reply: Reply, account: RequestAccount) -> Generation:
+    """Return the generation of a request, which takes its slots. Raises Overloaded, BadRequest."""
+    request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at, exchange.trace)
+    return Generation(model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange), account)
 
 
 async def _send_ready_answer(model: ServedModel, answer: Answer, exchange: Exchange) -> None:
@@ -165,15 +203,6 @@ async def _send_ready_answer(model: ServedModel, answer: Answer, exchange: Excha
         model.metrics.invalid_requests.add_count()
     marks = exchange.coordinator_headers(None)
     await exchange.send_response(answer.body, answer.status, answer.content_type, marks)
-
-
-def _admit_generation(
-    registry: ModelRegistry, model: ServedModel, exchange: Exchange, reply: Reply, account: RequestAccount
-) -> Generation:
-    """Take slots for a request, and pass ``account`` on to its generation. Raises Overloaded, BadRequest."""
-    account.report_tokens = _admit_to_endpoint(registry, exchange, reply)
-    request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at, exchange.trace)
-    return Generation(model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange), account)
 
 
 async def _answer_token_count(model: ServedModel, reply: Reply, exchange: Exchange) -> None:

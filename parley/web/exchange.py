@@ -72,7 +72,7 @@ class Exchange:
     they are stored in ``preface_bytes``. ``body_limit``: in bytes; None: as in the options. ``limit_states``: returns
     the limits of the client's key that the answer reports; None: there are none. ``limits_counted``: a coordinator has
     checked the client's key, and counts its limits and its usage. ``counts_tokens``: it asks how many tokens the
-    request would reserve, and does not want it to run.
+    request would reserve, and does not want it to run. ``is_passed``: another process answers and records it.
     """
 
     scope: Scope
@@ -99,6 +99,7 @@ class Exchange:
     status: int = 0  # 0: nothing was sent yet
     route_path: str = ""  # the template of the route's path, once it is known
     response_sent: bool = False
+    is_passed: bool = False
 
     def __post_init__(self) -> None:
         self.arrived_at = time.perf_counter()
@@ -107,6 +108,7 @@ class Exchange:
         self._reply: Reply | None = None
         self.last_write_at = 0.0  # time of the last write, by `perf_counter`
         self._peeked_body: bytes | None = None
+        self.kept_body = b""
         self._held_body: HeldBody | None = None  # the body's share in the budget, while it is counted
         self.set_request_uuid(draw_id().hex())
 
@@ -171,6 +173,14 @@ class Exchange:
     def replace_body(self, body: bytes) -> None:
         """Replace the body that ``peek_body`` returned."""
         self._peeked_body = body
+
+    def keep_body(self, body: bytes) -> None:
+        """Keep the body that was read until it is known that nobody else has to answer the request."""
+        self.kept_body = body
+
+    def drop_kept_body(self) -> None:
+        """Do not keep the body any longer."""
+        self.kept_body = b""
 
     def release_body(self) -> None:
         """Stop counting the body's memory: the request needs it no more. May be called twice."""
@@ -269,6 +279,17 @@ class Exchange:
                 ],
             )
         await self._write_body(data, last=last)
+
+    async def pass_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Begin the response with status and headers of another process, and no others."""
+        self.status = status
+        self.enable_event_chunks()
+        await self._send_or_disconnect({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def pass_part(self, data: bytes, *, last: bool = False) -> None:
+        """Send a part of the body of another process."""
+        await self._send_or_disconnect({"type": "http.response.body", "body": data, "more_body": not last})
+        self.response_sent = last
 
     def write_part(self, data: bytes) -> bool:
         """Write a part that is not the first one, without a coroutine.

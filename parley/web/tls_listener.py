@@ -26,7 +26,9 @@ class TlsListener:
     uvicorn closes it like asyncio's servers.
     """
 
-    def __init__(self, sock: socket.socket, context: SSLContext, create_protocol: Callable[[], LimitedHttpProtocol]):
+    def __init__(
+        self, sock: socket.socket, context: SSLContext | None, create_protocol: Callable[[], LimitedHttpProtocol]
+    ):
         self._sock, self._context, self._create_protocol = sock, context, create_protocol
         self._tasks: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
@@ -47,24 +49,31 @@ class TlsListener:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept_connections(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(self._sock)
+                sock = await self._accept_connection()
             except OSError as error:
                 log.warning("A connection could not be accepted: %s", error)
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
             self._start_task(self._open_connection(sock))
 
+    async def _accept_connection(self) -> socket.socket:
+        """Return the next connection. Raises OSError."""
+        connection, _ = await asyncio.get_running_loop().sock_accept(self._sock)
+        return connection
+
     async def _open_connection(self, sock: socket.socket) -> None:
-        """Run the handshake; from then on the protocol has the connection."""
-        protocol, task = self._create_protocol(), asyncio.current_task()
+        """Run the handshake, if connections are encrypted; from then on the protocol has the connection."""
+        loop, protocol, task = asyncio.get_running_loop(), self._create_protocol(), asyncio.current_task()
+        if self._context is None:
+            await loop.connect_accepted_socket(lambda: protocol, sock)
+            return
         assert task is not None
         protocol.begin_handshake(task.cancel)
         try:
             with contextlib.suppress(OSError):  # the handshake was malformed or late, or the client has left
-                await asyncio.get_running_loop().connect_accepted_socket(
+                await loop.connect_accepted_socket(
                     lambda: protocol,
                     sock,
                     ssl=self._context,

@@ -76,6 +76,11 @@ class PrefillCommand:
     target_known: bool = False
 
 
+def is_from_coordinator(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request has headers that only a coordinator may send."""
+    return any(name in COMMAND_HEADERS or name.startswith(NATIVE_PREFIX) for name in headers)
+
+
 def is_native(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the sender is parley's own coordinator."""
     return b"parley-results" in headers

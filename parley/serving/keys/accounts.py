@@ -30,7 +30,7 @@ class RequestAccount:
     report_tokens: Callable[[int], None] | None = None
     usage_store: UsageStore | None = None
 
-    def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:
+    async def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:
         """Reserve the tokens of the prompts, and those that the answer may have at most; None: the client names no
         limit. Raises RateLimited."""
         if self.lease is not None:

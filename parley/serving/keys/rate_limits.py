@@ -239,6 +239,11 @@ class KeyLimiter:
         meter.open_requests += 1
         return KeyLease(meter, name)
 
+    def return_request(self, tenant: Tenant) -> None:
+        """Take back that a request was counted, because it is counted elsewhere."""
+        if (requests := self._meter_of(tenant).requests) is not None:
+            requests.spend(-1)
+
     def states_of(self, tenant: Tenant) -> KeyLimitStates:
         """Return the limits of a key now."""
         return self._meter_of(tenant).states()
