@@ -31,6 +31,8 @@ def opening_lines(
             for names, settings, engine, _ in offers
         ),
     ]
+    if options.api_processes > 1:
+        lines.append(f"  clients  {options.api_processes} API processes, which share the ports")
     if is_member := options.role not in ("mixed", "none"):  # clients reach its APIs through a coordinator
         lines.append(f"  role     {options.role}, for coordinators at {root_url}")
     endpoints = [] if is_member else [(dialect.title, url + dialect.base_path) for dialect, url in api_urls]

@@ -25,18 +25,21 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from parley import hub
+from parley.boot.api_processes import ApiProcessFailed, ApiProcessPool, with_refresh
 from parley.boot.engines import make_engine
 from parley.boot.opening import opening_lines
 from parley.boot.parts import ServerParts
 from parley.boot.places import find_open_plane, listening_places
 from parley.boot.service_manager import ServiceManager
 from parley.child_process import keep_standard_streams
+from parley.dialects.dialect import RouteKind
 from parley.dialects.mounts import is_api
 from parley.disagg.kv.listener import MAX_UNAUTHENTICATED
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.wire.networks import TrustedNetworks
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import EngineFailed
+from parley.serving.api_processes.passing import PassedApp
 from parley.serving.endpoints.traffic_split import BadEndpointFile
 from parley.serving.keys.usage_store import BadUsageFile
 from parley.serving.options import OfferedModel, ServerOptions
@@ -48,7 +51,7 @@ from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.text import BadTokenizer
 from parley.web import banner, logs
 from parley.web.auth import is_loopback, port_reach
-from parley.web.connection_limit import ADMIN_CONNECTIONS, admin_limit, divide_descriptors
+from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admin_limit, divide_descriptors
 from parley.web.hangup import hang_up_handler
 from parley.web.port import (
     CorsByPath,
@@ -80,6 +83,10 @@ RELOADED_OPTIONS = frozenset(
         "token_timeout", "drain", "access_log", "log_bodies", *KEY_OPTIONS,
     }
 )  # fmt: skip
+# Routes that report what API processes record.
+REPORTING_KINDS: tuple[RouteKind, ...] = ("metrics", "activity", "info", "summed_info")
+PASSED_HEADER_BYTES = 4096
+PASSED_KEEP_ALIVE = 3600.0  # API processes close their connections sooner
 LOAD_FAILURES = (EngineFailed, BadTokenizer)
 
 
@@ -150,6 +157,17 @@ def make_peer(
     )
 
 
+def passed_options(options: ServerOptions) -> ServerOptions:
+    """Return the options for connections of API processes, which add a header to the requests that they pass."""
+    return replace(
+        options,
+        connection_limit=ConnectionLimit(),
+        header_limit=options.header_limit + PASSED_HEADER_BYTES,
+        header_count=options.header_count + 1,
+        keep_alive=PASSED_KEEP_ALIVE,
+    )
+
+
 class ServerInstance:
     """One server process: one HTTP server per port, and the models.
 
@@ -196,7 +214,24 @@ class ServerInstance:
         self._servers = [
             HttpServer(uvicorn_config(*each)) for each in zip_longest(place_options, cors_apps, tls_contexts)
         ]
+        self._api_processes = None if options.api_processes == 1 else self._make_api_processes()
         self._grpc_port: TritonGrpcPort | None = None
+
+    def _make_api_processes(self) -> ApiProcessPool:
+        """Return the API processes, which share the ports for clients."""
+        numbers = [number for number, place in enumerate(self._places) if not place.is_admin]
+        pool = ApiProcessPool(
+            self.registry,
+            {number: self._sockets[number] for number in numbers},
+            {number: self._servers[number] for number in numbers},
+            {
+                number: HttpServer(uvicorn_config(passed_options(self.options), PassedApp(self._apps[number])))
+                for number in numbers
+            },
+        )
+        for kind in REPORTING_KINDS:
+            self._parts.handlers[kind] = with_refresh(pool.refresh, self._parts.handlers[kind])
+        return pool
 
     async def serve_until_exit(self) -> int:
         """Run the server from its first output line to its end. Return the exit code."""
@@ -223,6 +258,8 @@ class ServerInstance:
         planes = [(place.title, root) for place, root in zip(self._places, roots, strict=True) if place.title]
         banner.print_line(opening_lines(self.options, self.offers, roots[0], api_urls, grpc_addresses, planes))
         serving = asyncio.create_task(self._serve_http())
+        if self._api_processes is not None:
+            self._api_processes.start()
         tls_files = list_tls_files((self.options.tls, *(tls.files for tls in self._loaded_tls)))
         sampling = asyncio.create_task(self.registry.activity_history.take_samples(self.registry.models))
         watching = asyncio.gather(
@@ -284,12 +321,18 @@ class ServerInstance:
             app.use_options(options)
         for server in self._servers:
             server.use_options(options)
+        if self._api_processes is not None:
+            self._api_processes.use_options(options)
+            for server in self._api_processes.passed_servers:
+                server.use_options(passed_options(options))
         if self._grpc_port is not None:
             self._grpc_port.use_options(options)
 
     def reload_certificates(self) -> None:
         """Read all certificates again, for connections from now on. Raises TlsFileError before anything has changed."""
         reload_certificates(self._loaded_tls)
+        if self._api_processes is not None:
+            self._api_processes.use_options(self.options)
         if self._grpc_port is not None:
             self._grpc_port.reload_certificate()
 
@@ -331,8 +374,12 @@ class ServerInstance:
             log.info("Port %d is in use, so handovers are taken at port %d.", first_port, port)
 
     async def _serve_http(self) -> None:
-        pairs = zip(self._servers, self._sockets, strict=True)
-        await asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in pairs))
+        pairs, pool = zip(self._servers, self._sockets, strict=True), self._api_processes
+        if pool is None:
+            await asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in pairs))
+        else:  # which may take the sockets over
+            serving = [server.serve(sockets=[sock.dup()]) for server, sock in pairs]
+            await asyncio.gather(*serving, *(server.serve(sockets=[]) for server in pool.passed_servers))
 
     async def _load_and_serve(self, serving: asyncio.Task[None], started: float) -> str:
         """Load the models, then serve. Return "" after a signal, else the error."""
@@ -370,10 +417,14 @@ class ServerInstance:
             divide_memory(models)
             for model in models:
                 banner.print_line(banner.loaded_line(model.name, await model.load_engine()))
+            if self._api_processes is not None:
+                await self._api_processes.wait_until_ready()
         except hub.ModelMissing as error:  # its message names the model
             return str(error)
         except LOAD_FAILURES as error:
             return f"{model.name}: {error}"
+        except ApiProcessFailed as error:
+            return str(error)
         return ""
 
     def _loading_progress(self) -> LoadProgress:
@@ -410,16 +461,20 @@ class ServerInstance:
         """Drain, close the engines and stop listening."""
         for server in self._servers:
             server.announce_shutdown()
+        if self._api_processes is not None:
+            self._api_processes.announce_shutdown()
         force = asyncio.create_task(self._force_event.wait())
         draining = asyncio.create_task(self.registry.drain_models())
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)
         for task in (force, draining):
             task.cancel()
         await self._parts.close_parts()
+        if self._api_processes is not None:
+            await self._api_processes.close()
         if self._grpc_port is not None:
             await self._grpc_port.stop_server(GRPC_STOP_SECONDS)
         for place in self._places:
             remove_unix_socket(place.host)
-        for server in self._servers:
+        for server in (*self._servers, *(self._api_processes.passed_servers if self._api_processes else ())):
             server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)

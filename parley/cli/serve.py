@@ -249,6 +249,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         key_files=tuple(Path(config[name]) for name in ("api-key-file", "admin-key-file") if config[name]),
         share_prefixes=config["share-prefixes"],
         max_queue=config["max-queue"],
+        api_processes=api_process_count(config),
         drain=config["drain"],
         max_connections=config["max-connections"],
         header_timeout=config["header-timeout"],
@@ -290,6 +291,19 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         log_level=config["log-level"],
         log_bodies=config["log-bodies"],
     )
+
+
+def api_process_count(config: ResolvedOptions) -> int:
+    """Return the number of API processes. Raises ConfigError if another option needs a single one."""
+    number: int = config["api-processes"]
+    if number > 1 and config["role"] != "mixed":
+        raise ConfigError(
+            f"--api-processes: an instance of role {config['role']} has one API process, which exchanges pages with "
+            "other instances; start more instances instead."
+        )
+    if number > 1 and config["mindie-config"]:
+        raise ConfigError("--api-processes: a server with --mindie-config has one API process.")
+    return number
 
 
 def api_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:

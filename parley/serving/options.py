@@ -113,6 +113,7 @@ class ServerOptions(HttpOptions):
     usage_db: str | None = None  # the database of the usage of keys; None: usage is not counted
     share_prefixes: bool = False  # requests with different API keys share cached prefixes
     max_queue: int = 1024
+    api_processes: int = 1  # that share the ports; with more than 1, the main process owns engines and state only
     drain: float = 30.0  # how long running answers may continue after SIGTERM
     notes: tuple[str, ...] = ()  # warnings to log at the start
 

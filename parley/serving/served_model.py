@@ -105,6 +105,7 @@ class ServedModel:
         fit_buckets(self.metrics, 0)
         engine.step_observers.append(self.metrics.record_step)
         engine.info_observers.append(self._list_own_adapters)
+        self.adapter_observers: list[Callable[[], None]] = []  # called each time the adapters have changed
         self.fingerprint = ""
         self.total_slots = settings.max_batch + options.max_queue
         self.used_slots = 0
@@ -221,7 +222,12 @@ class ServedModel:
         if not failure:
             self.adapters[name] = int(time.time())
             self.settings.adapters[name] = folder  # a restarted engine loads it too
+            self._report_adapters()
         return failure
+
+    def _report_adapters(self) -> None:
+        for observe in self.adapter_observers:
+            observe()
 
     def _list_own_adapters(self, info: ModelInfo) -> None:
         """List the adapters that the engine has without being asked, and no others of that kind."""
@@ -234,6 +240,7 @@ class ServedModel:
     async def remove_adapter(self, name: str) -> str:
         """Stop serving an adapter; open requests keep it. Return why it failed, or an empty string."""
         del self.adapters[name], self.settings.adapters[name]
+        self._report_adapters()
         return await self.engine.unload_adapter(name)
 
     @property

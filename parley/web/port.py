@@ -24,6 +24,7 @@ from parley.settings.kinds import UNIX_PREFIX
 from parley.web.framing import HAS_HTTP2
 from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.options import HttpOptions
+from parley.web.shared_listener import ConnectionCounts, SharedListener
 from parley.web.tls_listener import TlsListener
 
 LISTEN_BACKLOG = 2048
@@ -114,19 +115,27 @@ class AnnouncesShutdown(Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server without signal handling, for sockets that listen already."""
+    """A uvicorn server without signal handling, for sockets that listen already.
+
+    ``counts``: the connections of the processes that share these sockets; None: no others do.
+    """
 
     servers: list[asyncio.Server | TlsListener]  # type: ignore[assignment]
 
-    def __init__(self, config: uvicorn.Config):
+    def __init__(self, config: uvicorn.Config, counts: ConnectionCounts | None = None):
         super().__init__(config)
+        self._counts = counts
         self.servers = []
+        self._sockets: list[socket.socket] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as uvicorn does, except for the limits on TLS handshakes."""
         loop = asyncio.get_running_loop()
-        for sock in sockets or ():
-            if self.config.ssl is not None:
+        self._sockets = list(sockets or ())
+        for sock in self._sockets:
+            if self._counts is not None:
+                self.servers.append(SharedListener(sock, self.config.ssl, self._create_protocol, self._counts))
+            elif self.config.ssl is not None:
                 if HAS_HTTP2:
                     import parley.web.framing.http2_protocol  # noqa: F401  # now, and not while the first client waits
                 self.servers.append(TlsListener(sock, self.config.ssl, self._create_protocol))
@@ -134,6 +143,22 @@ class HttpServer(uvicorn.Server):
                 create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
                 self.servers.append(await create(self._create_protocol, sock=sock, backlog=LISTEN_BACKLOG))
         self.started = True
+
+    async def listen(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept connections on duplicates of these sockets, until ``stop_listening``; they stay open themselves."""
+        await self.startup([sock.dup() for sock in sockets])
+
+    def stop_listening(self) -> None:
+        """Leave new connections to other processes that accept on the same sockets, whose duplicates are closed."""
+        for server in self.servers:
+            server.close()
+        for sock in self._sockets:
+            sock.close()
+        self.servers, self._sockets = [], []
+
+    async def serve_connection(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere."""
+        await asyncio.get_running_loop().connect_accepted_socket(self._create_protocol, connection)
 
     def _create_protocol(self) -> LimitedHttpProtocol:
         protocol_class: Any = self.config.http

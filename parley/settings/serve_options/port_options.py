@@ -117,6 +117,15 @@ PORT_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "api-processes",
+        integer_kind(1, 64),
+        "Processes that read requests and write answers, on the same ports and engines; the main process then does "
+        "not. One writes some 30,000 tokens/s.",
+        1,
+        section="server",
+        configurable=True,
+    ),
+    Option(
         "max-connections",
         integer_kind(1),
         "Connections of clients over HTTP, and as many over gRPC; further ones replace idle ones, or get 429.",

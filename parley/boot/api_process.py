@@ -1,0 +1,251 @@
+"""An API process (``python -m parley.boot.api_process LINK PASSES``): reads requests and writes answers for a server.
+
+LINK and PASSES are inherited descriptors: of the socket for messages to the main process, and of the one for
+connections to it (``serving/api_processes/``). It ends with the main process, and never restarts or decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+
+import msgspec
+import uvloop
+
+from parley.boot.parts import ServerParts
+from parley.boot.places import listening_places
+from parley.dialects.dialect import Route
+from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.disagg.kv.peer import KVPeer
+from parley.disagg.wire.headers import is_from_coordinator
+from parley.serving.api_processes.frame_link import FrameLink
+from parley.serving.api_processes.main_link import MainLink, RelayedAdmission, is_answered_by_main, withdraw_request
+from parley.serving.api_processes.messages import (
+    AnnounceShutdown,
+    CancelOpen,
+    EndProcess,
+    FailOpen,
+    Granted,
+    ProcessReady,
+    Refused,
+    RelayedOutputs,
+    TakeSnapshot,
+    ToApiProcess,
+    UseFacts,
+    UseOptions,
+    UsePlan,
+)
+from parley.serving.api_processes.passing import MainHttpClient, OriginKeeper, pass_request
+from parley.serving.api_processes.plan import ApiProcessPlan, ModelFacts, PlannedModel, decode_options, use_facts
+from parley.serving.api_processes.relayed_engine import RelayedEngine, RelayedModel
+from parley.serving.api_processes.relayed_error import restore_error
+from parley.serving.app import App
+from parley.serving.generate import handle_generate
+from parley.serving.options import ServerOptions
+from parley.serving.registry import ModelRegistry
+from parley.web import logs
+from parley.web.exchange import Exchange
+from parley.web.port import CorsByPath, HttpServer, freeze_objects, uvicorn_config
+from parley.web.shared_listener import ConnectionCounts
+from parley.web.tls import LoadedTls, TlsFileError, reload_certificates, server_tls_context
+
+log = logging.getLogger("parley.server")
+
+REPORT_SECONDS = 1.0  # between two reports of what was recorded
+COUNTS_PER_REPORT = 10  # counts of connections
+LAST_WRITES_SECONDS = 3.0  # for the last bytes of answers
+
+
+class ApiProcess:
+    """The process after its plan has arrived. ``options``: of the plan; ``link``: to the main process; ``pass_socket``:
+    for connections to it. ``stopping`` is set when the process has to end."""
+
+    def __init__(
+        self,
+        plan: ApiProcessPlan,
+        options: ServerOptions,
+        link: MainLink,
+        pass_socket: socket.socket,
+        stopping: asyncio.Event,
+    ):
+        self._stopping = stopping
+        self._link, self._admission = link, RelayedAdmission(link)
+        self._models = [self._make_model(planned, plan.id_prefix, options) for planned in plan.models]
+        self._parts = parts = ServerParts(options, self._models, KVPeer())
+        self.registry = parts.registry
+        self.registry.reasoning_seal = ReasoningSeal(key=plan.seal_key)
+        self._facts = {planned.names[0]: planned.facts for planned in plan.models}
+        places = listening_places(options)
+        parts.handlers.update(dict.fromkeys(parts.handlers, self._pass_to_main))
+        parts.handlers["generate"] = parts.handlers["embed"] = self._generate
+        self._clients: dict[App, MainHttpClient] = {}
+        self._loaded_tls: list[LoadedTls] = []
+        self._sockets = [socket.socket(fileno=descriptor) for descriptor in plan.listeners.values()]
+        self._servers = []
+        self._counts = ConnectionCounts(plan.counts_file, options.api_processes, plan.number)
+        for number in plan.listeners:
+            place = places[number]
+            app = parts.make_port_app(place.mounts, place.host, certified=place.is_certified, keeps=place.keeps)
+            self._clients[app] = MainHttpClient(pass_socket, number)
+            context = None
+            if place.tls is not None:
+                context = server_tls_context(place.tls, http2=options.http2)
+                self._loaded_tls.append(LoadedTls(context, place.tls))
+            config = uvicorn_config(options, CorsByPath(OriginKeeper(app), options.cors, app.web_origins), context)
+            self._servers.append(HttpServer(config, self._counts))
+
+    def _make_model(self, planned: PlannedModel, id_prefix: str, options: ServerOptions) -> RelayedModel:
+        name = planned.names[0]
+        engine = RelayedEngine(planned.facts.info, id_prefix, lambda message: self._link.send_order(name, message))
+        model = RelayedModel(planned.names, planned.settings, engine, options)
+        model.created = planned.created
+        return model
+
+    async def load(self) -> None:
+        """Load the tokenizers, and all else that text needs. Raises BadTokenizer."""
+        for model in self._models:
+            await model.load_engine()
+        self.use_facts(self._facts)
+        freeze_objects()
+
+    def start_serving(self) -> asyncio.Future[list[None]]:
+        """Accept connections from now on. Return what ends when the servers have ended."""
+        pairs = zip(self._servers, self._sockets, strict=True)
+        return asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in pairs))
+
+    def handle_message(self, message: ToApiProcess) -> None:
+        """Handle a message of the main process."""
+        match message:
+            case RelayedOutputs(name, is_ready, outputs, stats):
+                model = next(model for model in self._models if model.name == name)
+                model.relayed_engine.deliver_outputs(outputs, stats, is_ready=is_ready)
+            case Granted() | Refused():
+                self._link.take_answer(message)
+            case CancelOpen(request_id, cancel_id):
+                if (generation := self._link.generations.get(request_id)) is not None:
+                    generation.cancel_by_id(cancel_id)
+            case FailOpen(request_id, error):
+                if (generation := self._link.generations.get(request_id)) is not None:
+                    generation.fail_on_shutdown(restore_error(error))
+            case TakeSnapshot(question_id):
+                self._link.send_snapshot(self.registry, question_id)
+            case UseFacts(facts):
+                self.use_facts(facts)
+            case UseOptions(options):
+                self._use_options(decode_options(options))
+            case AnnounceShutdown():
+                for server in self._servers:
+                    server.announce_shutdown()
+            case EndProcess():
+                self._stopping.set()
+
+    def use_facts(self, facts: dict[str, ModelFacts]) -> None:
+        """Take over what is known of the models."""
+        for model in self._models:
+            if model.name in facts:
+                use_facts(model, facts[model.name])
+
+    def _use_options(self, new_options: ServerOptions) -> None:
+        """Take over options that may change while the server runs, and read certificates again."""
+        own = self.registry.options
+        options = replace(new_options, body_budget=own.body_budget, connection_limit=own.connection_limit)
+        with contextlib.suppress(TlsFileError):  # the main process reports it
+            reload_certificates(self._loaded_tls)
+        self.registry.use_options(options)
+        for app in self._clients:
+            app.use_options(options)
+        for server in self._servers:
+            server.use_options(options)
+
+    async def _generate(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+        """Answer a generating request here, unless it needs what the main process alone has."""
+        if route.names_endpoint or route.inliner is not None or is_from_coordinator(exchange.headers):
+            await self._pass_to_main(registry, route, exchange)
+            return
+        exchange.keep_body(await exchange.peek_body())
+        try:
+            await handle_generate(registry, route, exchange, self._admission)
+        except Exception as error:
+            if not is_answered_by_main(error):
+                raise
+            withdraw_request(self._link, exchange)
+        else:
+            return
+        body = exchange.kept_body
+        exchange.drop_kept_body()
+        await pass_request(self._client_of(exchange), exchange, body)
+
+    async def _pass_to_main(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+        """Let the main process answer a request."""
+        await pass_request(self._client_of(exchange), exchange, await exchange.read_body())
+
+    def _client_of(self, exchange: Exchange) -> MainHttpClient:
+        return self._clients[exchange.scope["app"]]
+
+    async def report(self) -> None:
+        """Send what was recorded, and count connections, again and again, until this task is cancelled."""
+        while True:
+            self._link.send_snapshot(self.registry)
+            for _ in range(COUNTS_PER_REPORT):
+                self._counts.set_own(sum(len(server.server_state.connections) for server in self._servers))
+                await asyncio.sleep(REPORT_SECONDS / COUNTS_PER_REPORT)
+
+    async def stop(self, serving: asyncio.Future[list[None]]) -> None:
+        """Write what is left, and report for the last time."""
+        for server in self._servers:
+            server.should_exit = True
+        await asyncio.wait([serving], timeout=LAST_WRITES_SECONDS)
+        await self._parts.close_parts()
+        self._link.send_snapshot(self.registry)
+
+
+async def serve_link(link_socket: socket.socket, pass_socket: socket.socket) -> None:
+    """Serve until the main process ends the process. Raises anything that ends the link otherwise."""
+    arrived, stopping = asyncio.Queue[ToApiProcess](), asyncio.Event()
+    frames = await FrameLink.open(link_socket, msgspec.msgpack.Decoder(ToApiProcess), arrived.put_nowait)
+    frames.ended.add_done_callback(end_at_once)
+    plan_message = await arrived.get()
+    assert isinstance(plan_message, UsePlan)
+    plan = plan_message.plan
+    options = decode_options(plan.options)
+    logs.set_up_logging(options.log_format, options.log_level)
+    link = MainLink(frames.send)
+    process = ApiProcess(plan, options, link, pass_socket, stopping)
+    await process.load()
+    frames.handle_message = process.handle_message
+    serving = process.start_serving()
+    reporting = asyncio.create_task(process.report())
+    link.send(ProcessReady())
+    await stopping.wait()
+    reporting.cancel()
+    await process.stop(serving)
+    frames.close()
+    await frames.ended
+
+
+def end_at_once(ended: asyncio.Future[None]) -> None:
+    """End the process because the link has ended: nobody would get an answer."""
+    if (error := ended.exception()) is not None:
+        log.error("The connection to the main process failed.", exc_info=error)
+    sys.stderr.flush()
+    os._exit(0 if error is None else 1)
+
+
+def run_process(link_descriptor: int, pass_descriptor: int) -> None:
+    """Run an API process over two inherited sockets."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the main process decides when to end, and drains
+        signal.signal(number, signal.SIG_IGN)
+    link_socket, pass_socket = socket.socket(fileno=link_descriptor), socket.socket(fileno=pass_descriptor)
+    pass_socket.setblocking(False)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve_link(link_socket, pass_socket))
+
+
+if __name__ == "__main__":
+    run_process(int(sys.argv[1]), int(sys.argv[2]))

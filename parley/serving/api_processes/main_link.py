@@ -1,0 +1,192 @@
+"""The main process as an API process sees it: asks it for admission, and relays to its engines.
+
+A request is admitted in one round trip: its slots, its place among the open requests, and whether its model serves. A
+key with limits needs one before, and one for its tokens. The end of a request is one message without an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+
+from parley.dialects.dialect import Reply
+from parley.errors import UnknownModel
+from parley.serving.api_processes.messages import (
+    AdmitRequest,
+    EndRequest,
+    EngineOrder,
+    FromApiProcess,
+    Granted,
+    OpenAccount,
+    Refused,
+    ReserveTokens,
+    Snapshot,
+    WithdrawRequest,
+)
+from parley.serving.api_processes.relayed_engine import RelayedMessage
+from parley.serving.api_processes.relayed_error import restore_error
+from parley.serving.generate import begin_generation
+from parley.serving.generation import Generation
+from parley.serving.keys.accounts import RequestAccount
+from parley.serving.media.request_media import request_media
+from parley.serving.registry import ModelRegistry
+from parley.serving.served_model import ServedModel
+from parley.types import NO_LIMITS, KeyLimitStates, Tenant, Usage
+from parley.web.exchange import Exchange
+
+
+class AnsweredByMain(Exception):
+    """The main process has to answer this request, because of something in its body."""
+
+
+class MainLink:
+    """The connection to the main process. ``send`` sends a message without blocking."""
+
+    def __init__(self, send: Callable[[FromApiProcess], None]):
+        self.send = send
+        self._request_ids = count()
+        self._questions: dict[int, asyncio.Future[Granted | Refused]] = {}
+        self.generations: dict[int, Generation] = {}  # the open ones, by the id of their request
+
+    def next_id(self) -> int:
+        """Return a new request's id."""
+        return next(self._request_ids)
+
+    def send_order(self, model: str, message: RelayedMessage) -> None:
+        """Send a message for a model's engine."""
+        self.send(EngineOrder(model, message))
+
+    async def ask(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> Granted | Refused:
+        """Ask a question about a request, and return the answer."""
+        answer: asyncio.Future[Granted | Refused] = asyncio.get_running_loop().create_future()
+        self._questions[question.id] = answer
+        self.send(question)
+        try:
+            return await answer
+        finally:
+            del self._questions[question.id]
+
+    def take_answer(self, answer: Granted | Refused) -> None:
+        """Pass an answer to the one who asked, unless that request has ended meanwhile."""
+        question = self._questions.get(answer.id)
+        if question is not None and not question.done():
+            question.set_result(answer)
+
+    def send_snapshot(self, registry: ModelRegistry, question_id: int = -1) -> None:
+        """Send what was recorded since the last snapshot."""
+        self.send(
+            Snapshot(
+                question_id,
+                {model.name: model.metrics.take_share() for model in registry.models},
+                registry.http_requests.take_share(),
+                registry.http_responses.take_share(),
+                {number: generation.progress for number, generation in self.generations.items()},
+            )
+        )
+
+
+class RelayedAccount(RequestAccount):
+    """The account of a request, which the main process keeps. ``id``: of the request."""
+
+    def __init__(self, link: MainLink, tenant: Tenant, key_name: str):
+        super().__init__(tenant, key_name)
+        self.id = link.next_id()
+        self._link = link
+        self._is_open = False  # the main process knows the request
+        self._states: KeyLimitStates | None = None
+
+    def states(self) -> KeyLimitStates:
+        """The limits of the key, as the main process named them last."""
+        return self._states or KeyLimitStates()
+
+    async def ask(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> None:
+        """Ask the main process, which knows the request from then on. Raises the ParleyError of a refusal."""
+        self._is_open = True
+        answer = await self._link.ask(question)
+        self._states = answer.states
+        if isinstance(answer, Refused):
+            raise restore_error(answer.error)
+
+    async def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:
+        """Reserve tokens, if the key has limits. Raises RateLimited."""
+        if self.tenant.limits != NO_LIMITS:
+            await self.ask(ReserveTokens(self.id, prompt_tokens, output_tokens))
+
+    def settle(
+        self, model: str, usage: Usage, output_tokens: int, *, was_submitted: bool, handed_over: bool = False
+    ) -> None:
+        """Charge the key for the request."""
+        self._end(EndRequest(self.id, usage.prompt_tokens, usage.cached_tokens, output_tokens, was_submitted))
+
+    def cancel(self) -> None:
+        """End the account of a request that has used nothing."""
+        self._end(EndRequest(self.id))
+
+    def _end(self, message: EndRequest) -> None:
+        self._link.generations.pop(self.id, None)
+        if self._is_open:
+            self._is_open = False
+            self._link.send(message)
+
+
+class RelayedAdmission:
+    """Has requests admitted by the main process."""
+
+    def __init__(self, link: MainLink):
+        self._link = link
+
+    async def open_account(self, registry: ModelRegistry, exchange: Exchange) -> RelayedAccount:
+        """Count a request for the client's key, and return its account. Raises RateLimited."""
+        tenant = exchange.tenant
+        account = RelayedAccount(self._link, tenant, exchange.log_entry.key)
+        if tenant.limits != NO_LIMITS:
+            exchange.limit_states = account.states
+            await account.ask(OpenAccount(account.id, tenant, account.key_name))
+        return account
+
+    async def admit_generation(
+        self, registry: ModelRegistry, model: ServedModel, exchange: Exchange, reply: Reply, account: RequestAccount
+    ) -> Generation:
+        """Have a request admitted. Raises the ParleyError of a refusal, AnsweredByMain."""
+        assert isinstance(account, RelayedAccount)
+        request = reply.request
+        name = model.answer_name(request.model)
+        adapter = name if request.adapter is None and name in model.adapters else request.adapter
+        if (
+            reply.background_name
+            or request_media(request)
+            or (adapter is not None and adapter not in model.adapters)  # it may have been loaded just now
+        ):
+            raise AnsweredByMain
+        await account.ask(
+            AdmitRequest(
+                account.id,
+                exchange.tenant,
+                account.key_name,
+                model.name,
+                name,
+                adapter,
+                request.sequences,
+                request.exclusive_id or "",
+                (request.id, *request.cancel_ids),
+                exchange.log_entry.api,
+                exchange.arrived_at,
+            )
+        )
+        generation = begin_generation(model, exchange, reply, account)
+        self._link.generations[account.id] = generation
+        exchange.drop_kept_body()
+        return generation
+
+
+def is_answered_by_main(error: Exception) -> bool:
+    """Whether a request that ended with this error has to be passed to the main process."""
+    return isinstance(error, AnsweredByMain | UnknownModel)
+
+
+def withdraw_request(link: MainLink, exchange: Exchange) -> None:
+    """Take back that a request was counted for the limits of its key: the main process counts it itself."""
+    if exchange.tenant.limits != NO_LIMITS:
+        exchange.limit_states = None
+        link.send(WithdrawRequest(exchange.tenant))

@@ -1,0 +1,177 @@
+"""Passes a request to the main process over HTTP, and its answer to the client.
+
+A connection to the main process is a socket pair, one end of which is sent there; so nobody else can connect, and no
+file or port is left behind. A header, which is never taken from a client, says who the client is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from parley.errors import NotReady
+from parley.web.exchange import Exchange
+from parley.web.http_client import (
+    ConnectionBroken,
+    HttpClientConnection,
+    InstanceHttpClient,
+    InstanceUnreachable,
+)
+
+ORIGIN_HEADER = b"x-parley-origin"  # JSON: the client's address or null, and the scheme
+ORIGIN_KEY = "parley.origin"  # scope key in an API process: the request before a proxy's headers were applied
+# Headers that belong to one connection, and those that the writer of an answer sets itself.
+HOP_HEADERS = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect"))
+OWN_HEADERS = frozenset((ORIGIN_HEADER, b"content-length", b"content-encoding", b"host"))
+UNREAD_LIMIT = 1 << 20  # bytes of an answer that wait for the client before the main process has to wait
+
+
+class MainHttpClient(InstanceHttpClient):
+    """Connects to one port of the main process. ``pass_socket``: where ends of connections are sent; ``place``: the
+    number of the port."""
+
+    def __init__(self, pass_socket: socket.socket, place: int):
+        super().__init__("http://main")
+        self._pass_socket, self._place = pass_socket, place
+
+    async def open_connection(self) -> HttpClientConnection:
+        """Open a new connection. Raises InstanceUnreachable."""
+        own_end, other_end = socket.socketpair()
+        try:
+            socket.send_fds(self._pass_socket, [bytes([self._place])], [other_end.fileno()])
+        except OSError as error:
+            own_end.close()
+            raise InstanceUnreachable(f"The main process takes no connection: {type(error).__name__}.") from None
+        finally:
+            other_end.close()
+        own_end.setblocking(False)
+        _, connection = await asyncio.get_running_loop().create_unix_connection(
+            lambda: HttpClientConnection(self), sock=own_end
+        )
+        return connection
+
+
+class PassedAnswer:
+    """An answer of the main process on its way to the client."""
+
+    def __init__(self, connection: HttpClientConnection):
+        self._connection = connection
+        self._parts: asyncio.Queue[tuple[int, list[tuple[bytes, bytes]]] | bytes | ConnectionBroken | None] = (
+            asyncio.Queue()
+        )
+        self._unread = 0
+
+    def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Keep status and headers."""
+        self._parts.put_nowait((status, headers))
+
+    def receive_data(self, data: bytes) -> None:
+        """Keep a part of the body; the main process waits if there are too many."""
+        self._unread += len(data)
+        self._connection.set_reading_paused(self._unread > UNREAD_LIMIT)
+        self._parts.put_nowait(data)
+
+    def receive_end(self, error: ConnectionBroken | None) -> None:
+        """Keep the end."""
+        self._parts.put_nowait(error)
+
+    async def write_to(self, exchange: Exchange) -> None:
+        """Write the answer to the client. Raises ConnectionBroken."""
+        while True:
+            part = await self._parts.get()
+            if isinstance(part, tuple):
+                status, headers = part
+                kept = [(name, value) for name, value in headers if name not in HOP_HEADERS and name != b"date"]
+                await exchange.pass_head(status, kept)
+            elif isinstance(part, bytes):
+                await exchange.pass_part(part)
+                self._unread -= len(part)
+                self._connection.set_reading_paused(self._unread > UNREAD_LIMIT)
+            elif part is not None:
+                raise part
+            else:
+                await exchange.pass_part(b"", last=True)
+                return
+
+
+async def pass_request(client: MainHttpClient, exchange: Exchange, body: bytes) -> None:
+    """Let the main process answer a request with this body. Raises NotReady if it does not, ClientGone."""
+    scope = exchange.scope
+    method = scope["method"].encode()
+    path, query, address, scheme = scope[ORIGIN_KEY]
+    target = path + (b"?" + query if query else b"")
+    hosts = [value for name, value in scope["headers"] if name == b"host"]
+    headers = [each for each in scope["headers"] if each[0] not in HOP_HEADERS and each[0] not in OWN_HEADERS]
+    headers.append((ORIGIN_HEADER, json.dumps([address, scheme, [host.decode("latin-1") for host in hosts]]).encode()))
+    exchange.is_passed = True
+    try:
+        connection = client.take_idle() or await client.open_connection()
+        answer = PassedAnswer(connection)
+        connection.send_request(
+            client.format_request(method, target, headers, [body] if body else []), answer, bodiless=method == b"HEAD"
+        )
+        try:
+            await exchange.while_connected(answer.write_to(exchange))
+        except BaseException:
+            connection.abort_silently()
+            raise
+    except (InstanceUnreachable, ConnectionBroken):
+        if exchange.response_begun:
+            exchange.abort_connection()
+            return
+        exchange.is_passed = False
+        raise NotReady("The server's main process does not answer.", retry_after=2) from None
+
+
+class OriginKeeper:
+    """Keeps what a request to ``app`` says of itself, for the case that it is passed on."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http":
+            scope[ORIGIN_KEY] = scope["raw_path"], scope["query_string"], scope.get("client"), scope["scheme"]
+        await self._app(scope, receive, send)
+
+
+class PassedApp:
+    """In the main process: ``app`` for requests that API processes pass, as if their clients were connected here."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http":
+            headers = scope["headers"]
+            origin = next((value for name, value in headers if name == ORIGIN_HEADER), b'[null,"http",[]]')
+            address, scope["scheme"], hosts = json.loads(origin)
+            scope["client"] = None if address is None else tuple(address)
+            scope["headers"] = [(name, value) for name, value in headers if name not in (ORIGIN_HEADER, b"host")]
+            scope["headers"] += [(b"host", host.encode("latin-1")) for host in hosts]
+        await self._app(scope, receive, send)
+
+
+def accept_passed(pass_socket: socket.socket) -> tuple[int, socket.socket] | None:
+    """Return the number of a port and the end of a connection to it that an API process has sent; None at the end of
+    file. Raises BlockingIOError if there is none."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(pass_socket, 1, 1)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return None
+    if not data or not descriptors:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                socket.close(descriptor)
+        return None
+    connection = socket.socket(fileno=descriptors[0])
+    connection.setblocking(False)
+    return data[0], connection

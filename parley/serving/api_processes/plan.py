@@ -1,0 +1,134 @@
+"""What an API process is started with, and what it hears of the models and options later."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields, replace
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from parley.serving.options import ServerOptions
+from parley.serving.served_model import ServedModel
+from parley.types import EngineSettings, EngineStats, ModelInfo
+from parley.web.connection_limit import ConnectionLimit
+from parley.web.request_body import BodyBudget
+
+OptionValues = dict[str, Any]  # ServerOptions as values of MessagePack, by the names of the fields
+OWN_FIELDS = frozenset({"apis"})  # that API processes do not have; no option but --mindie-config sets them
+NETWORK_FIELDS = frozenset({"trusted_proxies", "cluster_networks"})
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What is known of a model that may change: adapters with the time of their loading, and their folders."""
+
+    info: ModelInfo
+    stats: EngineStats
+    adapters: dict[str, int]
+    adapter_folders: dict[str, str]
+
+
+class PlannedModel(msgspec.Struct, frozen=True):
+    """A model that an API process reads requests for. ``settings``: those that engines of every kind have.
+    ``created``: when the main process began with it."""
+
+    names: tuple[str, ...]
+    settings: EngineSettings
+    created: int
+    facts: ModelFacts
+
+
+class ApiProcessPlan(msgspec.Struct, frozen=True):
+    """``number``: of the process, from 0. ``seal_key``: of ``ReasoningSeal``. ``listeners``: descriptors of the
+    listening sockets, by the number of their place; ``counts_file``: of the file with the connections of each process.
+    ``id_prefix``: of the ids of the process's engine requests."""
+
+    number: int
+    options: OptionValues
+    models: tuple[PlannedModel, ...]
+    seal_key: bytes
+    listeners: dict[int, int]
+    counts_file: int
+    id_prefix: str
+
+
+def model_facts(model: ServedModel) -> ModelFacts:
+    """Return the facts about a model that has been loaded."""
+    engine = model.engine
+    return ModelFacts(model.model_info, engine.stats, dict(model.adapters), dict(model.settings.adapters))
+
+
+def planned_model(model: ServedModel) -> PlannedModel:
+    """Return the plan for a model that has been loaded."""
+    return PlannedModel(model.names, model.settings, model.created, model_facts(model))
+
+
+def use_facts(model: ServedModel, facts: ModelFacts) -> None:
+    """Let an API process's model have these facts."""
+    model.engine.info = facts.info
+    model.engine.stats = facts.stats
+    model.adapters, model.settings.adapters = dict(facts.adapters), dict(facts.adapter_folders)
+
+
+def shared_options(options: ServerOptions, count: int) -> ServerOptions:
+    """Return the options of one of ``count`` API processes.
+
+    It has an equal part of the memory for bodies, and of the connections if their number is limited. The main process
+    has what is shared: slots, the usage of keys, records and endpoints.
+    """
+    connections, body_memory = options.connection_limit, options.body_budget.limit
+    sharing = 1 if options.max_connections is None else count  # descriptors belong to one process
+    return replace(
+        options,
+        max_queue=sys.maxsize >> 8,
+        usage_db=None,
+        endpoints=None,
+        inference_tables=None,
+        response_store=0,
+        response_store_file=None,
+        connection_limit=ConnectionLimit(
+            -(-connections.served_limit // sharing), -(-connections.refused_limit // sharing)
+        ),
+        body_budget=BodyBudget(max(body_memory // count, options.body_limit, options.media_body_limit)),
+        media=replace(options.media, eager=False),
+    )
+
+
+def encode_options(options: ServerOptions) -> OptionValues:
+    """Return options as values of MessagePack."""
+    values = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in OWN_FIELDS}
+    plain: OptionValues = msgspec.to_builtins(values, enc_hook=_to_plain)
+    return plain
+
+
+def decode_options(values: OptionValues) -> ServerOptions:
+    """Return the options that ``encode_options`` encoded. Raises msgspec.ValidationError for values of other types."""
+    types = get_type_hints(ServerOptions)
+    decoded: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in NETWORK_FIELDS:
+            decoded[name] = tuple(map(ip_network, value))
+        else:
+            decoded[name] = msgspec.convert(value, types[name], dec_hook=_from_plain)
+    return ServerOptions(**decoded)
+
+
+def _to_plain(value: Any) -> Any:
+    match value:
+        case Path() | IPv4Network() | IPv6Network():
+            return str(value)
+        case BodyBudget():
+            return value.limit
+        case ConnectionLimit():
+            return [value.served_limit, value.refused_limit]
+    raise NotImplementedError(type(value))
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    if kind is ConnectionLimit:
+        return ConnectionLimit(*value)
+    if kind in (Path, BodyBudget):
+        return kind(value)
+    raise NotImplementedError(kind)

@@ -1,0 +1,353 @@
+"""Several API processes behind one port: same answers, exact limits, and nothing is lost or left when one is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.metrics_page import metric_value
+from support.server_process import ServerProcess
+
+from parley.cli.serve import server_options
+from parley.errors import UnknownModel
+from parley.serving.api_processes.plan import decode_options, encode_options
+from parley.serving.api_processes.relayed_error import RelayedError, relay_error, restore_error
+from parley.serving.options import ListenAddress, MediaOptions, ServerOptions
+from parley.settings.config import SERVE_OPTIONS
+from parley.settings.key_file import add_key, make_key
+from parley.settings.media_hosts import MediaHost
+from parley.settings.options import ConfigError, resolve_options
+from parley.types import KeyOwner
+from parley.web.connection_limit import ConnectionLimit
+from parley.web.options import TlsFiles
+from parley.web.request_body import BodyBudget
+
+COSTS = "rows = [[1, 0.02], [256, 0.02]]\nblocks = 4096\nlength = 8192\n"  # a token takes 20 ms
+LONG = {"prompt": "abc", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+
+
+class ProcessServer(ServerProcess):
+    """A server with API processes. ``headers`` go with every request."""
+
+    headers: dict[str, str] = {}  # noqa: RUF012
+
+    def children(self, module: str) -> list[int]:
+        """The ids of the processes that the server has started to run a module."""
+        found = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                with contextlib.suppress(OSError):
+                    if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
+                        found.append(child)
+        return found
+
+    @property
+    def api_processes(self) -> list[int]:
+        return self.children("parley.boot.api_process")
+
+    def open(self, path: str, body: Any = None, **headers: str):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"content-type": "application/json", **self.headers, **headers}
+        )
+        return urllib.request.urlopen(request, timeout=30)
+
+    def call(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        try:
+            with self.open(path, body, **headers) as answer:
+                text, status, answer_headers = answer.read(), answer.status, answer.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                text, status, answer_headers = error.read(), error.code, error.headers
+        try:
+            content = json.loads(text)
+        except ValueError:
+            content = text.decode()
+        return status, content, dict(answer_headers.items())
+
+    def activity(self) -> dict[str, Any]:
+        return self.call("/ui/activity")[1]
+
+    def model_state(self) -> dict[str, Any]:
+        return self.activity()["models"][0]
+
+    @property
+    def is_idle(self) -> bool:
+        state = self.model_state()
+        return not self.activity()["requests"] and state["slots"][0] == state["running"] == state["kv"][0] == 0
+
+
+def connection_counts(server: ProcessServer) -> list[int]:
+    """Return how many descriptors each API process has."""
+    return [len(os.listdir(f"/proc/{number}/fd")) for number in server.api_processes]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, str]]]:
+    file, headers = tmp_path_factory.mktemp("keys") / "keys.toml", {}
+    limits: dict[str, dict[str, Any]] = {
+        "admin": {"admin": True},
+        "requests": {"requests_per_minute": 20},
+        "tokens": {"tokens_per_day": 20 * 8},
+        "media": {"requests_per_minute": 10},
+    }
+    for name, members in limits.items():
+        key, entry = make_key(name, **members)
+        add_key(file, entry)
+        headers[name] = {"authorization": f"Bearer {key}"}
+    return file, headers
+
+
+@pytest.fixture(scope="module")
+def scripted(folder: Path, keys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessServer]:
+    """A server whose engine is scripted."""
+    adapter = tmp_path_factory.mktemp("adapters") / "one"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    flags = ("--api-processes", "2", "--api-key-file", str(keys[0]), "--lora-root", str(adapter.parent), "--quiet")
+    with ProcessServer(folder, *flags) as server:
+        server.headers = keys[1]["admin"]
+        yield server.ready()
+
+
+@pytest.fixture(scope="module")
+def slow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessServer]:
+    """A server with an engine process that takes its time."""
+    model = tmp_path_factory.mktemp("slow") / "tiny"
+    shutil.copytree(folder, model)
+    (model / "config.json").write_text('{"model_type":"llama","architectures":["LlamaForCausalLM"]}')
+    (model / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    costs = model / "costs.toml"
+    costs.write_text(COSTS)
+    with ProcessServer(model, "--no-fake-engine", "--cost-model", str(costs), "--api-processes", "2") as server:
+        yield server.ready()
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5},
+    "/v1/completions": {"prompt": ["abc", "de"], "n": 2, "max_tokens": 5, "logprobs": 1},
+    "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 5},
+    "/generate": {"inputs": "abc", "parameters": {"max_new_tokens": 5}},
+    "/v2/models/tiny/generate": {"text_input": "abc", "parameters": {"max_tokens": 5}},
+    "/api/chat": {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "stream": False},
+    "/v1/responses": {"input": "abc", "max_output_tokens": 16},
+    "/serving-endpoints/tiny/invocations": {"prompt": "abc", "max_tokens": 5},
+    "/v1/embeddings": {"input": "abc"},
+    "/tokenize": {"prompt": "abc"},
+}
+CHANGING = {"id", "created", "created_at", "completed_at", "total_duration", "load_duration", "prompt_eval_duration",
+            "eval_duration", "databricks_request_id"}  # fmt: skip
+
+
+def unchanging(value: Any) -> Any:
+    """Return an answer without ids and times."""
+    if isinstance(value, dict):
+        return {name: unchanging(member) for name, member in value.items() if name not in CHANGING}
+    return [unchanging(member) for member in value] if isinstance(value, list) else value
+
+
+async def test_answers_equal_those_of_one_process(scripted: ProcessServer, serve):
+    single = await serve()
+    for path, body in REQUESTS.items():
+        status, content, headers = scripted.call(path, body)
+        expected = await single.post(path, body)
+        assert (status, unchanging(content)) == (expected.status, unchanging(expected.json)), path
+        assert headers["content-type"] == expected.headers["content-type"]
+    for path, body in (("/v1/completions", {"max_tokens": 0.5}), ("/v1/completions", {"model": "no", "prompt": "a"})):
+        status, content, _ = scripted.call(path, body)
+        expected = await single.post(path, body)
+        assert (status, content) == (expected.status, expected.json)
+    body = {"prompt": "abc", "max_tokens": 5, "stream": True}
+    with scripted.open("/v1/completions", body) as answer:
+        events = [json.loads(line[6:]) for line in answer if line.startswith(b"data: {")]
+    expected = await single.post("/v1/completions", body)
+    assert [unchanging(event) for event in events] == [unchanging(event) for event in expected.events]
+
+
+def test_both_processes_answer_and_metrics_are_their_sum(scripted: ProcessServer):
+    def count(page: str) -> float:
+        return metric_value(page, 'vllm:request_success_total{model_name="tiny",engine="0",finished_reason="length"}')
+
+    before = count(scripted.call("/metrics")[1])
+    with ThreadPoolExecutor(32) as clients:
+        answers = list(
+            clients.map(lambda _: scripted.call("/v1/completions", {"prompt": "a", "max_tokens": 3}), range(96))
+        )
+    assert {status for status, *_ in answers} == {200}
+    with ThreadPoolExecutor(4) as clients:
+        pages = list(clients.map(lambda _: scripted.call("/metrics")[1], range(4)))
+    assert {count(page) for page in pages} == {before + 96}
+
+
+def test_limits_of_keys_are_exact_over_all_processes(scripted: ProcessServer, keys):
+    body = {"prompt": "abc", "max_tokens": 5, "ignore_eos": True}  # 8 tokens
+    for name in ("requests", "tokens"):
+        with ThreadPoolExecutor(16) as clients:
+            answers = list(
+                clients.map(lambda _, name=name: scripted.call("/v1/completions", body, **keys[1][name]), range(60))
+            )
+        assert Counter(status for status, *_ in answers) == {200: 20, 429: 40}
+    granted = [headers for status, _, headers in answers if status == 200]
+    assert min(int(headers["x-ratelimit-remaining-tokens"]) for headers in granted) == 0
+
+
+def test_a_request_that_is_passed_on_counts_once(scripted: ProcessServer, keys):
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body = {"messages": [{"role": "user", "content": [picture]}]}
+    statuses = Counter(scripted.call("/v1/chat/completions", body, **keys[1]["media"])[0] for _ in range(12))
+    assert statuses == {400: 10, 429: 2}
+
+
+def test_adapters_are_known_to_all_processes(scripted: ProcessServer):
+    def use(_: int) -> int:
+        return scripted.call("/v1/completions", {"model": "mine", "prompt": "a", "max_tokens": 2})[0]
+
+    for path, expected in (("/v1/load_lora_adapter", 200), ("/v1/unload_lora_adapter", 404)):
+        body = {"lora_name": "mine", "lora_path": "one"} if expected == 200 else {"lora_name": "mine"}
+        assert scripted.call(path, body)[0] == 200
+        with ThreadPoolExecutor(8) as clients:
+            assert set(clients.map(use, range(24))) == {expected}
+
+
+def test_reload_of_keys_reaches_all_processes(scripted: ProcessServer, keys):
+    key, entry = make_key("late")
+    add_key(keys[0], entry)
+    headers = {"authorization": f"Bearer {key}"}
+    body = {"prompt": "a", "max_tokens": 2}
+    scripted.process.send_signal(signal.SIGHUP)
+    assert scripted.wait_for(lambda: scripted.call("/v1/completions", body, **headers)[0] == 200)
+    with ThreadPoolExecutor(8) as clients:
+        assert set(clients.map(lambda _: scripted.call("/v1/completions", body, **headers)[0], range(24))) == {200}
+
+
+def test_a_killed_process_is_started_again_and_others_go_on(slow: ProcessServer):
+    before = slow.api_processes
+    assert len(before) == 2
+    streams = [slow.open("/v1/completions", LONG) for _ in range(8)]
+    assert slow.model_state()["slots"][0] == 8
+    counts = connection_counts(slow)
+    assert min(counts) < max(counts) + 8  # both have some, mostly; the test holds for any split
+    os.kill(before[0], signal.SIGKILL)
+    assert slow.wait_for(lambda: len({*slow.api_processes} - {*before}) == 1)
+    assert before[1] in slow.api_processes
+    alive = []
+    for stream in streams:
+        try:
+            for _ in range(200):
+                if not stream.readline():
+                    raise OSError("the stream ended")
+            alive.append(stream)
+        except (OSError, ValueError):
+            stream.close()
+    assert slow.model_state()["slots"][0] == len(alive) == len(slow.activity()["requests"])
+    for stream in alive:
+        stream.close()
+    assert slow.wait_for(lambda: slow.is_idle)
+    assert slow.call("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+
+
+def test_requests_are_cancelled_from_any_connection(slow: ProcessServer):
+    body = {"token_ids": [5], "sampling_params": {"max_tokens": 3000, "ignore_eos": True}}
+    names = [f"request-{number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as clients:
+        answers = [clients.submit(slow.call, "/inference/v1/generate", body | {"request_id": name}) for name in names]
+        assert slow.wait_for(lambda: len(slow.activity()["requests"]) == 8)
+        assert {request["api"] for request in slow.activity()["requests"]} == {"vllm"}
+        assert slow.call("/abort_requests", {"request_ids": names})[0] == 200
+        for answer in answers:
+            assert answer.result()[1]["choices"][0]["finish_reason"] == "abort"
+    assert slow.wait_for(lambda: slow.is_idle)
+
+
+def test_a_killed_engine_fails_streams_and_serves_again(slow: ProcessServer):
+    streams = [slow.open("/v1/completions", LONG) for _ in range(8)]
+    [engine] = slow.children("parley.worker.process")
+    os.kill(engine, signal.SIGKILL)
+    for stream in streams:
+        with stream:
+            assert b"killed by SIGKILL" in stream.read()
+    assert slow.wait_for(lambda: slow.get("/health/ready") == 200)
+    with ThreadPoolExecutor(8) as clients:
+        body = {"prompt": "a", "max_tokens": 2}
+        assert set(clients.map(lambda _: slow.call("/v1/completions", body)[0], range(8))) == {200}
+    assert slow.wait_for(lambda: slow.is_idle)
+
+
+def test_drain_refuses_new_requests_and_lets_open_ones_finish(slow: ProcessServer):
+    body = {"prompt": "a", "max_tokens": 2}
+    processes = [*slow.api_processes, *slow.children("parley.worker.process")]
+    answers: list[int] = []
+    clients = [
+        threading.Thread(target=lambda: answers.append(slow.call("/v1/completions", body | {"max_tokens": 50})[0]))
+        for _ in range(8)
+    ]
+    for client in clients:
+        client.start()
+    assert slow.wait_for(lambda: len(slow.activity()["requests"]) == 8)
+    slow.process.send_signal(signal.SIGTERM)
+    assert slow.wait_for(lambda: slow.get("/health/ready") == 503)
+    assert {slow.call("/v1/completions", body)[0] for _ in range(4)} == {503}
+    for client in clients:
+        client.join()
+    assert answers == [200] * 8
+    assert slow.end() == 0
+    assert not [number for number in processes if Path(f"/proc/{number}").exists()]
+    assert not [line for line in slow.lines if "Traceback" in line]
+
+
+def test_processes_end_with_a_killed_main_process(scripted: ProcessServer):
+    processes = scripted.api_processes
+    assert len(processes) == 2
+    scripted.process.kill()
+    assert scripted.wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in processes))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--api-processes", "0"], "a whole number from 1 to 64"),
+        (["--api-processes", "65"], "a whole number from 1 to 64"),
+        (["--api-processes", "2", "--role", "decode"], "an instance of role decode has one API process"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(flags: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        server_options(resolve_options(SERVE_OPTIONS, ["--model", "./tiny", *flags], {}))
+
+
+def test_options_and_errors_arrive_as_they_were_sent(tmp_path: Path):
+    _, entry = make_key("ann", models=["a"], expires=datetime(2030, 1, 1, tzinfo=UTC), tokens_per_day=5)
+    options = ServerOptions(
+        tls=TlsFiles(tmp_path / "cert", tmp_path / "key", client_authorities=(tmp_path / "ca",)),
+        trusted_proxies=(ip_network("10.0.0.0/8"), ip_network("fd00::/8")),
+        listen=(ListenAddress("tgi", "::", 0),),
+        hashed_keys=(entry,),
+        key_owners={"k": KeyOwner("ann", ("red",))},
+        key_files=(tmp_path,),
+        media=MediaOptions(hosts=(MediaHost("a.example", 80),), folder="x"),
+        timeout=3.5,
+        body_budget=BodyBudget(123),
+        connection_limit=ConnectionLimit(7, 9),
+    )
+    received = decode_options(msgspec.msgpack.decode(msgspec.msgpack.encode(encode_options(options))))
+    assert received == options
+    assert received.body_budget.limit == 123 and received.connection_limit.refused_limit == 9
+    sent = UnknownModel("The model 'x' does not exist.", name="x", served=["a", "b"], field="model")
+    decoder = msgspec.msgpack.Decoder(RelayedError)
+    error = restore_error(decoder.decode(msgspec.msgpack.encode(relay_error(sent))))
+    assert type(error) is UnknownModel and vars(error) == vars(sent) and str(error) == str(sent)
