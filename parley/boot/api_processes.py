@@ -22,6 +22,7 @@ from parley import wire
 from parley.child_process import python_command
 from parley.dialects.dialect import Route
 from parley.engine.remote import HEALTHY_SECONDS, RESTART_DELAYS
+from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
 from parley.serving.api_processes.api_link import ApiLink
 from parley.serving.api_processes.frame_link import FrameLink
 from parley.serving.api_processes.messages import (
@@ -61,6 +62,7 @@ class ApiProcessSlot:
         self.link: ApiLink | None = None  # of a process that serves
         self._pool = pool
         self._starts = 0
+        self._message_count = 0  # messages from all processes so far
 
     async def supervise(self) -> None:
         """Run the process until this task is cancelled, and start it again whenever it ends. Raises ApiProcessFailed
@@ -125,6 +127,7 @@ class ApiProcessSlot:
         link = ApiLink(self._pool.registry, frames, process.kill)
 
         def handle_message(message: FromApiProcess) -> None:
+            self._message_count += 1
             if isinstance(message, ProcessReady):
                 self.link = link
                 self._pool.note_change()
@@ -132,8 +135,10 @@ class ApiProcessSlot:
                 link.handle_message(message)
 
         frames.handle_message = handle_message
+        tasks = [accepting]
         try:
             await self._pool.models_loaded.wait()
+            tasks.append(asyncio.create_task(self._kill_if_hung(process)))
             link.send(UsePlan(self._pool.make_plan(self.number - 1, f"{self.number}.{self._starts}.")))
             with contextlib.suppress(wire.BrokenFrame, msgspec.DecodeError):  # it was killed while it wrote
                 await frames.ended
@@ -142,9 +147,23 @@ class ApiProcessSlot:
             self.link = None
             self._pool.connection_counts.mark_ended(self.number - 1)
             frames.close()
-            accepting.cancel()
+            for task in tasks:
+                task.cancel()
             link.close()
             self._pool.note_change()
+
+    async def _kill_if_hung(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill the process if it shows no sign of life, as engines are. It reports each second once it serves."""
+        timeout = self._pool.registry.main_model.settings.engine_timeout
+        watchdog = Watchdog(timeout)
+        with contextlib.suppress(OSError):  # it has just ended
+            while timeout:
+                await asyncio.sleep(TICK_SECONDS)
+                processor_seconds = read_processor_seconds(process.pid)
+                if watchdog.explain_hang(self._message_count, processor_seconds, is_serving=self.link is not None):
+                    log.error("API process %d did nothing for too long, and was killed.", self.number)
+                    process.kill()
+                    return
 
     def end(self) -> None:
         """Let the process write what is left and end."""

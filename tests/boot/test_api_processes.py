@@ -119,8 +119,8 @@ def scripted(folder: Path, keys, tmp_path_factory: pytest.TempPathFactory) -> It
     adapter = tmp_path_factory.mktemp("adapters") / "one"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
-    flags = ("--api-processes", "2", "--api-key-file", str(keys[0]), "--lora-root", str(adapter.parent), "--quiet")
-    with ProcessServer(folder, *flags) as server:
+    flags = ["--api-key-file", str(keys[0]), "--lora-root", str(adapter.parent), "--engine-timeout", "3", "--quiet"]
+    with ProcessServer(folder, "--api-processes", "2", *flags) as server:
         server.headers = keys[1]["admin"]
         yield server.ready()
 
@@ -308,6 +308,13 @@ def test_drain_refuses_new_requests_and_lets_open_ones_finish(slow: ProcessServe
     assert slow.end() == 0
     assert not [number for number in processes if Path(f"/proc/{number}").exists()]
     assert not [line for line in slow.lines if "Traceback" in line]
+
+
+def test_a_stopped_process_is_killed_and_started_again(scripted: ProcessServer):
+    before = scripted.api_processes
+    os.kill(before[0], signal.SIGSTOP)
+    assert scripted.wait_for(lambda: len({*scripted.api_processes} - {before[0]}) == 2)
+    assert scripted.call("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
 
 
 def test_processes_end_with_a_killed_main_process(scripted: ProcessServer):
