@@ -569,6 +569,11 @@ def test_vllm_chat_named_tool_call_finishes_with_stop():
 def test_vllm_chat_reads_tool_choice():
     strict_tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
     assert read_chat(tools=[strict_tool]).request.prompts[0].tools == [strict_tool]
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "strict": True, "schema": schema}}
+    for structured in ({}, {"structured_outputs": {"json": {"type": "object"}}}):
+        grammar = read_chat(response_format=form, **structured).request.grammar
+        assert (grammar.kind, grammar.value) == ("json", schema)
     (chat_,) = read_chat(tools=[TOOL], tool_choice="none").request.prompts
     assert (chat_.tool_choice, len(chat_.tools)) == ("none", 1)  # the template still gets the tools
     other = {"type": "function", "function": {"name": "g"}}

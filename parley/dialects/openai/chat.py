@@ -66,7 +66,9 @@ class ChatReply(Reply):
         chat_prompt, tool_members = read_conversation(body, self.reading_rules, context)
         self._legacy, self._custom_calls = tool_members.legacy, CustomCallReader(tool_members.custom)
         max_tokens = _read_max_tokens(body)
-        extra_members = extras.read_extras(body, context, max_tokens=max_tokens, options=options)
+        extra_members = extras.read_extras(
+            body, context, max_tokens=max_tokens, options=options, rules=self.reading_rules
+        )
         _refuse_media(body)
         stream = body.boolean("stream", False)
         usage, self._usage_per_chunk = shared.read_usage_options(body, stream, options)

@@ -139,7 +139,7 @@ class CompletionReply(Reply):
         self._options = options = shared.applied_options(context, self.reading_rules)
         prompt_list = _read_prompts(body)
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
-        extra_members = extras.read_extras(body, context, max_tokens=max_tokens)
+        extra_members = extras.read_extras(body, context, max_tokens=max_tokens, rules=self.reading_rules)
         prompt_list = _with_suffix(prompt_list, body, context)
         if body.boolean("return_prompt_text", False):
             raise shared.unsupported_member(

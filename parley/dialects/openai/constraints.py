@@ -31,14 +31,17 @@ FORMAT_TYPES = ("text", "json_object", "json_schema", "structural_tag")
 TGI_FORMAT_TYPES = ("json", "json_object", "json_schema", "regex")  # TGI's; its clients send them to every server
 
 
-def read_grammar(body: Fields) -> Grammar | None:
-    """Return the constraint on the answer's form, or None. Raises BadRequest."""
+def read_grammar(body: Fields, *, strict_schemas: bool = True) -> Grammar | None:
+    """Return the constraint on the answer's form, or None. ``strict_schemas``: as in ``ReadingRules``.
+
+    Raises BadRequest.
+    """
     if not body.present_names(CONSTRAINT_MEMBERS):
         return None
     options = body.object("structured_outputs")
     structured = None if options is None else forms.read_structured_outputs(options)
     body.string("guided_decoding_backend", None, cap=256)
-    return forms.only_constraint(structured, *_read_guided_members(body), read_response_format(body))
+    return forms.only_constraint(structured, *_read_guided_members(body), read_response_format(body, strict_schemas))
 
 
 def _read_guided_members(body: Fields) -> list[Grammar]:
@@ -49,8 +52,11 @@ def _read_guided_members(body: Fields) -> list[Grammar]:
     return [msgspec.structs.replace(grammar, whitespace=whitespace) for grammar in grammars if grammar is not None]
 
 
-def read_response_format(body: Fields) -> Grammar | None:
-    """Return the constraint of ``response_format``; None for text. Raises BadRequest."""
+def read_response_format(body: Fields, strict_schemas: bool) -> Grammar | None:
+    """Return the constraint of ``response_format``; None for text. ``strict_schemas``: as in ``ReadingRules``.
+
+    Raises BadRequest.
+    """
     format_object = body.object("response_format")
     if format_object is None:
         return None
@@ -77,7 +83,7 @@ def read_response_format(body: Fields) -> Grammar | None:
     schema = schema_object.free_object("schema")
     if not schema_object.has_value("schema"):
         raise schema_object.missing_member("schema")
-    if schema_object.boolean("strict", False):
+    if schema_object.boolean("strict", False) and strict_schemas:
         strict.check_strict_schema(schema, f"response_format '{name}'", "response_format")
     return Grammar("json", schema)
 

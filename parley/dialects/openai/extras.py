@@ -15,7 +15,7 @@ import msgspec
 from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.fields import INT64, Fields
 from parley.dialects.openai import constraints, shared
-from parley.dialects.openai.shared import MAX_TOKENS
+from parley.dialects.openai.shared import MAX_TOKENS, OPENAI_RULES, ReadingRules
 from parley.dialects.parameters import MAX_BAD_WORDS, MAX_TOKEN_ID, read_truncation
 from parley.errors import Invalid
 from parley.types import Grammar, TruncationSide
@@ -109,14 +109,19 @@ class ExtraMembers(msgspec.Struct, frozen=True):
 
 
 def read_extras(
-    body: Fields, context: RequestContext, *, max_tokens: int | None, options: ApiOptions | None = None
+    body: Fields,
+    context: RequestContext,
+    *,
+    max_tokens: int | None,
+    options: ApiOptions | None = None,
+    rules: ReadingRules = OPENAI_RULES,
 ) -> ExtraMembers:
     """Read the extra members of a request that generates. Raises BadRequest.
 
     ``options``: those of the operator for a request that may have media; None: it has none.
     """
     _check_other_members(body, options if context.media_limits else None)
-    grammar = constraints.read_grammar(body)
+    grammar = constraints.read_grammar(body, strict_schemas=rules.strict_schemas)
     truncate, keep = (
         read_truncation(body, context.context_length - max(1, max_tokens or 1)),
         _read_kept_side(body, "left"),

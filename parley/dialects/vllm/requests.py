@@ -197,7 +197,7 @@ def with_response_format(body: Fields) -> Fields:
     kinds = _format_kind(body)
     if not options or not kinds:
         return body
-    constraints.read_response_format(body)
+    constraints.read_response_format(body, strict_schemas=False)
     (kind,) = kinds
     values: dict[str, Callable[[], Any]] = {
         "json_object": lambda: True,
