@@ -7,7 +7,6 @@ file or port is left behind. A header, which is never taken from a client, says 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 
@@ -40,7 +39,10 @@ class MainHttpClient(InstanceHttpClient):
 
     async def open_connection(self) -> HttpClientConnection:
         """Open a new connection. Raises InstanceUnreachable."""
-        own_end, other_end = socket.socketpair()
+        try:
+            own_end, other_end = socket.socketpair()
+        except OSError as error:  # too many open files
+            raise InstanceUnreachable(f"No connection could be made: {type(error).__name__}.") from None
         try:
             socket.send_fds(self._pass_socket, [bytes([self._place])], [other_end.fileno()])
         except OSError as error:
@@ -64,6 +66,7 @@ class PassedAnswer:
             asyncio.Queue()
         )
         self._unread = 0
+        self._has_arrived = False  # to its end: the connection is used for other requests
 
     def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Keep status and headers."""
@@ -71,13 +74,24 @@ class PassedAnswer:
 
     def receive_data(self, data: bytes) -> None:
         """Keep a part of the body; the main process waits if there are too many."""
-        self._unread += len(data)
-        self._connection.set_reading_paused(self._unread > UNREAD_LIMIT)
+        self._count_unread(len(data))
         self._parts.put_nowait(data)
 
     def receive_end(self, error: ConnectionBroken | None) -> None:
-        """Keep the end."""
+        """Keep the end, and leave the connection alone from now on."""
+        self._has_arrived = True
+        self._connection.set_reading_paused(False)
         self._parts.put_nowait(error)
+
+    def abandon(self) -> None:
+        """End the connection, unless the answer has arrived already: nobody wants the rest."""
+        if not self._has_arrived:
+            self._connection.abort_silently()
+
+    def _count_unread(self, size: int) -> None:
+        self._unread += size
+        if not self._has_arrived:
+            self._connection.set_reading_paused(self._unread > UNREAD_LIMIT)
 
     async def write_to(self, exchange: Exchange) -> None:
         """Write the answer to the client. Raises ConnectionBroken."""
@@ -85,12 +99,12 @@ class PassedAnswer:
             part = await self._parts.get()
             if isinstance(part, tuple):
                 status, headers = part
+                exchange.release_body()  # the main process has read it
                 kept = [(name, value) for name, value in headers if name not in HOP_HEADERS and name != b"date"]
                 await exchange.pass_head(status, kept)
             elif isinstance(part, bytes):
                 await exchange.pass_part(part)
-                self._unread -= len(part)
-                self._connection.set_reading_paused(self._unread > UNREAD_LIMIT)
+                self._count_unread(-len(part))
             elif part is not None:
                 raise part
             else:
@@ -114,10 +128,11 @@ async def pass_request(client: MainHttpClient, exchange: Exchange, body: bytes) 
         connection.send_request(
             client.format_request(method, target, headers, [body] if body else []), answer, bodiless=method == b"HEAD"
         )
+        del body  # it may be large, and the answer long
         try:
             await exchange.while_connected(answer.write_to(exchange))
         except BaseException:
-            connection.abort_silently()
+            answer.abandon()
             raise
     except (InstanceUnreachable, ConnectionBroken):
         if exchange.response_begun:
@@ -160,18 +175,20 @@ class PassedApp:
 
 def accept_passed(pass_socket: socket.socket) -> tuple[int, socket.socket] | None:
     """Return the number of a port and the end of a connection to it that an API process has sent; None at the end of
-    file. Raises BlockingIOError if there is none."""
-    try:
-        data, descriptors, _, _ = socket.recv_fds(pass_socket, 1, 1)
-    except BlockingIOError:
-        raise
-    except OSError:
-        return None
-    if not data or not descriptors:
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                socket.close(descriptor)
-        return None
-    connection = socket.socket(fileno=descriptors[0])
-    connection.setblocking(False)
-    return data[0], connection
+    file. Raises BlockingIOError if there is none.
+
+    An end that was lost, because this process has too many open files, is passed over; the other end sees it closed.
+    """
+    while True:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(pass_socket, 1, 1)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return None
+        if not data:
+            return None
+        if descriptors:
+            connection = socket.socket(fileno=descriptors[0])
+            connection.setblocking(False)
+            return data[0], connection

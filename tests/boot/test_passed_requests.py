@@ -1,0 +1,69 @@
+"""Connections over which API processes pass requests to the main process: none is lost, and none harms the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from parley.serving.api_processes.passing import UNREAD_LIMIT, MainHttpClient, PassedAnswer, accept_passed
+
+
+class ReadAnswer:
+    """Takes an answer as a client's exchange does."""
+
+    status = 0
+
+    def release_body(self) -> None:
+        """Nothing is held."""
+
+    async def pass_head(self, status: int, headers: object) -> None:
+        self.status = status
+
+    async def pass_part(self, data: bytes, *, last: bool = False) -> None:
+        """Read it."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The sockets over which connections are sent, of an API process and of the main process."""
+    api_end, main_end = socket.socketpair()
+    with api_end, main_end:
+        yield api_end, main_end
+
+
+async def test_an_answer_that_has_arrived_leaves_its_connection_to_the_next_request(ends):
+    client = MainHttpClient(ends[0], 0)
+    connection = await client.open_connection()
+    accepted = accept_passed(ends[1])
+    assert accepted is not None
+    with accepted[1] as main_end:
+        unread = PassedAnswer(connection)
+        connection.send_request(client.format_request(b"GET", b"/", []), unread)
+        size = UNREAD_LIMIT + 1
+        connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size))
+        assert client.take_idle() is connection
+        answer, read = PassedAnswer(connection), ReadAnswer()
+        connection.send_request(client.format_request(b"GET", b"/", []), answer)
+        unread.abandon()  # its client has left
+        await asyncio.get_running_loop().sock_sendall(main_end, b"HTTP/1.1 204 No Content\r\n\r\n")
+        async with asyncio.timeout(20):
+            await answer.write_to(read)  # type: ignore[arg-type]
+        assert read.status == 204
+        connection.transport.close()
+
+
+def test_a_connection_that_was_lost_on_its_way_is_passed_over(ends):
+    api_end, main_end = ends
+    main_end.setblocking(False)
+    api_end.send(b"\0")  # so it arrives at a process with too many open files
+    socket.send_fds(api_end, [b"\3"], [api_end.fileno()])
+    accepted = accept_passed(main_end)
+    assert accepted is not None and accepted[0] == 3
+    accepted[1].close()
+    with pytest.raises(BlockingIOError):
+        accept_passed(main_end)
+    api_end.close()
+    assert accept_passed(main_end) is None
