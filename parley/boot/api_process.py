@@ -75,6 +75,7 @@ class ApiProcess:
         stopping: asyncio.Event,
     ):
         self._stopping = stopping
+        self.has_current_options = asyncio.Event()  # those of the plan may be older
         self._link, self._admission = link, RelayedAdmission(link)
         self._models = [self._make_model(planned, plan.id_prefix, options) for planned in plan.models]
         self._parts = parts = ServerParts(options, self._models, KVPeer())
@@ -162,6 +163,7 @@ class ApiProcess:
             app.use_options(options)
         for server in self._servers:
             server.use_options(options)
+        self.has_current_options.set()
 
     async def _generate(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
         """Answer a generating request here, unless it needs what the main process alone has."""
@@ -219,9 +221,10 @@ async def serve_link(link_socket: socket.socket, pass_socket: socket.socket) -> 
     process = ApiProcess(plan, options, link, pass_socket, stopping)
     await process.load()
     frames.handle_message = process.handle_message
+    link.send(ProcessReady())
+    await process.has_current_options.wait()
     serving = process.start_serving()
     reporting = asyncio.create_task(process.report())
-    link.send(ProcessReady())
     await stopping.wait()
     reporting.cancel()
     await process.stop(serving)

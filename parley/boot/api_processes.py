@@ -130,7 +130,7 @@ class ApiProcessSlot:
             self._message_count += 1
             if isinstance(message, ProcessReady):
                 self.link = link
-                self._pool.note_change()
+                self._pool.send_state(link)
             else:
                 link.handle_message(message)
 
@@ -292,17 +292,29 @@ class ApiProcessPool:
             loop.remove_reader(pass_socket)
             pass_socket.close()
 
+    def send_state(self, new_link: ApiLink) -> None:
+        """Let a process serve, and tell it before what may have changed while it was loading."""
+        new_link.send(self._facts_message())
+        new_link.send(self._options_message(self.registry.options))
+        self.note_change()
+
     def send_facts(self) -> None:
         """Tell the processes what is known of the models."""
-        facts = UseFacts({model.name: model_facts(model) for model in self.registry.models if model.engine.info})
+        message = self._facts_message()
         for link in self.links:
-            link.send(facts)
+            link.send(message)
 
     def use_options(self, options: ServerOptions) -> None:
         """Let the processes take other options, and read certificates again."""
-        message = UseOptions(encode_options(shared_options(options, len(self._slots))))
+        message = self._options_message(options)
         for link in self.links:
             link.send(message)
+
+    def _facts_message(self) -> UseFacts:
+        return UseFacts({model.name: model_facts(model) for model in self.registry.models if model.engine.info})
+
+    def _options_message(self, options: ServerOptions) -> UseOptions:
+        return UseOptions(encode_options(shared_options(options, len(self._slots))))
 
     def announce_shutdown(self) -> None:
         """Let the processes ask their clients to send further requests elsewhere."""

@@ -235,6 +235,25 @@ def test_reload_of_keys_reaches_all_processes(scripted: ProcessServer, keys):
         assert set(clients.map(lambda _: scripted.call("/v1/completions", body, **headers)[0], range(24))) == {200}
 
 
+def test_a_process_that_was_starting_knows_reloaded_keys(scripted: ProcessServer, keys):
+    def use_key() -> int:
+        body = {"prompt": "a", "max_tokens": 2}
+        return scripted.call("/v1/completions", body, authorization=f"Bearer {key}")[0]
+
+    first, second = scripted.api_processes
+    key, entry = make_key("later")
+    os.kill(first, signal.SIGKILL)
+    assert scripted.wait_for(lambda: len({*scripted.api_processes} - {first, second}) == 1)
+    add_key(keys[0], entry)
+    scripted.process.send_signal(signal.SIGHUP)
+    assert scripted.wait_for(lambda: use_key() == 200)
+    os.kill(second, signal.SIGSTOP)  # so that the new one answers
+    try:
+        assert use_key() == 200
+    finally:
+        os.kill(second, signal.SIGCONT)
+
+
 def test_a_killed_process_is_started_again_and_others_go_on(slow: ProcessServer):
     before = slow.api_processes
     assert len(before) == 2

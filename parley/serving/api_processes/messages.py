@@ -14,7 +14,7 @@ from parley.types import EngineOutput, EngineStats, KeyLimitStates, Tenant
 
 
 class ProcessReady(msgspec.Struct, tag="process_ready", array_like=True):
-    """The API process accepts connections."""
+    """The API process has loaded everything. It accepts connections as soon as it is told the options of now."""
 
 
 class OpenAccount(msgspec.Struct, tag="open_account", array_like=True):
