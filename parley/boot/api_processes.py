@@ -331,8 +331,9 @@ class ApiProcessPool:
         self.is_ending = True
         for slot in self._slots:
             slot.end()
-        if self.links:
-            await asyncio.wait(self._supervisors[:-1], timeout=END_SECONDS)
+        ending = [task for slot, task in zip(self._slots, self._supervisors, strict=False) if slot.link is not None]
+        if ending:  # others have no client
+            await asyncio.wait(ending, timeout=END_SECONDS)
         for task in self._supervisors:
             task.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
