@@ -44,7 +44,6 @@ from parley.serving.api_processes.messages import (
 from parley.serving.api_processes.passing import MainHttpClient, OriginKeeper, pass_request
 from parley.serving.api_processes.plan import ApiProcessPlan, ModelFacts, PlannedModel, decode_options, use_facts
 from parley.serving.api_processes.relayed_engine import RelayedEngine, RelayedModel
-from parley.serving.api_processes.relayed_error import restore_error
 from parley.serving.app import App
 from parley.serving.generate import handle_generate
 from parley.serving.options import ServerOptions
@@ -128,12 +127,8 @@ class ApiProcess:
                 model.relayed_engine.deliver_outputs(outputs, stats, is_ready=is_ready)
             case Granted() | Refused():
                 self._link.take_answer(message)
-            case CancelOpen(request_id, cancel_id):
-                if (generation := self._link.generations.get(request_id)) is not None:
-                    generation.cancel_by_id(cancel_id)
-            case FailOpen(request_id, error):
-                if (generation := self._link.generations.get(request_id)) is not None:
-                    generation.fail_on_shutdown(restore_error(error))
+            case CancelOpen() | FailOpen():
+                self._link.end_early(message)
             case TakeSnapshot(question_id):
                 self._link.send_snapshot(self.registry, question_id)
             case UseFacts(facts):

@@ -14,8 +14,10 @@ from parley.dialects.dialect import Reply
 from parley.errors import UnknownModel
 from parley.serving.api_processes.messages import (
     AdmitRequest,
+    CancelOpen,
     EndRequest,
     EngineOrder,
+    FailOpen,
     FromApiProcess,
     Granted,
     OpenAccount,
@@ -72,6 +74,19 @@ class MainLink:
         question = self._questions.get(answer.id)
         if question is not None and not question.done():
             question.set_result(answer)
+
+    def end_early(self, message: CancelOpen | FailOpen) -> None:
+        """Cancel an open request, or fail it. Not at once: it may have been granted just now, and is listed with the
+        next step of its task."""
+        asyncio.get_running_loop().call_soon(self._end_listed, message)
+
+    def _end_listed(self, message: CancelOpen | FailOpen) -> None:
+        generation = self.generations.get(message.id)
+        match message:
+            case CancelOpen(_, cancel_id) if generation is not None:
+                generation.cancel_by_id(cancel_id)
+            case FailOpen(_, error) if generation is not None:
+                generation.fail_on_shutdown(restore_error(error))
 
     def send_snapshot(self, registry: ModelRegistry, question_id: int = -1) -> None:
         """Send what was recorded since the last snapshot."""

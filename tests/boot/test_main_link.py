@@ -1,0 +1,46 @@
+"""What an API process hears from the main process, in the order in which it may arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from parley.errors import NotReady, ParleyError
+from parley.serving.api_processes.main_link import MainLink
+from parley.serving.api_processes.messages import AdmitRequest, CancelOpen, FailOpen, Granted
+from parley.serving.api_processes.relayed_error import relay_error
+from parley.types import NO_TENANT
+
+
+class ListedRequest:
+    """An open request, which notes how it is ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[Any] = []
+
+    def cancel_by_id(self, cancel_id: str) -> None:
+        self.ends.append(cancel_id)
+
+    def fail_on_shutdown(self, error: ParleyError) -> None:
+        self.ends.append(str(error))
+
+
+async def test_a_request_ends_although_it_was_granted_just_before():
+    link = MainLink(lambda message: None)
+    listed = [ListedRequest(), ListedRequest()]
+
+    async def begin(number: int) -> None:
+        await link.ask(AdmitRequest(number, NO_TENANT, "", "m", "m", None, 1, "", (), "vllm", 0.0))
+        link.generations[number] = listed[number]  # type: ignore[assignment]
+
+    tasks = [asyncio.create_task(begin(number)) for number in range(2)]
+    await asyncio.sleep(0)
+    # All of this may be in one part of the data that the socket has received.
+    link.take_answer(Granted(0))
+    link.end_early(CancelOpen(0, "cmpl-1"))
+    link.take_answer(Granted(1))
+    link.end_early(FailOpen(1, relay_error(NotReady("The server shuts down.", retry_after=2))))
+    link.end_early(CancelOpen(7, "unknown"))
+    await asyncio.gather(*tasks)
+    await asyncio.sleep(0)
+    assert [each.ends for each in listed] == [["cmpl-1"], ["The server shuts down."]]
