@@ -169,14 +169,12 @@ class ApiProcess:
         try:
             await handle_generate(registry, route, exchange, self._admission)
         except Exception as error:
-            if not is_answered_by_main(error):
+            if exchange.kept_body is None or not is_answered_by_main(error):  # admitted, or an error of the request
                 raise
             withdraw_request(self._link, exchange)
         else:
             return
-        body = exchange.kept_body
-        exchange.drop_kept_body()
-        await pass_request(self._client_of(exchange), exchange, body)
+        await pass_request(self._client_of(exchange), exchange, exchange.take_kept_body())
 
     async def _pass_to_main(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
         """Let the main process answer a request."""

@@ -108,7 +108,7 @@ class Exchange:
         self._reply: Reply | None = None
         self.last_write_at = 0.0  # time of the last write, by `perf_counter`
         self._peeked_body: bytes | None = None
-        self.kept_body = b""
+        self.kept_body: bytes | None = None
         self._held_body: HeldBody | None = None  # the body's share in the budget, while it is counted
         self.set_request_uuid(draw_id().hex())
 
@@ -178,9 +178,11 @@ class Exchange:
         """Keep the body that was read until it is known that nobody else has to answer the request."""
         self.kept_body = body
 
-    def drop_kept_body(self) -> None:
-        """Do not keep the body any longer."""
-        self.kept_body = b""
+    def take_kept_body(self) -> bytes:
+        """Return the body that was kept, and keep it no longer."""
+        body, self.kept_body = self.kept_body, None
+        assert body is not None
+        return body
 
     def release_body(self) -> None:
         """Stop counting the body's memory: the request needs it no more. May be called twice."""

@@ -191,7 +191,7 @@ class RelayedAdmission:
         )
         generation = begin_generation(model, exchange, reply, account)
         self._link.generations[account.id] = generation
-        exchange.drop_kept_body()
+        exchange.take_kept_body()
         return generation
 
 
