@@ -53,6 +53,7 @@ from parley.web import banner, logs
 from parley.web.auth import is_loopback, port_reach
 from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admin_limit, divide_descriptors
 from parley.web.hangup import hang_up_handler
+from parley.web.http_client import IDLE_SECONDS
 from parley.web.port import (
     CorsByPath,
     HttpServer,
@@ -86,7 +87,7 @@ RELOADED_OPTIONS = frozenset(
 # Routes that report what API processes record.
 REPORTING_KINDS: tuple[RouteKind, ...] = ("metrics", "activity", "info", "summed_info")
 PASSED_HEADER_BYTES = 4096
-PASSED_KEEP_ALIVE = 3600.0  # API processes close their connections sooner
+PASSED_KEEP_ALIVE = 1.5 * IDLE_SECONDS  # after which API processes do not use a connection again
 LOAD_FAILURES = (EngineFailed, BadTokenizer)
 
 
