@@ -352,6 +352,7 @@ def test_a_stopped_process_is_killed_and_started_again(scripted: ProcessServer):
 def test_processes_end_with_a_killed_main_process(scripted: ProcessServer):
     processes = scripted.api_processes
     assert len(processes) == 2
+    os.kill(processes[0], signal.SIGSTOP)  # it cannot see the end, and must not keep the port
     scripted.process.kill()
     assert scripted.wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in processes))
 
