@@ -148,7 +148,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
             return
         if not self._in_head:
-            self._limit_trailers(len(data))
+            has_head = was_in_head or self._head_began  # then its bytes are no trailer's
+            self._limit_trailers(0 if has_head else len(data))
             return
         if self._in_message and not self._request_count and self._lacks_version(data):
             self.send_400_response("The request line has no HTTP version.")
