@@ -247,6 +247,18 @@ async def test_cuts_off_endless_framing_after_the_head(serve, start, piece):
     assert await server.control()
 
 
+async def test_head_that_follows_others_at_once_is_no_trailer(serve):
+    """All of it may arrive together, and be more than the limit of one head."""
+    server = await serve(header_limit=4096)
+    probe = build_request("GET", "/health", None, {"x-fill": "a" * 3000})
+    connection = await server.connect()
+    await connection.send(probe + HEAD + b"content-length: %d\r\nx-fill: %b\r\n\r\n" % (len(BODY), b"a" * 3000))
+    assert await answer_status(connection) == 200
+    await connection.send(BODY)
+    assert await answer_status(connection) == 200
+    connection.close()
+
+
 async def test_trailers_are_no_headers(serve):
     """They must not pass for headers, which proxies in front replace or check."""
     server = await serve(api_keys=("right",))
