@@ -189,15 +189,17 @@ def serve_socket(fd: int, *, is_early: bool = False) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_up_child_logging()
-    gc.disable()  # until the model is loaded: the objects of libraries stay, and looking through them takes a second
     for name, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(name, value)
     threading.excepthook = _exit_at_thread_death
     sock = socket.socket(fileno=fd)
     if is_early:
+        gc.disable()  # the objects of libraries stay, and looking through them takes a tenth of a second
         with suppress(Exception):  # fails again below, where it is reported
             import parley.core.loop
             import parley.model.load.loader  # noqa: F401
+        gc.freeze()
+        gc.enable()
     settings = wire.receive_frame(sock, msgspec.msgpack.Decoder(Settings))
     if settings is None:
         return
@@ -221,7 +223,6 @@ def serve_socket(fd: int, *, is_early: bool = False) -> None:
             # a second, and every client would wait.
             gc.collect()
             gc.freeze()
-            gc.enable()
         try:
             sock.sendall(wire.encode_frame(message))
         except OSError:
