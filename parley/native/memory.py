@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -33,24 +32,6 @@ def map_tensor(numbers: int, dtype: torch.dtype) -> torch.Tensor:
     with suppress(AttributeError, OSError, ValueError):  # no huge pages on this system, or a size below one of them
         memory.madvise(mmap.MADV_HUGEPAGE, start, size // HUGE_PAGE * HUGE_PAGE)
     return whole[start : start + size].view(dtype)
-
-
-def join_to_panels(parts: Sequence[torch.Tensor], panel: int) -> list[tuple[int, torch.Tensor]]:
-    """Return the rows of ``parts`` [rows, n] in contiguous pieces, each with the number of its first row.
-
-    Each piece begins at a multiple of ``panel`` rows, so it can be packed alone. A part is copied only if it is not
-    contiguous, or if it or the part before it ends elsewhere.
-    """
-    pieces: list[tuple[int, torch.Tensor]] = []
-    waiting: list[torch.Tensor] = []
-    first = end = 0
-    for number, part in enumerate(parts, 1):
-        waiting.append(part)
-        end += len(part)
-        if number == len(parts) or end % panel == 0:
-            pieces.append((first, waiting[0].contiguous() if len(waiting) == 1 else torch.cat(waiting)))
-            waiting, first = [], end
-    return pieces
 
 
 def create_shared_memory(size: int) -> tuple[torch.Tensor, int]:

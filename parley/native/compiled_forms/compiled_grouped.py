@@ -64,7 +64,7 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
     """
     out, into = weight.values.shape
     part = _GroupedPart(weight)
-    packed = memory.map_tensor(part.words(library), torch.int32)
+    packed = memory.map_tensor(_packed_words(library, part), torch.int32)
     part.pack_into(library, packed)
     out_scales = None if weight.out_scales is None else weight.out_scales.float().contiguous()
     return GroupedPacked(part.code, packed, out_scales, _packed_bias(bias), weight.order, part.group, out, into)
@@ -83,7 +83,7 @@ def pack_grouped_parts(
     parts = [
         _PiecewisePart(weight) if isinstance(weight, GroupedPieces) else _GroupedPart(weight) for weight in weights
     ]
-    sizes = [part.words(library) for part in parts]
+    sizes = [_packed_words(library, part) for part in parts]
     header = SEVERAL_HEADER if len(parts) > 1 else 0
     packed = memory.map_tensor(header + sum(sizes), torch.int32)
     for part, place in zip(parts, packed[header:].split(sizes), strict=True):
@@ -102,6 +102,12 @@ def pack_grouped_parts(
 
 def _packed_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.to(torch.bfloat16).contiguous()
+
+
+def _packed_words(library: ctypes.CDLL, part: _GroupedPart | _PiecewisePart) -> int:
+    """Return the words of 32 bits that a packed weight takes."""
+    words: int = library.grouped_size(GROUPED_CODES.index(part.code), part.out, part.into, part.group)
+    return words
 
 
 class _GroupedPart:
@@ -128,11 +134,6 @@ class _GroupedPart:
         self.scales = weight.scales.float().contiguous()
         self.zeros = None if weight.zeros is None else weight.zeros.contiguous()
 
-    def words(self, library: ctypes.CDLL) -> int:
-        """Return the words of 32 bits that the packed weight takes."""
-        words: int = library.grouped_size(GROUPED_CODES.index(self.code), self.out, self.into, self.group)
-        return words
-
     def pack_into(self, library: ctypes.CDLL, packed: torch.Tensor) -> None:
         """Pack into int32 [words]."""
         library.grouped_pack(
@@ -157,11 +158,6 @@ class _PiecewisePart:
         self._first = _GroupedPart(next(self._pieces))
         self.code, self.group, self.into = self._first.code, self._first.group, self._first.into
 
-    def words(self, library: ctypes.CDLL) -> int:
-        """Return the words of 32 bits that the packed weight takes."""
-        words: int = library.grouped_size(GROUPED_CODES.index(self.code), self.out, self.into, self.group)
-        return words
-
     def pack_into(self, library: ctypes.CDLL, packed: torch.Tensor) -> None:
         """Pack into int32 [words]."""
         done = done_words = 0
@@ -169,7 +165,7 @@ class _PiecewisePart:
             assert done % library.grouped_panel() == 0, "a piece begins within a panel"
             part.pack_into(library, packed[done_words:])
             done += part.out
-            done_words += part.words(library)
+            done_words += _packed_words(library, part)
 
 
 def _exact(weight: GroupedWeight, numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -115,6 +115,24 @@ def plan_spans(
     return CompiledPlan(spans_of.view(-1, 4), table_of, window, None if ends is None else ends.contiguous(), chunk)
 
 
+def join_to_panels(parts: Sequence[torch.Tensor], panel: int) -> list[tuple[int, torch.Tensor]]:
+    """Return the rows of ``parts`` [rows, n] in contiguous pieces, each with the number of its first row.
+
+    Each piece begins at a multiple of ``panel`` rows, so it can be packed alone. A part is copied only if it is not
+    contiguous, or if it or the part before it ends elsewhere.
+    """
+    pieces: list[tuple[int, torch.Tensor]] = []
+    waiting: list[torch.Tensor] = []
+    first = end = 0
+    for number, part in enumerate(parts, 1):
+        waiting.append(part)
+        end += len(part)
+        if number == len(parts) or end % panel == 0:
+            pieces.append((first, waiting[0].contiguous() if len(waiting) == 1 else torch.cat(waiting)))
+            waiting, first = [], end
+    return pieces
+
+
 class CompiledKernels:
     """The kernels of one library."""
 
@@ -137,7 +155,7 @@ class CompiledKernels:
         """Pack weights [out, in] of bfloat16 as one with the outputs of all, in order."""
         out, into = sum(map(len, parts)), parts[0].shape[1]
         packed = memory.map_tensor(self._library.packed_size(out, into), torch.bfloat16)
-        for first, rows in memory.join_to_panels(parts, self._panel_outputs):
+        for first, rows in join_to_panels(parts, self._panel_outputs):
             place = packed[self._library.packed_size(first, into) :]
             self._library.pack(rows.data_ptr(), place.data_ptr(), len(rows), into, torch.get_num_threads())
         return Bf16Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
@@ -160,7 +178,7 @@ class CompiledKernels:
 
         Raises ValueError as above.
         """
-        pieces = memory.join_to_panels(parts, self._panel_outputs)
+        pieces = join_to_panels(parts, self._panel_outputs)
         return compiled_int8.pack_int8_pieces(self._library, pieces, scales, bias)
 
     def pack_grouped(
