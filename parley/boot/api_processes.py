@@ -47,6 +47,7 @@ log = logging.getLogger("parley.server")
 
 API_PROCESS_COMMAND = python_command("-m", "parley.boot.api_process")
 END_SECONDS = 6.0  # that a process has to write what is left
+LISTEN_RETRY_SECONDS = 1.0
 EXIT_SECONDS = 2.0  # from the end of its socket to the end of a process
 
 
@@ -260,13 +261,19 @@ class ApiProcessPool:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            if bool(self.links) == self._is_listening:
-                self._is_listening = not self.links
+            should_listen = not self.links
+            if should_listen == self._is_listening:
+                continue
+            try:
                 for number, server in self._servers.items():
-                    if self._is_listening:
+                    server.stop_listening()
+                    if should_listen:
                         await server.listen([self.listeners[number]])
-                    else:
-                        server.stop_listening()
+                self._is_listening = should_listen
+            except OSError as error:  # no descriptors are left
+                log.error("The main process cannot accept connections: %s. It tries again.", error.strerror)
+                await asyncio.sleep(LISTEN_RETRY_SECONDS)
+                self._changed.set()
 
     async def accept_passed_connections(self, pass_socket: socket.socket) -> None:
         """Serve the connections that a process sends, until it has ended or this task is cancelled."""
