@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pytest
+
 from parley.errors import NotReady, ParleyError
-from parley.serving.api_processes.main_link import MainLink
-from parley.serving.api_processes.messages import AdmitRequest, CancelOpen, FailOpen, Granted
+from parley.serving.api_processes.main_link import MainLink, RelayedAdmission
+from parley.serving.api_processes.messages import AdmitRequest, CancelOpen, EndRequest, FailOpen, Granted, OpenAccount
 from parley.serving.api_processes.relayed_error import relay_error
-from parley.types import NO_TENANT
+from parley.types import NO_TENANT, KeyLimits
 
 
 class ListedRequest:
@@ -44,3 +48,17 @@ async def test_a_request_ends_although_it_was_granted_just_before():
     await asyncio.gather(*tasks)
     await asyncio.sleep(0)
     assert [each.ends for each in listed] == [["cmpl-1"], ["The server shuts down."]]
+
+
+async def test_a_request_that_is_cancelled_while_it_is_counted_gives_its_lease_back():
+    """The main process may have counted it already."""
+    sent: list[Any] = []
+    tenant = msgspec.structs.replace(NO_TENANT, limits=KeyLimits(requests_per_minute=1))
+    exchange: Any = SimpleNamespace(tenant=tenant, log_entry=SimpleNamespace(key="k"), limit_states=None)
+    registry: Any = None
+    opening = asyncio.create_task(RelayedAdmission(MainLink(sent.append)).open_account(registry, exchange))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert [type(each) for each in sent] == [OpenAccount, EndRequest] and sent[0].id == sent[1].id

@@ -157,7 +157,11 @@ class RelayedAdmission:
         account = RelayedAccount(self._link, tenant, exchange.log_entry.key)
         if tenant.limits != NO_LIMITS:
             exchange.limit_states = account.states
-            await account.ask(OpenAccount(account.id, tenant, account.key_name))
+            try:
+                await account.ask(OpenAccount(account.id, tenant, account.key_name))
+            except BaseException:  # the request may have been counted, and nobody else knows the account
+                account.cancel()
+                raise
         return account
 
     async def admit_generation(
