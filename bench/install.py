@@ -39,8 +39,10 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 LLAMA_SOURCE = ROOT / "llama" / "source" / f"llama_cpp_python-{LLAMA}" / "vendor" / "llama.cpp"
 LLAMA_BIN = ROOT / "llama" / "build" / "bin"
-CMAKE = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
+LLAMA_AVX2_BIN = ROOT / "llama" / "build-avx2" / "bin"  # for a processor without AVX-512 and VNNI
+CMAKE = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
 CMAKE += ["-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"]
+AVX2 = [f"-DGGML_{part}=ON" for part in ("AVX2", "FMA", "F16C", "BMI2")]
 
 OPENVINO_MODEL = MODELS / "0.5b-openvino-int8"
 
@@ -92,7 +94,7 @@ def atomic_path(whole: Path) -> Iterator[Path]:
 
 
 def install_llama() -> None:
-    """Compile the llama.cpp server, which takes about 10 minutes on two cores, and convert the models."""
+    """Compile the llama.cpp server twice, each in about 10 minutes on two cores, and convert the models."""
     folder = ROOT / "llama"
     if not LLAMA_SOURCE.exists():
         requirement = f"llama-cpp-python=={LLAMA}"
@@ -101,12 +103,8 @@ def install_llama() -> None:
         packed = folder / f"llama_cpp_python-{LLAMA}.tar.gz"
         with atomic_path(folder / "source") as unpacked, tarfile.open(packed) as archive:
             archive.extractall(unpacked, filter="data")
-    if not (LLAMA_BIN / "llama-server").exists():
-        if shutil.which("cmake") is None:
-            raise FileNotFoundError("cmake is not installed")
-        run_step("llama", "cmake", "-S", LLAMA_SOURCE, "-B", folder / "build", *CMAKE)
-        targets = ["llama-server", "llama-quantize"]
-        run_step("llama", "cmake", "--build", folder / "build", "-j", os.cpu_count(), "--target", *targets)
+    compile_llama(LLAMA_BIN, ["-DGGML_NATIVE=ON"], ["llama-server", "llama-quantize"])
+    compile_llama(LLAMA_AVX2_BIN, ["-DGGML_NATIVE=OFF", *AVX2], ["llama-server"])
     script = Path(__file__).with_name("to_gguf.py")
     for name in SHAPES:
         if not (whole := MODELS / f"{name}-bf16.gguf").exists():
@@ -116,6 +114,17 @@ def install_llama() -> None:
         if not (whole := MODELS / f"0.5b-{kind}.gguf").exists():
             with atomic_path(whole) as out:
                 run_step("llama", LLAMA_BIN / "llama-quantize", MODELS / "0.5b-bf16.gguf", out, kind)
+
+
+def compile_llama(programs: Path, instructions: list[str], targets: list[str]) -> None:
+    """Compile programs of llama.cpp, unless they are there. ``instructions``: options of cmake that choose them."""
+    if (programs / "llama-server").exists():
+        return
+    if shutil.which("cmake") is None:
+        raise FileNotFoundError("cmake is not installed")
+    build = programs.parent
+    run_step("llama", "cmake", "-S", LLAMA_SOURCE, "-B", build, *CMAKE, *instructions)
+    run_step("llama", "cmake", "--build", build, "-j", os.cpu_count(), "--target", *targets)
 
 
 def install_openvino() -> None:

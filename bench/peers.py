@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from install import LLAMA_BIN, MODELS, OPENVINO_MODEL, ROOT
+from install import LLAMA_AVX2_BIN, LLAMA_BIN, MODELS, OPENVINO_MODEL, ROOT
 from install_engines import VLLM_FOLDER
 
 KV = 2 << 30
@@ -79,12 +79,13 @@ def tcmalloc() -> list[str]:
     return paths[:1]
 
 
-def llama_peer(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
-    """Return llama.cpp's server with the GGUF file of a folder of MODELS and of this kind."""
+def llama_peer(title: str, folder: str, kind: str, loads: tuple[str, ...], avx2: bool = False) -> Peer:
+    """Return llama.cpp's server with the GGUF file of a folder of MODELS and of this kind, perhaps without AVX-512."""
     weights = MODELS / f"{folder}-{kind}.gguf"
+    programs = LLAMA_AVX2_BIN if avx2 else LLAMA_BIN
 
     def command(port: int) -> list[object]:
-        serve = [LLAMA_BIN / "llama-server", "-m", weights, "--host", "127.0.0.1", "--port", port, "-a", "m"]
+        serve = [programs / "llama-server", "-m", weights, "--host", "127.0.0.1", "--port", port, "-a", "m"]
         slots = ["--parallel", "32", "-cb", "-c", "69632"]
         return [*serve, "-t", THREADS, "-tb", THREADS, *slots, "-fa", "on", "-b", "2048", "-ub", "512", "-lv", "2"]
 

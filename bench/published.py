@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def prefill_load(tokens: int) -> PublishedLoad:
 class Contest:
     """Two servers with a model. ``ours``, ``theirs``: the kinds of their weights. ``goal``: of each ratio.
 
-    ``make_peers`` writes the files first.
+    ``make_peers`` writes the files first. ``avx2``: both servers run without AVX-512, whose rate of operations the
+    limits then leave out.
     """
 
     model: str
@@ -72,6 +74,7 @@ class Contest:
     goal: float
     loads: Sequence[PublishedLoad]
     make_peers: Callable[[], tuple[Peer, Peer]]
+    avx2: bool = False
 
     @property
     def name(self) -> str:
@@ -95,6 +98,16 @@ def with_llama(model: str, kind: str, same_file: bool, *flags: str) -> tuple[Pee
     path = write_gguf(folder, kind)
     ours = parley_peer("parley", path.name if same_file else model, kind, (), *flags)
     return ours, llama_peer("llama.cpp", model, kind, ())
+
+
+def with_llama_avx2(kind: str) -> tuple[Peer, Peer]:
+    """Return parley and llama.cpp with the 0.5B model, both without AVX-512. Both read the GGUF file, if quantized."""
+    path = write_gguf(make_folder("0.5b"), kind)
+    ours = "0.5b" if kind == "bf16" else path.name
+    return (
+        parley_peer("parley", ours, kind, (), PARLEY_NATIVE="avx2"),
+        llama_peer("llama.cpp", "0.5b", kind, (), avx2=True),
+    )
 
 
 def with_vllm(model: str) -> tuple[Peer, Peer]:
@@ -134,6 +147,10 @@ CONTESTS = [
     Contest("qwen3-next", "bf16", "llama.cpp bf16", 1.3, (*DECODES, prefill_load(2048)),
             partial(with_llama, "qwen3-next", "bf16", False)),
     Contest("0.5b", "FP8", "parley bf16", 1.61, (decode_load(1),), partial(with_bf16, "0.5b")),
+    *(
+        Contest("0.5b", f"{kind}, AVX2", f"llama.cpp {kind}, AVX2", 1, USUAL, partial(with_llama_avx2, kind), avx2=True)
+        for kind in ("bf16", "Q8_0", "Q4_0")
+    ),
 ]  # fmt: skip
 
 
@@ -146,7 +163,7 @@ def measure_contest(contest: Contest, rounds: int) -> list[list[str]]:
     folder = make_folder(contest.model)
     pool, shape, counts = word_tokens(folder), PUBLISHED_SHAPES.get(contest.model), WeightCounts.from_folder(folder)
     of_file = sum(file.stat().st_size for file in weight_files(peers[0].weights)) / counts.total
-    weight_bytes = BYTES.get(contest.ours, (of_file, of_file))
+    weight_bytes = BYTES.get(contest.ours.removesuffix(", AVX2"), (of_file, of_file))
     lines = []
     with paused_contestants(peers, LOG) as contestants:
         for contestant in contestants:
@@ -158,7 +175,8 @@ def measure_contest(contest: Contest, rounds: int) -> list[list[str]]:
                 order = contestants if number % 2 else contestants[::-1]
                 times = {each: run_turn(each, load, f"{load.title} {number}") for each in order}
                 pairs.append([times[each] for each in contestants])
-                limits.append(1e3 * counts.step_seconds(measure_limits(), shape, load.rows, *weight_bytes))
+                machine = replace(measure_limits(), **({"bf16": math.inf} if contest.avx2 else {}))
+                limits.append(1e3 * counts.step_seconds(machine, shape, load.rows, *weight_bytes))
             lines.append(
                 [contest.title, contest.ours, contest.theirs, load.title, *figures(pairs, limits, contest.goal)]
             )
