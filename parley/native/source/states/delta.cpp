@@ -91,7 +91,7 @@ void scan_delta(const float* x, const bf16* gates, int64_t gates_stride, const f
         scale_to_unit(row, queries, key_dim, 1.f / std::sqrt((float)key_dim));
         scale_to_unit(row + key_heads * key_dim, keys, key_dim, 1.f);
         tokens[t] = {queries, keys, 0, sigmoid(load(gate, 1)[0]), 0};
-        tokens[t].kept = std::exp(decay[h] * softplus(load(gate + value_heads, 1)[0] + step_bias[h]));
+        tokens[t].kept = std::exp(decay[h] * softplus(fill(load(gate + value_heads, 1)[0] + step_bias[h]))[0]);
         tokens[t].match = dot(queries, keys, key_dim);
       }
       const float* given = x + first * width + 2 * key_heads * key_dim + h * value_dim;

@@ -89,7 +89,7 @@ void scan_heads(const float* x, const bf16* steps, int64_t steps_stride, const f
       for (long t = 0; t < some; t++) {
         const float *row = x + (first + t) * width, *keys = row + inner + h / (heads / groups) * state_dim;
         float given = load(steps + (first + t) * steps_stride + h, 1)[0];
-        float step = std::min(std::max(softplus(given * step_scale + step_bias[h]), least), most);
+        float step = std::min(std::max(softplus(fill(given * step_scale + step_bias[h]))[0], least), most);
         tokens[t] = {row + h * head_dim, keys, keys + groups * state_dim, exp(fill(step * decay[h]))[0], step};
       }
       float* to = out + first * inner + h * head_dim;

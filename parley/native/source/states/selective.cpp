@@ -10,12 +10,6 @@ namespace {
 
 constexpr long BLOCK = 64;  // channels that are one task
 
-static inline Vec softplus_all(Vec x) {
-  Vec result;
-  for (int i = 0; i < LANES; i++) result[i] = softplus(x[i]);
-  return result;
-}
-
 }  // namespace
 
 extern "C" {
@@ -38,7 +32,7 @@ void scan_channels(const bf16* active, const bf16* steps, const float* keys, con
       Vec bias = load(step_bias + i, left), share = load(skip + i, left);
       for (long t = span.first; t < span.first + span.count; t++) {
         const float *b = keys + t * 2 * state_dim, *c = b + state_dim;
-        Vec x = load(active + t * inner + i, left), step = softplus_all(load(steps + t * inner + i, left) + bias);
+        Vec x = load(active + t * inner + i, left), step = softplus(load(steps + t * inner + i, left) + bias);
         Vec scaled = step * x, sum = {};
         for (long n = 0; n < state_dim; n++) {
           Vec kept = exp(step * load(decay + n * inner + i, left));
