@@ -20,7 +20,7 @@ OUT, INTO = 96, 256
 LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT, INTO)
 # By the form: bits of a number in memory, with its scales
 BITS = {
-    "HQQ 4 bits": 4.5, "HQQ 8 bits": 8.5, "HQQ 3 bits": 4.5, "HQQ 2 bits": 4.5, "torchao int8": 8.125,
+    "HQQ 4 bits": 4.5, "HQQ 8 bits": 8.5, "HQQ 3 bits": 3.5, "HQQ 2 bits": 2.5, "HQQ 1 bit": 1.5, "torchao int8": 8.125,
     "torchao int4 in bytes": 5, "torchao int4": 5, "torchao FP8": 8.125,
 }  # fmt: skip
 

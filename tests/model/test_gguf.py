@@ -105,7 +105,7 @@ def test_multiplies_packed_blocks_as_the_decoded_weight(kind):
     assert torch.equal(native.lm_head_logits(x[4:5], packed), actual[4:5])
     if native.packed_layout_id():
         assert packed.weight.nbytes * 8 == 128 * 512 * grouped_bits(kind)
-        assert kind in ("Q2_K", "Q3_K") or packed.weight.nbytes <= 1.1 * sum(part.rows.nbytes for part in parts)
+        assert packed.weight.nbytes <= 1.1 * sum(part.rows.nbytes for part in parts)
 
 
 def test_keeps_the_types_of_merged_layers():

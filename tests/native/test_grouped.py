@@ -23,11 +23,14 @@ from parley.native.torch_forms.torch_grouped import (
 )
 
 COUNTS = [*range(1, 65), 100, 128, 256, 512]
-GROUPED_CODES = ("int4", "int8", "e4m3", "e2m1", "q4_0", "q8_0", "iq4_nl", "nf4", "fp4", *FLOAT_ZERO_DTYPES)
+GROUPED_CODES = (
+    "int4", "int8", "e4m3", "e2m1", "q4_0", "q8_0", "iq4_nl", "nf4", "fp4", *FLOAT_ZERO_DTYPES, "int2", "int3",
+)  # fmt: skip
+FEW_BITS = {"zero1": 1, "zero2": 2, "zero3": 3, "int2": 2, "int3": 3}
 HALF_CODES = ("q4_0", "q8_0", "iq4_nl")  # those whose scales are float16
 BLOCK_CODES = {  # bits of the integers, numbers in a group, whether groups have minimums
-    "q2_k": (4, 16, True),
-    "q3_k": (4, 16, False),
+    "q2_k": (2, 16, True),
+    "q3_k": (3, 16, False),
     "q4_k": (4, 32, True),
     "q5_k": (5, 32, True),
     "q6_k": (6, 16, False),
@@ -54,6 +57,7 @@ def random_weight(
     """A weight with random values, scales and zero points, so that nothing is symmetric or trivial."""
     source = torch.Generator().manual_seed(seed)
     groups, top = -(-inner // group), 256 if code in ("int8", "e4m3", "q8_0", "zero8_f16", "zero8_bf16") else 16
+    top = 1 << FEW_BITS[code[:5]] if code[:5] in FEW_BITS else top
     values = torch.randint(0, top, (outer, inner), generator=source, dtype=torch.uint8)
     if code == "e4m3":
         values[(values & 0x7F) == 0x7F] = 0  # NaN
@@ -157,7 +161,7 @@ def test_int4_linear_row_is_batch_invariant(kernels, threads, inner, outer, grou
     rows=st.integers(0, 60),
     inner=st.integers(0, 600),
     outer=st.integers(0, 140),
-    group=st.sampled_from([8, 32, 64, 128, 1024]),
+    group=st.sampled_from([8, 16, 32, 64, 128, 1024]),
     bias=st.booleans(),
     ordered=st.booleans(),
     number=st.integers(1, 4),
@@ -207,8 +211,12 @@ def random_blocked_weight(code: str, outer: int, inner: int, seed: int = 0) -> t
     values = torch.randint(0, 1 << bits, (outer, inner), generator=source, dtype=torch.uint8)
     factors = (torch.rand(*blocks, 2, generator=source) * 0.01).half()
     factors[0, 0] = torch.tensor([2.0**-24, 0.25])  # the smallest subnormal number, which is not taken for zero
-    integers = torch.randint(-128, 128, (*blocks, block // group, 1 + has_minimums), generator=source).to(torch.int8)
+    least, end = (0, 16) if code == "q2_k" else (-128, 128)
+    integers = torch.randint(least, end, (*blocks, block // group, 1 + has_minimums), generator=source).to(torch.int8)
     heads = torch.cat((factors.view(torch.uint8), integers.view(torch.uint8).flatten(2)), -1)
+    if code == "q2_k":
+        pairs = integers.view(torch.uint8)
+        heads = torch.cat((factors.view(torch.uint8), pairs[..., 0] | pairs[..., 1] << 4), -1)
     if code in SMALL_BLOCKS:
         integers, heads = torch.ones_like(integers), heads[..., :4].contiguous()
     heads = heads.view(torch.int32)
@@ -218,7 +226,30 @@ def random_blocked_weight(code: str, outer: int, inner: int, seed: int = 0) -> t
     numbers = units.view(*scales.shape, group) * scales[..., None]
     if has_minimums:
         numbers -= (factors[..., 1:].double() * integers[..., 1].double())[..., None]
+    values += 4 * (code == "q3_k")
     return BlockedWeight(values, heads, code), numbers.reshape(outer, inner)
+
+
+@pytest.mark.parametrize("code", ["zero1_bf16", "zero2_f16", "zero3_f16", "zero3_bf16", "int2", "int3"])
+@pytest.mark.parametrize("group", [64, 96, 512])
+def test_integers_of_few_bits_give_the_bits_of_wider_ones_in_less_memory(kernels, threads, code, group):
+    weight, bits = random_weight(133, 192, group, seed=3, code=code), FEW_BITS[code[:5]]
+    wide = weight._replace(code="int4" if code[:3] == "int" else f"zero4{code[5:]}")
+    bias, x = random_tensor(133, seed=2), random_tensor(60, 192)
+    packed, wider = kernels.pack_grouped(weight, bias), kernels.pack_grouped(wide, bias)
+    outputs = 133 + -133 % kernels.grouped_panel_outputs
+    assert (wider.weight.nbytes - packed.weight.nbytes) * 8 == outputs * 192 * (4 - bits)
+    for count in (1, 2, 3, 7, 13, 49, 60):
+        threads(1 + count % 3)
+        assert torch.equal(kernels.lm_head_logits(x[-count:], packed), kernels.lm_head_logits(x[-count:], wider)), count
+
+
+@pytest.mark.parametrize(("code", "wider"), [("int3", "int4"), ("zero2_f16", "zero4_f16"), ("zero1_f16", "zero4_f16")])
+def test_integers_of_few_bits_whose_groups_fill_no_words_take_four(kernels, code, wider):
+    weight = random_weight(5, 96, 8, code=code)
+    assert kernels.pack_grouped(weight).code == wider
+    assert kernels.pack_grouped(random_weight(5, 96, 32, code=code)).code == code
+    assert kernels.pack_grouped(random_weight(5, 88, 32, code=code)).code == wider
 
 
 @pytest.mark.parametrize("code", BLOCK_CODES)

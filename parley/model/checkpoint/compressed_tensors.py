@@ -22,7 +22,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp4 import MXFP4_GROUP, NVFP4_GROUP, Fp4Format
 from parley.model.checkpoint.fp8 import BLOCK_MULTIPLE, Fp8Format, read_block
-from parley.model.checkpoint.packed_words import count_groups, input_order, packed_size, unpack_rows
+from parley.model.checkpoint.packed_words import count_groups, input_order, integer_bits, packed_size, unpack_rows
 from parley.model.checkpoint.weights import GroupedLinearWeight, Int8Weight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
@@ -121,12 +121,8 @@ class IntegerFormat:
         order = input_order(linear.name + ".weight_g_idx", group, others[-1]) if self.indexed else None
         if order is not None:
             values = values[:, order]
-        shape = linear.out, scales.shape[1]
-        return GroupedLinearWeight(
-            GroupedWeight(
-                values, scales.expand(shape), zeros.expand(shape), group, order, "int4" if self.bits <= 4 else "int8"
-            )
-        )
+        shape, code = (linear.out, scales.shape[1]), f"int{integer_bits(self.bits)}"
+        return GroupedLinearWeight(GroupedWeight(values, scales.expand(shape), zeros.expand(shape), group, order, code))
 
     def _shift_range(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return signed numbers, int8, as uint8 from 0 on."""

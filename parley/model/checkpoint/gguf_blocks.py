@@ -5,7 +5,8 @@ float32 [blocks, numbers of a block], computed as ggml's reference does (ggml-qu
 Those that begin with ``split`` return scales float32 [blocks, 1] and bits uint8 [blocks, numbers of a block] of a code
 of ``native.GroupedWeight``: a number is the product of both. Those that begin with ``block`` return the integers of
 other types as uint8 [blocks, numbers of a block], and the heads of ``native.BlockedWeight`` as uint8 [blocks, bytes]:
-float16 scale and minimum, then an int8 scale for each group, and after each its minimum if there are any.
+float16 scale and minimum, then an int8 scale for each group, and after each its minimum if there are any; of Q2_K both
+of a group are in one byte, the scale in the low bits.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def split_q8_0(blocks: torch.Tensor) -> SplitBlocks:
 
 def block_q2_k(blocks: torch.Tensor) -> BlockParts:
     """16 scales and minimums of 4 bits each, 256 numbers of 2 bits, scale of the scales, scale of the minimums."""
-    scales = torch.stack((blocks[:, :16] & 15, blocks[:, :16] >> 4), -1)
-    return _bits(blocks[:, 16:80].reshape(-1, 2, 32), 2).flatten(1), torch.cat((blocks[:, 80:], scales.flatten(1)), -1)
+    numbers = _bits(blocks[:, 16:80].reshape(-1, 2, 32), 2).flatten(1)
+    return numbers, torch.cat((blocks[:, 80:], blocks[:, :16]), -1)
 
 
 def block_q3_k(blocks: torch.Tensor) -> BlockParts:
@@ -153,11 +154,13 @@ def split_mxfp4(blocks: torch.Tensor) -> SplitBlocks:
 
 class BlockKind(NamedTuple):
     """A type in blocks: its rearrangement, bits of a number with scales as kernels read it, and middle of its integers,
-    None for those of a table. The middle is 0 for types with minimums."""
+    None for those of a table. The middle is 0 for types with minimums. ``has_nibbles``: scales and minimums of groups
+    have 4 bits."""
 
     rearrange: Callable[[torch.Tensor], BlockParts]
     bits: float
     middle: int | None
+    has_nibbles: bool = False
 
 
 class SplitKind(NamedTuple):
@@ -175,8 +178,8 @@ SPLIT_KINDS = {
     "MXFP4": SplitKind(split_mxfp4, 4.5, "e2m1"),
 }
 BLOCK_KINDS = {
-    "Q2_K": BlockKind(block_q2_k, 5.125, 0),
-    "Q3_K": BlockKind(block_q3_k, 4.625, 8),
+    "Q2_K": BlockKind(block_q2_k, 2.625, 0, has_nibbles=True),
+    "Q3_K": BlockKind(block_q3_k, 3.625, 8),
     "Q4_K": BlockKind(block_q4_k, 4.625, 0),
     "Q5_K": BlockKind(block_q5_k, 5.625, 0),
     "Q6_K": BlockKind(block_q6_k, 6.625, 32),
@@ -190,15 +193,18 @@ BLOCK_KINDS = {
 def decode_blocks(blocks: torch.Tensor, kind: str) -> torch.Tensor:
     """Return the numbers of blocks of a type: uint8 [blocks, bytes of a block] -> float32 [blocks, numbers]."""
     if kind in BLOCK_KINDS:
-        return _decode_heads(*BLOCK_KINDS[kind].rearrange(blocks), BLOCK_KINDS[kind].middle)
+        return _decode_heads(*BLOCK_KINDS[kind].rearrange(blocks), BLOCK_KINDS[kind])
     scales, bits = SPLIT_KINDS[kind].split(blocks)
     group = bits.shape[1]
     return dequantize_grouped(GroupedWeight(bits, scales, None, group, code=SPLIT_KINDS[kind].code))
 
 
-def _decode_heads(values: torch.Tensor, heads: torch.Tensor, middle: int | None) -> torch.Tensor:
+def _decode_heads(values: torch.Tensor, heads: torch.Tensor, kind: BlockKind) -> torch.Tensor:
     """Return the numbers of blocks from the results of their type's ``rearrange``."""
-    factors, groups = _float16(heads[:, :2]), heads[:, 4:].view(torch.int8).float()
+    middle, integers = kind.middle, heads[:, 4:]
+    if kind.has_nibbles:
+        integers = torch.stack((integers & 15, integers >> 4), -1).flatten(1)
+    factors, groups = _float16(heads[:, :2]), integers.view(torch.int8).float()
     if not groups.shape[1]:
         groups = torch.ones(len(heads), 1 if middle else 2)
     if middle == 0:

@@ -84,7 +84,7 @@ class GptqFormat:
                 zeros.t().contiguous(),
                 group,
                 order,
-                "int4" if self.bits <= 4 else "int8",
+                f"int{self.bits}",
             )
         )
 

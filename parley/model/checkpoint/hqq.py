@@ -2,9 +2,8 @@
 
 ``W_q`` has the integers of groups [groups, group] of adjacent inputs, output by output: uint8 with 8 / bits numbers in
 a byte, the first groups in the high bits and the last ones in the low bits; 3 bits are ten numbers in an int32,
-likewise. ``scale`` and ``zero`` [groups, 1] are float16 or bfloat16; a number is (integer - zero) * scale. Memory has
-4 bits for each number of fewer. Small tensors next to them have ``nbits``, ``group_size``, ``axis`` and more. Layers
-without ``W_q`` are plain.
+likewise. ``scale`` and ``zero`` [groups, 1] are float16 or bfloat16; a number is (integer - zero) * scale. Small
+tensors next to them have ``nbits``, ``group_size``, ``axis`` and more. Layers without ``W_q`` are plain.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class HqqFormat:
         if not rest:
             return PlainWeight(packed)
         sizes, (scales, zeros) = self._read_sizes(checkpoint, linear), (each.view(linear.out, -1) for each in rest)
-        code = f"zero{8 if sizes.bits == 8 else 4}_{ZERO_CODES[scales.dtype]}"
+        code = f"zero{sizes.bits}_{ZERO_CODES[scales.dtype]}"
         values = unpack_planes(packed, scales.numel(), sizes.bits).view(linear.out, linear.into)
         return GroupedLinearWeight(GroupedWeight(values, scales, zeros, sizes.group, code=code))
 

@@ -8,6 +8,12 @@ import torch.nn.functional as F
 from parley.model.checkpoint.files import LoadError
 
 GROUP_MULTIPLE = 8  # sizes of groups must be multiples of this
+KERNEL_BITS = (2, 3, 4, 8)  # of integers with integers as zero points
+
+
+def integer_bits(bits: int) -> int:
+    """Return the fewest bits that kernels have for integers of at most 8 bits."""
+    return next(each for each in KERNEL_BITS if each >= bits)
 
 
 def packed_size(numbers: int, bits: int) -> int:

@@ -1,4 +1,4 @@
-"""Calls ``grouped.cpp``: linear layers on weights of 2 to 8 bits in groups, and bfloat16 rows."""
+"""Calls ``grouped.cpp``: linear layers on weights of 1 to 8 bits in groups, and bfloat16 rows."""
 
 from __future__ import annotations
 
@@ -31,8 +31,14 @@ SEVERAL = "several"  # the code of a weight whose parts have codes of their own
 # Numbered as in grouped.cpp
 GROUPED_CODES = (
     "int4", "int8", "e4m3", "e2m1", *BLOCK_GROUPS, "q4_0", "q8_0", "iq4_nl", "nf4", "fp4", *FLOAT_ZERO_DTYPES,
-    SEVERAL,
+    "int2", "int3", SEVERAL,
 )  # fmt: skip
+# Codes of less than 4 bits: those of 4 bits with the same numbers, and the numbers whose bits fill words
+WIDER_CODES = {
+    "zero1_f16": ("zero4_f16", 32), "zero1_bf16": ("zero4_bf16", 32), "zero2_f16": ("zero4_f16", 16),
+    "zero2_bf16": ("zero4_bf16", 16), "zero3_f16": ("zero4_f16", 16), "zero3_bf16": ("zero4_bf16", 16),
+    "int2": ("int4", 16), "int3": ("int4", 16),
+}  # fmt: skip
 SEVERAL_HEADER = 16  # words before the parts
 GROUPED_UNIT = 8  # groups and rows are padded to multiples of it
 
@@ -58,7 +64,8 @@ class GroupedPacked:
 def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch.Tensor | None) -> GroupedPacked:
     """Pack a weight for ``multiply_grouped``.
 
-    Scales of 4-bit integers keep 20 of 24 bits, those of 8-bit integers 16: more than bfloat16 and float16 have.
+    Scales of integers of 4 bits or less keep 20 of 24 bits, those of 8 bits 16: more than bfloat16 and float16 have.
+    Integers of less than 4 bits take 4 if groups do not fill words.
     Raises ValueError if the group size is neither a multiple of 8 nor the whole row, or if the scales of a
     code in SCALE_DTYPES, or scales or zeros of one in FLOAT_ZERO_DTYPES, are not numbers of its dtype.
     """
@@ -123,6 +130,10 @@ class _GroupedPart:
         self.group = weight.group if weight.group < self.into else self.into + -self.into % GROUPED_UNIT
         if self.group % GROUPED_UNIT:
             raise ValueError(f"groups of {self.group} numbers; only multiples of {GROUPED_UNIT} can be packed")
+        if self.code in WIDER_CODES:
+            wider, filled = WIDER_CODES[self.code]
+            if self.group % filled or self.into % filled:
+                self.code = wider
         if weight.zeros is not None and (dtype := FLOAT_ZERO_DTYPES.get(weight.code)) is not None:
             scales, zeros = (
                 _exact(weight, each, dtype).view(torch.int16).int() for each in (weight.scales, weight.zeros)

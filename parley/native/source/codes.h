@@ -153,6 +153,15 @@ static inline Vec look_up(Bits index, const Numbers& numbers) {
   return found;
 }
 
+// Of eight numbers, repeated, those that the lowest three bits select
+static inline Vec look_up_8(Bits index, const Numbers& numbers) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (Vec)_mm256_permutevar8x32_ps(_mm256_load_ps(numbers.values), (__m256i)index);
+#else
+  return look_up(index, numbers);
+#endif
+}
+
 // Pair j of each word's 4-bit indices
 template <class Chosen> static inline Pairs look_up_pair(Bits words, int j) {
 #if defined(__AVX512BF16__)
@@ -240,6 +249,43 @@ template <int SIZE> struct Integers {
   }
 };
 
+// Bits of a number that lie in the words of a row: the third of 3 bits lies in half a word behind them
+template <int BITS> constexpr int WORD_BITS = BITS == 3 ? 2 : BITS;
+template <int BITS> constexpr long ROW = BITS == 3 ? BLOCK * 3 / 2 : BLOCK;  // words of a row
+
+// The numbers of at most 3 bits from FIRST on, repeated
+template <int BITS, int FIRST> constexpr Numbers numbers_from() {
+  Numbers numbers{};
+  for (int i = 0; i < 16; i++) numbers.values[i] = FIRST + (i & ((1 << BITS) - 1));
+  return numbers;
+}
+
+// Pairs whose indices of at most 3 bits begin at bit `at` of each half of the words. Bits above an index are not read.
+template <int BITS, int FIRST> static inline Pairs few_bits_pair(Bits words, int at) {
+  static constexpr Numbers numbers = numbers_from<BITS, FIRST>();
+#if defined(__AVX512BF16__)
+  static constexpr Table table = table_of(numbers);
+  return look_up(words >> at, table.entries);
+#else
+  return pairs_of(look_up_8(words >> at, numbers), look_up_8(words >> (16 + at), numbers));
+#endif
+}
+
+// Pair j of vector i in the row of pair k
+template <int BITS, int FIRST> static inline Pairs unpack_few_bits(const uint32_t* words, long k, int j, int i) {
+  constexpr int SIZE = WORD_BITS<BITS>;
+  const uint32_t* row = words + k / (16 / SIZE) * ROW<BITS>;
+  Bits bits = read_words(row, 0, i, j == 0);
+  if constexpr (BITS != 3) return few_bits_pair<BITS, FIRST>(bits, SIZE * j);
+  // Four bits of half a word belong to two pairs: the third bits of their second numbers, then those of the first
+  const uint32_t* from = row + BLOCK + i * LANES / 2;
+  if (j == 0 && i * LANES % 32 == 0) prefetch_words(from, 1);
+  Bits thirds = __builtin_convertvector(read<Half>(from), Bits);
+  thirds |= thirds << 18;
+  Bits even = select_bits(Bits{} + 0x44444444, thirds, bits), odd = select_bits(Bits{} + 0x44444444, thirds >> 1, bits >> 2);
+  return few_bits_pair<BITS, FIRST>(j % 2 ? odd : even, j / 2 * 4);
+}
+
 // The same with a scale and a zero point that are both floats of 16 bits: bf16 if BRAIN, else float16. The scale is in the
 // low half of its word. SHIFT: in place of the zero point, a number is added to the product of scale and signed integer.
 template <int SIZE, bool BRAIN, bool SHIFT> struct FloatZeros : Integers<SIZE> {
@@ -259,7 +305,19 @@ template <int SIZE, bool BRAIN, bool SHIFT> struct FloatZeros : Integers<SIZE> {
   };
 };
 
-// The same without a zero point, and with a scale that is a float16
+// Integers of less than 4 bits. But for their bits they are those of `Four`, whose middle they count from.
+template <int SIZE, class Four> struct FewBits : Four {
+  using Wider = Four;
+  static constexpr int BITS = SIZE;
+  static constexpr long WORD = 16 / WORD_BITS<BITS>;
+  static constexpr uint32_t FLIP = 0;
+
+  static inline Pairs unpack(const uint32_t* words, long k, int j, int i) {
+    return unpack_few_bits<BITS, -(int)Four::MIDDLE>(words, k, j, i);
+  }
+};
+
+// Integers as above without a zero point, and with a scale that is a float16
 template <int SIZE> struct HalfIntegers : Integers<SIZE> {
   static constexpr long SCALES = 2;
   static constexpr uint32_t MIDDLE = 0, ZERO = 0;
@@ -317,19 +375,24 @@ template <int EXPONENT, int MANTISSA> struct Floats {
 };
 
 // Blocks of GGUF files: NUMBERS adjacent numbers of K, in groups of GROUP. A number is scale * integer - minimum. Scale and
-// minimum belong to a group: they are float16s of the block, times integers of the group if a block has several.
-// Integers have 4 + HIGH bits and are stored as the signed distance from the middle of their range; or four bits select one
-// of the numbers of `Chosen`.
+// minimum belong to a group: they are float16s of the block, times integers of the group if a block has several: of 8 bits,
+// or of 4 without a sign where the numbers have 2 bits. Integers have 4 + HIGH bits and are stored as the signed distance
+// from the middle of their range; or four bits select one of the numbers of `Chosen`. Integers of 2 or 3 bits count as those
+// of 4 bits from 0 or 4 on.
 template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> struct Blocks {
-  static constexpr bool IS_CHOSEN = !std::is_void_v<Chosen>;
-  static constexpr int BITS = 4 + HIGH;
-  static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = IS_CHOSEN ? 0 : MIDDLE;
-  static constexpr long WORD = 4, GROUPS = NUMBERS / GROUP, LOW = GROUP / 8;  // LOW: words of four pairs' low bits
-  static constexpr long HEAD = GROUPS == 1 ? 1 : 1 + GROUPS * (1 + MINIMUMS) / 4;  // words of scales and minimums
-  static constexpr long PART = LOW + !!HIGH, WORDS = HEAD + GROUPS * PART;         // of a group, of a block
+  using Wider = Blocks<0, GROUP, NUMBERS, MINIMUMS, Chosen>;
+  static constexpr bool IS_CHOSEN = !std::is_void_v<Chosen>, IS_FEW = HIGH < 0;
+  static constexpr int BITS = 4 + HIGH, FIRST = BITS == 3 ? 4 : 0;
+  static constexpr uint32_t MIDDLE = IS_FEW ? 8 : 1 << (BITS - 1), FLIP = IS_CHOSEN ? 0 : IS_FEW ? FIRST : MIDDLE;
+  static constexpr long WORD = IS_FEW ? 8 : 4, GROUPS = NUMBERS / GROUP;
+  static constexpr long LOW = GROUP / 2 / WORD;  // rows of the low bits of WORD pairs
+  static constexpr long INTEGERS = GROUPS == 1 ? 0 : GROUPS * (1 + MINIMUMS), IN_WORD = BITS == 2 ? 8 : 4;
+  static constexpr long HEAD = 1 + INTEGERS / IN_WORD;  // rows of scales and minimums
+  static constexpr long PART = IS_FEW ? LOW * ROW<BITS> : (LOW + !!HIGH) * BLOCK;  // words of a group
+  static constexpr long WORDS = HEAD * BLOCK + GROUPS * PART;                      // of a block
   static constexpr bool IS_BLOCK = true, SHIFTED = MINIMUMS;
   static constexpr long SCALES = 1;
-  static_assert(HIGH == 0 || HIGH * GROUP == 32, "the high bits of a group fill a word");
+  static_assert(HIGH <= 0 || HIGH * GROUP == 32, "the high bits of a group fill a word");
 
   // The scales of a block's groups and what they add for the sum of x, as floats
   struct alignas(64) Head {
@@ -351,8 +414,10 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> 
       }
     }
 
-    // Byte `n` after the block's factors
+    // Integer `n` after the block's factors
     static inline Vec integer(const uint32_t* words, int n) {
+      if (IN_WORD == 8)
+        return __builtin_convertvector((Ints)(read<Bits>(words + (1 + n / 8) * BLOCK) >> n % 8 * 4 & 15), Vec);
       Ints bytes = (Ints)(read<Bits>(words + (1 + n / 4) * BLOCK) << (24 - n % 4 * 8));
       return __builtin_convertvector(bytes >> 24, Vec);
     }
@@ -369,6 +434,7 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> 
   };
 
   static inline Pairs unpack(const uint32_t* words, long k, int j, int i) {
+    if constexpr (IS_FEW) return unpack_few_bits<BITS, FIRST - (int)MIDDLE>(words, k, j, i);
     Bits low = read_words(words, k / WORD, i, j == 0);
     if (HIGH == 0) return low_pair(low, j);
     Bits high = read_words(words, LOW, i, j == 0 && k == 0) >> (int)(HIGH * k / WORD);
@@ -397,8 +463,8 @@ using Int4 = Integers<4>;
 using Int8 = Integers<8>;
 using E4m3 = Floats<4, 3>;
 using E2m1 = Floats<2, 1>;
-using Q2K = Blocks<0, 16, 256, true>;
-using Q3K = Blocks<0, 16, 256, false>;
+using Q2K = Blocks<-2, 16, 256, true>;
+using Q3K = Blocks<-1, 16, 256, false>;
 using Q4K = Blocks<0, 32, 256, true>;
 using Q5K = Blocks<1, 32, 256, true>;
 using Q6K = Blocks<2, 16, 256, false>;
@@ -417,3 +483,11 @@ using Zero8F16 = FloatZeros<8, false, false>;
 using Zero8Bf16 = FloatZeros<8, true, false>;
 using Shift4F16 = FloatZeros<4, false, true>;
 using Shift4Bf16 = FloatZeros<4, true, true>;
+using Zero1F16 = FewBits<1, Zero4F16>;
+using Zero1Bf16 = FewBits<1, Zero4Bf16>;
+using Zero2F16 = FewBits<2, Zero4F16>;
+using Zero2Bf16 = FewBits<2, Zero4Bf16>;
+using Zero3F16 = FewBits<3, Zero4F16>;
+using Zero3Bf16 = FewBits<3, Zero4Bf16>;
+using Int2 = FewBits<2, Int4>;
+using Int3 = FewBits<3, Int4>;

@@ -1,4 +1,4 @@
-// Linear layers with weights of 2 to 8 bits in groups: y = x W^T + bias. A number of W is a scale times a value of few bits,
+// Linear layers with weights of 1 to 8 bits in groups: y = x W^T + bias. A number of W is a scale times a value of few bits,
 // and for some codes plus a shift. Both belong to an output and a group of adjacent numbers of K. Inputs stay bf16: the
 // gain is that fewer bytes of weights are read. `Code` says what the bits mean (codes.h).
 //
@@ -13,12 +13,14 @@
 // Packed weights are [panels][groups] of BLOCK scales and zeros, then [pairs of the group / Code::WORD][BLOCK]
 // words of weights. A panel is BLOCK outputs. A word of weights holds adjacent pairs of K: the lowest bits of its low
 // half are the first number of the first pair, those of its high half the second. A scale is a float, whose last bits are
-// the zero of an integer, or a bf16 or a float16; or a word holds a scale and a zero or shift as floats of 16 bits.
+// the zero of an integer, or a bf16 or a float16; or a word holds a scale and a zero or shift as floats of 16 bits. Of
+// numbers of 3 bits the words hold two bits, and each row of BLOCK words is followed by BLOCK half words with the third: bit
+// 4 * (j / 2) + j % 2 has that of the second number of pair j, and two bits above it lies that of the first.
 //
-// Blocks of GGUF files are [panels][blocks] of Code::HEAD rows of BLOCK words and then [groups] of Code::PART rows. The
-// first word of a head holds the scale as float16 and above it the minimum. The others hold the groups' integers, a byte
-// each, that of the scale before that of the minimum. A group has words of four low bits, as above, and a word of the
-// others: in each half of it, those of pair 4 s + j begin at bit 4 j + HIGH s.
+// Blocks of GGUF files are [panels][blocks] of Code::HEAD rows of BLOCK words and then [groups] of Code::PART words. The
+// first word of a head holds the scale as float16 and above it the minimum. The others hold the groups' integers, of 8 or 4
+// bits each, that of the scale before that of the minimum. A group has words of four low bits, as above, and a word of the
+// others: in each half of it, those of pair 4 s + j begin at bit 4 j + HIGH s. Numbers of 2 and 3 bits lie as above.
 //
 // A weight of several codes begins with a row of HEADER words: the number of parts, then code, group and number of outputs
 // of each. The parts follow, packed as weights of their own.
@@ -78,7 +80,7 @@ __attribute__((always_inline)) inline void tile(const Pair* x, long stride, Weig
 #pragma GCC unroll 16
   for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
   for (long k = 0; k < steps; k += Code::WORD)
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int j = 0; j < Code::WORD; j++) {
       Pairs each[WIDTH];
 #pragma GCC unroll 4
@@ -127,9 +129,14 @@ void tiles(const Pair* x, long stride, Weights weights, long steps, Sums sums, l
   }
 }
 
+// The code whose tiles compute unpacked numbers: for fewer bits those of 4, so that there is less to compile
+template <class Code, bool IS_FEW> struct SummedCode { using Type = Code; };
+template <class Code> struct SummedCode<Code, true> { using Type = typename Code::Wider; };
+template <class Code> using Summed = typename SummedCode<Code, (Code::BITS < 4)>::Type;
+
 // totals [rows][BLOCK] += one group
 template <class Code> void add(const Pair* x, long stride, const uint32_t* words, long steps, Sums sums, long rows) {
-  if (rows <= (Code::BITS == 4 ? NARROW : NARROW_HARD))
+  if (rows <= (Code::BITS <= 4 ? NARROW : NARROW_HARD))
     return tiles<Code, FEW, VECTORS>(x, stride, Narrow<Code>{words}, steps, sums, rows);
   Pairs wide[STRETCH * VECTORS];
   for (long k = 0; k < steps; k += STRETCH) {
@@ -142,7 +149,7 @@ template <class Code> void add(const Pair* x, long stride, const uint32_t* words
       Sums half = sums;
       half.rest += i * LANES, half.totals += i * LANES, half.scales += i * LANES / Code::SCALES;
       half.first = k == 0, half.last = k + count == steps;
-      tiles<Code, MANY, 2>(x + k, stride, Wide{wide + i}, count, half, rows);
+      tiles<Summed<Code>, MANY, 2>(x + k, stride, Wide{wide + i}, count, half, rows);
     }
   }
 }
@@ -152,8 +159,8 @@ template <class Code> struct Cut {
   static constexpr long HEAD = BLOCK / Code::SCALES;  // words of scales
   long pairs, group, groups;                          // pairs of K and of a group
   Cut(long K, long size) : pairs((K + 7) / 8 * 4), group(size / 2), groups(group ? (pairs + group - 1) / group : 0) {}
-  long words() const { return groups * HEAD + pairs / Code::WORD * BLOCK; }         // of a panel
-  long at(long g) const { return g * HEAD + g * group / Code::WORD * BLOCK; }       // start of a group
+  long words() const { return groups * HEAD + pairs / Code::WORD * ROW<Code::BITS>; }  // of a panel
+  long at(long g) const { return g * HEAD + g * group / Code::WORD * ROW<Code::BITS>; }    // start of a group
   long steps(long g) const { return std::min(group, pairs - g * group); }
 };
 
@@ -164,7 +171,7 @@ struct Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> {
   static constexpr long group = GROUP / 2;
   long pairs, groups;
   Cut(long K, long) : pairs(K / 2), groups(K / GROUP) {}
-  long words() const { return groups / Code::GROUPS * Code::WORDS * BLOCK; }
+  long words() const { return groups / Code::GROUPS * Code::WORDS; }
   long steps(long) const { return group; }
 };
 
@@ -180,11 +187,11 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen, class F
 void each_group(const Pair* x, const uint32_t* panel, Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> cut, Sums sums,
                 F f) {
   using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>;
-  for (long b = 0; b < cut.groups / Code::GROUPS; b++, panel += Code::WORDS * BLOCK) {
+  for (long b = 0; b < cut.groups / Code::GROUPS; b++, panel += Code::WORDS) {
     typename Code::Head head(panel);
     for (long g = 0; g < Code::GROUPS; g++, sums.x++, x += cut.group) {
       sums.scales = (const uint32_t*)head.scales[g];
-      f(x, panel + (Code::HEAD + g * Code::PART) * BLOCK, cut.group, sums);
+      f(x, panel + Code::HEAD * BLOCK + g * Code::PART, cut.group, sums);
     }
   }
 }
@@ -230,11 +237,19 @@ template <class F> auto with_code(int64_t code, F f) {
     case 20: return f(Zero8F16{});
     case 21: return f(Zero8Bf16{});
     case 22: return f(Shift4F16{});
-    default: return f(Shift4Bf16{});
+    case 23: return f(Shift4Bf16{});
+    case 24: return f(Zero1F16{});
+    case 25: return f(Zero1Bf16{});
+    case 26: return f(Zero2F16{});
+    case 27: return f(Zero2Bf16{});
+    case 28: return f(Zero3F16{});
+    case 29: return f(Zero3Bf16{});
+    case 30: return f(Int2{});
+    default: return f(Int3{});
   }
 }
 
-constexpr long SEVERAL = 24;  // the code of weights whose parts have codes of their own
+constexpr long SEVERAL = 32;  // the code of weights whose parts have codes of their own
 
 long panels_of(long outputs) { return (outputs + BLOCK - 1) / BLOCK; }
 
@@ -329,9 +344,13 @@ void run(const Pair* x, const uint32_t* packed, Parts parts, const float* scales
   }
 }
 
+// Where the third bit of a number lies: the first or second of a pair
+long third_bit(long pair, long second) { return pair / 2 * 4 + pair % 2 + (second ? 0 : 2); }
+
 template <class Code>
 void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t* packed, long N, long K, Cut<Code> cut,
           int threads) {
+  constexpr int SIZE = WORD_BITS<Code::BITS>;
 #pragma omp parallel for num_threads(threads)
   for (long p = 0; p < panels_of(N); p++)
     for (long g = 0; g < cut.groups; g++) {
@@ -346,13 +365,16 @@ void pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t*
         if (Code::SCALES == 2) ((bf16*)to)[j] = Code::HALVES ? half_of(bits) : bits >> 16;
         else to[j] = bits;
         for (long s = 0; s < cut.steps(g); s += Code::WORD) {
-          uint32_t word = 0;
+          uint32_t word = 0, third = 0;
           for (long i = 0; i < 2 * Code::WORD; i++) {
             long k = 2 * (g * cut.group + s) + i;
             uint32_t value = n < N && k < K ? q[n * K + k] ^ Code::FLIP : 0;
-            word |= value << (Code::BITS * (i / 2) + 16 * (i % 2));
+            word |= (value & ((1 << SIZE) - 1)) << (SIZE * (i / 2) + 16 * (i % 2));
+            if (Code::BITS == 3) third |= (value >> 2 & 1) << third_bit(i / 2, i % 2);
           }
-          words[s / Code::WORD * BLOCK + j] = word;
+          uint32_t* row = words + s / Code::WORD * ROW<Code::BITS>;
+          row[j] = word;
+          if (Code::BITS == 3) ((bf16*)(row + BLOCK))[j] = third;
         }
       }
     }
@@ -362,6 +384,7 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen>
 void pack(const uint8_t* q, const uint32_t* heads, const uint8_t*, uint32_t* packed, long N, long K,
           Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> cut, int threads) {
   using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>;
+  constexpr int SIZE = Code::IS_FEW ? 2 : 4;
 #pragma omp parallel for num_threads(threads)
   for (long p = 0; p < panels_of(N); p++) {
     uint32_t* to = packed + p * cut.words();
@@ -369,14 +392,15 @@ void pack(const uint8_t* q, const uint32_t* heads, const uint8_t*, uint32_t* pac
     for (long j = 0; j < BLOCK && p * BLOCK + j < N; j++)
       for (long b = 0; b < K / NUMBERS; b++) {
         long n = p * BLOCK + j, block = n * (K / NUMBERS) + b;
-        uint32_t* rows = to + b * Code::WORDS * BLOCK + j;
-        for (long i = 0; i < Code::HEAD; i++) rows[i * BLOCK] = heads[block * Code::HEAD + i];
+        uint32_t *head = to + b * Code::WORDS, *groups = head + Code::HEAD * BLOCK;
+        for (long i = 0; i < Code::HEAD; i++) head[i * BLOCK + j] = heads[block * Code::HEAD + i];
         for (long k = 0; k < NUMBERS; k++) {
           uint32_t value = q[block * NUMBERS + k] ^ Code::FLIP;
-          long pair = k % GROUP / 2, s = pair / 4, half = 4 * (pair % 4) + 16 * (k % 2);
-          uint32_t* group = rows + (Code::HEAD + k / GROUP * Code::PART) * BLOCK;
-          group[s * BLOCK] |= (value & 15) << half;
-          if (HIGH) group[Code::LOW * BLOCK] |= (value >> 4) << (half + HIGH * s);
+          long pair = k % GROUP / 2, s = pair / Code::WORD, at = pair % Code::WORD, half = SIZE * at + 16 * (k % 2);
+          uint32_t* group = groups + k / GROUP * Code::PART;
+          group[s * BLOCK + j] |= (value & ((1 << SIZE) - 1)) << half;
+          if (HIGH > 0) group[Code::LOW * BLOCK + j] |= (value >> 4) << (half + HIGH * s);
+          if (HIGH == -1) ((bf16*)(group + BLOCK))[j] |= (value >> 2 & 1) << third_bit(at, k % 2);
         }
       }
   }

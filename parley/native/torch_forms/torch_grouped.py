@@ -1,4 +1,4 @@
-"""Weights of 4 or 8 bits in groups, in torch operators: their format, and how to make and dequantize them."""
+"""Weights of 1 to 8 bits in groups, in torch operators: their format, and how to make and dequantize them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ CODE_NUMBERS = {"e2m1": E2M1_NUMBERS, "iq4_nl": IQ4_NUMBERS, "nf4": NF4_NUMBERS,
 FLOAT_ZERO_DTYPES = {
     "zero4_f16": torch.float16, "zero4_bf16": torch.bfloat16, "zero8_f16": torch.float16,
     "zero8_bf16": torch.bfloat16, "shift4_f16": torch.float16, "shift4_bf16": torch.bfloat16,
+    "zero1_f16": torch.float16, "zero1_bf16": torch.bfloat16, "zero2_f16": torch.float16,
+    "zero2_bf16": torch.bfloat16, "zero3_f16": torch.float16, "zero3_bf16": torch.bfloat16,
 }  # fmt: skip
 SHIFTED_CODES = ("shift4_f16", "shift4_bf16")
 CODE_MIDDLES = {"q4_0": 8, "q8_0": 128}  # subtracted from the bits
@@ -33,11 +35,12 @@ ROUNDING_PORTION = 1 << 18  # numbers rounded at a time, so that intermediate te
 class GroupedWeight(NamedTuple):
     """A weight [out, in] as scale * (value - zero), with one scale and zero per output and group of columns.
 
-    ``values`` uint8 [out, in] are bits. Their ``code`` is "int4" or "int8", integers 0 to 15 or 255 with ``zeros``
-    uint8 [out, groups] of the same range; or without zeros "e4m3", float8_e4m3fn, "q4_0" or "q8_0", integers less their
-    CODE_MIDDLES, or "e2m1", "iq4_nl", "nf4" or "fp4", which number the CODE_NUMBERS. The FLOAT_ZERO_DTYPES are codes of
-    integers with zeros that are floats [out, groups] of that dtype; SHIFTED_CODES add these: scale * (value - 8) +
-    zero. ``scales`` [out, groups] are floats; ``out_scales`` [out], if any, are multiplied by them.
+    ``values`` uint8 [out, in] are bits. Their ``code`` is "int2", "int3", "int4" or "int8", integers of so many bits
+    with ``zeros`` uint8 [out, groups] of the same range; or without zeros "e4m3", float8_e4m3fn, "q4_0" or "q8_0",
+    integers less their CODE_MIDDLES, or "e2m1", "iq4_nl", "nf4" or "fp4", which number the CODE_NUMBERS. The
+    FLOAT_ZERO_DTYPES are codes of integers with zeros that are floats [out, groups] of that dtype; SHIFTED_CODES add
+    these: scale * (value - 8) + zero. ``scales`` [out, groups] are floats; ``out_scales`` [out], if any, are multiplied
+    by them.
     Group g has columns g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i belongs
     to number ``order[i]`` of a row; None means the same order.
     """
@@ -54,9 +57,9 @@ class GroupedWeight(NamedTuple):
 class BlockedWeight(NamedTuple):
     """A weight [out, in] in blocks of a GGUF file, with their bits rearranged and no number rounded.
 
-    ``values`` uint8 [out, in]: integers of 4 bits, of 5 for Q5_0, Q5_1 and Q5_K, 6 for Q6_K. ``heads`` int32 [out,
-    blocks, words]: the scales and minimums of each block, as ``grouped.cpp`` describes them. ``code`` names the type,
-    such as "q4_k".
+    ``values`` uint8 [out, in]: integers of 4 bits, of 5 for Q5_0, Q5_1 and Q5_K, 6 for Q6_K, 2 for Q2_K; those of Q3_K,
+    of 3 bits, count from 4. ``heads`` int32 [out, blocks, words]: the scales and minimums of each block, as
+    ``grouped.cpp`` describes them. ``code`` names the type, such as "q4_k".
     """
 
     values: torch.Tensor

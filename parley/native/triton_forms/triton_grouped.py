@@ -27,6 +27,7 @@ PIECE = 64  # columns that are multiplied at once, at most
 LEAST_PIECE = 16  # and at least: the inner dimension of the instruction
 FOUR_BIT_CODES = ("int4", "e2m1")
 CODES = (*FOUR_BIT_CODES, "int8", "e4m3")
+WIDER_CODES = {"int2": "int4", "int3": "int4"}  # integers of fewer bits take four
 
 TILES = ((16, Tile(16, 16, PIECE, 4, 5)), (32, Tile(16, 32, PIECE, 4, 4)), (1 << 62, Tile(32, 64, PIECE, 4, 4)))
 
@@ -125,7 +126,7 @@ def _grouped_kernel(
 def piece_width(weight: GroupedWeight) -> int:
     """Return how many columns are multiplied at once, so that they are of one group; 0 if they would be too few, or if
     the kernel does not have the code."""
-    if weight.code not in CODES:
+    if _kernel_code(weight) not in CODES:
         return 0
     if weight.group >= weight.values.shape[1]:
         return PIECE
@@ -133,13 +134,18 @@ def piece_width(weight: GroupedWeight) -> int:
     return width if width >= LEAST_PIECE else 0
 
 
+def _kernel_code(weight: GroupedWeight) -> str:
+    """Return the code by which a kernel reads a weight."""
+    return WIDER_CODES.get(weight.code, weight.code)
+
+
 def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None) -> TritonGroupedPacked:
     """Pack a weight whose ``piece_width`` is not 0."""
-    piece, into = piece_width(weight), weight.values.shape[1]
-    span = piece * (2 if weight.code in FOUR_BIT_CODES else 1)
+    piece, into, code = piece_width(weight), weight.values.shape[1], _kernel_code(weight)
+    span = piece * (2 if code in FOUR_BIT_CODES else 1)
     values = F.pad(weight.values, (0, -into % span))
     spare_groups = -(-values.shape[1] // weight.group) - weight.scales.shape[1]  # of padding alone
-    if weight.code in FOUR_BIT_CODES:
+    if code in FOUR_BIT_CODES:
         halves = values.unflatten(1, (-1, 2, piece))
         values = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
     scales = weight.scales if weight.scales.dtype.itemsize == 2 else weight.scales.float()
@@ -150,7 +156,7 @@ def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None) -> TritonGrou
         None if weight.out_scales is None else weight.out_scales.float(),
         bias,
         None if weight.order is None else weight.order.to(values.device),
-        weight.code,
+        code,
         weight.group,
         piece,
         into,

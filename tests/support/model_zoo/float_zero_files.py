@@ -17,7 +17,7 @@ GROUP = 64
 
 def quantize_hqq(bits: int, dtype: torch.dtype = torch.bfloat16):
     """Return a function that writes HQQ's tensors, with zero points that are no integers."""
-    count, most = {2: 4, 3: 10, 4: 2, 8: 1}[bits], (1 << bits) - 1
+    count, most = {1: 8, 2: 4, 3: 10, 4: 2, 8: 1}[bits], (1 << bits) - 1
 
     def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
         grouped = weight.reshape(-1, GROUP)

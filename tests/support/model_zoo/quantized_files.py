@@ -347,6 +347,7 @@ FORMS: dict[str, QuantizedForm] = {
     "HQQ 8 bits": QuantizedForm(HQQ, quantize_hqq(8)),
     "HQQ 3 bits": QuantizedForm(HQQ, quantize_hqq(3, torch.float16)),
     "HQQ 2 bits": QuantizedForm(HQQ, quantize_hqq(2)),
+    "HQQ 1 bit": QuantizedForm(HQQ, quantize_hqq(1)),
     "HQQ 4 and 8 bits": QuantizedForm(HQQ, quantize_in_turn(quantize_hqq(4), quantize_hqq(8))),
     "HQQ 4 bits, some layers": QuantizedForm(HQQ, quantize_in_turn(quantize_hqq(4), keep_plain)),
     "torchao int8": QuantizedForm(

@@ -22,7 +22,7 @@ FORMS = (
     "W4A16, zero points", "W8A16, groups", "W8A16, channels", "W8A8", "NVFP4", "MXFP4 of compressed-tensors",
     "GPTQ 4 bits", "GPTQ 4 bits, act-order", "GPTQ 4 bits, version 2", "GPTQ 4 bits, no groups", "GPTQ 8 bits",
     "GPTQ 2 bits", "GPTQ 3 bits", "AWQ", "bitsandbytes nf4", "bitsandbytes nf4, double", "bitsandbytes int8",
-    "bitsandbytes fp4", "bitsandbytes fp4, double", "HQQ 4 bits", "HQQ 8 bits", "HQQ 3 bits", "HQQ 2 bits",
+    "bitsandbytes fp4", "bitsandbytes fp4, double", "HQQ 4 bits", "HQQ 8 bits", "HQQ 3 bits", "HQQ 2 bits", "HQQ 1 bit",
     "HQQ 4 and 8 bits", "HQQ 4 bits, some layers", "torchao int8", "torchao int4 in bytes", "torchao int4",
     "torchao FP8",
 )  # fmt: skip
