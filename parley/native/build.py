@@ -26,7 +26,7 @@ if os.environ.get("PARLEY_SANITIZE"):
     COMPILER_FLAGS[COMPILER_FLAGS.index("-O3")] = "-O1"
     COMPILER_FLAGS += ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
-AVX2 = ("avx2", "fma")
+AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 # CPU flags that each level needs, as spelled in /proc/cpuinfo. Best level first.
 LEVELS = {"avx512bf16": (*AVX512, "avx512_bf16"), "avx512": AVX512, "avx2": AVX2, "generic": ()}

@@ -313,6 +313,32 @@ def test_nan_and_inf_stay_in_their_row_of_int4_linear(kernels):
     assert torch.equal(actual[other_rows], clean[other_rows])
 
 
+@pytest.mark.parametrize("code", ["int4", "int8", "q8_0"])
+@pytest.mark.parametrize("group", [16, 128, 1024])
+def test_numbers_of_any_size_lose_nothing_that_the_largest_would_keep(kernels, code, group):
+    """Kernels that round rows to 16 bits do so next to the largest number of each run of at most 128."""
+    weight, run = random_weight(48, 1024, group, code=code), min(group, 128)
+    x = random_tensor(13, 1024) * 2.0 ** torch.randint(-20, 20, (13, 1024)).bfloat16()
+    x[:4] *= torch.tensor([[2.0**60], [2.0**-60], [2.0**-100], [0]]).bfloat16()
+    actual, numbers = kernels.lm_head_logits(x, kernels.pack_grouped(weight)).double(), dequantized_weight(weight)
+    step = x.double().abs().view(13, -1, run).amax(-1) * 2.0**-15  # the largest has 15 bits
+    rounding = step @ numbers.abs().view(48, -1, run).sum(-1).T
+    largest_sum = (
+        x.double().abs().sum(-1, keepdim=True) * numbers.abs().amax(1) * 16
+    )  # before a zero point is subtracted
+    assert ((actual - x.double() @ numbers.T).abs() <= rounding + largest_sum * 2.0**-20).all()
+
+
+@pytest.mark.parametrize("group", [128, 4096])
+def test_sums_of_the_largest_numbers_do_not_overflow(kernels, group):
+    weight = random_weight(32, 4096, group, code="int8")
+    weight.values.copy_(torch.tensor([0, 255]).to(torch.uint8).repeat(16)[:, None])
+    x = torch.full((9, 4096), 255 * 2.0**70).bfloat16()
+    x[:4] *= -1
+    actual, exact = kernels.lm_head_logits(x, kernels.pack_grouped(weight)), x.double() @ dequantized_weight(weight).T
+    assert ((actual.double() - exact).abs() <= 255 * x.double().abs().sum(-1, keepdim=True) * 2.0**-12).all()
+
+
 def test_int4_linear_reads_strided_rows_and_rejects_wrong_widths(kernels):
     weight, x = random_weight(40, 48, 32), random_tensor(24, 3, 96, seed=2)
     packed = kernels.pack_grouped(weight)

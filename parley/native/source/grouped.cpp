@@ -8,6 +8,11 @@
 // once in a buffer that all tiles of rows read. The numbers and chains are the same, so the number of rows cannot change
 // a bit.
 //
+// Where 16-bit integers are multiplied at twice the rate of floats (SHORT_PRODUCTS), the chains of integer codes are sums of
+// integers, which are exact. RUN adjacent pairs of x, or those of a smaller group, are rounded to integers times a power
+// of two: the largest has 15 bits. So only numbers below 1/128 of the largest lose bits of their bf16. The runs of a
+// group are added up as floats.
+//
 // Numbers of 4 bits in small groups may have scales of 8 bits, which 16 bits hold, times one of 32 bits of the output.
 //
 // Packed weights are [panels][groups] of BLOCK scales and zeros, then [pairs of the group / Code::WORD][BLOCK]
@@ -38,56 +43,74 @@
 namespace {
 
 constexpr int FEW = LANES == 16 ? 6 : 2;  // rows whose sums, with a panel's numbers, fill the registers
-constexpr int MANY = LANES == 16 ? TILE : 4;           // the same of unpacked weights
 constexpr long PASS = 256;                // rows whose sums are kept at once
 // Up to this many rows, weights are unpacked again for each tile, which then costs less than a buffer: fewer rows if
 // that is more work
 constexpr long NARROW = LANES == 16 ? 48 : 2, NARROW_HARD = LANES == 16 ? FEW : 2;
 constexpr long HEADER = 16;  // words before the parts of a weight of several codes
+constexpr long RUN = 64;     // pairs of 16 bits whose products with weights of 8 bits are added up in 32 bits
+
+// Whether rows of x are integers
+template <class Code> constexpr bool SHORT = std::is_same_v<typename Code::Sum, Ints>;
+
+// As FEW, of unpacked weights
+template <class Code> constexpr int MANY = LANES == 16 || SHORT<Code> ? TILE : 4;
 
 // Pairs of K unpacked at once: they stay in the L1 cache for all tiles
-constexpr long STRETCH = 16384 / VECTORS / sizeof(Pairs);
+template <class Code> constexpr long STRETCH = SHORT<Code> ? RUN : 16384 / VECTORS / sizeof(Pairs);
 
 // A panel's part of a group, packed: vector i of pair k + j
 template <class Code> struct Narrow {
   const uint32_t* words;
-  Pairs operator()(long k, int j, int i) const { return Code::unpack(words, k, j, i); }
+  auto operator()(long k, int j, int i) const { return Code::unpack(words, k, j, i); }
 };
 
+template <class Code> using Unpacked = decltype(Code::unpack(nullptr, 0, 0, 0));
+
 // The same, unpacked
-struct Wide {
-  const Pairs* pairs;
-  Pairs operator()(long k, int j, int i) const { return pairs[(k + j) * VECTORS + i]; }
+template <class Code> struct Wide {
+  const Unpacked<Code>* pairs;
+  Unpacked<Code> operator()(long k, int j, int i) const { return pairs[(k + j) * VECTORS + i]; }
 };
 
 // The sums of a tile: chains, stored in `rest` between stretches of a group and added to `totals` after the last.
 struct Sums {
   float *rest, *totals;  // [rows][BLOCK]
   const float* x;        // the group's sum of each row, with stride `groups`
+  const float* units;    // of integers: the value of one in the run of each row, with stride `runs`
   const uint32_t* scales;
-  long groups;
+  long groups, runs;
   bool first, last;
 };
 
 // WIDTH vectors of a panel for ROWS rows of x with this stride, over one stretch of a group
 template <class Code, int ROWS, int WIDTH, class Weights>
 __attribute__((always_inline)) inline void tile(const Pair* x, long stride, Weights weights, long steps, Sums sums) {
-  Vec acc[ROWS][WIDTH];
+  using Sum = typename Code::Sum;
+  Sum acc[ROWS][WIDTH];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < WIDTH; i++) acc[r][i] = sums.first ? Vec{} : read<Vec>(sums.rest + r * BLOCK + i * LANES);
+    for (int i = 0; i < WIDTH; i++)
+      acc[r][i] = SHORT<Code> || sums.first ? Sum{} : read<Sum>(sums.rest + r * BLOCK + i * LANES);
   const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
 #pragma GCC unroll 16
   for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
   for (long k = 0; k < steps; k += Code::WORD)
 #pragma GCC unroll 16
     for (int j = 0; j < Code::WORD; j++) {
-      Pairs each[WIDTH];
+      Unpacked<Code> each[WIDTH];
 #pragma GCC unroll 4
       for (int i = 0; i < WIDTH; i++) each[i] = weights(k, j, i);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; r++) {
-        Bits pair = fill(rows[r / 3][r % 3 * stride + k + j]);
+        const Pair* from = rows[r / 3] + r % 3 * stride + k + j;
+#if defined(SIXTEEN_REGISTERS)
+        if constexpr (SHORT<Code> && WIDTH == 2) {
+          Operands<int32_t>::add(acc[r], from, each[0], each[1]);
+          continue;
+        }
+#endif
+        Bits pair = fill(*from);
 #pragma GCC unroll 4
         for (int i = 0; i < WIDTH; i++) acc[r][i] = multiply(acc[r][i], pair, each[i]);
       }
@@ -98,12 +121,17 @@ __attribute__((always_inline)) inline void tile(const Pair* x, long stride, Weig
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       long at = r * BLOCK + i * LANES;
+      Vec sum = __builtin_convertvector(acc[r][i], Vec);
+      if (SHORT<Code>) {
+        sum *= sums.units[r * sums.runs];
+        if (!sums.first) sum += read<Vec>(sums.rest + at);
+      }
       if (!sums.last) {
-        put(sums.rest + at, acc[r][i]);
+        put(sums.rest + at, sum);
         continue;
       }
       float x_sum = Code::SHIFTED ? sums.x[r * sums.groups] : 0;
-      put(sums.totals + at, factors.add(read<Vec>(sums.totals + at), acc[r][i], x_sum));
+      put(sums.totals + at, factors.add(read<Vec>(sums.totals + at), sum, x_sum));
     }
   }
 }
@@ -124,7 +152,8 @@ void tiles(const Pair* x, long stride, Weights weights, long steps, Sums sums, l
   for (long t = 0; t < count; t++) {
     long first = rows * t / count, end = rows * (t + 1) / count;
     Sums part = sums;
-    part.rest += first * BLOCK, part.totals += first * BLOCK, part.x += first * sums.groups;
+    part.rest += first * BLOCK, part.totals += first * BLOCK;
+    part.x += first * sums.groups, part.units += first * sums.runs;
     pick<Code, MOST, WIDTH, Weights>(end - first)(x + first * stride, stride, weights, steps, part);
   }
 }
@@ -134,24 +163,33 @@ template <class Code, bool IS_FEW> struct SummedCode { using Type = Code; };
 template <class Code> struct SummedCode<Code, true> { using Type = typename Code::Wider; };
 template <class Code> using Summed = typename SummedCode<Code, (Code::BITS < 4)>::Type;
 
+// f(k, count, sums) for each stretch of a group, of at most `most` pairs
+template <class F> void each_stretch(long steps, long most, Sums sums, F f) {
+  for (long k = 0; k < steps; k += most, sums.units++) {
+    long count = std::min(most, steps - k);
+    sums.first = k == 0, sums.last = k + count == steps;
+    f(k, count, sums);
+  }
+}
+
 // totals [rows][BLOCK] += one group
 template <class Code> void add(const Pair* x, long stride, const uint32_t* words, long steps, Sums sums, long rows) {
   if (rows <= (Code::BITS <= 4 ? NARROW : NARROW_HARD))
-    return tiles<Code, FEW, VECTORS>(x, stride, Narrow<Code>{words}, steps, sums, rows);
-  Pairs wide[STRETCH * VECTORS];
-  for (long k = 0; k < steps; k += STRETCH) {
-    long count = std::min(STRETCH, steps - k);
+    return each_stretch(steps, SHORT<Code> ? RUN : steps, sums, [=](long k, long count, const Sums& part) {
+      tiles<Code, FEW, VECTORS>(x + k, stride, Narrow<Code>{words + k / Code::WORD * ROW<Code::BITS>}, count, part, rows);
+    });
+  each_stretch(steps, STRETCH<Code>, sums, [=](long k, long count, const Sums& part) {
+    Unpacked<Code> wide[STRETCH<Code> * VECTORS];
     for (long s = 0; s < count; s += Code::WORD)
       for (int i = 0; i < VECTORS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < Code::WORD; j++) wide[(s + j) * VECTORS + i] = Code::unpack(words, k + s, j, i);
     for (int i = 0; i < VECTORS; i += 2) {
-      Sums half = sums;
+      Sums half = part;
       half.rest += i * LANES, half.totals += i * LANES, half.scales += i * LANES / Code::SCALES;
-      half.first = k == 0, half.last = k + count == steps;
-      tiles<Summed<Code>, MANY, 2>(x + k, stride, Wide{wide + i}, count, half, rows);
+      tiles<Summed<Code>, MANY<Code>, 2>(x + k, stride, Wide<Code>{wide + i}, count, half, rows);
     }
-  }
+  });
 }
 
 // The groups of K: of `group` numbers each, a multiple of 8; the last is shorter and padded to such a multiple.
@@ -159,8 +197,9 @@ template <class Code> struct Cut {
   static constexpr long HEAD = BLOCK / Code::SCALES;  // words of scales
   long pairs, group, groups;                          // pairs of K and of a group
   Cut(long K, long size) : pairs((K + 7) / 8 * 4), group(size / 2), groups(group ? (pairs + group - 1) / group : 0) {}
+  long runs() const { return (group + RUN - 1) / RUN; }                                // of a group
   long words() const { return groups * HEAD + pairs / Code::WORD * ROW<Code::BITS>; }  // of a panel
-  long at(long g) const { return g * HEAD + g * group / Code::WORD * ROW<Code::BITS>; }    // start of a group
+  long at(long g) const { return g * HEAD + g * group / Code::WORD * ROW<Code::BITS>; }  // start of a group
   long steps(long g) const { return std::min(group, pairs - g * group); }
 };
 
@@ -171,13 +210,14 @@ struct Cut<Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>> {
   static constexpr long group = GROUP / 2;
   long pairs, groups;
   Cut(long K, long) : pairs(K / 2), groups(K / GROUP) {}
+  long runs() const { return 1; }
   long words() const { return groups / Code::GROUPS * Code::WORDS; }
   long steps(long) const { return group; }
 };
 
 // f(x, words, steps, sums) for each group of a panel, with its scales in sums.scales
 template <class Code, class F> void each_group(const Pair* x, const uint32_t* panel, Cut<Code> cut, Sums sums, F f) {
-  for (long g = 0; g < cut.groups; g++, sums.x++) {
+  for (long g = 0; g < cut.groups; g++, sums.x++, sums.units += cut.runs()) {
     sums.scales = panel + cut.at(g);
     f(x + g * cut.group, sums.scales + cut.HEAD, cut.steps(g), sums);
   }
@@ -189,7 +229,7 @@ void each_group(const Pair* x, const uint32_t* panel, Cut<Blocks<HIGH, GROUP, NU
   using Code = Blocks<HIGH, GROUP, NUMBERS, MINIMUMS, Chosen>;
   for (long b = 0; b < cut.groups / Code::GROUPS; b++, panel += Code::WORDS) {
     typename Code::Head head(panel);
-    for (long g = 0; g < Code::GROUPS; g++, sums.x++, x += cut.group) {
+    for (long g = 0; g < Code::GROUPS; g++, sums.x++, sums.units++, x += cut.group) {
       sums.scales = (const uint32_t*)head.scales[g];
       f(x, panel + Code::HEAD * BLOCK + g * Code::PART, cut.group, sums);
     }
@@ -202,9 +242,10 @@ template <class Code> void multiply_panel(const Pair* x, const uint32_t* panel, 
   // Without SIMD that matters less than the time to compile it
   if constexpr (LANES > 4)
     if (rows == 1)
-      return each_group(x, panel, cut, sums, [&](const Pair* part, const uint32_t* words, long steps, Sums some) {
-        some.first = some.last = true;
-        tile<Code, 1, VECTORS>(part, cut.pairs, Narrow<Code>{words}, steps, some);
+      return each_group(x, panel, cut, sums, [&](const Pair* part, const uint32_t* words, long steps, const Sums& some) {
+        each_stretch(steps, SHORT<Code> ? RUN : steps, some, [&](long k, long count, const Sums& sums) {
+          tile<Code, 1, VECTORS>(part + k, cut.pairs, Narrow<Code>{words + k / Code::WORD * ROW<Code::BITS>}, count, sums);
+        });
       });
   each_group(x, panel, cut, sums, [&](const Pair* part, const uint32_t* words, long steps, const Sums& some) {
     add<Code>(part, cut.pairs, words, steps, some, rows);
@@ -265,6 +306,8 @@ struct Part {
   long code, group, first, outputs;  // the first output
   long panel, start, words;          // the first panel, its place, the words of a panel
   std::shared_ptr<float[]> sums;     // of x, [rows][groups], if the code needs them
+  std::shared_ptr<uint32_t[]> rows;     // x as integers, and their units [rows][groups][runs], if the code needs them
+  std::shared_ptr<float[]> units;
 };
 
 struct Parts {
@@ -278,7 +321,7 @@ struct Parts {
   }
 
   void add(long code, long group, long count, long K) {
-    list.push_back({code, group, outputs, count, panels, words, panel_words(code, K, group), nullptr});
+    list.push_back({code, group, outputs, count, panels, words, panel_words(code, K, group), {}, {}, {}});
     outputs += count, panels += panels_of(count), words += panels_of(count) * list.back().words;
   }
 
@@ -301,6 +344,44 @@ template <class Code> void sum_groups(const Pair* x, long M, Cut<Code> cut, floa
     }
 }
 
+// The power of two for which numbers below the largest in size are integers of at most 15 bits and a sign; NaN if one is
+// infinite or NaN
+static inline float unit_of(uint32_t largest) {
+  uint32_t exponent = largest >> 7, bits = exponent == 255 ? 0x7fc00000 : (std::max(exponent, 15u) - 14) << 23;
+  float unit;
+  memcpy(&unit, &bits, sizeof unit);
+  return unit;
+}
+
+// x as integers, and their sums over the groups, by a team. Products with the zero of a group must cancel out exactly
+// what they are taken from: so the sums are those of the integers.
+template <class Code> void round_rows(const Pair* x, long M, Cut<Code> cut, Pair* rows, float* units, float* sums) {
+  const float round = 12582912.f;  // 1.5 * 2^23: after adding it, the low bits are the nearest integer
+#pragma omp for
+  for (long m = 0; m < M; m++)
+    for (long g = 0; g < cut.groups; g++) {
+      float total = 0;
+      for (long k = 0, run = 0; k < cut.steps(g); k += RUN, run++) {
+        long first = m * cut.pairs + g * cut.group + k, count = 2 * std::min(RUN, cut.steps(g) - k);
+        const bf16* from = (const bf16*)(x + first);
+        uint16_t* to = (uint16_t*)(rows + first);
+        uint32_t largest = 0;
+        for (long i = 0; i < count; i++) largest = std::max<uint32_t>(largest, from[i] & 0x7fff);
+        float unit = units[(m * cut.groups + g) * cut.runs() + run] = unit_of(largest);
+        float factor = 1 / unit;
+        Vec integers = {};
+        for (long i = 0; i < count; i += LANES) {
+          Vec moved = load(from + i, count - i) * factor + round;
+          Half each = __builtin_convertvector((Bits)moved & 0xffff, Half);
+          memcpy(to + i, &each, std::min<long>(LANES, count - i) * sizeof *to);
+          integers += moved - round;
+        }
+        total += sum(integers) * unit;
+      }
+      if (sums) sums[m * cut.groups + g] = total;
+    }
+}
+
 template <class T>
 void run(const Pair* x, const uint32_t* packed, Parts parts, const float* scales, const bf16* bias, T* y, Slices slices,
          long N, long K, int threads) {
@@ -311,13 +392,18 @@ void run(const Pair* x, const uint32_t* packed, Parts parts, const float* scales
     with_code(part.code, [&](auto code) {
       auto cut = cut_of(code, K, part.group);
       if (code.SHIFTED) part.sums.reset(new float[M * cut.groups]);
+      if (!SHORT<decltype(code)>) return;
+      part.rows.reset(new uint32_t[M * cut.pairs]);
+      part.units.reset(new float[M * cut.groups * cut.runs()]);
     });
   Shares shares(pieces.size() * parts.panels, threads);
 #pragma omp parallel num_threads(threads)
   {
     for (const Part& part : parts.list)
       with_code(part.code, [&](auto code) {
-        if (code.SHIFTED) sum_groups(x, M, cut_of(code, K, part.group), part.sums.get());
+        auto cut = cut_of(code, K, part.group);
+        if constexpr (SHORT<decltype(code)>) round_rows(x, M, cut, part.rows.get(), part.units.get(), part.sums.get());
+        else if (code.SHIFTED) sum_groups(x, M, cut, part.sums.get());
       });
     alignas(64) float totals[PASS * BLOCK], rest[PASS * BLOCK];
     for (Shares::Tasks some; (some = shares.take(omp_get_thread_num())).end;)
@@ -328,9 +414,12 @@ void run(const Pair* x, const uint32_t* packed, Parts parts, const float* scales
         std::fill(totals, totals + rows * BLOCK, 0.f);
         with_code(part.code, [&, first = first, rows = rows, weight = weight](auto code) {
           auto cut = cut_of(code, K, part.group);
+          long runs = cut.groups * cut.runs();
           const float* x_sums = code.SHIFTED ? part.sums.get() + first * cut.groups : nullptr;
-          multiply_panel(x + first * cut.pairs, packed + weight * parts.words + part.start + number * part.words, cut,
-                         {rest, totals, x_sums, nullptr, cut.groups, true, true}, rows);
+          const float* units = SHORT<decltype(code)> ? part.units.get() + first * runs : nullptr;
+          const Pair* from = SHORT<decltype(code)> ? part.rows.get() : x;
+          multiply_panel(from + first * cut.pairs, packed + weight * parts.words + part.start + number * part.words, cut,
+                         {rest, totals, x_sums, units, nullptr, cut.groups, runs, true, true}, rows);
         });
         n += part.first;
         for (long r = 0; r < rows; r++)
