@@ -147,3 +147,35 @@ def test_scales_of_inputs_are_refused(tmp_path):
     quantization = read_quantization({"quantization_config": FORMS["torchao int4"].config}, "none")
     with pytest.raises(LoadError, match="act_pre_scale scales inputs, which is not supported"):
         quantization.check_stored_weight(Checkpoint(tmp_path), LINEAR)
+
+
+def write_experts(folder: Path, form: str, leading: int = 1) -> list[torch.Tensor]:
+    """Write the tensor of three experts in a form of torchao. Return the dequantized weights."""
+    weights = torch.randn(3, OUT, INTO, generator=torch.Generator().manual_seed(4)) * 0.05
+    experts = [FORMS[form].quantize(weight) for weight in weights]
+    parts = {name: torch.stack([parts[name] for parts, _ in experts]) for name in experts[0][0]}
+    description = FORMS[form].describe(torch.Size((OUT, INTO)))
+    description["_data"]["block_size"].insert(0, leading)
+    tensors = {f"mlp.experts.{name.replace('weight', 'up_proj')}": part for name, part in parts.items()}
+    save_file(tensors, folder / "model.safetensors", {"mlp.experts.up_proj": json.dumps(description)})
+    return [dequantized for _, dequantized in experts]
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.startswith("torchao")])
+def test_one_tensor_of_torchao_holds_the_weights_of_all_experts(form, tmp_path):
+    expected = write_experts(tmp_path, form)
+    checkpoint, linear = Checkpoint(tmp_path), LinearSpec("mlp.experts.up_proj", OUT, INTO)
+    stacked = read_quantization({"quantization_config": FORMS[form].config}, "none").stacked_format
+    assert set(stacked.tensor_names(checkpoint, linear)) == set(checkpoint.tensor_names)
+    for expert, dequantized in enumerate(expected):
+        read = stacked.read_expert(checkpoint, linear, 3, expert)
+        assert torch.allclose(read.to_float(), dequantized, rtol=1e-5, atol=1e-7)
+    with pytest.raises(LoadError, match="has shape"):
+        stacked.view_tensors(checkpoint, linear, 4)
+
+
+def test_experts_that_share_scales_are_refused(tmp_path):
+    write_experts(tmp_path, "torchao int4", leading=3)
+    stacked = read_quantization({"quantization_config": FORMS["torchao int4"].config}, "none").stacked_format
+    with pytest.raises(LoadError, match="blocks of 3 experts, 1 outputs and 32 inputs"):
+        stacked.view_tensors(Checkpoint(tmp_path), LinearSpec("mlp.experts.up_proj", OUT, INTO), 3)

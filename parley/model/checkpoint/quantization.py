@@ -82,6 +82,7 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
 # The format of tensors that hold the weights of all experts, for each quant_method that quantises them.
 STACKED_FORMATS: dict[str, Callable[[dict[str, Any]], StackedFormat]] = {
     "mxfp4": lambda section: StackedMxfp4Format(),
+    "torchao": lambda section: torchao.StackedTorchaoFormat(),
     "fp8": lambda section: StackedFp8Format(fp8.read_block(section.get("weight_block_size"), "weight_block_size")),
 }
 PLAIN_FORMAT = PlainFormat()

@@ -23,7 +23,7 @@ from parley.model.checkpoint.weights import BlockWeight, LinearSpec, LinearWeigh
 class StackedFormat(Protocol):
     """The storage format of a weight that holds those of all experts. ``linear`` describes one of them."""
 
-    def tensor_names(self, linear: LinearSpec) -> list[str]:
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold the weight, without the bias."""
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
@@ -40,7 +40,7 @@ class StackedPlainFormat:
 
     transposed: bool | None = False
 
-    def tensor_names(self, linear: LinearSpec) -> list[str]:
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the name of the tensor."""
         return [linear.name]
 
@@ -67,13 +67,13 @@ class StackedPlainFormat:
 class StackedMxfp4Format:
     """Blocks of 4-bit numbers and their scales."""
 
-    def tensor_names(self, linear: LinearSpec) -> list[str]:
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of blocks and scales."""
         return [linear.name + "_blocks", linear.name + "_scales"]
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
         """Return blocks and scales as views of the file. Raises LoadError."""
-        blocks, scales = self.tensor_names(linear)
+        blocks, scales = self.tensor_names(checkpoint, linear)
         if linear.into % MXFP4_GROUP:
             raise LoadError(f"Tensor {blocks} has {linear.into} inputs, which are not whole blocks of {MXFP4_GROUP}.")
         shape = experts, linear.out, linear.into // MXFP4_GROUP
@@ -94,13 +94,13 @@ class StackedFp8Format:
 
     block: tuple[int, int] | None
 
-    def tensor_names(self, linear: LinearSpec) -> list[str]:
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the numbers and of their scales."""
         return [linear.name, linear.name + "_scale_inv"]
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
         """Return numbers and scales as views of the file. Raises LoadError."""
-        name, scale = self.tensor_names(linear)
+        name, scale = self.tensor_names(checkpoint, linear)
         blocks = (1, 1) if self.block is None else (-(-linear.out // self.block[0]), -(-linear.into // self.block[1]))
         return [
             checkpoint.view_tensor(name, experts, linear.out, linear.into, dtype=torch.float8_e4m3fn),

@@ -10,13 +10,16 @@ numbers plainly; ``block_size`` says how many outputs and inputs share a scale.
 * Int4Tensor: ``qdata`` [out, in / 2] has two signed integers in a byte, the first in the low bits; ``scale`` and
   ``zero_point`` [groups, out]; a number is integer * scale + zero point.
 
-Activations are not quantised, even if the class quantises them. The other classes are layouts of GPU kernels.
+The weights of all experts may be one tensor, such as mlp.experts.NAME: the parts, mlp.experts._NAME_qdata and so on,
+have one more dimension, the first. Activations are not quantised, even if the class quantises them. The other classes
+are layouts of GPU kernels.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +27,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp8 import read_fp8
 from parley.model.checkpoint.hqq import ZERO_CODES
-from parley.model.checkpoint.packed_words import GROUP_MULTIPLE
+from parley.model.checkpoint.packed_words import GROUP_MULTIPLE, integer_bits
 from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight, PlainWeight
 from parley.native import GroupedWeight
 
@@ -44,129 +47,172 @@ class TorchaoClass(NamedTuple):
     inputs: int
 
 
+@dataclass(frozen=True)
+class TorchaoWeight:
+    """A weight [out, in] in the tensors ``name`` stands for; with ``experts``, those of so many, [experts, out, in]."""
+
+    checkpoint: Checkpoint
+    name: str
+    out: int
+    into: int
+    experts: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one tensor of that name."""
+        return self.part("qdata") not in self.checkpoint
+
+    def part(self, part: str) -> str:
+        """Return the name of the tensor that holds a part."""
+        module, _, own = self.name.rpartition(".")
+        return f"{module}._{own}_{part}"
+
+    def tensor_names(self) -> list[str]:
+        """Return the names of the tensors that hold the weight."""
+        if self.is_plain:
+            return [self.name]
+        return [name for name in map(self.part, (*PARTS, *UNUSED_PARTS)) if name in self.checkpoint]
+
+    def view_parts(self) -> list[torch.Tensor]:
+        """Return integers, scales and zero points if there are any, as views of the file. Raises LoadError."""
+        stored, (qdata, scale, zero) = self.read_class(), map(self.part, PARTS)
+        view, out, into, groups = self._view, self.out, self.into, self.into // stored.inputs
+        if stored.kind == FLOATS:
+            rows = -(-out // stored.outputs), -(-into // stored.inputs)
+            return [view(qdata, out, into, dtype=torch.float8_e4m3fn), view(scale, *rows)]
+        if stored.kind == NIBBLES:
+            values, scales = view(qdata, out, into // 2, dtype=torch.int8), view(scale, groups, out)
+            if scales.dtype not in ZERO_CODES:
+                held = str(scales.dtype).removeprefix("torch.")
+                raise LoadError(f"Tensor {scale} holds {held}; only float16 and bfloat16 are supported.")
+            return [values, scales, view(zero, groups, out, dtype=scales.dtype)]
+        rows = out // stored.outputs, groups
+        views = [view(qdata, out, into, dtype=torch.int8), view(scale, *rows)]
+        return views + [view(zero, *rows, dtype=torch.int8)] * (zero in self.checkpoint)
+
+    def _view(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        leading = () if self.experts is None else (self.experts,)
+        return self.checkpoint.view_tensor(name, *leading, *shape, dtype=dtype)
+
+    def read(self, values: torch.Tensor, scales: torch.Tensor, *zeros: torch.Tensor) -> LinearWeight:
+        """Return the weight of one expert, or the only one, whose parts are these.
+
+        Raises LoadError, also if an integer is not of the bits that the header names.
+        """
+        stored = self.read_class()
+        if stored.kind == FLOATS:
+            block = None if stored.inputs == self.into else (stored.outputs, stored.inputs)
+            return read_fp8(values, scales, block, self.part("qdata"))
+        if stored.kind == NIBBLES:
+            packed = values.view(torch.uint8)
+            codes = torch.stack((packed & 15, packed >> 4), -1).view(self.out, self.into) ^ 8
+            shifts = zeros[0].t().contiguous()
+            code = "shift4_" + ZERO_CODES[scales.dtype]
+            return GroupedLinearWeight(GroupedWeight(codes, scales.t().contiguous(), shifts, stored.inputs, code=code))
+        return self._read_integers(stored, values, scales, *zeros)
+
+    def _read_integers(
+        self, stored: TorchaoClass, values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None
+    ) -> LinearWeight:
+        least, most = -(1 << (stored.bits - 1)), (1 << (stored.bits - 1)) - 1
+        width = integer_bits(stored.bits)
+        middle, code = 1 << (width - 1), f"int{width}"
+        zeros = torch.zeros_like(scales, dtype=torch.int8) if zeros is None else zeros
+        for part, numbers in (("qdata", values), ("zero_point", zeros)):
+            if ((numbers < least) | (numbers > most)).any():
+                raise LoadError(
+                    f"Tensor {self.part(part)} has integers of more than {stored.bits} bits; the file is damaged."
+                )
+        unsigned = [(numbers.short() + middle).to(torch.uint8) for numbers in (values, zeros.expand(self.out, -1))]
+        wide = scales.float().expand(self.out, -1)
+        if stored.inputs < self.into:
+            return GroupedLinearWeight(GroupedWeight(unsigned[0], wide, unsigned[1], stored.inputs, code=code))
+        # A scale of an output keeps all of its bits.
+        ones, out_scales = torch.ones(self.out, 1), wide[:, 0].contiguous()
+        return GroupedLinearWeight(
+            GroupedWeight(unsigned[0], ones, unsigned[1], self.into, code=code, out_scales=out_scales)
+        )
+
+    def read_class(self) -> TorchaoClass:
+        """Return the class of a weight. Raises LoadError if it is not supported."""
+        try:
+            entry = json.loads(self.checkpoint.metadata[self.name])
+            kind, data = str(entry["_type"]), entry["_data"]
+            if kind not in CLASSES:
+                raise LoadError(
+                    f"Tensor {self.name} is of torchao's class {kind[:80]}; only {', '.join(CLASSES)} are supported."
+                )
+            *leading, outputs, inputs = (int(size) for size in data["block_size"])
+            bits = int(str(data["target_dtype"]["_data"]).removeprefix("int")) if "target_dtype" in data else 8
+        except (KeyError, TypeError, ValueError, RecursionError, OverflowError):
+            raise LoadError(f"The header of the file does not describe tensor {self.name} as torchao does.") from None
+        if self.part("act_pre_scale") in self.checkpoint:
+            raise LoadError(f"Tensor {self.part('act_pre_scale')} scales inputs, which is not supported.")
+        self._check_blocks(kind, leading, outputs, inputs)
+        if not 1 <= bits <= 8:
+            raise LoadError(f"Tensor {self.name} has integers of {bits} bits; only 1 to 8 are supported.")
+        return TorchaoClass(kind, bits, outputs, inputs)
+
+    def _check_blocks(self, kind: str, leading: list[int], outputs: int, inputs: int) -> None:
+        """Raise LoadError unless weights share scales in a way that kernels have."""
+        is_whole = inputs == self.into and outputs in (1, self.out) and kind != NIBBLES
+        has_groups = 0 < inputs <= self.into and not inputs % GROUP_MULTIPLE
+        if kind != FLOATS:
+            has_groups = has_groups and outputs == 1 and not self.into % inputs
+        fits = is_whole or (has_groups and outputs > 0)
+        if leading != ([] if self.experts is None else [1]) or not fits:
+            shared = "".join(f"{experts} experts, " for experts in leading)
+            raise LoadError(
+                f"Tensor {self.name} has blocks of {shared}{outputs} outputs and {inputs} inputs, which are not "
+                "supported."
+            )
+
+
 class TorchaoFormat:
     """The format of a linear layer, which the header of its file tells."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold the weight."""
-        if self._is_plain(checkpoint, linear):
-            return [linear.name + ".weight"]
-        names = (self._part(linear, part) for part in (*PARTS, *UNUSED_PARTS))
-        return [name for name in names if name in checkpoint]
+        return _weight_of(checkpoint, linear).tensor_names()
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return integers, scales and zero points if there are any, or a plain weight, as views of the file.
 
         Raises LoadError.
         """
-        if self._is_plain(checkpoint, linear):
-            plain = checkpoint.view_tensor(linear.name + ".weight", *linear.stored_shape)
+        weight = _weight_of(checkpoint, linear)
+        if weight.is_plain:
+            plain = checkpoint.view_tensor(weight.name, *linear.stored_shape)
             return [plain.T if linear.transposed else plain]
-        stored, (qdata, scale, zero) = (
-            self._read_class(checkpoint, linear),
-            (self._part(linear, each) for each in PARTS),
-        )
-        groups = linear.into // stored.inputs
-        if stored.kind == FLOATS:
-            rows = -(-linear.out // stored.outputs), -(-linear.into // stored.inputs)
-            values = checkpoint.view_tensor(qdata, linear.out, linear.into, dtype=torch.float8_e4m3fn)
-            return [values, checkpoint.view_tensor(scale, *rows)]
-        if stored.kind == NIBBLES:
-            values = checkpoint.view_tensor(qdata, linear.out, linear.into // 2, dtype=torch.int8)
-            scales = checkpoint.view_tensor(scale, groups, linear.out)
-            if scales.dtype not in ZERO_CODES:
-                held = str(scales.dtype).removeprefix("torch.")
-                raise LoadError(f"Tensor {scale} holds {held}; only float16 and bfloat16 are supported.")
-            return [values, scales, checkpoint.view_tensor(zero, groups, linear.out, dtype=scales.dtype)]
-        rows = linear.out // stored.outputs, groups
-        views = [checkpoint.view_tensor(qdata, linear.out, linear.into, dtype=torch.int8)]
-        views.append(checkpoint.view_tensor(scale, *rows))
-        return views + [checkpoint.view_tensor(zero, *rows, dtype=torch.int8)] * (zero in checkpoint)
+        return weight.view_parts()
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError, also if an integer is not of the bits that the header names."""
         values, *rest = self.view_tensors(checkpoint, linear)
-        if not rest:
-            return PlainWeight(values)
-        stored, (scales, *zeros) = self._read_class(checkpoint, linear), rest
-        if stored.kind == FLOATS:
-            block = None if stored.inputs == linear.into else (stored.outputs, stored.inputs)
-            return read_fp8(values, scales, block, self._part(linear, "qdata"))
-        if stored.kind == NIBBLES:
-            packed = values.view(torch.uint8)
-            codes = torch.stack((packed & 15, packed >> 4), -1).view(linear.out, linear.into) ^ 8
-            shifts = zeros[0].t().contiguous()
-            code = "shift4_" + ZERO_CODES[scales.dtype]
-            return GroupedLinearWeight(GroupedWeight(codes, scales.t().contiguous(), shifts, stored.inputs, code=code))
-        return self._read_integers(linear, stored, values, scales, *zeros)
+        return _weight_of(checkpoint, linear).read(values, *rest) if rest else PlainWeight(values)
 
-    def _read_integers(
-        self,
-        linear: LinearSpec,
-        stored: TorchaoClass,
-        values: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor | None = None,
-    ) -> LinearWeight:
-        least, most = -(1 << (stored.bits - 1)), (1 << (stored.bits - 1)) - 1
-        middle, code = (8, "int4") if stored.bits <= 4 else (128, "int8")
-        zeros = torch.zeros_like(scales, dtype=torch.int8) if zeros is None else zeros
-        for part, numbers in (("qdata", values), ("zero_point", zeros)):
-            if ((numbers < least) | (numbers > most)).any():
-                name = self._part(linear, part)
-                raise LoadError(f"Tensor {name} has integers of more than {stored.bits} bits; the file is damaged.")
-        unsigned = [(numbers.short() + middle).to(torch.uint8) for numbers in (values, zeros.expand(linear.out, -1))]
-        wide = scales.float().expand(linear.out, -1)
-        if stored.inputs < linear.into:
-            return GroupedLinearWeight(GroupedWeight(unsigned[0], wide, unsigned[1], stored.inputs, code=code))
-        # A scale of an output keeps all of its bits.
-        ones, out_scales = torch.ones(linear.out, 1), wide[:, 0].contiguous()
-        return GroupedLinearWeight(
-            GroupedWeight(unsigned[0], ones, unsigned[1], linear.into, code=code, out_scales=out_scales)
-        )
 
-    def _is_plain(self, checkpoint: Checkpoint, linear: LinearSpec) -> bool:
-        return self._part(linear, "qdata") not in checkpoint
+def _weight_of(checkpoint: Checkpoint, linear: LinearSpec) -> TorchaoWeight:
+    return TorchaoWeight(checkpoint, linear.name + ".weight", linear.out, linear.into)
 
-    @staticmethod
-    def _part(linear: LinearSpec, part: str) -> str:
-        return f"{linear.name}._weight_{part}"
 
-    def _read_class(self, checkpoint: Checkpoint, linear: LinearSpec) -> TorchaoClass:
-        """Return the class of a weight. Raises LoadError if it is not supported."""
-        name = linear.name + ".weight"
-        try:
-            entry = json.loads(checkpoint.metadata[name])
-            kind, data = str(entry["_type"]), entry["_data"]
-            if kind not in CLASSES:
-                raise LoadError(
-                    f"Tensor {name} is of torchao's class {kind[:80]}; only {', '.join(CLASSES)} are supported."
-                )
-            outputs, inputs = (int(size) for size in data["block_size"])
-            bits = int(str(data["target_dtype"]["_data"]).removeprefix("int")) if "target_dtype" in data else 8
-        except (KeyError, TypeError, ValueError, RecursionError, OverflowError):
-            raise LoadError(f"The header of the file does not describe tensor {name} as torchao does.") from None
-        if self._part(linear, "act_pre_scale") in checkpoint:
-            raise LoadError(f"Tensor {self._part(linear, 'act_pre_scale')} scales inputs, which is not supported.")
-        self._check_blocks(linear, kind, outputs, inputs)
-        if not 1 <= bits <= 8:
-            raise LoadError(f"Tensor {name} has integers of {bits} bits; only 1 to 8 are supported.")
-        return TorchaoClass(kind, bits, outputs, inputs)
+class StackedTorchaoFormat:
+    """The format of a tensor that holds the weights of all experts: each part has one more dimension, the first."""
 
-    @staticmethod
-    def _check_blocks(linear: LinearSpec, kind: str, outputs: int, inputs: int) -> None:
-        """Raise LoadError unless weights share scales in a way that kernels have."""
-        is_whole = inputs == linear.into and outputs in (1, linear.out) and kind != NIBBLES
-        has_groups = 0 < inputs <= linear.into and not inputs % GROUP_MULTIPLE
-        if kind == FLOATS:
-            fits = has_groups and outputs > 0
-        else:
-            fits = has_groups and outputs == 1 and not linear.into % inputs
-        if not is_whole and not fits:
-            raise LoadError(
-                f"Tensor {linear.name}.weight has blocks of {outputs} outputs and {inputs} inputs, which are not "
-                "supported."
-            )
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
+        """Return the names of the tensors that hold the weights."""
+        return TorchaoWeight(checkpoint, linear.name, linear.out, linear.into).tensor_names()
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
+        """Return integers, scales and zero points if there are any, as views of the file. Raises LoadError."""
+        return TorchaoWeight(checkpoint, linear.name, linear.out, linear.into, experts).view_parts()
+
+    def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
+        """Read the weight of one expert. Raises LoadError, also if an integer is not of the bits that the header
+        names."""
+        weight = TorchaoWeight(checkpoint, linear.name, linear.out, linear.into, experts)
+        values, scales, *zeros = (part[expert] for part in weight.view_parts())
+        return weight.read(values, scales, *zeros)
 
 
 def read_torchao_config(config: dict[str, Any]) -> Callable[[str], TorchaoFormat]:

@@ -57,9 +57,16 @@ class MixtureWeights:
         first = next((i for i, shape in enumerate(shapes) if shape.routing is not None), None)
         if first is None or not layouts:
             return MixtureNames()
-        downs = [self._weights.layer_name(first, each.down.format(0)) for each in layouts]
-        found = (each for each, down in zip(layouts, downs, strict=True) if down in self._checkpoint)
-        return next(found, layouts[0])
+        return next((each for each in layouts if self._has_experts(first, each)), layouts[0])
+
+    def _has_experts(self, layer: int, layout: MixtureNames) -> bool:
+        """Whether the checkpoint has the experts of a layer by the names of a layout."""
+        name = self._weights.layer_name(layer, layout.down.format(0))
+        stored = self._weights.quantization.stacked_format
+        if name in self._checkpoint or not layout.is_stacked or stored is None:
+            return name in self._checkpoint
+        down = LinearSpec(name, self._config.hidden, self._config.expert_width)
+        return all(tensor in self._checkpoint for tensor in stored.tensor_names(self._checkpoint, down))
 
     def _find_stacked_format(self) -> StackedFormat:
         """Return the format of the tensors that hold all experts. A quantised file may have plain ones."""
@@ -68,7 +75,7 @@ class MixtureWeights:
         if stored is None or first is None:
             return plain
         (down,) = self.expert_parts(first, 0)["down"]
-        has_all = all(name in self._checkpoint for name in stored.tensor_names(down))
+        has_all = all(name in self._checkpoint for name in stored.tensor_names(self._checkpoint, down))
         return plain if down.name in self._checkpoint and not has_all else stored
 
     def router_parts(self, layer: int) -> list[LinearSpec]:
@@ -111,7 +118,8 @@ class MixtureWeights:
         linears = list(chain.from_iterable(self.expert_parts(layer, expert).values()))
         if self.names.is_stacked:
             biases = [linear.name + "_bias" for linear in linears if linear.bias]
-            return [name for linear in linears for name in self._stacked_format.tensor_names(linear)] + biases
+            stacked = (self._stacked_format.tensor_names(self._checkpoint, linear) for linear in linears)
+            return [*chain.from_iterable(stacked), *biases]
         return [name for linear in linears for name in self._weights.linear_tensors(linear)]
 
     def layer_parameters(self, layer: int) -> int:

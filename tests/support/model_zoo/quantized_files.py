@@ -389,8 +389,16 @@ def write_quantized(source: Path, home: Path, form: QuantizedForm) -> tuple[Path
         elif STACKED.search(name):
             experts = [form.quantize(expert) for expert in tensor.float()]
             meant[name] = torch.stack([numbers for _, numbers in experts])
-            stored[name] = torch.stack([parts["weight"] for parts, _ in experts])
-            stored[name + "_scale_inv"] = torch.stack([parts["weight_scale_inv"] for parts, _ in experts])
+            parts = {end: torch.stack([each[end] for each, _ in experts]) for end in experts[0][0]}
+            del stored[name]
+            if form.describe is None:
+                stored |= {name + end.removeprefix("weight"): part for end, part in parts.items()}
+            else:
+                description = form.describe(tensor.shape[1:])
+                description["_data"]["block_size"].insert(0, 1)
+                metadata[name] = json.dumps(description)
+                module, _, own = name.rpartition(".")
+                stored |= {f"{module}.{end.replace('weight', own, 1)}": part for end, part in parts.items()}
     for folder, tensors, fields in (
         (quantized, stored, {"quantization_config": form.config}),
         (plain, meant, {"dtype": "float32"}),

@@ -42,6 +42,11 @@ PUBLISHED_FORMS = {
     "granite": ("FP8 of compressed-tensors, channels", "W4A16, groups"),
     "minimax_m2": ("FP8, 128 x 128 blocks", "AWQ"),
 }  # fmt: skip
+# Forms of tensors that hold the weights of all experts
+STACKED_FORMS = {
+    "qwen3_moe": ("FP8, 128 x 128 blocks", "torchao int8", "torchao int4 in bytes", "torchao int4", "torchao FP8"),
+    "mixtral": ("FP8, 128 x 128 blocks", "torchao int4"),
+}
 GGUF_KINDS = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
     "IQ4_XS", "MXFP4", "Q4_K_M", "Q5_K_M",
@@ -76,7 +81,9 @@ def quantized_folders() -> list[ZooFolder]:
     """Return all of them."""
     folders = [_quantized_folder("llama", form) for form in FORMS]
     folders += [_quantized_folder(family, form) for family, forms in PUBLISHED_FORMS.items() for form in forms]
-    folders += [_quantized_folder(family, FORMS[0], is_published=False) for family in ("qwen3_moe", "mixtral")]
+    folders += [
+        _quantized_folder(family, form, is_published=False) for family, forms in STACKED_FORMS.items() for form in forms
+    ]
     folders.append(ZooFolder("gpt_oss, MXFP4", "gpt_oss", "MXFP4 of GPT-OSS", _write_gpt_oss, is_quantized=True))
     folders += [_gguf_folder("llama", "llama", {}, kind) for kind in GGUF_KINDS]
     folders += [_gguf_folder(name, *family, "Q8_0") for name, family in GGUF_FAMILIES.items()]
