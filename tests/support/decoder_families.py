@@ -36,6 +36,13 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT_SIZES),
     "gpt_bigcode": ("gpt_bigcode", GPT_SIZES),
     "gpt_bigcode with heads of their own": ("gpt_bigcode", GPT_SIZES | {"multi_query": False}),
+    "gpt_neo": (
+        "gpt_neo",
+        {"num_layers": 2, "num_heads": 4, "window_size": 20, "attention_types": [[["global", "local"], 1]]},
+    ),
+    "gptj": ("gptj", GPT_SIZES | {"rotary_dim": 8}),
+    "gptj, all dimensions turn": ("gptj", GPT_SIZES | {"rotary_dim": 16, "n_inner": 96}),
+    "codegen": ("codegen", GPT_SIZES | {"rotary_dim": 8}),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "mpt": ("mpt", {"d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 256}),

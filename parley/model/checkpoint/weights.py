@@ -28,8 +28,8 @@ class LinearSpec:
     """A linear layer as the checkpoint names it, from ``into`` to ``out`` numbers per token.
 
     ``groups``: (count, sizes) if its outputs lie in so many equal groups, each with parts of these sizes; they are read
-    with the first parts of all groups first, then the second ones, and so on. ``transposed``: plain weights are stored
-    [into, out].
+    with the first parts of all groups first, then the second ones, and so on. ``is_value_second``: but the third parts
+    are read before the second. ``transposed``: plain weights are stored [into, out].
     """
 
     name: str
@@ -38,6 +38,7 @@ class LinearSpec:
     bias: bool = False
     groups: tuple[int, tuple[int, ...]] | None = None
     transposed: bool = False
+    is_value_second: bool = False
 
     @property
     def stored_shape(self) -> tuple[int, int]:
@@ -51,7 +52,10 @@ class LinearSpec:
             return None
         count, sizes = self.groups
         rows = torch.arange(self.out).view(count, sum(sizes))
-        return torch.cat([part.flatten() for part in rows.split(list(sizes), 1)])
+        parts = list(rows.split(list(sizes), 1))
+        if self.is_value_second:
+            parts[1:] = reversed(parts[1:])
+        return torch.cat([part.flatten() for part in parts])
 
 
 class LinearWeight(Protocol):

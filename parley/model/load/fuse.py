@@ -39,7 +39,7 @@ LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
 # Frequencies and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, which is not used; and
 # the layers of ERNIE and Qwen that predict further tokens.
 IGNORED_TENSORS = re.compile(
-    r"rotary_emb\.inv_freq$|\.(attention|attn)\.(masked_)?bias$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^(model\.)?mtp[._]"
+    r"rotary_emb\.inv_freq$|\.(attention|attn)\.((masked_)?bias|causal_mask)$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^(model\.)?mtp[._]"
 )
 
 
@@ -203,8 +203,10 @@ class DecoderWeights:
     ) -> list[LinearSpec]:
         """Return linear layers with ``outs`` outputs, or one with all of them if the checkpoint stores them merged."""
         config = self.config
-        groups = None
-        if site == "qkv" and config.has_grouped_qkv:
+        groups, is_value_second = None, False
+        if site == "qkv" and config.qkv_shards:
+            groups, is_value_second = (config.qkv_shards, (into // config.qkv_shards,) * 3), True
+        elif site == "qkv" and config.has_grouped_qkv:
             groups = (
                 config.kv_heads,
                 (config.heads // config.kv_heads * config.head_dim, config.head_dim, config.head_dim),
@@ -212,7 +214,13 @@ class DecoderWeights:
         outs = outs if len(names) == len(outs) else [sum(outs)]
         parts = [
             LinearSpec(
-                self.layer_name(layer, name), out, into, site in config.biases, groups, config.has_transposed_linears
+                self.layer_name(layer, name),
+                out,
+                into,
+                site in config.biases,
+                groups,
+                config.has_transposed_linears,
+                is_value_second,
             )
             for name, out in zip(names, outs, strict=True)
         ]

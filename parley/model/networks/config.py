@@ -71,6 +71,7 @@ class DecoderConfig:
     used.
 
     ``has_grouped_qkv``: the checkpoint merges queries, keys and values of each key/value head, not of all heads.
+    ``qkv_shards``: it merges queries, values and keys, in this order, of each of so many equal parts of the heads.
     ``has_headwise_qk_norm``: the norms of queries and keys have weights of their own for each head.
     ``has_transposed_linears``: the weights of layers are stored [in, out]. ``position_offset``: of the embedding of
     position 0. ``query_scaling``: of layers with scaled queries.
@@ -102,6 +103,7 @@ class DecoderConfig:
     shared_width: int = 0
     extra_layers: int = 0
     has_grouped_qkv: bool = False
+    qkv_shards: int = 0
     has_headwise_qk_norm: bool = False
     has_transposed_linears: bool = False
     position_offset: int = 0
@@ -186,6 +188,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         are_norms_centered=family.are_norms_centered,
         have_norms_bias=family.have_norms_bias,
         has_grouped_qkv=family.has_grouped_qkv,
+        qkv_shards=_read_qkv_shards(family, heads),
         has_headwise_qk_norm=family.has_headwise_qk_norm,
         has_transposed_linears=family.has_transposed_linears,
         position_offset=family.position_offset,
@@ -197,6 +200,13 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         state_tensors=None if family.state is None else family.state.names,
         **_read_mixture(family, fields),
     )
+
+
+def _read_qkv_shards(family: DecoderFamily, heads: int) -> int:
+    """Return ``DecoderConfig.qkv_shards``. Raises Unfusable."""
+    if family.qkv_shards and heads % family.qkv_shards:
+        raise Unfusable(f"its {heads} heads do not divide into {family.qkv_shards} parts")
+    return family.qkv_shards
 
 
 def _read_biases(family: DecoderFamily, fields: dict[str, Any]) -> frozenset[str]:

@@ -150,9 +150,9 @@ class DecoderFamily:
     ``rotated``: which layers have a rotary embedding. ``activation``: of all layers, if not that of hidden_act. The
     others are fields of ``LayerShape``.
     ``has_output_gate``: as in ``LayerShape``; the queries' layer gives a head's query and then its gate.
-    ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``, ``has_headwise_qk_norm``,
-    ``has_transposed_linears`` and ``position_offset``: as in ``DecoderConfig``. ``slopes``: returns those of
-    ``LayerShape``. ``query_scaling``: returns how queries are scaled, or None.
+    ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``, ``qkv_shards``,
+    ``has_headwise_qk_norm``, ``has_transposed_linears`` and ``position_offset``: as in ``DecoderConfig``. ``slopes``:
+    returns those of ``LayerShape``. ``query_scaling``: returns how queries are scaled, or None.
     ``has_single_parts``: a layer is either an MLP, or attention or a layer with a state. ``is_hybrid``:
     as in ``LayerShape``. ``layer_factors``: reads its factors from a config; that of scores multiplies ``score_scale``.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
@@ -185,6 +185,7 @@ class DecoderFamily:
     is_gated: bool = True
     is_parallel: bool | str = False
     has_grouped_qkv: bool = False
+    qkv_shards: int = 0
     has_output_gate: bool = False
     has_single_parts: bool = False
     is_hybrid: bool = False

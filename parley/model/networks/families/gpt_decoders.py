@@ -9,6 +9,8 @@ from typing import Any
 from parley.model.networks.config_fields import read_number
 from parley.model.networks.families.decoder_family import (
     COMMON_FIELDS,
+    FULL,
+    SLIDING,
     DecoderFamily,
     TensorNames,
     alibi_slopes,
@@ -79,6 +81,53 @@ def big_code_variant(config: Mapping[str, Any]) -> DecoderFamily:
     return replace(GPT_BIGCODE, fields=fields, has_grouped_qkv=True)
 
 
+def listed_windows(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of layers by ``attention_types`` of GPT-Neo: [names of layers, how often] in a row.
+
+    Raises Unfusable.
+    """
+    try:
+        names = [name for group, times in fields["attention_types"] for name in group * times]
+        return [{"global": FULL, "local": SLIDING}[name] for name in names]
+    except (TypeError, ValueError, KeyError):
+        raise Unfusable(f"its config gives attention_types as {fields['attention_types']!r}") from None
+
+
+GPT_NEO = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 50257,
+        "hidden_size": 2048,
+        "intermediate_size": None,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "hidden_act": "gelu_new",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "attention_types": [[["global", "local"], 12]],
+        "sliding_window": 256,
+    },
+    renamed={
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "window_size": "sliding_window",
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "rms_norm_eps",
+        **dict.fromkeys(("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "sliding_window"), ""),
+    },
+    biases=dict.fromkeys(("output", "gate_up", "down"), True),
+    tensors=replace(
+        GPT2.tensors,
+        qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+        output="attn.attention.out_proj",
+    ),
+    layer_types=listed_windows,
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+    rotated=none_rotated,
+    layer_factors=lambda fields: {"score_scale": (fields["hidden_size"] / fields["num_attention_heads"]) ** 0.5},
+)
 GPT_BIGCODE = replace(
     GPT2,
     fields={

@@ -284,3 +284,44 @@ JAIS2 = DecoderFamily(
     have_norms_bias=True,
     is_gated=False,
 )
+GPT_J = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 50400,
+        "intermediate_size": None,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "hidden_act": "gelu_new",
+        "rms_norm_eps": 1e-5,
+        "rotary_dim": 64,
+    },
+    renamed={
+        "n_embd": "hidden_size",
+        "n_positions": "max_position_embeddings",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
+        "n_inner": "intermediate_size",
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "rms_norm_eps",
+        **dict.fromkeys(("num_key_value_heads", "intermediate_size", "head_dim", "hidden_act", "rms_norm_eps"), ""),
+        **dict.fromkeys(("rope_theta", "rope_parameters", "rope_scaling"), ""),  # not known
+    },
+    biases=dict.fromkeys(("gate_up", "down", "head"), True),
+    tensors=TensorNames(
+        embedding="transformer.wte",
+        norm="transformer.ln_f",
+        layer="transformer.h.",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        output="attn.out_proj",
+        gate_up=("mlp.fc_in",),
+        down="mlp.fc_out",
+        attention_norm="ln_1",
+        mlp_norm="ln_1",
+    ),
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_rope_interleaved=True,
+    is_gated=False,
+    is_parallel=True,
+)
+CODEGEN = replace(GPT_J, tensors=replace(GPT_J.tensors, qkv=("attn.qkv_proj",)), qkv_shards=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parley.model.networks.families.decoder_family import DecoderFamily
 from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
-from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, MPT, OPT
+from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT
 from parley.model.networks.families.latent_decoders import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
@@ -13,9 +13,11 @@ from parley.model.networks.families.latent_decoders import (
     YOUTU,
 )
 from parley.model.networks.families.layer_norm_decoders import (
+    CODEGEN,
     COHERE,
     COHERE2,
     FALCON,
+    GPT_J,
     GPT_NEOX,
     JAIS2,
     NEMOTRON,
@@ -144,6 +146,9 @@ FAMILIES: dict[str, DecoderFamily] = {
     "phimoe": PHIMOE,
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
+    "gpt_neo": GPT_NEO,
+    "gptj": GPT_J,
+    "codegen": CODEGEN,
     "opt": OPT,
     "bloom": BLOOM,
     "mpt": MPT,
