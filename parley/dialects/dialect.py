@@ -38,12 +38,13 @@ from parley.types import (
 class ApiOptions:
     """The operator's choices for OpenAI's and vLLM's APIs, made by flags with vLLM's names.
 
-    ``max_logprobs``: the largest number of alternatives per token; -1: no limit, also for requests that ask for the
-    whole vocabulary; None: as each API has it. ``force_include_usage``: every chunk of every stream has its usage.
-    ``return_tokens_as_token_ids``: log-probabilities name tokens by their ids unless a request says otherwise.
-    ``per_request_metrics``: answers with one choice say where their time went. ``enable_mm_embeds``: requests may have
-    embeddings of media that the client computed. ``trust_request_mm_kwargs``: requests may set options for loading and
-    processing media, which decide how much work they are.
+    ``max_logprobs``: the largest number of alternatives per token; -1: no limit; None: as each API has it. Without a
+    limit, or with one of at least the vocabulary's size, requests may ask for the whole vocabulary.
+    ``force_include_usage``: every chunk of every stream has its usage. ``return_tokens_as_token_ids``:
+    log-probabilities name tokens by their ids unless a request says otherwise. ``per_request_metrics``: answers with
+    one choice say where their time went. ``enable_mm_embeds``: requests may have embeddings of media that the client
+    computed. ``trust_request_mm_kwargs``: requests may set options for loading and processing media, which decide how
+    much work they are.
     """
 
     max_logprobs: int | None = None
@@ -67,7 +68,8 @@ class RequestContext:
     under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
     the tasks that it computes instead (``pooling_tasks``), the names of its classes if it is a classifier, how many
     items of each kind of media a request may have (a kind that is missing: the model cannot read it), its model type if
-    it reads media, and its ``abilities``, by its chat template and tokenizer. About the server: ``api_options``, the
+    it reads media, its ``abilities``, by its chat template and tokenizer, and ``vocabulary_size``, in tokens (0 before
+    it is loaded). About the server: ``api_options``, the
     seal of reasoning that clients send back, and the tenant's records. About the HTTP request: the decoded path parts
     that the route names, the headers with lower-case names, the query string, and the tenant's id; where endpoints are
     managed, also the ``client`` itself.
@@ -97,6 +99,7 @@ class RequestContext:
     reasoning_seal: ReasoningSeal = RANDOM_SEAL
     abilities: frozenset[ModelAbility] = ALL_MODEL_ABILITIES
     records: TenantRecords = NO_RECORDS
+    vocabulary_size: int = 0
     client: Tenant = NO_TENANT
 
     def seal_reasoning(self, data: bytes) -> str:

@@ -407,6 +407,7 @@ class ServedModel:
             reasoning_seal,
             self._abilities,
             records,
+            info.vocab_size if info is not None else 0,
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

@@ -53,6 +53,28 @@ async def test_max_logprobs_of_minus_one_grants_the_whole_vocabulary(serve, pref
     await server.idle()
 
 
+@BOTH_APIS
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("limit", "granted"), [(639, False), (640, True), (5000, True)])
+async def test_max_logprobs_of_the_whole_vocabulary_grants_minus_one(serve, prefix, path, limit, granted):
+    server = await serve(api_options=ApiOptions(max_logprobs=limit))
+    for members in (ask_logprobs(path, -1), {"prompt_logprobs": -1}):
+        answer = await server.post(prefix + path, PATHS[path] | members)
+        assert answer.status == (200 if granted else 400), members
+    if granted:
+        by_id = ask_logprobs(path, -1) | {"return_tokens_as_token_ids": True}
+        answer = await server.post(prefix + path, PATHS[path] | by_id)
+        assert len(listed_names(path, answer.json["choices"][0])[1]) == 640
+
+
+@pytest.mark.parametrize(("limit", "status"), [(639, 400), (640, 200)])
+async def test_token_ids_may_have_scores_of_the_whole_vocabulary(serve, limit, status):
+    server = await serve(api_options=ApiOptions(max_logprobs=limit))
+    for member in ("logprobs", "prompt_logprobs"):
+        body = {"model": "tiny", "token_ids": [5, 6], "sampling_params": {"max_tokens": 1, member: -1}}
+        assert (await server.post("/vllm/inference/v1/generate", body)).status == status, member
+
+
 async def test_vllm_refuses_logprobs_above_the_limit_with_its_own_sentence(serve):
     server = await serve(api_options=ApiOptions(max_logprobs=5))
     sentence = "Requested sample logprobs of 6, which is greater than max allowed: 5 (parameter=logprobs, value=6)"

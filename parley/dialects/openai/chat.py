@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from parley.dialects import parameters
-from parley.dialects.dialect import ApiOptions, Reply, RequestContext
+from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared, tools
@@ -73,7 +73,7 @@ class ChatReply(Reply):
         stream = body.boolean("stream", False)
         usage, self._usage_per_chunk = shared.read_usage_options(body, stream, options)
         self._wants_ids = body.boolean("return_token_ids", False)
-        logprobs = _read_logprobs(body, self.reading_rules, options)
+        logprobs = _read_logprobs(body, self.reading_rules, context)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
@@ -83,7 +83,7 @@ class ChatReply(Reply):
             output_options=OutputOptions(
                 logprobs=logprobs,
                 logprob_ids=extras.read_logprob_ids(body, logprobs, max_tokens),
-                prompt_logprobs=shared.read_alternatives(body, "prompt_logprobs", self.reading_rules, options),
+                prompt_logprobs=shared.read_alternatives(body, "prompt_logprobs", self.reading_rules, context),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
                 stream_interval=shared.read_stream_interval(body),
@@ -337,9 +337,9 @@ def _read_max_tokens(body: Fields) -> int | None:
     return body.integer("max_completion_tokens", old, 1, shared.MAX_TOKENS)
 
 
-def _read_logprobs(body: Fields, rules: ReadingRules, options: ApiOptions) -> int | None:
+def _read_logprobs(body: Fields, rules: ReadingRules, context: RequestContext) -> int | None:
     requested = body.boolean("logprobs", False)
-    top = shared.read_alternatives(body, "top_logprobs", rules, options)
+    top = shared.read_alternatives(body, "top_logprobs", rules, context)
     if top and not requested:
         raise body.member_error("top_logprobs", "needs 'logprobs' to be true.")
     return (top or 0) if requested else None

@@ -147,14 +147,14 @@ class CompletionReply(Reply):
             )
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
-        logprobs = shared.read_alternatives(body, "logprobs", self.reading_rules, options)
+        logprobs = shared.read_alternatives(body, "logprobs", self.reading_rules, context)
         counts = shared.read_capped_choices(body, len(prompt_list), self.reading_rules)
         usage, self._usage_per_chunk = shared.read_usage_options(body, stream, options)
         self._wants_ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
             raise body.member_error("max_tokens", "may only be 0 when 'echo' is true.")
         self._prompt_alternatives = scores = shared.read_alternatives(
-            body, "prompt_logprobs", self.reading_rules, options
+            body, "prompt_logprobs", self.reading_rules, context
         )
         if echo and logprobs is not None:
             scores = -1 if -1 in (logprobs, scores) else max(logprobs, scores or 0)

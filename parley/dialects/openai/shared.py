@@ -158,15 +158,16 @@ def read_usage_options(body: Fields, stream: bool, options: ApiOptions) -> tuple
     return at_end, (stream_options.boolean("continuous_usage_stats", False) and at_end) or every_chunk
 
 
-def read_alternatives(body: Fields, name: str, rules: ReadingRules, options: ApiOptions) -> int | None:
+def read_alternatives(body: Fields, name: str, rules: ReadingRules, context: RequestContext) -> int | None:
     """Return the number of alternatives whose log-probabilities are requested, or None. Raises BadRequest."""
-    match options.max_logprobs:
+    match applied_options(context, rules).max_logprobs:
         case None:
             return body.integer(name, None, rules.min_alternatives, MAX_ALTERNATIVES)
         case -1:
             return body.integer(name, None, -1, MAX_TOKENS)
         case limit:
-            return body.integer(name, None, 0, limit)
+            allows_all = 0 < context.vocabulary_size <= limit
+            return body.integer(name, None, -1 if allows_all else 0, limit)
 
 
 def read_identifier(fields: Fields) -> str:

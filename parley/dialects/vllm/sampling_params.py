@@ -98,8 +98,8 @@ def read_stop_conditions(params: Fields, context: RequestContext) -> StopConditi
 
 def read_output_options(params: Fields, context: RequestContext, stream: bool) -> OutputOptions:
     """Read the options of reports about tokens; tokens are sent at once and not parsed. Raises BadRequest."""
-    logprobs = shared.read_alternatives(params, "logprobs", requests.VLLM_RULES, context.api_options)
-    prompt_logprobs = shared.read_alternatives(params, "prompt_logprobs", requests.VLLM_RULES, context.api_options)
+    logprobs = shared.read_alternatives(params, "logprobs", requests.VLLM_RULES, context)
+    prompt_logprobs = shared.read_alternatives(params, "prompt_logprobs", requests.VLLM_RULES, context)
     if stream and prompt_logprobs is not None:
         sentence = "`prompt_logprobs` are not available when `stream=True`."
         raise parameter_error(sentence, "prompt_logprobs")

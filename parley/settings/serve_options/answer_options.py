@@ -88,7 +88,8 @@ ANSWER_OPTIONS: list[Option] = [
     Option(
         "max-logprobs",
         integer_kind(-1, 2**31 - 1),
-        "OpenAI's and vLLM's APIs: alternatives that a request may ask for per token; -1: the whole vocabulary.",
+        "OpenAI's and vLLM's APIs: alternatives that a request may ask for per token; -1, or at least as many as the "
+        "vocabulary has: also -1, the whole vocabulary.",
         section="server",
         unset_text="20; -1 is granted as well, except by strict APIs",
         configurable=True,
