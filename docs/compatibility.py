@@ -143,7 +143,7 @@ def first_test_of(api: str, path: str) -> str:
 @cache
 def _first_test_that_names(api: str, leaf: str) -> str:
     mention = re.compile(rf"[\"\']{leaf}[\"\']|\b{leaf}=")
-    for name in (api, "openai"):  # other APIs use OpenAI's reader of messages
+    for name in (api, "openai", "anthropic"):  # other APIs use their readers
         for test, source in list_tests(name):
             if leaf in source and mention.search(source):  # `in` is far quicker, and most sources lack the member
                 return test

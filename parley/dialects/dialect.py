@@ -314,6 +314,7 @@ class Route:
     ``inliner``: where bodies refer to records, returns the request with these records for a coordinator, which keeps
     them. ``query``: the JSON schemas of the query's parameters, by name. ``body_paths``: the paths of other routes of
     its API, if it reads all that they read. ``content_types``: those of its answers, besides a ``Reply``'s.
+    ``render_error``: as in ``Dialect``, for a route whose errors have another form than those of its API.
     """
 
     method: str
@@ -335,6 +336,7 @@ class Route:
     query: QuerySchemas = field(default_factory=dict, hash=False)
     body_paths: tuple[str, ...] = ()
     content_types: tuple[str, ...] = ("application/json",)
+    render_error: Callable[[ParleyError], Answer] | None = None
 
     @property
     def claims(self) -> bool:

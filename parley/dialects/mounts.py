@@ -93,6 +93,7 @@ class ApiMount:
 
 API_MOUNTS = (
     ApiMount("", openai.DIALECT),
+    ApiMount("", anthropic.DIALECT),  # before vLLM, whose strict form has its routes
     ApiMount("", vllm.DIALECT),
     ApiMount("", tgi.DIALECT),
     ApiMount("/openai", openai.STRICT),
@@ -111,7 +112,6 @@ API_MOUNTS = (
     ApiMount("/ollama", ollama.STRICT),
     ApiMount("", tei.DIALECT),
     ApiMount("/tei", tei.STRICT),
-    ApiMount("", anthropic.DIALECT),
     ApiMount("/anthropic", anthropic.STRICT),
 )
 
@@ -240,15 +240,23 @@ def non_null_members(body: bytes) -> set[str]:
 
 def mount_table(mounts: Sequence[ApiMount]) -> dict[tuple[str, str], list[tuple[Route, ApiMount]]]:
     """Map each method and path to its routes: the first that is mounted there, then those that claim some bodies or
-    are for encoders."""
+    are for encoders. A route with errors of its own form comes with an API of that form."""
     places: dict[tuple[str, str], list[tuple[Route, ApiMount]]] = {}
-    for mount in mounts:
-        for route in mount.dialect.routes:
+    for api_mount in mounts:
+        for route in api_mount.dialect.routes:
+            mount = _with_errors_of(route, api_mount)
             for path in _mounted_paths(mount.prefix, route.path):
                 place = places.setdefault((route.method, path), [])
                 if not place or route.claims or route.for_encoders:
                     place.append((route, mount))
     return places
+
+
+def _with_errors_of(route: Route, mount: ApiMount) -> ApiMount:
+    """Return the mount of a route, with the form of its errors."""
+    if route.render_error is None:
+        return mount
+    return replace(mount, dialect=replace(mount.dialect, render_error=route.render_error))
 
 
 def _mounted_paths(prefix: str, path: str) -> tuple[str, ...]:

@@ -3,13 +3,16 @@
 import asyncio
 
 import pytest
-from openai import APIError, AsyncOpenAI, BadRequestError
+from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 from support.http_client import HELLO_CHAT, build_request
 
+from parley.dialects.mounts import dedicated_mounts
 from parley.errors import EngineError
 from parley.types import CacheEventSettings
 
 EOS = 2
+HELLO_MESSAGE = {"model": "tiny", "max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}
+HELLO_RESPONSE = {"model": "tiny", "max_output_tokens": 12, "input": "Hello"}
 PROMPT = "Hello there, my friend"
 
 
@@ -240,15 +243,75 @@ async def test_vllm_errors_have_its_statuses_and_members(server):
     assert (await post_error({}, **{"content-type": "text/plain"}))[0] == 400
     assert await post_error({}, "/vllm/v1/classify") == (404, {"detail": "Not Found"})
     assert (await server.get("/vllm/v1/completions")).json == {"detail": "Method Not Allowed"}
-    for path in ("/vllm/v1/responses", "/vllm/v1/messages", "/vllm/v1/responses/r/cancel"):
-        status, body = await post_error({}, path)
-        assert (status, body["error"]["type"], body["error"]["code"]) == (501, "NotImplementedError", 501)
+    status, body = await post_error({}, "/vllm/generative_scoring")
+    assert (status, body["error"]["type"], body["error"]["code"]) == (501, "NotImplementedError", 501)
 
 
 async def test_vllm_answers_unauthorized_without_a_key(serve):
     server = await serve(api_keys=("sk-0123456789abcdef",))
-    answer = await server.get("/vllm/v1/models")
-    assert (answer.status, answer.body) == (401, b'{"error":"Unauthorized"}')
+    for answer in (await server.get("/vllm/v1/models"), await server.post("/vllm/v1/messages", HELLO_MESSAGE)):
+        assert (answer.status, answer.body) == (401, b'{"error":"Unauthorized"}')
+
+
+@pytest.mark.parametrize("options", [{}, {"surfaces": dedicated_mounts("vllm")}], ids=["below", "alone"])
+async def test_vllm_serves_responses_and_messages_in_its_own_form(serve, options):
+    server, prefix = await serve(reply=echo_and_end, **options), "" if options else "/vllm"
+    response = (await server.post(f"{prefix}/v1/responses", HELLO_RESPONSE)).json
+    assert list(response)[:3] == ["id", "created_at", "incomplete_details"] and response["output"][0]["phase"] is None
+    path = f"{prefix}/v1/responses/{response['id']}"
+    assert (await server.get(path)).json == response
+    for refused, status, message, kind in (
+        (await server.post(f"{path}/cancel"), 400, "Cannot cancel a synchronous response.", "invalid_request_error"),
+        (await server.get(f"{prefix}/v1/responses/resp_x"), 404, "Response with id 'resp_x' not found.",
+         "invalid_request_error"),
+        (await server.post(f"{prefix}/v1/responses", HELLO_RESPONSE | {"model": "nope"}), 404,
+         "The model `nope` does not exist. Valid aliases: tiny.", "NotFoundError"),
+    ):  # fmt: skip
+        assert (refused.status, refused.error["message"], refused.error["type"]) == (status, message, kind)
+    assert (await server.call("DELETE", path)).json == {"detail": "Method Not Allowed"}
+    streamed = await server.post(f"{prefix}/v1/responses", HELLO_RESPONSE | {"stream": True})
+    assert b"[DONE]" not in streamed.body and b"event: response.completed\ndata: " in streamed.body
+
+    message = (await server.post(f"{prefix}/v1/messages", HELLO_MESSAGE)).json
+    assert message["id"].startswith("chatcmpl-") and message["content"][0]["text"]
+    counted = (await server.post(f"{prefix}/v1/messages/count_tokens", HELLO_MESSAGE)).json
+    usage = message["usage"]
+    assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert counted["context_management"] == {"original_input_tokens": counted["input_tokens"]}
+    for path in ("messages", "messages/count_tokens"):
+        unknown = await server.post(f"{prefix}/v1/{path}", HELLO_MESSAGE | {"model": "nope"})
+        sentence = "The model `nope` does not exist. Valid aliases: tiny."
+        assert (unknown.status, unknown.json) == (
+            404, {"type": "error", "error": {"type": "NotFoundError", "message": sentence}}
+        )  # fmt: skip
+        shapeless = await server.post(f"{prefix}/v1/{path}", {"model": "tiny"})
+        assert (shapeless.status, shapeless.error["type"]) == (400, "Bad Request")
+        assert (await server.get(f"{prefix}/v1/{path}")).json == {"detail": "Method Not Allowed"}
+    long = {"messages": [{"role": "user", "content": "b " * 9000}]}
+    refused = await server.post(f"{prefix}/v1/messages", HELLO_MESSAGE | long)
+    assert refused.error["type"] == "BadRequestError" and "maximum context length" in refused.error["message"]
+    await server.idle()
+
+
+async def test_vllm_responses_are_stored_only_where_the_server_stores_them(serve):
+    server = await serve(response_store=0)
+    response = (await server.post("/vllm/v1/responses", HELLO_RESPONSE | {"request_id": "mine"})).json
+    assert response["id"] == "mine"
+    refused = await server.post("/vllm/v1/responses", HELLO_RESPONSE | {"background": True})
+    assert (refused.status, refused.error["type"]) == (400, "invalid_request_error")
+
+
+async def test_openai_client_reads_vllm_responses(serve):
+    server = await serve(reply=echo_and_end)
+    async with AsyncOpenAI(base_url=f"{server.url}/vllm/v1", api_key="none", max_retries=0) as client:
+        whole = await client.responses.create(model="tiny", input="Hello", temperature=0, extra_body={"top_k": 5})
+        async with client.responses.stream(model="tiny", input="Hello", temperature=0) as stream:
+            final = await stream.get_final_response()
+        assert final.output_text == whole.output_text != "" and final.usage.total_tokens == whole.usage.total_tokens
+        following = await client.responses.create(model="tiny", input="More", previous_response_id=whole.id)
+        assert following.usage.input_tokens > whole.usage.input_tokens
+        with pytest.raises(NotFoundError, match="Response with id 'resp_x' not found"):
+            await client.responses.retrieve("resp_x")
 
 
 async def test_vllm_version_models_and_tokenizer_routes_answer(server):

@@ -85,6 +85,8 @@ SCRIPTS = {
     "anthropic/anthropic_sdk.mjs": "node-anthropic",
     "anthropic/ai_sdk.mjs": "node-anthropic",
     "anthropic/claude_code.mjs": "node-anthropic",
+    "vllm/openai_sdk.py": "text",
+    "vllm/anthropic_sdk.py": "anthropic",
     "ollama/ollama_client.py": "ollama",
     "ollama/langchain_client.py": "ollama",
     "ollama/litellm_client.py": "litellm",

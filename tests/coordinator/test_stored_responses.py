@@ -107,6 +107,31 @@ async def test_background_runs_behind_a_coordinator(live_cluster, serve):
     await cluster.idle()
 
 
+async def test_vllm_routes_behind_a_coordinator_answer_like_one_server(live_cluster, serve):
+    cluster, single = await live_cluster("prefill", "decode", tick=0.01), await serve()
+    question = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
+    answers: list[list[Any]] = [[], []]
+    for server, bodies in zip((cluster.front, single), answers, strict=True):
+        for path, body in (("messages", question), ("responses", BODY)):
+            for members in ({}, {"stream": True}, {"model": "nope"}, {"temperature": 3}, {"model": 5}):
+                answer = await server.post(f"/vllm/v1/{path}", body | members)
+                bodies.append((answer.status, answer.body))
+        bodies.append((await server.post("/vllm/v1/messages/count_tokens", question)).body)
+        stored = (await server.post("/vllm/v1/responses", BODY)).json
+        assert (await server.get(f"/vllm/v1/responses/{stored['id']}")).json == stored
+        following = BODY | {"previous_response_id": stored["id"], "input": "More", "stream": True}
+        bodies.append((await server.post("/vllm/v1/responses", following)).body)
+        for body in ({"previous_response_id": "resp_x"}, {"background": True, "store": False}, {"prompt": {"id": "x"}}):
+            bodies.append((await server.post("/vllm/v1/responses", BODY | body)).body)
+        queued = (await server.post("/vllm/v1/responses", BODY | {"background": True})).json
+        assert queued["status"] == "queued" and "phase" not in queued
+        ended = await wait_for_end(server, queued["id"])
+        assert ended["object"] == "response" and list(ended)[1] == "created_at" and ended["output"]
+        bodies.append((await server.post("/vllm/v1/responses/resp_x/cancel")).body)
+    assert answers[0] == answers[1]
+    await cluster.idle()
+
+
 async def test_tenants_behind_a_coordinator_are_strangers(live_cluster):
     cluster = await live_cluster("prefill", "decode", tick=0.01, api_keys=KEYS, cluster_secret="s" * 20)
     front = cluster.front

@@ -1,5 +1,7 @@
 """What answers where: the shared port, the prefixes, and the manner in which each API is there."""
 
+import dataclasses
+
 from parley.dialects.mounts import (
     API_MOUNTS,
     DEDICATED_APIS,
@@ -15,12 +17,18 @@ def answering(surfaces, method, path):
     return [(surface.dialect, route) for route, surface in mount_table(surfaces)[method, path]]
 
 
+def without_errors(dialect):
+    return dataclasses.replace(dialect, render_error=None)
+
+
 def test_strict_is_the_manner_below_the_prefix():
     """Each route at the root is then one that the API has below its prefix, and no other."""
     for (method, path), mounted_routes in mount_table(universal_mounts(strict=True)).items():
         for route, surface in mounted_routes:
             if is_api(surface) and not surface.prefix:
-                assert surface.dialect is DEDICATED_APIS[surface.dialect.name]
+                dialect = DEDICATED_APIS[surface.dialect.name]
+                assert without_errors(surface.dialect) == without_errors(dialect)
+                assert surface.dialect.render_error == (route.render_error or dialect.render_error)
                 assert route in surface.dialect.routes, (method, path)
     lenient_only = {("GET", "/v2/")}  # Triton knows no path with a trailing slash
     assert mount_table(universal_mounts(strict=True)).keys() >= mount_table(universal_mounts()).keys() - lenient_only
@@ -37,7 +45,17 @@ def test_alone_an_api_has_every_path_it_has_below_its_prefix():
     for name, dialect in DEDICATED_APIS.items():
         here = mount_table(dedicated_mounts(name))
         for route in dialect.routes:
-            assert (route, dedicated_mounts(name)[0]) in here[route.method, route.path]
+            (mount,) = [mount for answering, mount in here[route.method, route.path] if answering is route]
+            assert without_errors(mount.dialect) == without_errors(dialect)
+            assert mount.dialect.render_error == (route.render_error or dialect.render_error)
+
+
+def test_apis_keep_their_own_paths_where_every_api_is_strict():
+    """vLLM has routes of OpenAI and Anthropic as well."""
+    for strict in (False, True):
+        table = mount_table(universal_mounts(strict=strict))
+        for path, name in (("/v1/messages", "anthropic"), ("/v1/responses", "openai"), ("/v1/embeddings", "openai")):
+            assert [mount.dialect.name for _, mount in table["POST", path]] == [name]
 
 
 def test_a_model_is_known_by_other_spellings_of_its_name():

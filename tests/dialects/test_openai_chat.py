@@ -505,13 +505,17 @@ def test_openai_chat_streams_tool_calls():
     ]
 
 
-def test_openai_chat_refuses_loose_schema_of_strict_function():
+def test_openai_chat_refuses_loose_schema_of_strict_function_below_the_prefix():
     function = {"name": "f", "parameters": {"type": "object"}, "strict": True}
     for members, field in (
         ({"tools": [{"type": "function", "function": function}]}, "tools[0].function.parameters"),
         ({"functions": [function]}, "functions[0].parameters"),
     ):
-        error = refusal(**members)
+        (tool,) = read_chat(**members).request.prompts[0].tools  # the root follows it as it is
+        assert tool["function"] == function
+        with pytest.raises(BadRequest) as caught:
+            chat.read_strict_chat_request(json.dumps({"model": "m", "messages": MESSAGES} | members).encode(), HEAD)
+        error = caught.value
         assert (error.field, error.code) == (field, "invalid_function_parameters")
         assert error.message.startswith("Invalid schema for function 'f': In context=(), 'additionalProperties'")
 

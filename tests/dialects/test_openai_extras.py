@@ -37,6 +37,11 @@ def head_with(value: bytes, name: bytes = b"x-vllm-priority") -> RequestContext:
     return replace(HEAD, headers={name: value})
 
 
+def read_strict_chat(**members: Any) -> Any:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]} | members
+    return chat.read_strict_chat_request(json.dumps(body).encode(), HEAD)
+
+
 @pytest.fixture(params=READERS)
 def read(request) -> Any:
     return READERS[request.param]
@@ -331,14 +336,18 @@ def test_openai_extras_accept_strict_schema(read):
 
 
 @pytest.mark.parametrize(("schema", "text"), NOT_STRICT, ids=str)
-def test_openai_extras_refuse_loose_schema_when_strict(read, schema, text):
-    error = refusal(read, **json_schema_format(schema, True))
+def test_openai_extras_refuse_loose_schema_of_strict_format_below_the_prefix(schema, text):
+    error = refusal(read_strict_chat, **json_schema_format(schema, True))
     assert (error.field, error.code) == ("response_format", "invalid_value")
     assert error.message.startswith("Invalid schema for response_format 'n': In context=(") and text in error.message
-    assert (
-        read(**json_schema_format(schema, None)).request.grammar
-        == read(**json_schema_format(schema, False)).request.grammar
-    )
+    for strict in (None, False):
+        assert read_strict_chat(**json_schema_format(schema, strict)).request.grammar == Grammar("json", schema)
+
+
+@pytest.mark.parametrize("schema", [schema for schema, _ in NOT_STRICT])
+def test_openai_extras_follow_loose_schema_of_strict_format_at_the_root(read, schema):
+    """Clients of other servers send them, which enforce the schema as it is."""
+    assert read(**json_schema_format(schema, True)).request.grammar == Grammar("json", schema)
 
 
 def test_openai_extras_read_prompt_truncation(read):

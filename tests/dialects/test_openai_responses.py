@@ -247,7 +247,7 @@ def test_responses_functions_are_strict_where_strict_mode_accepts_their_schema()
                                ({"parameters": closed, "strict": False}, False)):  # fmt: skip
         reply = read(tools=[FUNCTION | members])
         assert reply.request.prompts[0].tools[0]["function"].get("strict", False) is is_strict
-    assert refusal(tools=[FUNCTION | {"strict": True}]).code == "invalid_function_parameters"
+    assert read(tools=[FUNCTION | {"strict": True}]).request.prompts[0].tools[0]["function"]["strict"] is True
 
 
 def test_responses_custom_tool_with_a_grammar_is_constrained():
@@ -393,6 +393,9 @@ STRICT_REFUSED = [
      "invalid_value"),
     ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type", "unsupported_value"),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input", None),
+    ({"tools": [FUNCTION | {"strict": True}]}, "tools[0].parameters", "invalid_function_parameters"),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}}},
+     "text.format.schema", "invalid_value"),
 ]  # fmt: skip
 
 

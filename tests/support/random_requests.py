@@ -81,13 +81,16 @@ def build_grpc_request(text: str, stream: bool, options: Members) -> bytes:
     return request.SerializeToString()
 
 
+BORROWED_BODIES = {"/vllm/v1/responses": "openai", "/vllm/v1/messages": "anthropic"}
+
+
 def generating_routes() -> list[tuple[str, str]]:
-    """List path and dialect of every route that generates text."""
+    """List the path of every route that generates text, and the dialect of its bodies."""
     dialects = {}
     for (method, path), endpoints in mount_table(universal_mounts()).items():
         for route, surface in endpoints:
             if method == "POST" and route.kind == "generate" and not route.reads_form:
-                dialects[fill_path(path)] = surface.dialect.name
+                dialects[fill_path(path)] = BORROWED_BODIES.get(path, surface.dialect.name)
     return list(dialects.items())
 
 

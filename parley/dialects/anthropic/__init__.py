@@ -84,7 +84,7 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
                 reader=models.answer_model,
                 claiming_header=shared.VERSION_HEADER,
             ),
-            Route("GET", "/", "health"),
+            *((Route("GET", "/", "health"),) if rules.strict else ()),  # elsewhere it is another API's
             *_refused_routes(),
         ),
     )

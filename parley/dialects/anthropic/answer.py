@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -53,7 +53,14 @@ def client_call_id(call_id: str) -> str:
 
 
 class BlockStream:
-    """Writes an answer's deltas as the events of blocks. ``called``: there was a call."""
+    """Writes an answer's deltas as the events of blocks. ``called``: there was a call.
+
+    A server with another form of events derives its own class. ``first_ping``: follows the start of the first block.
+    ``empty_arguments``: every call begins with an event without arguments.
+    """
+
+    first_ping: ClassVar[bytes] = PING_EVENT
+    empty_arguments: ClassVar[bool] = True
 
     def __init__(self, display: ThinkingDisplay):
         self.called = False
@@ -69,7 +76,7 @@ class BlockStream:
             return b""
         if delta.part == "content":
             opening = self._open_block(AnswerBlock("text")) if not self._is_open("text") else b""
-            return opening + TEXT_DELTA % (self._count - 1, encode_json(delta.text))
+            return opening + self.text_delta(delta.text)
         opening = self._open_block(AnswerBlock("thinking")) if not self._is_open("thinking") else b""
         assert self._open is not None
         self._open.pieces.append(delta.text)
@@ -86,16 +93,16 @@ class BlockStream:
         if block.block_type == "thinking":
             sealed = self._display.seal(block.text)
             signature = self._delta_event({"type": "signature_delta", "signature": sealed})
-        stop = {"type": "content_block_stop", "index": self._count - 1}
-        return signature + sse_event("content_block_stop", stop)
+        return signature + self._block_event("content_block_stop")
 
     def _write_call(self, call: ToolCallDelta) -> bytes:
         """Return the events of a piece of a call; its arguments are passed on as they arrive."""
         opening = b""
         if call.name is not None:
             self.called = True
-            block = AnswerBlock("tool_use", call_id=client_call_id(call.id or ""), name=call.name)
-            opening = self._open_block(block) + self._delta_event({"type": "input_json_delta", "partial_json": ""})
+            opening = self._open_block(AnswerBlock("tool_use", call_id=self.call_id(call.id or ""), name=call.name))
+            if self.empty_arguments:
+                opening += self._delta_event({"type": "input_json_delta", "partial_json": ""})
         if not call.arguments or not self._is_open("tool_use"):
             return opening
         return opening + self._delta_event({"type": "input_json_delta", "partial_json": call.arguments})
@@ -106,29 +113,42 @@ class BlockStream:
     def _open_block(self, block: AnswerBlock) -> bytes:
         start = self.close_block()
         self._open, self._count = block, self._count + 1
-        event = {"type": "content_block_start", "index": self._count - 1, "content_block": _start_of_block(block)}
-        ping = PING_EVENT if self._count == 1 else b""
-        return start + sse_event("content_block_start", event) + ping
+        ping = self.first_ping if self._count == 1 else b""
+        return start + self._block_event("content_block_start", content_block=self.start_of_block(block)) + ping
+
+    def text_delta(self, text: str) -> bytes:
+        """Return the event with a piece of text, as nearly all events are."""
+        return TEXT_DELTA % (self._count - 1, encode_json(text))
 
     def _delta_event(self, delta: dict[str, Any]) -> bytes:
-        event = {"type": "content_block_delta", "index": self._count - 1, "delta": delta}
-        return sse_event("content_block_delta", event)
+        return self._block_event("content_block_delta", delta=delta)
 
+    def _block_event(self, name: str, **members: Any) -> bytes:
+        return sse_event(name, self.event_object(name, self._count - 1, members))
 
-def _start_of_block(block: AnswerBlock) -> dict[str, Any]:
-    match block.block_type:
-        case "text":
-            return {"type": "text", "text": ""}
-        case "thinking":
-            return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+    def event_object(self, name: str, index: int, members: dict[str, Any]) -> dict[str, Any]:
+        """Return the event of a block with its members in order."""
+        return {"type": name, "index": index} | members
+
+    def start_of_block(self, block: AnswerBlock) -> dict[str, Any]:
+        """Return a block before it has any content."""
+        match block.block_type:
+            case "text":
+                return {"type": "text", "text": ""}
+            case "thinking":
+                return {"type": "thinking", "thinking": "", "signature": ""}
+        return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+
+    def call_id(self, call_id: str) -> str:
+        """Return a call's id as clients get it."""
+        return client_call_id(call_id)
 
 
 class BlockList:
-    """Collects the blocks of an answer in one piece."""
+    """Collects the blocks of an answer in one piece. ``client_id``: returns a call's id as clients get it."""
 
-    def __init__(self, display: ThinkingDisplay):
-        self._display = display
+    def __init__(self, display: ThinkingDisplay, client_id: Callable[[str], str] = client_call_id):
+        self._display, self._client_id = display, client_id
         self._blocks: list[AnswerBlock] = []
 
     def add_delta(self, delta: ChoiceDelta) -> None:
@@ -136,7 +156,7 @@ class BlockList:
         call = delta.call
         if call is not None:
             if call.name is not None:
-                self._blocks.append(AnswerBlock("tool_use", [], client_call_id(call.id or ""), call.name))
+                self._blocks.append(AnswerBlock("tool_use", [], self._client_id(call.id or ""), call.name))
             self._blocks[-1].pieces.append(call.arguments)
         elif delta.text and delta.part != "tool" and not (delta.part == "reasoning" and self._display.hidden):
             block_type: BlockType = "text" if delta.part == "content" else "thinking"

@@ -121,12 +121,13 @@ def write_managed_count(result: TokenizeResult) -> bytes:
     return encode_json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
 
 
-def _seal_thinking(context: RequestContext, text: str) -> str:
+def seal_thinking(context: RequestContext, text: str) -> str:
+    """Return thinking as the signature of its block."""
     return context.seal_reasoning(text.encode())
 
 
 class MessagesReply(Reply):
-    """A request for a message."""
+    """A request for a message. Servers that answer it in another form derive their own replies."""
 
     field_names: ClassVar[Mapping[str, str]] = FIELD_NAMES
     ping_bytes: ClassVar[bytes] = PING_EVENT
@@ -137,10 +138,21 @@ class MessagesReply(Reply):
         message = MessageBody(rules, body, context, CREATE_MEMBERS, max_tokens)
         if max_tokens is None:
             raise body.missing_member("max_tokens")
+        self._rules, self._context, self._cache_ttl = rules, context, message.cache_ttl
+        self._reasons = message.thinking.enabled
+        self._model = message.model  # as the client wrote it
+        self._manages_context = body.has_value("context_management")
+        self.request = self.build_request(body, message, max_tokens)
+        self._block_stream, self._block_list = self.make_blocks(message.thinking)
+        self._done: ChoiceDone | None = None
+
+    def build_request(self, body: Fields, message: MessageBody, max_tokens: int) -> Request:
+        """Return the request with its options. Raises BadRequest."""
+        rules, context = self._rules, self._context
         sampling = options.read_sampling(body, rules)
         if rules.strict and message.thinking.enabled and sampling.temperature != 1:
             raise Invalid(SAMPLING_CONFLICT, field="temperature")
-        self.request = Request(
+        return Request(
             id=context.unique_id,
             model=message.model,
             prompts=[message.chat],
@@ -151,13 +163,11 @@ class MessagesReply(Reply):
             stream=body.boolean("stream", False),
             counted_tokens=COUNTED_CONTEXTS * context.context_length,
         )
-        self._rules, self._context, self._cache_ttl = rules, context, message.cache_ttl
-        self._reasons = message.thinking.enabled
-        self._model = message.model  # as the client wrote it
-        self._manages_context = body.has_value("context_management")
-        display = ThinkingDisplay(not self._reasons, message.thinking.omitted, partial(_seal_thinking, self._context))
-        self._block_stream, self._block_list = BlockStream(display), BlockList(display)
-        self._done: ChoiceDone | None = None
+
+    def make_blocks(self, thinking: Thinking) -> tuple[BlockStream, BlockList]:
+        """Return the writers of the answer's blocks, as a stream and in one piece."""
+        display = ThinkingDisplay(not self._reasons, thinking.omitted, partial(seal_thinking, self._context))
+        return BlockStream(display), BlockList(display)
 
     # -- a stream
 
@@ -169,7 +179,7 @@ class MessagesReply(Reply):
                 case ChoiceDelta():
                     parts.append(self._block_stream.write_delta(event))
                 case PromptAccepted():
-                    parts.append(self._message_start(len(event.token_ids)))
+                    parts.append(self.message_start(len(event.token_ids)))
                 case ChoiceDone():
                     self._done = event
                     parts.append(self._block_stream.close_block())
@@ -177,7 +187,7 @@ class MessagesReply(Reply):
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the end of the message. The counts are those of the whole message, not differences."""
-        reason, sequence = self._stop_reason(usage, called=self._block_stream.called)
+        reason, sequence = self.stop_reason(usage, called=self._block_stream.called)
         event: dict[str, Any] = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
@@ -191,7 +201,7 @@ class MessagesReply(Reply):
         """Return the error event. The stream ends after it."""
         return sse_event("error", shared.error_object(error, self._context.unique_id))
 
-    def _message_start(self, prompt_tokens: int) -> bytes:
+    def message_start(self, prompt_tokens: int) -> bytes:
         """Return the first event. Which tokens the cache has is not known yet; ``message_delta`` says it."""
         usage = shared.usage_object(Usage(prompt_tokens=prompt_tokens), None, reasons=False)
         message = self._envelope([], None, None, usage)
@@ -214,7 +224,7 @@ class MessagesReply(Reply):
         content = self._block_list.content(self._done.reason)
         called = any(block["type"] == "tool_use" for block in content)
         counts = shared.usage_object(usage, self._cache_ttl, reasons=self._reasons)
-        envelope = self._envelope(content, *self._stop_reason(usage, called=called), counts)
+        envelope = self._envelope(content, *self.stop_reason(usage, called=called), counts)
         return encode_json(envelope | self._context_member())
 
     # -- both
@@ -233,7 +243,7 @@ class MessagesReply(Reply):
             "usage": usage,
         }
 
-    def _stop_reason(self, usage: Usage, *, called: bool) -> tuple[str, str | None]:
+    def stop_reason(self, usage: Usage, *, called: bool) -> tuple[str, str | None]:
         """Return why the message ended, and the stop sequence that ended it."""
         assert self._done is not None
         if self._done.reason == "length":

@@ -34,7 +34,9 @@ class DatabricksChatReply(chat.ChatReply):
     """A reply to one conversation, as a stream of chunks or in one piece."""
 
     ping_bytes: ClassVar[bytes] = b""  # MLflow's client accepts only data lines
-    reading_rules: ClassVar[openai.ReadingRules] = openai.ReadingRules(min_alternatives=0, follows_options=False)
+    reading_rules: ClassVar[openai.ReadingRules] = openai.ReadingRules(
+        min_alternatives=0, strict_schemas=True, follows_options=False
+    )
 
     def __init__(self, rules: DatabricksRules, body: Fields, context: RequestContext):
         if rules.strict:

@@ -36,6 +36,9 @@ def speech_route(path: str, reader: Callable[[bytes, RequestContext], Reply]) ->
     )
 
 
+CHAT_ROUTE = Route(
+    "POST", "/v1/chat/completions", "generate", reader=chat.read_chat_request, model_reader=model_in_body
+)
 DIALECT = Dialect(
     name="openai",
     body_schemas="openai",
@@ -48,7 +51,7 @@ DIALECT = Dialect(
     bench_apis=bench.BENCH_APIS,
     no_memory_body=shared.NO_MEMORY_BODY,
     routes=(
-        Route("POST", "/v1/chat/completions", "generate", reader=chat.read_chat_request, model_reader=model_in_body),
+        CHAT_ROUTE,
         Route(
             "POST",
             "/v1/completions",
@@ -79,9 +82,14 @@ DIALECT = Dialect(
         *responses.ROUTES,
     ),
 )
-# Below its prefix: the Responses API is as strict as OpenAI's own; the other routes are the same.
+STRICT_CHAT_ROUTE = replace(CHAT_ROUTE, reader=chat.read_strict_chat_request)
+# Below its prefix: the Responses API and strict schemas are as in OpenAI's own; the other routes are the same.
 STRICT = replace(
     DIALECT,
     body_schemas="openai-strict",
-    routes=(*(route for route in DIALECT.routes if route not in responses.ROUTES), *responses.STRICT_ROUTES),
+    routes=(
+        *(route for route in DIALECT.routes if route not in (CHAT_ROUTE, *responses.ROUTES)),
+        STRICT_CHAT_ROUTE,
+        *responses.STRICT_ROUTES,
+    ),
 )

@@ -17,7 +17,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared, tools
 from parley.dialects.openai.custom_tools import CustomCallReader
 from parley.dialects.openai.messages import read_conversation, read_prediction
-from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
+from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
 from parley.dialects.openai.timings import metrics_member
 from parley.errors import ParleyError
 from parley.types import (
@@ -40,6 +40,11 @@ PLAIN_CHUNK = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reaso
 def read_chat_request(body: bytes, context: RequestContext) -> ChatReply:
     """Read a chat request. Raises BadRequest."""
     return ChatReply(decode_fields(body), context)
+
+
+def read_strict_chat_request(body: bytes, context: RequestContext) -> StrictChatReply:
+    """Read a chat request with the refusals of OpenAI's own service. Raises BadRequest."""
+    return StrictChatReply(decode_fields(body), context)
 
 
 @dataclass
@@ -329,6 +334,12 @@ class ChatReply(Reply):
             "logprob": shared.finite_logprob(token.logprob),
             "bytes": list(token.raw_bytes),
         }
+
+
+class StrictChatReply(ChatReply):
+    """A chat request whose ``strict`` schemas must be those of OpenAI's strict mode."""
+
+    reading_rules = STRICT_RULES
 
 
 def _read_max_tokens(body: Fields) -> int | None:

@@ -31,7 +31,7 @@ FORMAT_TYPES = ("text", "json_object", "json_schema", "structural_tag")
 TGI_FORMAT_TYPES = ("json", "json_object", "json_schema", "regex")  # TGI's; its clients send them to every server
 
 
-def read_grammar(body: Fields, *, strict_schemas: bool = True) -> Grammar | None:
+def read_grammar(body: Fields, *, strict_schemas: bool) -> Grammar | None:
     """Return the constraint on the answer's form, or None. ``strict_schemas``: as in ``ReadingRules``.
 
     Raises BadRequest.

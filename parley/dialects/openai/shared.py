@@ -58,11 +58,12 @@ class ReadingRules:
     ``roles`` that a message may have; empty: any. ``reserved_tokens``: the number of output tokens that must fit after
     the prompt; None: all that may be generated. ``best_of``: whether it is a member. ``min_alternatives``: the smallest
     valid number of alternatives; -1 asks for the whole vocabulary. ``shows_unused_tools``: the model sees its tools
-    even if ``tool_choice`` is none. ``strict_schemas``: a ``strict`` tool must have a schema that OpenAI's strict mode
-    accepts. ``lenient_messages``: messages are read ``loose`` and ``bare`` (see ``MessageRules``), parts with media
-    need no type, and the last message may be continued regardless of its role. ``media_roles``: those whose messages
-    may have media; empty: any. ``plain_urls``: the URL of a part may stand where its object is due.
-    ``follows_options``: the operator's ``ApiOptions`` apply. ``custom_tools``: tools may be custom tools.
+    even if ``tool_choice`` is none. ``strict_schemas``: the schema of a ``strict`` tool or response format must be one
+    that OpenAI's strict mode accepts. ``lenient_messages``: messages are read ``loose`` and ``bare`` (see
+    ``MessageRules``), parts with media need no type, and the last message may be continued regardless of its role.
+    ``media_roles``: those whose messages may have media; empty: any. ``plain_urls``: the URL of a part may stand where
+    its object is due. ``follows_options``: the operator's ``ApiOptions`` apply. ``custom_tools``: tools may be custom
+    tools.
     """
 
     roles: tuple[str, ...] = OPENAI_ROLES
@@ -70,7 +71,7 @@ class ReadingRules:
     best_of: bool = True
     min_alternatives: int = -1
     shows_unused_tools: bool = False
-    strict_schemas: bool = True
+    strict_schemas: bool = False
     lenient_messages: bool = False
     media_roles: tuple[str, ...] = ("user",)
     plain_urls: bool = True
@@ -79,6 +80,7 @@ class ReadingRules:
 
 
 OPENAI_RULES = ReadingRules()
+STRICT_RULES = ReadingRules(strict_schemas=True)
 
 
 def read_openai_sampling(body: Fields) -> Sampling:

@@ -11,9 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from parley.dialects import anthropic
+from parley.dialects.anthropic.messages import write_managed_count
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import speech_route, tokens
+from parley.dialects.openai.responses import REPLAY_QUERY, stored_routes
+from parley.dialects.openai.responses.inlined import inline_response
 from parley.dialects.vllm import (
     batch,
     bench,
@@ -24,23 +28,25 @@ from parley.dialects.vllm import (
     control,
     embeddings,
     legacy,
+    messages,
     metrics,
     render,
+    responses,
     scores,
     shared,
     token_generation,
     transcriptions,
 )
 
-UNSUPPORTED_PATHS = {
-    "/v1/responses": "The Responses API is",
-    "/v1/responses/{response}/cancel": "The Responses API is",
-    "/v1/messages": "The Messages API is",
-    "/v1/messages/count_tokens": "The Messages API is",
-    "/generative_scoring": "Scoring of labels is",
-}
+UNSUPPORTED_PATHS = {"/generative_scoring": "Scoring of labels is"}
 PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",), prompts=("prompt", "token_ids"), preceding=("tools",), salts=("cache_salt",)
+)
+STRICT_PROMPT_MEMBERS = replace(
+    PROMPT_MEMBERS,
+    prompts=("prompt", "token_ids", "input"),
+    preceding=("tools", "instructions", "system"),
+    dropped_texts=anthropic.PROMPT_MEMBERS.dropped_texts,
 )
 BATCH_ROUTE = Route(
     "POST", "/v1/chat/completions/batch", "generate", reader=batch.read_batch_request, model_reader=model_in_body
@@ -83,6 +89,36 @@ TOKEN_ROUTES = (  # of servers that tokenize elsewhere than where they generate
         "render",
         reader=render.read_completion_rendering,
         model_reader=model_in_body,
+    ),
+)
+RESPONSES_ROUTES = (
+    Route(
+        "POST",
+        "/v1/responses",
+        "generate",
+        reader=responses.read_vllm_response,
+        model_reader=model_in_body,
+        inliner=partial(inline_response, decode=responses.decode_response_body, event_stream=responses.VllmEventStream),
+    ),
+    Route("GET", "/v1/responses/{id}", "stored", reader=stored_routes.read_response, query=REPLAY_QUERY),
+    Route("POST", "/v1/responses/{id}/cancel", "stored", reader=responses.cancel_vllm_response),
+)
+MESSAGES_ROUTES = (
+    Route(
+        "POST",
+        "/v1/messages",
+        "generate",
+        reader=messages.read_vllm_messages,
+        model_reader=model_in_body,
+        render_error=messages.messages_error,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        "tokenize",
+        reader=messages.read_vllm_count,
+        writer=write_managed_count,
+        render_error=messages.messages_error,
     ),
 )
 RESET_ROUTE = Route(
@@ -145,7 +181,7 @@ STRICT_DIALECT = Dialect(
     bench_apis=bench.BENCH_APIS,
     render_error=shared.vllm_error,
     chunk_per_event=True,
-    prompt_members=replace(PROMPT_MEMBERS, prompts=("prompt", "token_ids", "input")),
+    prompt_members=STRICT_PROMPT_MEMBERS,
     no_memory_body=shared.NO_MEMORY_BODY,
     retry_hints=False,
     routes=(
@@ -154,6 +190,8 @@ STRICT_DIALECT = Dialect(
         Route(
             "POST", "/v1/completions", "generate", reader=completions.read_vllm_completion, model_reader=model_in_body
         ),
+        *RESPONSES_ROUTES,
+        *MESSAGES_ROUTES,
         Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_vllm_embedding, model_reader=model_in_body),
         POOLING_ROUTE,
         CLASSIFY_ROUTE,

@@ -136,7 +136,9 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         pieces: list[dict[str, Any]] = []
         if call.name is not None:
             function = {"name": call.name}
-            pieces.append({"id": _vllm_call_id(call.id), "type": "function", "index": call.index, "function": function})
+            pieces.append(
+                {"id": shared.vllm_call_id(call.id), "type": "function", "index": call.index, "function": function}
+            )
         if call.arguments:
             pieces.append({"index": call.index, "function": {"arguments": call.arguments}})
         return [{"content": None, "tool_calls": [piece]} for piece in pieces]
@@ -199,7 +201,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
             "function_call": None,
         }
         if choice.calls:
-            message["tool_calls"] = [call | {"id": _vllm_call_id(call["id"])} for call in choice.calls]
+            message["tool_calls"] = [call | {"id": shared.vllm_call_id(call["id"])} for call in choice.calls]
         message["reasoning"] = reasoning
         if reasoning is not None:
             message["reasoning_content"] = reasoning  # its name in older versions
@@ -217,8 +219,3 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     def _logprobs_member(self, tokens: list[TokenInfo]) -> dict[str, Any] | None:
         scored = super()._logprobs_member(tokens)
         return None if scored is None else {"content": scored["content"]}
-
-
-def _vllm_call_id(call_id: str | None) -> str:
-    """Return the id of a call in vLLM's form, from the part that distinguishes calls here."""
-    return f"chatcmpl-tool-{(call_id or '')[-16:]}"

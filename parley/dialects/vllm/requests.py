@@ -39,7 +39,6 @@ VLLM_RULES = ReadingRules(
     best_of=False,
     min_alternatives=0,
     shows_unused_tools=True,
-    strict_schemas=False,
     lenient_messages=True,
     media_roles=(),
     plain_urls=False,

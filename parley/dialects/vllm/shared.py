@@ -27,6 +27,7 @@ from parley.errors import (
     ParleyError,
     Unauthorized,
     UnknownModel,
+    UnknownRecord,
     UnknownToken,
     UnknownTokenIds,
     WrongType,
@@ -40,6 +41,7 @@ BUSY_SENTENCE = (
 )
 
 ADAPTER_ERROR_TYPE = "InvalidUserInput"  # the error type of a wrong adapter request
+STORE_ERROR_TYPE = "invalid_request_error"  # the error type of a wrong use of stored responses
 
 # The coordinator's refusal when it has no memory for a body.
 NO_MEMORY_BODY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
@@ -61,6 +63,11 @@ def vllm_envelope(
         "model": request.model,
         "choices": choices,
     }
+
+
+def vllm_call_id(call_id: str | None) -> str:
+    """Return the id of a call in vLLM's form, from the part that distinguishes calls here."""
+    return f"chatcmpl-tool-{(call_id or '')[-16:]}"
 
 
 def attach_done(pieces: list[tuple[ChoiceDelta | None, ChoiceDone | None]], done: ChoiceDone) -> None:
@@ -178,7 +185,7 @@ def vllm_error(error: ParleyError) -> Answer:
     match error:
         case Unauthorized():
             return Answer(401, b'{"error":"Unauthorized"}')
-        case UnknownModel():
+        case UnknownModel() | UnknownRecord():
             pass
         case NotFound() | Incapable():  # in the original a model has only the routes that it can serve
             return Answer(404, b'{"detail":"Not Found"}')
@@ -206,6 +213,8 @@ def vllm_error_object(error: ParleyError) -> dict[str, Any]:
             message = f"The model `{error.name[:256]}` does not exist."
             if error.served:
                 message += f" Valid aliases: {', '.join(error.served)}."
+        case UnknownRecord():
+            error_type, field = STORE_ERROR_TYPE, "response_id"
         case ContextLength():
             error_type = "BadRequestError"
             message, field = _context_length_error(error)
@@ -223,7 +232,7 @@ def vllm_error_object(error: ParleyError) -> dict[str, Any]:
         case UnsupportedCall():
             error_type = "NotImplementedError"
         case ParleyError(status=400):
-            error_type = ADAPTER_ERROR_TYPE if error.code == ADAPTER_ERROR_TYPE else "BadRequestError"
+            error_type = error.code if error.code in (ADAPTER_ERROR_TYPE, STORE_ERROR_TYPE) else "BadRequestError"
         case ParleyError(status=status) if status >= 500 and status != 503:
             error_type = "InternalServerError"
         case _:

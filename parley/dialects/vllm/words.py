@@ -29,7 +29,10 @@ PARSED_TYPES = {
     "an integer": ("int_parsing", "Input should be a valid integer, unable to parse string as an integer"),
     "a number": ("float_parsing", "Input should be a valid number, unable to parse string as a number"),
 }
-UNION_TYPES = {"a string or an array of strings": ("a string", "an array")}
+UNION_TYPES = {
+    "a string or an array of strings": ("a string", "an array"),
+    "a string or an array of items": ("a string", "an array"),
+}
 TRUE_TEXTS = {"1", "true", "t", "yes", "y", "on"}
 FALSE_TEXTS = {"0", "false", "f", "no", "n", "off"}
 INTEGER_TEXT = re.compile(r"\s*[+-]?\d{1,300}(\.0*)?\s*", re.ASCII)
@@ -61,6 +64,7 @@ LOW_SENTENCES = {name: f"`{name}` must be a positive value or -1." for name in L
 
 ONE_CONSTRAINT = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
 UNKNOWN_TOOL = "The tool specified in `tool_choice` does not match any of the specified `tools`"
+UNKNOWN_RESPONSE_TOOL = "Tool choice 'function' not found in 'tools' parameter."  # of the Responses API
 # The original's sentences for other broken rules, and whether the parameter is appended.
 RULE_SENTENCES: dict[str, tuple[str, bool]] = {
     "stream_options": ("Stream options can only be defined when `stream=True`.", True),
@@ -253,6 +257,8 @@ class VllmWording(words.ErrorWording):
         """Return vLLM's sentence for any other fault; ``reason`` is used if vLLM has none for this member."""
         if path == "tool_choice.function.name":
             return parameter_error(UNKNOWN_TOOL, "tool_choice")
+        if path == "tool_choice.name":
+            return parameter_error(UNKNOWN_RESPONSE_TOOL, "tool_choice")
         rules = RULE_SENTENCES | CHAT_RULE_SENTENCES if "messages" in self._body else RULE_SENTENCES
         sentence, names_parameter = rules.get(path, (f"{path}: {reason}", True))
         return parameter_error(sentence, path) if names_parameter else Invalid(sentence)
@@ -272,6 +278,14 @@ class VllmWording(words.ErrorWording):
 
 
 VLLM_WORDING = VllmWording()
+
+
+def value_error(path: str, sentence: str, value: Any) -> WrongType:
+    """Return pydantic's error for a value that one of vLLM's own checks of a shape refuses. ``path``: "" for a body."""
+    message, ctx = f"Value error, {sentence}", {"error": ValueError(sentence)}
+    return WrongType(
+        _error_list(_pydantic_error("value_error", path, message, value, ctx)), field=f"body.{path}" if path else "body"
+    )
 
 
 def unknown_token_sentence(token_id: float) -> str:

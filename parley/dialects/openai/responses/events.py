@@ -1,8 +1,11 @@
-"""The events of a response's stream, numbered in order. Members are in the service's order: ``type``, then by name."""
+"""The events of a response's stream, numbered in order.
+
+Members are in the service's order: ``type``, then by name. A server with another form of events derives its own class.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.shared import STREAM_DONE, openai_error_object
@@ -14,6 +17,8 @@ KEEPALIVE = "keepalive"
 class EventStream:
     """Writes events. One that is not ``enabled``, for answers in one piece, writes nothing."""
 
+    end_mark: ClassVar[bytes] = STREAM_DONE
+
     def __init__(self, enabled: bool, count: int = 0):
         self.enabled = enabled
         self.count = count  # events so far
@@ -24,7 +29,7 @@ class EventStream:
         if not self.enabled:
             return
         members["sequence_number"] = self._next_number()
-        data = encode_json({"type": event_type} | dict(sorted(members.items())))
+        data = encode_json(self.event_object(event_type, members))
         self._frames.append(b"event: %b\ndata: %b\n\n" % (event_type.encode(), data))
 
     def delta_template(self, event_type: str, **members: Any) -> bytes:
@@ -32,7 +37,7 @@ class EventStream:
         if not self.enabled:
             return b""
         marks = {"delta": "\0", "sequence_number": "\1"}
-        data = encode_json({"type": event_type} | dict(sorted((members | marks).items()))).replace(b"%", b"%%")
+        data = encode_json(self.event_object(event_type, members | marks)).replace(b"%", b"%%")
         data = data.replace(encode_json("\0"), b"%b").replace(encode_json("\1"), b"%d")
         return b"event: %b\ndata: %b\n\n" % (event_type.encode(), data)
 
@@ -49,23 +54,31 @@ class EventStream:
 
     def end_bytes(self) -> bytes:
         """Return the same, with the mark that ends the stream."""
-        return self.take_bytes() + STREAM_DONE
+        return self.take_bytes() + self.end_mark
+
+    def event_object(self, event_type: str, members: dict[str, Any]) -> dict[str, Any]:
+        """Return an event with its members in order."""
+        return {"type": event_type} | dict(sorted(members.items()))
+
+    def write_failure(self, error: ParleyError, response: dict[str, Any]) -> dict[str, Any]:
+        """Write the error and the failed response, which is returned. ``response``: as it was before.
+
+        The error is nested as the service sends it, and flat as its types declare it.
+        """
+        fault = self.error_members(error)
+        code = fault["code"] or "server_error"
+        flat = {"code": code, "message": fault["message"], "param": fault["param"]}
+        self.write("error", error=flat | {"type": fault["type"]}, **flat)
+        failure = {"code": code, "message": fault["message"]}
+        failed = response | {"status": "failed", "error": failure, "service_tier": "default"}
+        self.write("response.failed", response=failed)
+        return failed
+
+    def error_members(self, error: ParleyError) -> dict[str, Any]:
+        """Return the type, code, message and member of an error."""
+        members: dict[str, Any] = openai_error_object(error)["error"]
+        return members
 
     def _next_number(self) -> int:
         self.count += 1
         return self.count - 1
-
-
-def write_failure(events: EventStream, error: ParleyError, response: dict[str, Any]) -> dict[str, Any]:
-    """Write the error and the failed response, which is returned. ``response``: as it was before.
-
-    The error is nested as the service sends it, and flat as its types declare it.
-    """
-    fault = openai_error_object(error)["error"]
-    code = fault["code"] or "server_error"
-    flat = {"code": code, "message": error.message, "param": error.field}
-    events.write("error", error=flat | {"type": fault["type"]}, **flat)
-    failure = {"code": code, "message": error.message}
-    failed = response | {"status": "failed", "error": failure, "service_tier": "default"}
-    events.write("response.failed", response=failed)
-    return failed

@@ -7,16 +7,17 @@ stream; the coordinator keeps its events.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.fields import decode_fields
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.responses import items, members, stored
-from parley.dialects.openai.responses.events import EventStream, write_failure
+from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.stored import StoredResponse
 from parley.dialects.records import InlinedRequest
 from parley.errors import NotReady, ParleyError
@@ -39,19 +40,28 @@ class _ItemEvent(msgspec.Struct):
 
 def inline_records(body: bytes, context: RequestContext) -> InlinedRequest:
     """Return a request that keeps nothing, with the items that its body refers to. Raises BadRequest."""
-    return InlinedRequest(_InlinedBody(body, context).encode())
+    return InlinedRequest(_InlinedBody(body, decode_fields(body), context).encode())
 
 
-def inline_response(body: bytes, context: RequestContext) -> InlinedRequest:
-    """Return a request for a response, with the items that its body refers to. Raises BadRequest."""
-    return InlinedResponse(_InlinedBody(body, context), context)
+def inline_response(
+    body: bytes,
+    context: RequestContext,
+    *,
+    decode: Callable[[bytes, RequestContext], Fields] = lambda body, context: decode_fields(body),
+    event_stream: type[EventStream] = EventStream,
+) -> InlinedRequest:
+    """Return a request for a response, with the items that its body refers to. Raises BadRequest.
+
+    ``decode``, ``event_stream``: how the API reads a body and writes events.
+    """
+    return InlinedResponse(_InlinedBody(body, decode(body, context), context), context, event_stream)
 
 
 class _InlinedBody:
     """A body with its items. ``new_items``: those that the client sent; ``earlier``: those that it refers to."""
 
-    def __init__(self, body: bytes, context: RequestContext):
-        self._body, self.fields = body, decode_fields(body)
+    def __init__(self, body: bytes, fields: Fields, context: RequestContext):
+        self._body, self.fields = body, fields
         self.storage = members.read_storage(self.fields, context)
         self.earlier = stored.earlier_items(context, self.storage)
         with_items, self.new_items = items.input_with_items(
@@ -70,8 +80,9 @@ class _InlinedBody:
 class InlinedResponse(InlinedRequest):
     """A request for a response, which is kept as it passes."""
 
-    def __init__(self, body: _InlinedBody, context: RequestContext):
+    def __init__(self, body: _InlinedBody, context: RequestContext, event_stream: type[EventStream]):
         super().__init__(body.encode())
+        self._event_stream = event_stream
         self._storage, self._context = body.storage, context
         self._new_items = stored.with_ids(body.new_items, context.unique_id)
         self._all_items = [*body.earlier, *self._new_items]
@@ -113,8 +124,8 @@ class InlinedResponse(InlinedRequest):
 
     def fail_stream(self, error: ParleyError) -> bytes | None:
         """Return the events that end the stream, numbered on from those before."""
-        events = EventStream(enabled=True, count=self._event_count)
-        write_failure(events, error, self._opening | {"output": self._output})
+        events = self._event_stream(enabled=True, count=self._event_count)
+        events.write_failure(error, self._opening | {"output": self._output})
         return events.end_bytes()
 
     def _keep(self, response: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class ConversationReader:
 
     def _read_call_output(self, item: Fields) -> None:
         call_id = _required(item, "call_id")
-        if call_id not in self._call_ids:
+        if call_id not in self._call_ids and self._rules.pairs_calls:
             raise conversation_error(f"No tool call found for function call output with call_id {call_id[:60]}.")
         content = self._content_reader.read_content(item, "output")
         self._end_turn()

@@ -94,18 +94,18 @@ def _moved_member(name: str) -> Unsupported:
     )
 
 
-def read_text_form(body: Fields) -> TextForm:
+def read_text_form(body: Fields, rules: ResponsesRules) -> TextForm:
     """Read ``text``. Raises BadRequest."""
     text = body.object("text")
     if text is None:
         return TextForm(None, {"format": {"type": "text"}, "verbosity": "medium"})
     verbosity = text.string("verbosity", "medium", allowed=VERBOSITIES)
     form = text.object("format")
-    grammar, shown = (None, {"type": "text"}) if form is None else _read_format(form)
+    grammar, shown = (None, {"type": "text"}) if form is None else _read_format(form, rules)
     return TextForm(grammar, {"format": shown, "verbosity": verbosity})
 
 
-def _read_format(form: Fields) -> tuple[Grammar | None, dict[str, Any]]:
+def _read_format(form: Fields, rules: ResponsesRules) -> tuple[Grammar | None, dict[str, Any]]:
     kind = form.string("type", None, allowed=("text", "json_object", "json_schema"))
     path = form.member_path("schema")
     match kind:
@@ -120,7 +120,7 @@ def _read_format(form: Fields) -> tuple[Grammar | None, dict[str, Any]]:
     schema = form.free_object("schema")
     if not form.has_value("schema"):
         raise form.missing_member("schema")
-    if is_strict:
+    if is_strict and rules.strict:
         strict.check_strict_schema(schema, f"text.format '{name}'", path)
     shown = {"type": kind, "description": description, "name": name, "schema": schema, "strict": bool(is_strict)}
     return Grammar("json", schema, field="text.format"), shown

@@ -16,7 +16,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared
 from parley.dialects.openai.messages import read_template_options
 from parley.dialects.openai.responses import items, members, stored, tools
-from parley.dialects.openai.responses.events import KEEPALIVE, EventStream, write_failure
+from parley.dialects.openai.responses.events import KEEPALIVE, EventStream
 from parley.dialects.openai.responses.items import ConversationReader
 from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.openai.responses.output import OutputItems
@@ -89,7 +89,7 @@ def read_token_count(body: bytes, context: RequestContext, rules: ResponsesRules
     fields = decode_fields(body)
     storage = members.read_storage(fields, context)
     response_input = read_response_input(fields, context, rules, storage)
-    members.read_text_form(fields)
+    members.read_text_form(fields, rules)
     fields.string("truncation", "disabled", allowed=TRUNCATIONS)
     return TokenizeRequest(model=fields.string("model", "", cap=256), prompt=response_input.chat)
 
@@ -100,8 +100,15 @@ def write_token_count(result: TokenizeResult) -> bytes:
 
 
 class ResponsesReply(Reply):
-    """A request for a response, answered in OpenAI's form."""
+    """A request for a response, answered in OpenAI's form.
 
+    Servers that answer it in another form derive their own replies, with their classes of events and of the object.
+    """
+
+    reading_rules: ClassVar[shared.ReadingRules] = shared.OPENAI_RULES
+    event_stream: ClassVar[type[EventStream]] = EventStream
+    response_object: ClassVar[type[ResponseObject]] = ResponseObject
+    reasoning_as_text: ClassVar[bool] = False  # always: neither as a summary nor sealed
     field_names: ClassVar[Mapping[str, str]] = {
         "prompt": "input",
         "stop_ids": "stop_token_ids",
@@ -116,17 +123,19 @@ class ResponsesReply(Reply):
         self._input = response_input = read_response_input(body, context, rules, storage)
         tool_members = response_input.tool_members
         max_tokens = body.integer("max_output_tokens", None, rules.min_output_tokens, shared.MAX_TOKENS)
-        extra_members = extras.read_extras(NO_MEMBERS if rules.strict else body, context, max_tokens=max_tokens)
-        text_form, reasoning = members.read_text_form(body), members.read_reasoning(body)
+        extra_members = extras.read_extras(
+            NO_MEMBERS if rules.strict else body, context, max_tokens=max_tokens, rules=self.reading_rules
+        )
+        text_form, reasoning = members.read_text_form(body, rules), members.read_reasoning(body)
         included = members.read_include(body)
-        top_logprobs, alternatives = members.read_logprobs(body, included, context)
+        top_logprobs, alternatives = self.read_logprobs(body, included, context)
         truncation = body.string("truncation", "disabled", allowed=TRUNCATIONS)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
             prompts=[response_input.chat],
             sampling=shared.read_openai_sampling(body),
-            stop_conditions=shared.read_stop_conditions(body, max_tokens),
+            stop_conditions=shared.read_stop_conditions(body, max_tokens, self.reading_rules),
             output_options=OutputOptions(logprobs=alternatives, stream_interval=shared.read_stream_interval(body)),
             stream=body.boolean("stream", False) or (storage.in_background and context.records.are_inlined),
             banned_words=parameters.read_bad_words(body),
@@ -137,21 +146,21 @@ class ResponsesReply(Reply):
             cancel_ids=(f"resp_{context.unique_id}",),
         )
         self._context = context
-        self._settings = self._read_settings(body, tool_members) | {
+        self._settings = self.read_settings(body, tool_members) | {
             "max_output_tokens": max_tokens,
             "reasoning": reasoning.shown,
             "text": text_form.shown,
             "top_logprobs": top_logprobs,
             "truncation": truncation,
         }
-        self._events = EventStream(self.request.stream)
+        self._events = self.event_stream(self.request.stream)
         self._output = OutputItems(
             context.unique_id,
             self._events,
             tool_members.declared,
             wants_logprobs=alternatives is not None,
-            as_summary=reasoning.as_summary,
-            seal=self._seal if members.SEALED_INCLUDED in included else None,
+            as_summary=reasoning.as_summary and not self.reasoning_as_text,
+            seal=self._seal if members.SEALED_INCLUDED in included and not self.reasoning_as_text else None,
         )
         self._response: ResponseObject | None = None  # once the model's name is final
         self._done: ChoiceDone | None = None
@@ -159,7 +168,8 @@ class ResponsesReply(Reply):
         if storage.in_background and not context.records.are_inlined:
             self.background_name = self._settings["id"]
 
-    def _read_settings(self, body: Fields, tool_members: tools.ToolMembers) -> dict[str, Any]:
+    def read_settings(self, body: Fields, tool_members: tools.ToolMembers) -> dict[str, Any]:
+        """Return the members of the answer that the request decides. Raises BadRequest."""
         sampling = self.request.sampling
         return {
             "id": f"resp_{self._context.unique_id}",
@@ -181,13 +191,21 @@ class ResponsesReply(Reply):
             **members.read_labels(body),
         }
 
+    def read_logprobs(self, body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:
+        """Return ``top_logprobs``, and the number of alternatives whose log-probabilities are wanted, or None."""
+        return members.read_logprobs(body, included, context)
+
+    def final_event(self, status: ResponseStatus) -> str:
+        """Return the type of a stream's last event, which has the response in this state."""
+        return f"response.{status}"
+
     def _seal(self, text: str) -> str:
         return self._context.seal_reasoning(text.encode())
 
     @property
     def _object(self) -> ResponseObject:
         if self._response is None:
-            self._response = ResponseObject(self._settings | {"model": self.request.model})
+            self._response = self.response_object(self._settings | {"model": self.request.model})
         return self._response
 
     # -- a stream
@@ -200,12 +218,12 @@ class ResponsesReply(Reply):
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the events that end the stream, and the ``[DONE]`` mark."""
         final = self._final_object(usage)
-        self._events.write(f"response.{final['status']}", response=final)
+        self._events.write(self.final_event(final["status"]), response=final)
         return self._events.end_bytes()
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error, the failed response and the ``[DONE]`` mark."""
-        self._keep(write_failure(self._events, error, self._object.snapshot("failed", self._output.items)))
+        self._keep(self._events.write_failure(error, self._object.snapshot("failed", self._output.items)))
         return self._events.end_bytes()
 
     def render_ping(self) -> bytes:

@@ -12,9 +12,11 @@ from parley.errors import BadRequest, Unsupported
 class ResponsesRules:
     """How a surface reads bodies. ``strict``: it has the refusals of OpenAI's own service: unknown members, tools that
     only that service runs, parts under the names of chat completions, calls without outputs, reasoning that it did not
-    seal."""
+    seal, ``strict`` schemas that its strict mode does not accept. ``pairs_calls``: outputs without their calls are
+    refused."""
 
     strict: bool = False
+    pairs_calls: bool = True
 
     @property
     def min_output_tokens(self) -> int:

@@ -75,7 +75,7 @@ def _read_tool(tool: Fields, members: ToolMembers, rules: ResponsesRules, namesp
         case None:
             raise tool.missing_member("type")
         case "function":
-            return _read_function(_unwrapped(tool, rules), members, namespace)
+            return _read_function(_unwrapped(tool, rules), members, rules, namespace)
         case "custom":
             return _read_custom_tool(tool, members, namespace)
         case "namespace" if not namespace:
@@ -92,13 +92,13 @@ def _unwrapped(tool: Fields, rules: ResponsesRules) -> Fields:
     return tool if nested is None else nested
 
 
-def _read_function(function: Fields, members: ToolMembers, namespace: str) -> dict[str, Any]:
+def _read_function(function: Fields, members: ToolMembers, rules: ResponsesRules, namespace: str) -> dict[str, Any]:
     name = shared.read_identifier(function)
     description = function.string("description", None)
     parameters = function.free_object("parameters") or NO_PARAMETERS
     if parameters.get("type", "object") != "object":
         raise function.member_error("parameters", "the schema of arguments must be of type 'object'.")
-    is_strict = _read_strict(function, name, parameters)
+    is_strict = _read_strict(function, name, parameters, rules)
     signature: dict[str, Any] = {"name": joined_name(namespace, name)}
     if description is not None:
         signature["description"] = description
@@ -114,10 +114,10 @@ def _read_function(function: Fields, members: ToolMembers, namespace: str) -> di
     }
 
 
-def _read_strict(function: Fields, name: str, parameters: dict[str, Any]) -> bool:
+def _read_strict(function: Fields, name: str, parameters: dict[str, Any], rules: ResponsesRules) -> bool:
     """Return whether calls must follow the schema. Unless the client says so, they must if strict mode accepts it."""
     wanted = function.boolean("strict", None)
-    if wanted is False or not function.has_value("parameters"):
+    if wanted is False or not function.has_value("parameters") or (wanted and not rules.strict):
         return bool(wanted)
     try:
         strict.check_strict_schema(

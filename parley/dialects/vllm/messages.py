@@ -1,0 +1,240 @@
+"""``POST /v1/messages`` and its token count as vLLM answers them: Anthropic's conversation, vLLM's options and errors.
+
+The original turns a body into a conversation of chat completions, and its answer back. So the options have that route's
+limits and sentences, reasoning is always shown, and the last turn of the assistant is never continued. Errors in the
+shape of a body have vLLM's form, all others Anthropic's with vLLM's types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+
+from parley.dialects.admin_requests import TokenizeRequest
+from parley.dialects.anthropic.answer import AnswerBlock, BlockList, BlockStream, ThinkingDisplay
+from parley.dialects.anthropic.messages import (
+    FIELD_NAMES,
+    MessageBody,
+    MessagesReply,
+    seal_thinking,
+    write_managed_count,
+)
+from parley.dialects.anthropic.options import CREATE_MEMBERS, Thinking
+from parley.dialects.anthropic.shared import LENIENT_RULES, sse_event
+from parley.dialects.dialect import Answer, Reply, RequestContext
+from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai import extras
+from parley.dialects.openai import shared as openai_shared
+from parley.dialects.openai.shared import MAX_TOKENS
+from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm.words import EMPTY_SENTENCES, VLLM_WORDING, value_error
+from parley.errors import (
+    Invalid,
+    Malformed,
+    Missing,
+    NotAllowed,
+    NotFound,
+    ParleyError,
+    Unauthorized,
+    UnknownModel,
+    WrongType,
+)
+from parley.types import Chat, Request, Usage
+
+LEAST_BUDGET = 1024  # tokens of thinking
+CHAT_NAMES = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}  # of the members with other names there
+SHARED_NAMES = (
+    "temperature", "top_p", "top_k", "cache_salt", "kv_transfer_params", "ec_transfer_params", "vllm_xargs",
+    "watermarking", "mm_payload", "return_mm_kwargs",
+)  # fmt: skip
+FAILED_TYPE = "internal_error"  # of an error that ends a stream
+TEXT_DELTA = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":%b},'
+    b'"index":%d}\n\n'
+)
+SHAPE_ERRORS = (Malformed, Missing, WrongType)
+
+
+def messages_error(error: ParleyError) -> Answer:
+    """Return an error as a complete answer."""
+    is_routing = isinstance(error, Unauthorized | NotFound | NotAllowed) and not isinstance(error, UnknownModel)
+    if is_routing or isinstance(error, SHAPE_ERRORS):
+        return shared.vllm_error(error)
+    fault = shared.vllm_error_object(error)["error"]
+    return Answer(fault["code"], encode_json(error_object(fault["type"], fault["message"])))
+
+
+def error_object(error_type: str, message: str) -> dict[str, Any]:
+    """Return an error in Anthropic's form."""
+    return {"type": "error", "error": {"type": error_type, "message": message}}
+
+
+def read_vllm_messages(body: bytes, context: RequestContext) -> VllmMessagesReply:
+    """Read the body of a request for a message. Raises BadRequest."""
+    fields = _decode_body(body, context)
+    max_tokens = fields.integer("max_tokens", None, None, None)
+    if max_tokens is not None and max_tokens <= 0:
+        raise value_error("max_tokens", "max_tokens must be positive", fields.raw_value("max_tokens"))
+    fields.array("stop_sequences", cap=requests.MAX_STOP_STRINGS)
+    thinking = fields.object("thinking")
+    if thinking is not None:
+        budget = thinking.integer("budget_tokens", None, LEAST_BUDGET, MAX_TOKENS)
+        if budget is not None and max_tokens is not None and budget >= max_tokens:
+            members = dict.fromkeys(fields.member_names)
+            raise value_error("", "thinking.budget_tokens must be less than max_tokens", members)
+    return VllmMessagesReply(LENIENT_RULES, fields, context)
+
+
+def read_vllm_count(body: bytes, context: RequestContext) -> TokenizeRequest:
+    """Read the body of a request that counts tokens. Raises BadRequest."""
+    fields = _decode_body(body, context)
+    message = MessageBody(LENIENT_RULES, fields, context, CREATE_MEMBERS)
+    return TokenizeRequest(model=message.model, prompt=_vllm_chat(fields, message), writer=write_managed_count)
+
+
+def _decode_body(body: bytes, context: RequestContext) -> Fields:
+    fields = requests.decode_generation_body(body, context)
+    if fields.raw_value("model") == "":
+        raise value_error("model", "Model is required", "")
+    if fields.raw_value("messages") == []:
+        raise Invalid(EMPTY_SENTENCES["messages"])
+    return fields
+
+
+def _vllm_chat(body: Fields, message: MessageBody) -> Chat:
+    """Return the conversation. The template decides whether the model thinks, unless the request forbids it."""
+    thinking = body.object("thinking")
+    is_disabled = thinking is not None and thinking.raw_value("type") == "disabled"
+    return msgspec.structs.replace(
+        message.chat,
+        thinking=False if is_disabled else None,
+        reasoning_effort="none" if is_disabled else message.form.effort,
+        add_generation_prompt=True,
+        continue_final=False,
+    )
+
+
+class VllmBlockStream(BlockStream):
+    """Writes the events of blocks in vLLM's form: the index comes last, and nothing is sent that says nothing."""
+
+    first_ping = b""
+    empty_arguments = False
+
+    def text_delta(self, text: str) -> bytes:
+        """Return the event with a piece of text, as nearly all events are."""
+        return TEXT_DELTA % (encode_json(text), self._count - 1)
+
+    def event_object(self, name: str, index: int, members: dict[str, Any]) -> dict[str, Any]:
+        """Return the event of a block with its members in order."""
+        return {"type": name, **members, "index": index}
+
+    def start_of_block(self, block: AnswerBlock) -> dict[str, Any]:
+        """Return a block before it has any content."""
+        start = super().start_of_block(block)
+        start.pop("signature", None)
+        return start
+
+    def call_id(self, call_id: str) -> str:
+        """Return a call's id as clients get it."""
+        return shared.vllm_call_id(call_id)
+
+
+class VllmMessagesReply(MessagesReply):
+    """A request for a message, answered in vLLM's form."""
+
+    ping_bytes: ClassVar[bytes] = Reply.ping_bytes
+    ping_interval: ClassVar[float | None] = None
+    field_names: ClassVar[Mapping[str, str]] = {**FIELD_NAMES, "max_tokens": "max_completion_tokens"}
+
+    def build_request(self, body: Fields, message: MessageBody, max_tokens: int) -> Request:
+        """Return the request with the options of chat completions. Raises BadRequest."""
+        context, members = self._context, _chat_members(body)
+        requests.check_generation(members, context, limit_member="max_completion_tokens", least=1)
+        extra_members = extras.read_extras(members, context, max_tokens=max_tokens, rules=requests.VLLM_RULES)
+        stop_conditions = openai_shared.read_stop_conditions(members, max_tokens, requests.VLLM_RULES)
+        self._answer_id = requests.choose_answer_id(context, context.unique_id)
+        return Request(
+            id=context.unique_id,
+            model=message.model,
+            prompts=[_vllm_chat(body, message)],
+            sampling=openai_shared.read_openai_sampling(members),
+            stop_conditions=requests.cap_max_tokens(stop_conditions, context),
+            grammar=message.form.grammar,
+            thinking_budget=message.thinking.budget,
+            stream=body.boolean("stream", False),
+            **extra_members.request_members,
+        )
+
+    def make_blocks(self, thinking: Thinking) -> tuple[BlockStream, BlockList]:
+        """Return the writers of the answer's blocks. Thinking is always shown."""
+        display = ThinkingDisplay(False, False, partial(seal_thinking, self._context))
+        return VllmBlockStream(display), BlockList(display, shared.vllm_call_id)
+
+    # -- a stream
+
+    def message_start(self, prompt_tokens: int) -> bytes:
+        """Return the first event."""
+        message = self._message([]) | {"stop_reason": None, "stop_sequence": None}
+        message |= {"usage": {"input_tokens": prompt_tokens, "output_tokens": 0}}
+        return sse_event("message_start", {"type": "message_start", "message": message})
+
+    def finish_stream(self, usage: Usage) -> bytes:
+        """Return the end of the message."""
+        reason, sequence = self.stop_reason(usage, called=self._block_stream.called)
+        event: dict[str, Any] = {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": _message_usage(usage),
+        }
+        return sse_event("message_delta", event) + sse_event("message_stop", {"type": "message_stop"})
+
+    def fail_stream(self, error: ParleyError) -> bytes:
+        """Return the error event. The stream ends after it."""
+        return sse_event("error", error_object(FAILED_TYPE, shared.vllm_error_object(error)["error"]["message"]))
+
+    # -- one answer
+
+    def render_body(self, usage: Usage) -> bytes:
+        """Return the whole message, without absent values. An empty one has a text without characters."""
+        assert self._done is not None
+        content = self._block_list.content(self._done.reason) or [{"type": "text", "text": ""}]
+        called = any(block["type"] == "tool_use" for block in content)
+        reason, sequence = self.stop_reason(usage, called=called)
+        ending = {"stop_reason": reason} | ({} if sequence is None else {"stop_sequence": sequence})
+        return encode_json(self._message(content) | ending | {"usage": _message_usage(usage)})
+
+    # -- both
+
+    def stop_reason(self, usage: Usage, *, called: bool) -> tuple[str, str | None]:
+        """Return why the message ended, and the stop sequence that ended it. The original knows no full context."""
+        reason, sequence = super().stop_reason(usage, called=called)
+        return ("max_tokens" if reason == "model_context_window_exceeded" else reason), sequence
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{self._answer_id}",
+            "type": "message",
+            "role": "assistant",
+            "content": content,
+            "model": self.request.model,
+        }
+
+
+def _chat_members(body: Fields) -> Fields:
+    """Return the options under their names in chat completions. The original has no others on this route."""
+    names = dict(zip(SHARED_NAMES, SHARED_NAMES, strict=True)) | CHAT_NAMES
+    present = {there: body.raw_value(here) for here, there in names.items() if body.has_value(here)}
+    return Fields(present, "", VLLM_WORDING)
+
+
+def _message_usage(usage: Usage) -> dict[str, int]:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+    }

@@ -1,0 +1,304 @@
+"""``POST /v1/responses`` as vLLM answers it: OpenAI's members and vLLM's own, and vLLM's form of objects and events.
+
+Its objects omit nothing: absent values are null. A stream ends with ``response.completed`` even if the response is
+incomplete, and has no ``[DONE]`` mark. Stored responses are the server's own: the original keeps them if
+``VLLM_ENABLE_RESPONSES_API_STORE`` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.fields import Fields
+from parley.dialects.openai import shared as openai_shared
+from parley.dialects.openai.responses import stored, stored_routes
+from parley.dialects.openai.responses.events import EventStream
+from parley.dialects.openai.responses.members import LOGPROBS_INCLUDED
+from parley.dialects.openai.responses.reply import ResponsesReply
+from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus, usage_object
+from parley.dialects.openai.responses.rules import ResponsesRules
+from parley.dialects.openai.responses.tools import ToolMembers
+from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
+from parley.dialects.openai.tools import MAX_TOOLS
+from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm.words import EMPTY_SENTENCES, UNKNOWN_RESPONSE_TOOL, VLLM_WORDING, parameter_error
+from parley.errors import BadRequest, Invalid, ParleyError
+from parley.types import ChoiceDelta, Event, PromptAccepted, Usage
+
+RESPONSES_RULES = ResponsesRules(pairs_calls=False)
+MEMBER_ORDER = (
+    "id", "created_at", "incomplete_details", "instructions", "metadata", "model", "object", "output",
+    "parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p", "background", "max_output_tokens",
+    "max_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier", "status", "text", "top_logprobs",
+    "truncation", "usage", "user", "presence_penalty", "frequency_penalty", "kv_transfer_params", "ec_transfer_params",
+    "input_messages", "output_messages",
+)  # fmt: skip
+REASONING_MEMBERS = ("context", "effort", "generate_summary", "mode", "summary")
+FORMAT_MEMBERS = ("name", "schema", "type", "description", "strict")  # of a JSON schema
+TOOL_MEMBERS = ("name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading", "description",
+                "output_schema")  # fmt: skip
+UNSUPPORTED_MEMBERS = {
+    "enable_response_messages": "Messages as the model reads and writes them are",
+    "previous_input_messages": "Messages in the form of Harmony are",
+}
+NO_BACKGROUND = (
+    "This server does not support `store=True` and therefore does not support the background mode. To enable these "
+    "features, let it keep responses."
+)
+
+
+def decode_response_body(body: bytes, context: RequestContext) -> Fields:
+    """Return the members of a body, after the checks that its stored responses need. Raises BadRequest, UnknownRecord.
+
+    A text without characters is a message of the user.
+    """
+    fields = requests.decode_generation_body(body, context)
+    if fields.has_value("prompt"):
+        raise parameter_error("prompt template is not supported", "prompt")
+    if fields.boolean("background", False):
+        if not fields.boolean("store", True):
+            raise parameter_error("background can only be used when `store` is true", "background")
+        if not context.records.are_kept:
+            raise store_error(NO_BACKGROUND, "background")
+    previous = fields.string("previous_response_id", None, cap=256)
+    if previous is not None and not context.records.are_inlined:
+        stored.load_response(context, previous)
+    if fields.raw_value("input") == []:
+        raise Invalid(EMPTY_SENTENCES["messages"])
+    if fields.raw_value("input") == "":
+        return fields.with_members({"input": [{"role": "user", "content": ""}]})
+    return fields
+
+
+def read_vllm_response(body: bytes, context: RequestContext) -> VllmResponsesReply:
+    """Read the body of a create. Raises BadRequest, UnknownRecord."""
+    return VllmResponsesReply(decode_response_body(body, context), context)
+
+
+def cancel_vllm_response(body: bytes, context: RequestContext) -> Answer:
+    """Stop a response that runs in the background. Raises UnknownRecord, BadRequest."""
+    try:
+        return stored_routes.cancel_response(body, context)
+    except BadRequest as error:
+        raise store_error(error.message, "response_id") from None
+
+
+def store_error(message: str, field: str) -> Invalid:
+    """Return the error for a wrong use of stored responses."""
+    return Invalid(message, field=field, code=shared.STORE_ERROR_TYPE)
+
+
+def _check_response(body: Fields, context: RequestContext) -> None:
+    """Check vLLM's rules for all members. Raises BadRequest."""
+    limit = body.raw_value("max_output_tokens")
+    Fields({"max_tokens": limit}, "", VLLM_WORDING).integer("max_tokens", None, 1, MAX_TOKENS)
+    requests.check_generation(body, context, limit_member="max_output_tokens", least=1)
+    text = body.object("text")
+    if body.has_value("structured_outputs") and text is not None and text.has_value("format"):
+        sentence = "Cannot specify both structured_outputs and text.format"
+        raise parameter_error(sentence, "structured_outputs")
+    _check_tool_choice(body)
+    for name, subject in UNSUPPORTED_MEMBERS.items():
+        if body.raw_value(name):
+            raise unsupported_member(body, name, subject)
+
+
+def _check_tool_choice(body: Fields) -> None:
+    choice, tools = body.raw_value("tool_choice"), body.raw_value("tools")
+    if choice == "required" and not tools:
+        sentence = "Tool choice 'required' must be specified with 'tools' parameter."
+        raise parameter_error(sentence, "tool_choice")
+    is_named = isinstance(choice, dict) and choice.get("type") in ("function", "custom")
+    if is_named and not (tools and choice.get("name")):
+        raise parameter_error(UNKNOWN_RESPONSE_TOOL, "tool_choice")
+
+
+class VllmEventStream(EventStream):
+    """Writes events in vLLM's form: members by name, and no mark at the end."""
+
+    end_mark = b""
+
+    def event_object(self, event_type: str, members: dict[str, Any]) -> dict[str, Any]:
+        """Return an event with its members in order."""
+        is_opening = event_type.endswith(".added")
+        members = {"type": event_type} | members
+        if "item" in members:
+            members["item"] = vllm_item(members["item"], "in_progress" if is_opening else "completed")
+        if "part" in members:
+            members["part"] = _vllm_part(members["part"], None if not is_opening else [])
+        if event_type == "response.output_text.done":
+            members["logprobs"] = []
+        name = {"name": members.pop("name")} if "name" in members else {}  # of a call, which comes last
+        return dict(sorted(members.items())) | name
+
+    def error_members(self, error: ParleyError) -> dict[str, Any]:
+        """Return the type, code, message and member of an error, in vLLM's words."""
+        fault: dict[str, Any] = shared.vllm_error_object(error)["error"]
+        return fault | {"code": error.code}
+
+
+class VllmResponseObject(ResponseObject):
+    """A response in vLLM's form. ``settings``: also ``streamed``, whether the answer is a stream."""
+
+    def __init__(self, settings: dict[str, Any]):
+        self._settings = settings
+
+    def snapshot(
+        self,
+        status: ResponseStatus,
+        output: list[dict[str, Any]] | None = None,
+        *,
+        completed_at: int | None = None,
+        incomplete_reason: str | None = None,
+        usage: Usage | None = None,
+    ) -> dict[str, Any]:
+        """Return the object in this state. The original has no time of its end."""
+        reasoning_status = "completed" if self._settings["streamed"] else None
+        members = self._settings | {
+            "incomplete_details": None if incomplete_reason is None else {"reason": incomplete_reason},
+            "output": [vllm_item(item, reasoning_status) for item in output or ()],
+            "status": status,
+            "usage": None if usage is None else _vllm_response_usage(usage),
+        }
+        return {name: members.get(name) for name in MEMBER_ORDER}
+
+
+class VllmResponsesReply(ResponsesReply):
+    """A request for a response, answered in vLLM's form."""
+
+    reading_rules = requests.VLLM_RULES
+    event_stream = VllmEventStream
+    response_object = VllmResponseObject
+    reasoning_as_text = True
+    ping_interval: ClassVar[float | None] = None
+
+    def __init__(self, body: Fields, context: RequestContext):
+        _check_response(body, context)
+        super().__init__(body, context, RESPONSES_RULES)
+        self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)
+        self._shows_reasoning = body.boolean("include_reasoning", True)
+        self._settings |= {
+            "max_output_tokens": self._output_limit(0),
+            "reasoning": _shown_members(body.raw_value("reasoning"), REASONING_MEMBERS),
+            "streamed": self.request.stream,
+            "text": _shown_text(body),
+            "top_logprobs": self.request.output_options.logprobs,
+        }
+
+    def read_settings(self, body: Fields, tool_members: ToolMembers) -> dict[str, Any]:
+        """Return the members of the answer that the request decides. Raises BadRequest."""
+        settings = super().read_settings(body, tool_members)
+        tools = body.array("tools", cap=MAX_TOOLS)
+        settings |= {
+            "metadata": settings["metadata"] if body.has_value("metadata") else None,
+            "tool_choice": settings["tool_choice"] if tools else "none",
+            "tools": list(map(_shown_tool, tools)),
+        }
+        if not self._storage.is_stored and (name := body.string("request_id", None)) is not None:
+            settings["id"] = name
+        return settings
+
+    def read_logprobs(self, body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:
+        """Return the number of alternatives whose log-probabilities are wanted, twice; None: the answer has none."""
+        if LOGPROBS_INCLUDED not in included:
+            return 0, None
+        top = openai_shared.read_alternatives(body, "top_logprobs", self.reading_rules, context) or 0
+        return top, top
+
+    def final_event(self, status: ResponseStatus) -> str:
+        """Return the type of a stream's last event, which is the same for every response."""
+        return "response.completed"
+
+    def render_ping(self) -> bytes:
+        """Return a comment: the original has no event for that."""
+        return self.ping_bytes
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Add these events to the output."""
+        for event in events:
+            if isinstance(event, PromptAccepted):
+                self._settings["max_output_tokens"] = self._output_limit(len(event.token_ids))
+                self._response = None  # made again with the limit
+        super().add_events([event for event in events if self._shows_reasoning or not _is_reasoning(event)])
+
+    def _output_limit(self, prompt_tokens: int) -> int:
+        """Return the largest number of tokens that the output may have."""
+        room = max(0, self._context.context_length - prompt_tokens)
+        wanted = self.request.stop_conditions.max_tokens
+        return room if wanted is None else min(wanted, room)
+
+
+def _is_reasoning(event: Event) -> bool:
+    return isinstance(event, ChoiceDelta) and event.part == "reasoning"
+
+
+def vllm_item(item: dict[str, Any], reasoning_status: str | None) -> dict[str, Any]:
+    """Return an item of the output in vLLM's form. ``reasoning_status``: the status of one with reasoning."""
+    status = "in_progress" if item.get("status") == "in_progress" else "completed"
+    match item["type"]:
+        case "message":
+            parts = [_vllm_part(part, None) for part in item["content"]]
+            return {"id": item["id"], "content": parts, "role": item["role"], "status": status, "type": "message",
+                    "phase": None}  # fmt: skip
+        case "reasoning":
+            parts = [_vllm_part(part, None) for part in item["content"] or ()]
+            return {"id": item["id"], "summary": [], "type": "reasoning", "content": parts or None,
+                    "encrypted_content": None, "status": reasoning_status}  # fmt: skip
+        case "function_call":
+            return {
+                "arguments": item["arguments"],
+                "call_id": shared.vllm_call_id(item["call_id"]),
+                "name": item["name"],
+                "type": "function_call",
+                "id": item["id"],
+                "async": None,
+                "caller": None,
+                "namespace": item.get("namespace"),
+                "status": status,
+            }
+    return item | {"call_id": shared.vllm_call_id(item["call_id"])}
+
+
+def _vllm_part(part: dict[str, Any], no_logprobs: list[Any] | None) -> dict[str, Any]:
+    """Return a part of an item in vLLM's form. ``no_logprobs``: stands for log-probabilities that are absent."""
+    if part["type"] != "output_text":
+        return {"text": part["text"], "type": part["type"]}
+    logprobs = list(map(_vllm_scores, part["logprobs"])) or no_logprobs
+    return {"annotations": [], "text": part["text"], "type": "output_text", "logprobs": logprobs}
+
+
+def _vllm_scores(token: dict[str, Any]) -> dict[str, Any]:
+    alternatives = [{name: each[name] for name in ("token", "bytes", "logprob")} for each in token["top_logprobs"]]
+    return token | {"top_logprobs": alternatives}
+
+
+def _shown_members(value: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    return None if value is None else {name: value.get(name) for name in names}
+
+
+def _shown_text(body: Fields) -> dict[str, Any] | None:
+    text = body.raw_value("text")
+    if text is None:
+        return None
+    form = text.get("format")
+    if form is not None:
+        form = _shown_members(form, FORMAT_MEMBERS if form["type"] == "json_schema" else ("type",))
+    return {"format": form, "verbosity": text.get("verbosity")}
+
+
+def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return tool if tool.get("type") != "function" else {name: tool.get(name) for name in TOOL_MEMBERS}
+
+
+def _vllm_response_usage(usage: Usage) -> dict[str, Any]:
+    """Return the token counts of a finished response; there are no tools of the server, and so no turns."""
+    counts = usage_object(usage)
+    counts["input_tokens_details"] |= {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
+    counts["output_tokens_details"] |= {
+        "tool_output_tokens": 0,
+        "output_tokens_per_turn": [],
+        "tool_output_tokens_per_turn": [],
+    }
+    return counts

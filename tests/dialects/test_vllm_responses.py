@@ -1,0 +1,300 @@
+"""OpenAI's Responses as vLLM serves them. Bytes are those of vLLM 0.33 for the same answers, but for ids and times."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import ApiOptions, RequestContext
+from parley.dialects.openai.responses.inlined import inline_response
+from parley.dialects.records import NO_RECORDS
+from parley.dialects.vllm import responses, shared
+from parley.errors import EngineError, ParleyError
+from parley.types import ChoiceDelta, ChoiceDone, Grammar, PromptAccepted, TokenInfo, ToolCallDelta, Usage
+
+HEAD = RequestContext(
+    "0123456789abcdef0123456789abcdef",
+    1700000000,
+    "fp_1",
+    context_length=512,
+    headers={b"content-type": b"application/json"},
+    vocabulary_size=100,
+    abilities=frozenset({"chat", "tools", "thinking"}),
+)
+UID = b"0123456789abcdef0123456789abcdef"
+USAGE = Usage(prompt_tokens=18, completion_tokens=6, cached_tokens=4)
+PROMPT = PromptAccepted(0, list(range(18)))
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"type": "function", "name": "get_weather", "description": "weather", "parameters": SCHEMA, "strict": True}
+
+
+def read(head: RequestContext = HEAD, **members: Any) -> responses.VllmResponsesReply:
+    body = {"model": "m", "input": "Hi", "temperature": 0, "max_output_tokens": 12} | members
+    return responses.read_vllm_response(json.dumps({k: v for k, v in body.items() if v is not None}).encode(), head)
+
+
+def refusal(head: RequestContext = HEAD, **members: Any) -> tuple[int, dict[str, Any]]:
+    with pytest.raises(ParleyError) as caught:
+        read(head, **members)
+    answer = shared.vllm_error(caught.value)
+    return answer.status, json.loads(answer.body)["error"]
+
+
+def text(value: str, *tokens: TokenInfo) -> ChoiceDelta:
+    return ChoiceDelta(0, value, "content", tokens=list(tokens))
+
+
+def thought(value: str) -> ChoiceDelta:
+    return ChoiceDelta(0, value, "reasoning")
+
+
+def call(arguments: str, name: str | None = None) -> ChoiceDelta:
+    call_id = None if name is None else "call_ace84626253899dc"
+    return ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, call_id, name, arguments))
+
+
+def done(reason: Any = "stop") -> ChoiceDone:
+    return ChoiceDone(0, reason, USAGE)
+
+
+def whole(*events: Any, head: RequestContext = HEAD, **members: Any) -> bytes:
+    reply = read(head, **members)
+    reply.add_events([PROMPT, *events])
+    return reply.render_body(USAGE)
+
+
+def streamed(*events: Any, **members: Any) -> list[bytes]:
+    """Return the events of a stream."""
+    reply = read(stream=True, **members)
+    data = reply.render_chunk([PROMPT, *events]) + reply.finish_stream(USAGE)
+    assert data.endswith(b"\n\n") and b"[DONE]" not in data
+    return data.split(b"\n\n")[:-1]
+
+
+# -- answers
+
+MESSAGE = (
+    b'{"id":"msg_' + UID + b'0000","content":[{"annotations":[],"text":"The sky is blue.","type":"output_text",'
+    b'"logprobs":null}],"role":"assistant","status":"completed","type":"message","phase":null}'
+)
+RESPONSE = (
+    b'{"id":"resp_' + UID + b'","created_at":1700000000,"incomplete_details":%b,"instructions":null,"metadata":null,'
+    b'"model":"m","object":"response","output":[%b],"parallel_tool_calls":true,"temperature":0.0,'
+    b'"tool_choice":"none","tools":[],"top_p":1.0,"background":false,"max_output_tokens":12,"max_tool_calls":null,'
+    b'"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"%b","text":null,'
+    b'"top_logprobs":null,"truncation":"disabled","usage":%b,"user":null,"presence_penalty":0.0,'
+    b'"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,'
+    b'"output_messages":null}'
+)
+COUNTS = (
+    b'{"input_tokens":18,"input_tokens_details":{"cached_tokens":4,"cache_write_tokens":0,"input_tokens_per_turn":[],'
+    b'"cached_tokens_per_turn":[]},"output_tokens":6,"output_tokens_details":{"reasoning_tokens":0,'
+    b'"tool_output_tokens":0,"output_tokens_per_turn":[],"tool_output_tokens_per_turn":[]},"total_tokens":24}'
+)
+
+
+def test_vllm_response_has_its_own_bytes():
+    events = text("The sky is"), text(" blue.")
+    assert whole(*events, done()) == RESPONSE % (b"null", MESSAGE, b"completed", COUNTS)
+    cut = b'{"reason":"max_output_tokens"}', MESSAGE, b"incomplete", COUNTS
+    assert whole(*events, done("length")) == RESPONSE % cut
+
+
+def test_vllm_response_shows_its_settings_as_they_came():
+    settings = {
+        "instructions": "Be kind.", "metadata": {"a": "b"}, "parallel_tool_calls": False, "max_tool_calls": 3,
+        "service_tier": "flex", "truncation": "auto", "user": "u", "presence_penalty": 0.5, "frequency_penalty": 0.25,
+    }  # fmt: skip
+    answer = json.loads(whole(text("a"), done(), **settings, max_output_tokens=None, model=None))
+    assert {name: answer[name] for name in settings} == settings
+    assert answer["max_output_tokens"] == 512 - 18 and answer["model"] == ""
+    form = {"type": "json_schema", "name": "c", "schema": SCHEMA, "strict": True}
+    answer = json.loads(whole(done(), text={"format": form}, reasoning={"effort": "low"}, tools=[FUNCTION]))
+    shown = {"name": "c", "schema": SCHEMA, "type": "json_schema", "description": None, "strict": True}
+    assert json.dumps(answer["text"]) == json.dumps({"format": shown, "verbosity": None})
+    assert answer["reasoning"] == dict.fromkeys(("context", "generate_summary", "mode", "summary")) | {"effort": "low"}
+    assert json.dumps(answer["tools"]) == json.dumps([{
+        "name": "get_weather", "parameters": SCHEMA, "strict": True, "type": "function", "allowed_callers": None,
+        "async": None, "defer_loading": None, "description": "weather", "output_schema": None}])  # fmt: skip
+    assert answer["tool_choice"] == "auto"
+
+
+def test_vllm_response_shows_reasoning_and_calls():
+    answer = whole(thought("Hm."), call('{"city": ', "get_weather"), call('"Paris"}'), done("tool"), tools=[FUNCTION])
+    items = (
+        b'"output":[{"id":"rs_' + UID + b'0000","summary":[],"type":"reasoning","content":[{"text":"Hm.",'
+        b'"type":"reasoning_text"}],"encrypted_content":null,"status":null},{"arguments":"{\\"city\\": \\"Paris\\"}",'
+        b'"call_id":"chatcmpl-tool-ace84626253899dc","name":"get_weather","type":"function_call","id":"fc_'
+        + UID + b'0001","async":null,"caller":null,"namespace":null,"status":"completed"}],'
+    )  # fmt: skip
+    assert items in answer
+    included = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
+    assert items.partition(b",{")[0] in whole(thought("Hm."), done(), **included)
+    assert (
+        json.loads(whole(thought("Hm."), text("a"), done(), include_reasoning=False))["output"][0]["type"] == "message"
+    )
+
+
+def test_vllm_response_is_streamed_in_its_own_bytes():
+    in_progress = RESPONSE % (b"null", b"", b"in_progress", b"null")
+    place = b'"item_id":"msg_' + UID + b'0000"'
+    opened = b'{"id":"msg_' + UID + b'0000","content":[],"role":"assistant","status":"in_progress","type":"message",'
+    part = b'"part":{"annotations":[],"text":"%b","type":"output_text","logprobs":%b},"sequence_number":%d'
+    expected = [
+        (b"created", b'{"response":' + in_progress + b',"sequence_number":0'),
+        (b"in_progress", b'{"response":' + in_progress + b',"sequence_number":1'),
+        (b"output_item.added", b'{"item":' + opened + b'"phase":null},"output_index":0,"sequence_number":2'),
+        (b"content_part.added", b'{"content_index":0,' + place + b',"output_index":0,' + part % (b"", b"[]", 3)),
+        (b"output_text.delta", b'{"content_index":0,"delta":"The sky is",' + place
+         + b',"logprobs":[],"output_index":0,"sequence_number":4'),
+        (b"output_text.delta", b'{"content_index":0,"delta":" blue.",' + place
+         + b',"logprobs":[],"output_index":0,"sequence_number":5'),
+        (b"output_text.done", b'{"content_index":0,' + place
+         + b',"logprobs":[],"output_index":0,"sequence_number":6,"text":"The sky is blue."'),
+        (b"content_part.done", b'{"content_index":0,' + place + b',"output_index":0,'
+         + part % (b"The sky is blue.", b"null", 7)),
+        (b"output_item.done", b'{"item":' + MESSAGE + b',"output_index":0,"sequence_number":8'),
+    ]  # fmt: skip
+    for reason, details, status in (("stop", b"null", b"completed"),
+                                    ("length", b'{"reason":"max_output_tokens"}', b"incomplete")):  # fmt: skip
+        last = b'{"response":' + RESPONSE % (details, MESSAGE, status, COUNTS) + b',"sequence_number":9'
+        frames = [b'event: response.%b\ndata: %b,"type":"response.%b"}' % (name, data, name)
+                  for name, data in (*expected, (b"completed", last))]  # fmt: skip
+        assert streamed(text("The sky is"), text(" blue."), done(reason)) == frames
+
+
+def test_vllm_reasoning_and_calls_are_streamed_in_its_own_bytes():
+    frames = streamed(thought("Hm."), call("{}", "get_weather"), done("tool"), tools=[FUNCTION])
+    reasoning = b'{"item":{"id":"rs_' + UID + b'0000","summary":[],"type":"reasoning","content":%b,'
+    assert reasoning % b"null" + b'"encrypted_content":null,"status":"in_progress"},"output_index":0' in frames[2]
+    assert b'"part":{"text":"","type":"reasoning_text"},"sequence_number":3' in frames[3]
+    assert frames[4].endswith(b'"sequence_number":4,"type":"response.reasoning_text.delta"}')
+    content = b'[{"text":"Hm.","type":"reasoning_text"}]'
+    assert reasoning % content + b'"encrypted_content":null,"status":"completed"},"output_index":0' in frames[7]
+    assert b'{"item":{"arguments":"","call_id":"chatcmpl-tool-ace84626253899dc","name":"get_weather"' in frames[8]
+    call_id = b'"item_id":"fc_' + UID + b'0001","output_index":1'
+    assert frames[9:11] == [
+        b'event: response.function_call_arguments.delta\ndata: {"delta":"{}",' + call_id
+        + b',"sequence_number":9,"type":"response.function_call_arguments.delta"}',
+        b'event: response.function_call_arguments.done\ndata: {"arguments":"{}",' + call_id
+        + b',"sequence_number":10,"type":"response.function_call_arguments.done","name":"get_weather"}',
+    ]  # fmt: skip
+    assert b'"status":"completed"},{"arguments":"{}"' in frames[-1]  # reasoning, where the answer is a stream
+
+
+def test_vllm_response_lists_logprobs_only_if_they_are_included():
+    top_tokens = [TokenInfo(5, "The", b"The", -0.5), TokenInfo(6, "A", b"A", -16.0)]
+    token = TokenInfo(5, "The", b"The", -0.5, top_tokens=top_tokens)
+    included = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    answer = whole(text("The", token), done(), **included)
+    assert (
+        b'"logprobs":[{"token":"The","bytes":[84,104,101],"logprob":-0.5,"top_logprobs":[{"token":"The",'
+        b'"bytes":[84,104,101],"logprob":-0.5},{"token":"A","bytes":[65],"logprob":-16.0}]}]' in answer
+    )
+    assert json.loads(answer)["top_logprobs"] == 2 and read(**included).request.output_options.logprobs == 2
+    (delta,) = [frame for frame in streamed(text("The", token), done(), **included) if b"text.delta\n" in frame]
+    assert b'"logprobs":[{"token":"The","logprob":-0.5,"top_logprobs":[{"token":"The","logprob":-0.5},' in delta
+    assert read(top_logprobs=2).request.output_options.logprobs is None
+    limited = replace(HEAD, api_options=ApiOptions(max_logprobs=100))
+    assert read(limited, include=included["include"], top_logprobs=-1).request.output_options.logprobs == -1
+
+
+def test_vllm_response_stream_ends_with_its_error():
+    reply = read(stream=True)
+    reply.render_chunk([PROMPT, text("The")])
+    *_, error, failed = reply.fail_stream(EngineError("broken")).split(b"\n\n")[:-1]
+    assert json.loads(error.partition(b"data: ")[2])["message"] == "broken" and b"[DONE]" not in failed
+    assert b'"type":"InternalServerError"' in error and failed.startswith(b"event: response.failed\n")
+    assert reply.render_ping() == b": ping\n\n"
+
+
+# -- requests
+
+
+def test_vllm_response_takes_its_extra_members():
+    request = read(
+        top_k=5, min_p=0.5, repetition_penalty=1.5, seed=7, stop=["a"], stop_token_ids=[9], ignore_eos=True,
+        include_stop_str_in_output=True, logit_bias={"5": 1.5}, cache_salt="s", priority=3, session_id="x",
+        structured_outputs={"choice": ["a", "b"]}, chat_template_kwargs={"y": 1}, vllm_xargs={"a": 1},
+    ).request  # fmt: skip
+    sampling, stop = request.sampling, request.stop_conditions
+    assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty, sampling.seed) == (5, 0.5, 1.5, 7)
+    assert (stop.strings, stop.ids, stop.ignore_eos, stop.reserved_tokens) == (["a"], [9], True, 1)
+    assert (sampling.logit_bias, request.cache_salt, request.priority) == ({5: 1.5}, "s", 3)
+    assert request.grammar == Grammar("choice", ["a", "b"], field="structured_outputs.choice")
+    assert request.prompts[0].options == {"y": 1}  # type: ignore[union-attr]
+    assert json.loads(whole(done(), request_id="mine"))["id"] == "mine"
+    assert read(replace(HEAD, generation_defaults={"top_k": 3.0})).request.sampling.top_k == 3
+
+
+def test_vllm_response_takes_inputs_that_the_service_refuses():
+    (message,) = read(input="").request.prompts[0].messages  # type: ignore[union-attr]
+    assert (message.role, message.content) == ("user", "")
+    output = {"type": "function_call_output", "call_id": "c", "output": "5"}
+    (message,) = read(input=[output]).request.prompts[0].messages  # type: ignore[union-attr]
+    assert (message.role, message.content) == ("tool", "5")
+    loose = {"type": "json_schema", "name": "c", "schema": SCHEMA, "strict": True}
+    assert read(text={"format": loose}, tools=[FUNCTION]).request.grammar == Grammar(
+        "json", SCHEMA, field="text.format"
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "status", "message", "kind", "param"),
+    [
+        ({"input": None}, 400, "1 validation error:\n  {'type': 'missing', 'loc': 'body.input', 'msg': 'Field "
+         "required', 'input': '<dict of 3 items>'}", "Bad Request", "body.input"),
+        ({"input": 3}, 400, "2 validation errors:\n  {'type': 'string_type', 'loc': 'body.input', 'msg': 'Input should "
+         "be a valid string', 'input': '3'}\n  {'type': 'list_type', 'loc': 'body.input', 'msg': 'Input should be a "
+         "valid list', 'input': '3'}", "Bad Request", "body.input"),
+        ({"input": []}, 400, "Cannot apply chat template to an empty conversation. Provide at least one message.",
+         "BadRequestError", None),
+        ({"max_output_tokens": 0}, 400, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
+         "BadRequestError", "max_tokens"),
+        ({"max_output_tokens": 100000}, 400, "max_output_tokens=100000 cannot be greater than max_model_len=512. "
+         "Please request fewer output tokens. (parameter=max_output_tokens, value=100000)", "BadRequestError",
+         "max_output_tokens"),
+        ({"prompt": {"id": "x"}}, 400, "prompt template is not supported (parameter=prompt)", "BadRequestError",
+         "prompt"),
+        ({"background": True, "store": False}, 400, "background can only be used when `store` is true "
+         "(parameter=background)", "BadRequestError", "background"),
+        ({"background": True}, 400, responses.NO_BACKGROUND, "invalid_request_error", "background"),
+        ({"previous_response_id": "resp_nope"}, 404, "Response with id 'resp_nope' not found.",
+         "invalid_request_error", "response_id"),
+        ({"structured_outputs": {"choice": ["a"]}, "text": {"format": {"type": "json_object"}}}, 400,
+         "Cannot specify both structured_outputs and text.format (parameter=structured_outputs)", "BadRequestError",
+         "structured_outputs"),
+        ({"tool_choice": "required"}, 400, "Tool choice 'required' must be specified with 'tools' parameter. "
+         "(parameter=tool_choice)", "BadRequestError", "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "x"}}, 400, "Tool choice 'function' not "
+         "found in 'tools' parameter. (parameter=tool_choice)", "BadRequestError", "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, 400, "Tool choice 'function' not found in 'tools' "
+         "parameter. (parameter=tool_choice)", "BadRequestError", "tool_choice"),
+        ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, 400, "Requested sample logprobs of 21, "
+         "which is greater than max allowed: 20 (parameter=logprobs, value=21)", "BadRequestError", "logprobs"),
+        ({"enable_response_messages": True}, 400, "Unsupported parameter: 'enable_response_messages'. Messages as the "
+         "model reads and writes them are not available on this server.", "BadRequestError",
+         "enable_response_messages"),
+        ({"previous_input_messages": [{}]}, 400, "Unsupported parameter: 'previous_input_messages'. Messages in the "
+         "form of Harmony are not available on this server.", "BadRequestError", "previous_input_messages"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_vllm_response_refusals_use_original_wording(members, status, message, kind, param):
+    assert refusal(**members) == (status, {"message": message, "type": kind, "param": param, "code": status})
+
+
+def test_coordinator_keeps_vllm_responses_in_its_form():
+    def inline(**members: Any) -> Any:
+        body = json.dumps({"model": "m", "input": "Hi"} | members).encode()
+        return inline_response(
+            body, HEAD, decode=responses.decode_response_body, event_stream=responses.VllmEventStream
+        )
+
+    with pytest.raises(ParleyError) as caught:
+        inline(prompt={"id": "x"})
+    assert json.loads(shared.vllm_error(caught.value).body)["error"]["type"] == "BadRequestError"
+    assert HEAD.records is NO_RECORDS
+    ended = inline(stream=True).fail_stream(EngineError("broken"))
+    assert b"[DONE]" not in ended and b'"type":"InternalServerError"' in ended
