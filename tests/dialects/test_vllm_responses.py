@@ -225,6 +225,8 @@ def test_vllm_response_takes_its_extra_members():
     assert request.grammar == Grammar("choice", ["a", "b"], field="structured_outputs.choice")
     assert request.prompts[0].options == {"y": 1}  # type: ignore[union-attr]
     assert json.loads(whole(done(), request_id="mine"))["id"] == "mine"
+    elsewhere = {"n": 3, "use_beam_search": True, "logprob_token_ids": [], "prompt_logprobs": 1}
+    assert read(stream=True, **elsewhere).request.n == 1  # members of other routes
     assert read(replace(HEAD, generation_defaults={"top_k": 3.0})).request.sampling.top_k == 3
 
 

@@ -39,6 +39,7 @@ REASONING_MEMBERS = ("context", "effort", "generate_summary", "mode", "summary")
 FORMAT_MEMBERS = ("name", "schema", "type", "description", "strict")  # of a JSON schema
 TOOL_MEMBERS = ("name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading", "description",
                 "output_schema")  # fmt: skip
+MEMBERS_ELSEWHERE = {"n", "use_beam_search", "logprob_token_ids"}  # which mean nothing here
 UNSUPPORTED_MEMBERS = {
     "enable_response_messages": "Messages as the model reads and writes them are",
     "previous_input_messages": "Messages in the form of Harmony are",
@@ -94,7 +95,9 @@ def _check_response(body: Fields, context: RequestContext) -> None:
     """Check vLLM's rules for all members. Raises BadRequest."""
     limit = body.raw_value("max_output_tokens")
     Fields({"max_tokens": limit}, "", VLLM_WORDING).integer("max_tokens", None, 1, MAX_TOKENS)
-    requests.check_generation(body, context, limit_member="max_output_tokens", least=1)
+    # Checks of other members and of streams concern other routes.
+    checked = body.without_members(MEMBERS_ELSEWHERE).with_members({"stream": False})
+    requests.check_generation(checked, context, limit_member="max_output_tokens", least=1)
     text = body.object("text")
     if body.has_value("structured_outputs") and text is not None and text.has_value("format"):
         sentence = "Cannot specify both structured_outputs and text.format"
@@ -201,11 +204,9 @@ class VllmResponsesReply(ResponsesReply):
         return settings
 
     def read_logprobs(self, body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:
-        """Return the number of alternatives whose log-probabilities are wanted, twice; None: the answer has none."""
-        if LOGPROBS_INCLUDED not in included:
-            return 0, None
+        """Return ``top_logprobs``, and the number of alternatives whose log-probabilities are wanted, or None."""
         top = openai_shared.read_alternatives(body, "top_logprobs", self.reading_rules, context) or 0
-        return top, top
+        return (top, top) if LOGPROBS_INCLUDED in included else (0, None)
 
     def final_event(self, status: ResponseStatus) -> str:
         """Return the type of a stream's last event, which is the same for every response."""
