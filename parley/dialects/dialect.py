@@ -68,11 +68,11 @@ class RequestContext:
     under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
     the tasks that it computes instead (``pooling_tasks``), the names of its classes if it is a classifier, how many
     items of each kind of media a request may have (a kind that is missing: the model cannot read it), its model type if
-    it reads media, its ``abilities``, by its chat template and tokenizer, and ``vocabulary_size``, in tokens (0 before
-    it is loaded). About the server: ``api_options``, the
-    seal of reasoning that clients send back, and the tenant's records. About the HTTP request: the decoded path parts
-    that the route names, the headers with lower-case names, the query string, and the tenant's id; where endpoints are
-    managed, also the ``client`` itself.
+    it reads media, its ``abilities``, by its chat template and tokenizer, the ``vocabulary_size`` in tokens, and
+    ``page_tokens``, those of a page of its prefix cache (0 without one; both 0 before it is loaded). About the server:
+    ``api_options``, the seal of reasoning that clients send back, and the tenant's records. About the HTTP request: the
+    decoded path parts that the route names, the headers with lower-case names, the query string, and the tenant's id;
+    where endpoints are managed, also the ``client`` itself.
     """
 
     unique_id: str
@@ -100,6 +100,7 @@ class RequestContext:
     abilities: frozenset[ModelAbility] = ALL_MODEL_ABILITIES
     records: TenantRecords = NO_RECORDS
     vocabulary_size: int = 0
+    page_tokens: int = 0
     client: Tenant = NO_TENANT
 
     def seal_reasoning(self, data: bytes) -> str:

@@ -408,6 +408,7 @@ class ServedModel:
             self._abilities,
             records,
             info.vocab_size if info is not None else 0,
+            block_size if self.settings.prefix_cache else 0,
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

@@ -98,6 +98,14 @@ def test_vllm_message_that_fills_the_context_ends_like_any_other():
     assert answer["stop_reason"] == "max_tokens"
 
 
+def test_vllm_message_counts_whole_new_pages_of_the_cache():
+    for page, created in ((0, 0), (4, 12), (8, 12), (16, 12), (32, 0)):
+        reply = read(replace(HEAD, page_tokens=page))
+        reply.add_events([text("a"), done()])
+        usage = json.loads(reply.render_body(USAGE))["usage"]
+        assert (usage["cache_creation_input_tokens"], usage["input_tokens"]) == (created, 14 - created)
+
+
 def test_vllm_message_without_text_has_an_empty_one():
     assert whole(done()) == WHOLE_START + b'{"type":"text","text":""}],' + MODEL + b"," + WHOLE_END % (b"end_turn", b"")
 

@@ -101,6 +101,11 @@ def test_vllm_response_has_its_own_bytes():
     assert whole(*events, done("length")) == RESPONSE % cut
 
 
+def test_vllm_response_counts_whole_new_pages_of_the_cache():
+    usage = json.loads(whole(text("a"), done(), head=replace(HEAD, page_tokens=16)))["usage"]
+    assert usage["input_tokens_details"]["cache_write_tokens"] == 12
+
+
 def test_vllm_response_shows_its_settings_as_they_came():
     settings = {
         "instructions": "Be kind.", "metadata": {"a": "b"}, "parallel_tool_calls": False, "max_tool_calls": 3,

@@ -188,7 +188,7 @@ class VllmMessagesReply(MessagesReply):
         event: dict[str, Any] = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
-            "usage": _message_usage(usage),
+            "usage": _message_usage(usage, self._context),
         }
         return sse_event("message_delta", event) + sse_event("message_stop", {"type": "message_stop"})
 
@@ -205,7 +205,7 @@ class VllmMessagesReply(MessagesReply):
         called = any(block["type"] == "tool_use" for block in content)
         reason, sequence = self.stop_reason(usage, called=called)
         ending = {"stop_reason": reason} | ({} if sequence is None else {"stop_sequence": sequence})
-        return encode_json(self._message(content) | ending | {"usage": _message_usage(usage)})
+        return encode_json(self._message(content) | ending | {"usage": _message_usage(usage, self._context)})
 
     # -- both
 
@@ -231,10 +231,12 @@ def _chat_members(body: Fields) -> Fields:
     return Fields(present, "", VLLM_WORDING)
 
 
-def _message_usage(usage: Usage) -> dict[str, int]:
+def _message_usage(usage: Usage, context: RequestContext) -> dict[str, int]:
+    """Return the counts of a message; clients add up those of the prompt."""
+    created = shared.created_cache_tokens(usage, context)
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - created,
         "output_tokens": usage.completion_tokens,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": created,
         "cache_read_input_tokens": usage.cached_tokens,
     }

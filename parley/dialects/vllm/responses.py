@@ -143,7 +143,7 @@ class VllmEventStream(EventStream):
 
 
 class VllmResponseObject(ResponseObject):
-    """A response in vLLM's form. ``settings``: also ``streamed``, whether the answer is a stream."""
+    """A response in vLLM's form. ``settings``: also ``streamed``, whether the answer is a stream, and ``context``."""
 
     def __init__(self, settings: dict[str, Any]):
         self._settings = settings
@@ -163,7 +163,7 @@ class VllmResponseObject(ResponseObject):
             "incomplete_details": None if incomplete_reason is None else {"reason": incomplete_reason},
             "output": [vllm_item(item, reasoning_status) for item in output or ()],
             "status": status,
-            "usage": None if usage is None else _vllm_response_usage(usage),
+            "usage": None if usage is None else _vllm_response_usage(usage, self._settings["context"]),
         }
         return {name: members.get(name) for name in MEMBER_ORDER}
 
@@ -185,6 +185,7 @@ class VllmResponsesReply(ResponsesReply):
         self._settings |= {
             "max_output_tokens": self._output_limit(0),
             "reasoning": _shown_members(body.raw_value("reasoning"), REASONING_MEMBERS),
+            "context": context,
             "streamed": self.request.stream,
             "text": _shown_text(body),
             "top_logprobs": self.request.output_options.logprobs,
@@ -293,10 +294,15 @@ def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return tool if tool.get("type") != "function" else {name: tool.get(name) for name in TOOL_MEMBERS}
 
 
-def _vllm_response_usage(usage: Usage) -> dict[str, Any]:
+def _vllm_response_usage(usage: Usage, context: RequestContext) -> dict[str, Any]:
     """Return the token counts of a finished response; there are no tools of the server, and so no turns."""
     counts = usage_object(usage)
-    counts["input_tokens_details"] |= {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
+    created = shared.created_cache_tokens(usage, context)
+    counts["input_tokens_details"] |= {
+        "cache_write_tokens": created,
+        "input_tokens_per_turn": [],
+        "cached_tokens_per_turn": [],
+    }
     counts["output_tokens_details"] |= {
         "tool_output_tokens": 0,
         "output_tokens_per_turn": [],

@@ -102,6 +102,12 @@ def vllm_usage(total: Usage) -> dict[str, Any]:
     }
 
 
+def created_cache_tokens(total: Usage, context: RequestContext) -> int:
+    """Return how many tokens of the prompt are in pages of the prefix cache that were computed for it."""
+    page = context.page_tokens
+    return max(0, total.prompt_tokens // page * page - total.cached_tokens) if page else 0
+
+
 def final_usage(total: Usage) -> dict[str, Any]:
     """Return the usage at the end of a stream, without nulls."""
     members = vllm_usage(total)
