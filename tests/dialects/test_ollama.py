@@ -175,6 +175,10 @@ def test_ollama_answers_a_request_without_text_as_loaded():
     assert json.loads(read_chat(messages=[], keep_alive=0).body)["done_reason"] == "unload"
     assert read_generate(prompt="").body == TEXT_HEAD + b'"","done":true,"done_reason":"load"}'
     assert refusal(read_chat, messages=[], model="x") == (404, "model 'x' not found")
+    encoder = dataclasses.replace(PLAIN, generates=False)
+    assert refusal(read_chat, messages=[], context=encoder) == (400, '"m:latest" does not support chat')
+    assert refusal(read_generate, prompt="", context=encoder) == (400, '"m" does not support generate')
+    assert json.loads(read_generate(prompt="", keep_alive=0, context=encoder).body)["done_reason"] == "unload"
 
 
 # -- what a body means
@@ -238,7 +242,7 @@ def test_ollama_reads_limits_and_stops():
         assert read_chat(options={"num_predict": none, "num_ctx": 0}).request == read_chat().request
     assert read_chat(options={"stop": "a"}).request.stop_conditions.strings == ["a"]
     assert refusal(read_chat, STRICT_RULES, options={"stop": "a"}) == (500, 'option "stop" must be of type array')
-    assert refusal(read_chat, options={"stop": [1]}) == (400, 'option "stop" must be an array of strings')
+    assert refusal(read_chat, options={"stop": [1]}) == (400, 'option "stop" must be of an array of strings')
 
 
 def test_ollama_refuses_a_window_of_penalties_that_would_not_hold():
@@ -404,6 +408,15 @@ def test_ollama_embed_answers_vectors_of_length_1():
         assert refusal(read_vectors, "embed", input=wrong) == (400, "invalid input type")
 
 
+def test_ollama_embed_takes_num_ctx_as_the_window_of_each_text():
+    for path, member in (("embed", "input"), ("embeddings", "prompt")):
+        for window, longest in ((30, 30), (0, 100), (1000, 100)):
+            request = read_vectors(path, **{member: "a"}, options={"num_ctx": window}).request
+            assert (request.max_prompt_tokens, request.context_limit) == (longest, window or None)
+    whole = read_vectors("embed", input="a", options={"num_ctx": 30}, truncate=False).request
+    assert (whole.max_prompt_tokens, whole.context_limit) == (None, 30)
+
+
 def test_ollama_embed_words_its_own_errors():
     reply = read_vectors("embed", input="a")
     errors = {
@@ -420,6 +433,8 @@ def test_ollama_embeddings_answers_one_vector_as_it_is():
     reply.add_events([PromptVector(0, vector_bytes(0.5, 3))])
     assert reply.render_body(USAGE) == b'{"embedding":[0.5,3.0]}'
     assert read_vectors("embeddings", prompt="").body == b'{"embedding":[]}'
+    for path, answer in (("embed", (404, "model '' not found")), ("embeddings", (400, "model is required"))):
+        assert refusal(read_vectors, path, model="") == answer
 
 
 # -- models
@@ -453,10 +468,24 @@ def test_ollama_tags_list_models_with_a_tag():
         "model": "org/m:latest",
         "modified_at": "2026-11-22T07:12:01.000000001Z",
         "size": 15_000,
-        "details": DETAILS,
+        "details": DETAILS | {"context_length": 4096, "embedding_length": 64},
         "capabilities": ["completion", "tools", "thinking"],
     }
     assert (other["name"], other["size"]) == ("b:7b", 0)
+
+
+def test_ollama_takes_the_older_name_beside_an_empty_model():
+    """Go's client sends both members, whichever a program has set."""
+    assert show(model="", name="org/m", system="", template="")["model_info"]["general.basename"] == "m"
+    assert refusal(show, model="", name="") == (400, "model is required")
+
+
+def test_ollama_does_not_find_what_it_should_delete_or_copy():
+    for route in DIALECT.routes:
+        if route.path in ("/api/delete", "/api/copy"):
+            for member in ("name", "model") if route.path == "/api/delete" else ("source",):
+                body = json.dumps({member: "x", "destination": "y"}).encode()
+                assert refusal(route.reader, body, HEAD, FACTS) == (404, "model 'x' not found")
 
 
 def test_ollama_ps_lists_models_that_are_ready_and_never_unloaded():
@@ -539,7 +568,7 @@ def test_ollama_refuses_to_change_models(dialect):
     for route in dialect.routes:
         if (route.method, route.path) in {("POST", "/api/create"), ("POST", "/api/copy"), ("POST", "/api/push"),
                                           ("DELETE", "/api/delete"), ("POST", "/api/blobs/{digest}")}:  # fmt: skip
-            body = b'{"model":"m","source":"m","destination":"n"}'
+            body = b'{"model":"org/m","source":"org/m","destination":"n"}'
             status, text = refusal(lambda route=route, body=body: route.reader(body, HEAD, FACTS))
             subjects[route.path] = text.partition(" is not available")[0]
             assert status == 400

@@ -30,16 +30,23 @@ def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> ChatR
     stays = check_keep_alive(fields, rules)
     if not fields.array("messages", cap=1 << 20):
         shared.check_served(name, context)
+        if stays:
+            _check_chats(name, context)
         return load_answer(name, context, {"message": EMPTY_MESSAGE}, stays=stays)
     return ChatReply(name, rules, fields, context)
+
+
+def _check_chats(name: str, context: RequestContext) -> None:
+    """Check that the model has conversations. Raises Incapable."""
+    if not context.generates or "chat" not in context.abilities:
+        raise shared.incapable_model(name, "chat")
 
 
 class ChatReply(OllamaReply):
     """A reply to a conversation."""
 
     def __init__(self, name: str, rules: OllamaRules, body: Fields, context: RequestContext):
-        if not context.generates or "chat" not in context.abilities:
-            raise shared.incapable_model(name, "chat")
+        _check_chats(name, context)
         think = read_think(body, name, context)
         super().__init__(name, context, shows_thinking=think.shown)
         options = read_options(body, rules, context)

@@ -22,33 +22,34 @@ MAX_DIMENSIONS = 2**31 - 1
 def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> EmbedReply | Answer:
     """Read texts to embed; without any the answer is empty. Raises BadRequest."""
     fields = decode_fields(body, OLLAMA_WORDING)
-    name = _read_common(fields, rules, context)
+    if fields.raw_value("model") in (None, ""):
+        raise UnknownModel("model '' not found", field="model")
+    name, window = _read_common(fields, rules, context)
     texts = _read_texts(fields)
     dimensions = fields.integer("dimensions", None, 0, MAX_DIMENSIONS) or None
     truncate = fields.boolean("truncate", True)
     if not texts:
         shared.check_served(name, context)
         return Acknowledgement(*go_answer({"model": name, "embeddings": []}))
-    return EmbedReply(name, texts, PoolingOptions(dimensions, normalize=True), context, truncate=truncate)
+    return EmbedReply(name, texts, PoolingOptions(dimensions, normalize=True), context, window, truncate=truncate)
 
 
 def read_embeddings(rules: OllamaRules, body: bytes, context: RequestContext) -> SingleEmbeddingReply | Answer:
     """Read one text to embed; an empty one has no vector. Raises BadRequest."""
     fields = decode_fields(body, OLLAMA_WORDING)
-    name = _read_common(fields, rules, context)
+    name, window = _read_common(fields, rules, context)
     text = fields.string("prompt", "")
     if not text:
         shared.check_served(name, context)
         return Acknowledgement(*go_answer({"embedding": []}))
-    return SingleEmbeddingReply(name, [text], PoolingOptions(normalize=False), context, truncate=True)
+    return SingleEmbeddingReply(name, [text], PoolingOptions(normalize=False), context, window, truncate=True)
 
 
-def _read_common(fields: Fields, rules: OllamaRules, context: RequestContext) -> str:
-    """Return the model's name, and check the members that have no effect on vectors."""
+def _read_common(fields: Fields, rules: OllamaRules, context: RequestContext) -> tuple[str, int | None]:
+    """Return the model's name and the request's window in tokens. The other options have no effect on vectors."""
     name = shared.read_model_name(fields)
     check_keep_alive(fields, rules)
-    read_options(fields, rules, context)
-    return name
+    return name, read_options(fields, rules, context).context_limit
 
 
 def _read_texts(fields: Fields) -> list[str]:
@@ -63,21 +64,30 @@ def _read_texts(fields: Fields) -> list[str]:
 
 
 class EmbedReply(UnstreamedReply):
-    """A request for the vectors of texts."""
+    """A request for the vectors of texts. ``window``: tokens that a text may have, None: as many as for the model."""
 
     content_type = shared.JSON_TYPE
 
     def __init__(
-        self, name: str, texts: list[str], pooling: PoolingOptions, context: RequestContext, *, truncate: bool
+        self,
+        name: str,
+        texts: list[str],
+        pooling: PoolingOptions,
+        context: RequestContext,
+        window: int | None,
+        *,
+        truncate: bool,
     ):
         self.name = name
+        longest = min(window or context.context_length, context.context_length) or None
         self.request = Request(
             id=context.unique_id,
             model=name,
             prompts=[Text(text) for text in texts],
             pooling=pooling,
-            max_prompt_tokens=context.context_length or None if truncate else None,
+            max_prompt_tokens=longest if truncate else None,
             truncation_side="head",
+            context_limit=window,
         )
         self._vectors: dict[int, bytes] = {}
 

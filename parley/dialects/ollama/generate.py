@@ -54,16 +54,23 @@ def read_generate(rules: OllamaRules, body: bytes, context: RequestContext) -> G
     stays = check_keep_alive(fields, rules)
     if not any(fields.raw_value(member) for member in ("prompt", "suffix", "images")):
         shared.check_served(name, context)
+        if stays:
+            _check_generates(name, context)
         return load_answer(name, context, {"response": ""}, stays=stays)
     return GenerateReply(name, rules, fields, context)
+
+
+def _check_generates(name: str, context: RequestContext) -> None:
+    """Check that the model writes text. Raises Incapable."""
+    if not context.generates:
+        raise shared.incapable_model(name, "generate")
 
 
 class GenerateReply(OllamaReply):
     """A reply to a prompt."""
 
     def __init__(self, name: str, rules: OllamaRules, body: Fields, context: RequestContext):
-        if not context.generates:
-            raise shared.incapable_model(name, "generate")
+        _check_generates(name, context)
         think = read_think(body, name, context)
         super().__init__(name, context, shows_thinking=think.shown)
         _refuse_members(body, name, context)

@@ -53,7 +53,12 @@ def write_version(version: str) -> bytes:
 def write_tags(cards: Sequence[ModelCard]) -> bytes:
     """Return the list of models, newest first."""
     cards = sorted(cards, key=lambda card: -card.created)
-    return shared.encode_go({"models": [_list_entry(card) | _capabilities(card) for card in cards]})
+    entries = []
+    for card in cards:
+        entry = _list_entry(card)
+        entry["details"] |= _lengths(card)
+        entries.append(entry | _capabilities(card))
+    return shared.encode_go({"models": entries})
 
 
 def write_running(cards: Sequence[ModelCard]) -> bytes:
@@ -109,14 +114,20 @@ def _pull_line(status: str) -> bytes:
     return shared.encode_go({"status": status}) + b"\n"
 
 
-def refuse_change(subject: str, members: Sequence[str]) -> Callable[[bytes, RequestContext, ServerFacts], Answer]:
-    """Return a reader that refuses to change models; ``members`` are the names of models that it needs."""
+def refuse_change(
+    subject: str, members: Sequence[str], served_member: str | None
+) -> Callable[[bytes, RequestContext, ServerFacts], Answer]:
+    """Return a reader that refuses to change models; ``members`` are the names of models that it needs.
+
+    The model that ``served_member`` names has to exist: clients take 404 for "there is nothing to delete".
+    """
 
     def refuse(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
         fields = decode_fields(body, OLLAMA_WORDING)
         for member in members:
-            if not fields.string(member, "", cap=shared.MAX_NAME_CHARACTERS) and not fields.has_value("name"):
-                shared.read_model_name(fields, member)
+            _read_name(fields, member)
+        if served_member is not None:
+            _find_card(fields, facts, served_member)
         raise Unsupported(f"{subject} is not available on this server: its operator chooses its models.")
 
     return refuse
@@ -132,13 +143,19 @@ def answer_no_blob(body: bytes, context: RequestContext, facts: ServerFacts) -> 
     return Answer(404)
 
 
-def _find_card(fields: Fields, facts: ServerFacts) -> tuple[str, ModelCard]:
-    """Return the name in a body, also under its older member, and its card. Raises BadRequest, UnknownModel."""
-    name = shared.read_model_name(fields, "model" if fields.has_value("model") else "name")
+def _read_name(fields: Fields, member: str) -> str:
+    """Return the name in a member, or else in the older ``name``. Go's client sends the empty one as well."""
+    is_older = fields.has_value("name") and fields.raw_value(member) in (None, "")
+    return shared.read_model_name(fields, "name" if is_older else member)
+
+
+def _find_card(fields: Fields, facts: ServerFacts, member: str = "model") -> tuple[str, ModelCard]:
+    """Return the name in a body and its card. Raises BadRequest, UnknownModel."""
+    name = _read_name(fields, member)
     cards = {card.name: card for card in facts.cards}
     known_name = shared.names_one_of(name, cards)
     if known_name is None:
-        raise UnknownModel(f"model '{name}' not found", name=name, served=list(cards), field="model")
+        raise UnknownModel(f"model '{name}' not found", name=name, served=list(cards), field=member)
     return name, cards[known_name]
 
 
@@ -172,6 +189,13 @@ def _details(card: ModelCard) -> dict[str, Any]:
         "parameter_size": _size_in_words(card.info.parameters) if card.info is not None else "",
         "quantization_level": _quantization_level(card),
     }
+
+
+def _lengths(card: ModelCard) -> dict[str, int]:
+    """Return the lengths of the context and of a token's vector, which only the list of models has in its details."""
+    width = _text_config(card.config).get("hidden_size")
+    lengths = {"context_length": card.max_model_len, "embedding_length": width if isinstance(width, int) else None}
+    return {name: length for name, length in lengths.items() if length}
 
 
 def _architecture(card: ModelCard) -> str:

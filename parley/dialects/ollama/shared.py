@@ -71,7 +71,7 @@ class OptionWording(OllamaWording):
         "an integer": "of type integer",
         "a number": "of type float32",
         "a boolean": "of type boolean",
-        "a string": "an array of strings",  # the only texts are those of a list
+        "a string": "of an array of strings",  # the only texts are those of a list
         "a string or an array of strings": "of type array",
     }
 
