@@ -84,7 +84,7 @@ def test_tei_embeds_all_tokens_without_normalization():
 
 
 def test_tei_refuses_sparse_vectors_by_name():
-    answer = embed.refuse_sparse(STRICT_RULES, b"{}", ENCODER)
+    answer = embed.refuse_sparse(STRICT_RULES, b'{"inputs":"a"}', ENCODER)
     assert answer.status == 424
     assert answer.body == (
         b'{"error":"Backend error: Model is not an embedding model with SPLADE pooling","error_type":"Backend"}'
@@ -162,7 +162,12 @@ def test_tei_reranks_texts():
         (embed.read_embed, ENCODER, {"inputs": ["a"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
         (embed.read_embed, ENCODER, {"inputs": "a", "truncate": 1}, 422, "expected a boolean"),
         (embed.read_embed, ENCODER, {"inputs": "a", "truncation_direction": "up"}, 422, "unknown variant `up`"),
-        (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": 0}, 422, "dimensions"),
+        (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": 0}, 422, "error: `dimensions` should be positive"),
+        (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": -1}, 422, "integer `-1`, expected usize"),
+        (embed.read_embed, CLASSIFIER, {"inputs": "a"}, 424, "Backend error: Model is not an embedding model"),
+        (embed.read_embed_all, CLASSIFIER, {"inputs": "a"}, 424, "Backend error: Model is not an embedding model"),
+        (embed.refuse_sparse, ENCODER, {"inputs": []}, 400, "Input validation error: `inputs` cannot be empty"),
+        (embed.refuse_sparse, ENCODER, {}, 422, "missing field `inputs`"),
         (embed.read_embed, ENCODER, {"inputs": [5], "prompt_name": "x"}, 422, "prompt_name"),
         (embed.read_similarity, ENCODER, {"inputs": {"sentences": ["a"]}}, 422, "missing field `source_sentence`"),
         (

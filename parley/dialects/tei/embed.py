@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from parley.dialects import vectors
@@ -11,12 +11,13 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.tei import inputs, shared
 from parley.dialects.tei.inputs import TeiReply
-from parley.dialects.tei.shared import EmptyInput, TeiRules
+from parley.dialects.tei.shared import EmptyInput, TeiRules, UnfitModel
 from parley.dialects.tgi.shared import TGI_WORDING
-from parley.errors import ParleyError
-from parley.types import PoolingOptions, PromptVector, Text, Usage
+from parley.errors import Invalid, ParleyError
+from parley.types import PoolingOptions, Prompt, PromptVector, Text, Usage
 
 MAX_DIMENSIONS = 2**31 - 1
+NOT_EMBEDDING = "Model is not an embedding model"
 NOT_SPARSE = "Model is not an embedding model with SPLADE pooling"
 
 
@@ -53,17 +54,43 @@ def read_openai_embedding(rules: TeiRules, body: bytes, context: RequestContext)
 
 
 def refuse_sparse(rules: TeiRules, body: bytes, context: RequestContext) -> Answer:
-    """Return the original's answer where the model has no sparse vectors, as none here has."""
-    return shared.tei_error_answer(shared.UnfitModel(NOT_SPARSE))
+    """Return the original's answer where the model has no sparse vectors, as none here has. Raises BadRequest."""
+    inputs.read_inputs(rules, decode_fields(body, TGI_WORDING))
+    return shared.tei_error_answer(UnfitModel(NOT_SPARSE))
 
 
-class EmbedReply(TeiReply):
+def _read_dimensions(body: Fields) -> int | None:
+    """Return the number of dimensions of vectors. Raises BadRequest."""
+    dimensions = body.integer("dimensions", None, 0, MAX_DIMENSIONS)
+    if dimensions == 0:
+        raise Invalid("`dimensions` should be positive", field="dimensions")
+    return dimensions
+
+
+class EmbeddingReply(TeiReply):
+    """A request for vectors, which a classifier does not make."""
+
+    def __init__(
+        self,
+        rules: TeiRules,
+        body: Fields,
+        context: RequestContext,
+        prompts: Sequence[Prompt],
+        pooling: PoolingOptions,
+        parameters: Fields | None = None,
+    ):
+        if context.labels:
+            raise UnfitModel(NOT_EMBEDDING)
+        super().__init__(rules, body, context, prompts, pooling, parameters)
+
+
+class EmbedReply(EmbeddingReply):
     """A request for one vector of each text."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
         prompts = inputs.read_inputs(rules, body)
         pooling = PoolingOptions(
-            dimensions=body.integer("dimensions", None, 1, MAX_DIMENSIONS),
+            dimensions=_read_dimensions(body),
             normalize=body.boolean("normalize", True),
             prompt=inputs.read_prompt_name(body, prompts),
         )
@@ -92,7 +119,7 @@ class FeatureReply(EmbedReply):
         return encode_json(written[0] if self._is_single else written)
 
 
-class EmbedAllReply(TeiReply):
+class EmbedAllReply(EmbeddingReply):
     """A request for one vector of each token."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
@@ -106,7 +133,7 @@ class EmbedAllReply(TeiReply):
         return encode_json([vectors.vector_rows(answer.values, answer.rows) for answer in answers])
 
 
-class SimilarityReply(TeiReply):
+class SimilarityReply(EmbeddingReply):
     """A request for the cosine of one sentence with each of several."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
@@ -134,7 +161,7 @@ class SimilarityReply(TeiReply):
         return encode_json([vectors.shortest_float32(vectors.clamped_cosine(source, other)) for other in others])
 
 
-class OpenAIEmbedReply(TeiReply):
+class OpenAIEmbedReply(EmbeddingReply):
     """An embedding request of OpenAI's API, with the original's answer and errors."""
 
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
@@ -144,7 +171,7 @@ class OpenAIEmbedReply(TeiReply):
         self._model = body.string("model", "", cap=256)
         self._encoding = body.string("encoding_format", "float", allowed=("float", "base64"))
         body.string("user", None)
-        pooling = PoolingOptions(dimensions=body.integer("dimensions", None, 1, MAX_DIMENSIONS), normalize=True)
+        pooling = PoolingOptions(dimensions=_read_dimensions(body), normalize=True)
         super().__init__(rules, body.without_members({"truncate", "truncation_direction"}), context, prompts, pooling)
 
     def render_refusal(self, error: ParleyError) -> Answer:

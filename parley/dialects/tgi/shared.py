@@ -92,6 +92,7 @@ RUST_TYPES = {
     "top_n_tokens": "u32",
     "best_of": "usize",
     "truncate": "usize",
+    "dimensions": "usize",
     "seed": "u64",
     "top_k": "i32",
     "a number": "f32",
