@@ -254,6 +254,8 @@ async def test_every_triton_get_route_answers(serve):
     for path in ("/v2", "/v2/"):
         assert (await server.get(path)).json["version"] == __version__
     assert (await server.get("/v2/models/tiny/versions/1")).json["name"] == "tiny"
+    assert (await server.get("/v2/models")).json == {"models": ["tiny"]}  # KServe's; unknown to Triton
+    assert (await server.get("/triton/v2/models")).status == 404
     assert (await server.get("/v2/models/stats")).json["model_stats"][0]["name"] == "tiny"
 
 

@@ -69,6 +69,11 @@ def _metadata_paths(strict: bool) -> tuple[str, ...]:
     return ("/v2",) if strict else ("/v2", "/v2/")
 
 
+def _list_routes(strict: bool) -> tuple[Route, ...]:
+    """Return the route with the names of all models, which KServe's own servers have and Triton lacks."""
+    return () if strict else (Route("GET", "/v2/models", "info", reader=control.model_names_answer),)
+
+
 def _triton_dialect(strict: bool) -> Dialect:
     return Dialect(
         name="triton",
@@ -84,6 +89,7 @@ def _triton_dialect(strict: bool) -> Dialect:
             Route(
                 "GET", "/v2/models/stats", "summed_info", reader=control.model_statistics
             ),  # before a model named "stats"
+            *_list_routes(strict),
             *(route for place in MODEL_PATHS for route in _model_routes(place, strict)),
             *_repository_routes("/v2/repository", strict),
             *_repository_routes("/v2/repository/{repo}", strict),

@@ -142,6 +142,11 @@ def repository_index(body: bytes, context: RequestContext, facts: ServerFacts) -
     )
 
 
+def model_names_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Return the names of all models, as KServe's servers do."""
+    return json_answer({"models": [card.name for card in facts.cards]})
+
+
 def _repository_state(card: ModelCard) -> str:
     return REPOSITORY_STATES.get(card.phase, "UNAVAILABLE")
 
