@@ -30,7 +30,7 @@ def test_strict_is_the_manner_below_the_prefix():
                 assert without_errors(surface.dialect) == without_errors(dialect)
                 assert surface.dialect.render_error == (route.render_error or dialect.render_error)
                 assert route in surface.dialect.routes, (method, path)
-    lenient_only = {("GET", "/v2/")}  # Triton knows no path with a trailing slash
+    lenient_only = {("GET", "/v2/"), ("GET", "/v2/models")}  # Triton knows no path with a trailing slash, and no list
     assert mount_table(universal_mounts(strict=True)).keys() >= mount_table(universal_mounts()).keys() - lenient_only
 
 
@@ -39,6 +39,15 @@ def test_without_it_the_root_is_lenient():
         root = next(surface.dialect for surface in API_MOUNTS if not surface.prefix and surface.dialect.name == name)
         assert root is not DEDICATED_APIS[name]
         assert root in {surface.dialect for surface in universal_mounts()}
+
+
+def test_a_list_of_models_is_openais_unless_a_header_claims_it():
+    for names in (("anthropic", "openai"), ("openai", "anthropic"), ("anthropic", "ollama", "openai")):
+        for path in ("/v1/models", "/v1/models/{model:path}"):
+            (first, _), (second, route) = answering(dedicated_mounts(*names), "GET", path)
+            assert (first.name, second.name) == ("openai", "anthropic") and route.claiming_header
+    ((alone, _),) = answering(dedicated_mounts("anthropic"), "GET", "/v1/models")
+    assert alone.name == "anthropic"
 
 
 def test_alone_an_api_has_every_path_it_has_below_its_prefix():
