@@ -303,11 +303,22 @@ def check_network(config: ResolvedOptions) -> Iterator[Finding]:
         return
     yield from _check_server_options(options)
     yield from _check_ports(options)
+    if options.api_processes > 1:
+        yield _count_processes(options.api_processes)
     keys = len(options.api_keys) + len(options.hashed_keys or ())
     if not options.has_keys and not is_loopback(options.host):
         yield Finding("warn", "keys", f"none, and {options.host} can be reached from outside", "Set PARLEY_API_KEY.")
     else:
         yield Finding("ok", "keys", f"{keys} set" if options.has_keys else "none needed: only this machine can connect")
+
+
+def _count_processes(api_processes: int) -> Finding:
+    """Return the finding about several API processes, each of which can keep a core busy."""
+    cores = control_groups.core_count()
+    observation = f"{api_processes} API processes and a main process on {cores} core{'s' * (cores != 1)}"
+    if api_processes >= cores:
+        return Finding("warn", "processes", observation, "Fewer --api-processes leave the engine cores of its own.")
+    return Finding("ok", "processes", observation)
 
 
 def _check_server_options(options: ServerOptions) -> Iterator[Finding]:

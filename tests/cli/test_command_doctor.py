@@ -180,3 +180,12 @@ def test_doctor_names_a_package_of_another_version(monkeypatch):
     )
     finding = findings(doctor.check_packages)["packages"]
     assert finding.level == "warn" and finding.observation.startswith("numpy 0.0.1 (wanted ==")
+
+
+def test_doctor_counts_api_processes_against_the_cores(monkeypatch):
+    flags = ("--port", str(free_port()), "--api-processes", "3")
+    for cores, level in ((8, "ok"), (3, "warn")):
+        monkeypatch.setattr(doctor.control_groups, "core_count", lambda cores=cores: cores)
+        found = findings(doctor.check_network, *flags)["processes"]
+        assert (found.level, found.observation) == (level, f"3 API processes and a main process on {cores} cores")
+    assert "processes" not in findings(doctor.check_network, *flags[:2])
