@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from dataclasses import replace
 
 import msgspec
@@ -85,7 +86,8 @@ class ApiProcess:
         places = listening_places(options)
         parts.handlers.update(dict.fromkeys(parts.handlers, self._pass_to_main))
         parts.handlers["generate"] = parts.handlers["embed"] = self._generate
-        self._clients: dict[App, MainHttpClient] = {}
+        self._main_client = MainHttpClient(pass_socket, plan.passed_limit)
+        self._places: dict[App, int] = {}
         self._loaded_tls: list[LoadedTls] = []
         self._sockets = [socket.socket(fileno=descriptor) for descriptor in plan.listeners.values()]
         self._servers = []
@@ -93,7 +95,7 @@ class ApiProcess:
         for number in plan.listeners:
             place = places[number]
             app = parts.make_port_app(place.mounts, place.host, certified=place.is_certified, keeps=place.keeps)
-            self._clients[app] = MainHttpClient(pass_socket, number)
+            self._places[app] = number
             context = None
             if place.tls is not None:
                 context = server_tls_context(place.tls, http2=options.http2)
@@ -155,7 +157,7 @@ class ApiProcess:
         with contextlib.suppress(TlsFileError):  # the main process reports it
             reload_certificates(self._loaded_tls)
         self.registry.use_options(options)
-        for app in self._clients:
+        for app in self._places:
             app.use_options(options)
         for server in self._servers:
             server.use_options(options)
@@ -175,19 +177,21 @@ class ApiProcess:
             withdraw_request(self._link, exchange)
         else:
             return
-        await pass_request(self._client_of(exchange), exchange, exchange.take_kept_body())
+        await self._pass_request(exchange, exchange.take_kept_body())
 
     async def _pass_to_main(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
         """Let the main process answer a request."""
-        await pass_request(self._client_of(exchange), exchange, await exchange.read_body())
+        await self._pass_request(exchange, await exchange.read_body())
 
-    def _client_of(self, exchange: Exchange) -> MainHttpClient:
-        return self._clients[exchange.scope["app"]]
+    async def _pass_request(self, exchange: Exchange, body: bytes) -> None:
+        await pass_request(self._main_client, self._places[exchange.scope["app"]], exchange, body)
 
     async def report(self) -> None:
-        """Send what was recorded, and count connections, again and again, until this task is cancelled."""
+        """Send what was recorded, count connections, and refuse what the main process does not answer, again and again,
+        until this task is cancelled."""
         while True:
             self._link.send_snapshot(self.registry)
+            self._link.refuse_late_questions(time.monotonic())
             for _ in range(COUNTS_PER_REPORT):
                 self._counts.set_own(sum(len(server.server_state.connections) for server in self._servers))
                 await asyncio.sleep(REPORT_SECONDS / COUNTS_PER_REPORT)
@@ -197,6 +201,7 @@ class ApiProcess:
         for server in self._servers:
             server.should_exit = True
         await asyncio.wait([serving], timeout=LAST_WRITES_SECONDS)
+        await self.registry.close_models()
         await self._parts.close_parts()
         self._link.send_snapshot(self.registry)
 

@@ -35,7 +35,14 @@ from parley.serving.api_processes.messages import (
     UsePlan,
 )
 from parley.serving.api_processes.passing import accept_passed
-from parley.serving.api_processes.plan import ApiProcessPlan, encode_options, model_facts, planned_model, shared_options
+from parley.serving.api_processes.plan import (
+    ApiProcessPlan,
+    encode_options,
+    model_facts,
+    passed_limit,
+    planned_model,
+    shared_options,
+)
 from parley.serving.handlers import RouteHandler
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
@@ -183,18 +190,18 @@ async def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 class ApiProcessPool:
     """All API processes. ``listeners``: the listening sockets, by the number of their place; ``servers``: those of the
-    main process for them, ``passed_servers`` those for what is passed to it, by the same numbers."""
+    main process for them, by the same numbers; ``passed_server``: the one for what is passed to it."""
 
     def __init__(
         self,
         registry: ModelRegistry,
         listeners: dict[int, socket.socket],
         servers: dict[int, HttpServer],
-        passed_servers: dict[int, HttpServer],
+        passed_server: HttpServer,
     ):
         self.registry = registry
         self.listeners = listeners
-        self._servers, self._passed_servers = servers, passed_servers
+        self._servers, self.passed_server = servers, passed_server
         self._slots = [ApiProcessSlot(number, self) for number in range(1, registry.options.api_processes + 1)]
         count = len(self._slots)
         self.counts_file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close
@@ -208,11 +215,6 @@ class ApiProcessPool:
         self.models_loaded = asyncio.Event()
         self.is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def passed_servers(self) -> list[HttpServer]:
-        """The servers for what API processes pass on."""
-        return list(self._passed_servers.values())
 
     @property
     def links(self) -> list[ApiLink]:
@@ -245,6 +247,7 @@ class ApiProcessPool:
         return ApiProcessPlan(
             number,
             encode_options(shared_options(self.registry.options, len(self._slots))),
+            passed_limit(self.registry.options, len(self._slots)),
             tuple(planned_model(model) for model in self.registry.models),
             self.registry.reasoning_seal.key,
             {place: sock.fileno() for place, sock in self.listeners.items()},
@@ -284,15 +287,14 @@ class ApiProcessPool:
         try:
             while True:
                 try:
-                    passed = accept_passed(pass_socket)
+                    connection = accept_passed(pass_socket)
                 except BlockingIOError:
                     readable.clear()
                     await readable.wait()
                     continue
-                if passed is None:
+                if connection is None:
                     return
-                number, connection = passed
-                task = asyncio.create_task(self._passed_servers[number].serve_connection(connection))
+                task = asyncio.create_task(self.passed_server.serve_connection(connection))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         finally:

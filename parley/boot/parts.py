@@ -73,8 +73,9 @@ class ServerParts:
         await self.links.accept_handovers(host, port, partial(self.intake.take_handover, apps))
 
     async def close_parts(self) -> None:
-        """Close the engines, the results that wait for coordinators, and all links, and send the last spans."""
-        await self.registry.close_models()
+        """Close the files of requests, whose engines are closed, the results that wait for coordinators, and all links,
+        and send the last spans."""
+        await self.registry.close_stores()
         await self.node.close_state()
         await self.member.close_member()
         if self._span_exporter is not None:

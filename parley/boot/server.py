@@ -225,10 +225,7 @@ class ServerInstance:
             self.registry,
             {number: self._sockets[number] for number in numbers},
             {number: self._servers[number] for number in numbers},
-            {
-                number: HttpServer(uvicorn_config(passed_options(self.options), PassedApp(self._apps[number])))
-                for number in numbers
-            },
+            HttpServer(uvicorn_config(passed_options(self.options), PassedApp(dict(enumerate(self._apps))))),
         )
         for kind in REPORTING_KINDS:
             self._parts.handlers[kind] = with_refresh(pool.refresh, self._parts.handlers[kind])
@@ -324,8 +321,7 @@ class ServerInstance:
             server.use_options(options)
         if self._api_processes is not None:
             self._api_processes.use_options(options)
-            for server in self._api_processes.passed_servers:
-                server.use_options(passed_options(options))
+            self._api_processes.passed_server.use_options(passed_options(options))
         if self._grpc_port is not None:
             self._grpc_port.use_options(options)
 
@@ -380,7 +376,7 @@ class ServerInstance:
             await asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in pairs))
         else:  # which may take the sockets over
             serving = [server.serve(sockets=[sock.dup()]) for server, sock in pairs]
-            await asyncio.gather(*serving, *(server.serve(sockets=[]) for server in pool.passed_servers))
+            await asyncio.gather(*serving, pool.passed_server.serve(sockets=[]))
 
     async def _load_and_serve(self, serving: asyncio.Task[None], started: float) -> str:
         """Load the models, then serve. Return "" after a signal, else the error."""
@@ -469,13 +465,14 @@ class ServerInstance:
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)
         for task in (force, draining):
             task.cancel()
-        await self._parts.close_parts()
+        await self.registry.close_models()
         if self._api_processes is not None:
-            await self._api_processes.close()
+            await self._api_processes.close()  # and hear from them what their last requests have used
+        await self._parts.close_parts()
         if self._grpc_port is not None:
             await self._grpc_port.stop_server(GRPC_STOP_SECONDS)
         for place in self._places:
             remove_unix_socket(place.host)
-        for server in (*self._servers, *(self._api_processes.passed_servers if self._api_processes else ())):
+        for server in (*self._servers, *([self._api_processes.passed_server] if self._api_processes else ())):
             server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)

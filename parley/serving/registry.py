@@ -49,7 +49,7 @@ class ModelObserver(Protocol):
 
 
 class ModelRegistry:
-    """The served models and their shared state. ``drain_models`` and ``close_models`` end them all.
+    """The served models and their shared state. ``drain_models``, ``close_models`` and ``close_stores`` end them all.
 
     ``observers`` hear of every model, including the first ones. ``stop_server`` ends the server. ``span_exporter``
     sends the spans of requests elsewhere; None: requests are not traced.
@@ -274,6 +274,9 @@ class ModelRegistry:
         await self.background_runs.close()
         await asyncio.gather(*(model.close_engine() for model in self.models))
         await self.wait_all_idle(CLOSE_GRACE_SECONDS)
+
+    async def close_stores(self) -> None:
+        """Write what is kept of requests, all of which have ended, and close the files."""
         self.record_store.close()
         if self.inference_tables is not None:
             await asyncio.to_thread(self.inference_tables.close)

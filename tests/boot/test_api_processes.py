@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 import signal
 import threading
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +16,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.api_process_server import LONG, ProcessServer, slow_model
 from support.metrics_page import metric_value
-from support.server_process import ServerProcess
 
 from parley.cli.serve import server_options
 from parley.errors import UnknownModel
-from parley.serving.api_processes.plan import decode_options, encode_options
+from parley.serving.api_processes.plan import decode_options, encode_options, passed_limit, shared_options
 from parley.serving.api_processes.relayed_error import RelayedError, relay_error, restore_error
 from parley.serving.options import ListenAddress, MediaOptions, ServerOptions
 from parley.settings.config import SERVE_OPTIONS
@@ -36,60 +34,6 @@ from parley.types import KeyOwner
 from parley.web.connection_limit import ConnectionLimit
 from parley.web.options import TlsFiles
 from parley.web.request_body import BodyBudget
-
-COSTS = "rows = [[1, 0.02], [256, 0.02]]\nblocks = 4096\nlength = 8192\n"  # a token takes 20 ms
-LONG = {"prompt": "abc", "max_tokens": 4000, "stream": True, "ignore_eos": True}
-
-
-class ProcessServer(ServerProcess):
-    """A server with API processes. ``headers`` go with every request."""
-
-    headers: dict[str, str] = {}  # noqa: RUF012
-
-    def children(self, module: str) -> list[int]:
-        """The ids of the processes that the server has started to run a module."""
-        found = []
-        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                with contextlib.suppress(OSError):
-                    if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                        found.append(child)
-        return found
-
-    @property
-    def api_processes(self) -> list[int]:
-        return self.children("parley.boot.api_process")
-
-    def open(self, path: str, body: Any = None, **headers: str):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, data, {"content-type": "application/json", **self.headers, **headers}
-        )
-        return urllib.request.urlopen(request, timeout=30)
-
-    def call(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        try:
-            with self.open(path, body, **headers) as answer:
-                text, status, answer_headers = answer.read(), answer.status, answer.headers
-        except urllib.error.HTTPError as error:
-            with error:
-                text, status, answer_headers = error.read(), error.code, error.headers
-        try:
-            content = json.loads(text)
-        except ValueError:
-            content = text.decode()
-        return status, content, dict(answer_headers.items())
-
-    def activity(self) -> dict[str, Any]:
-        return self.call("/ui/activity")[1]
-
-    def model_state(self) -> dict[str, Any]:
-        return self.activity()["models"][0]
-
-    @property
-    def is_idle(self) -> bool:
-        state = self.model_state()
-        return not self.activity()["requests"] and state["slots"][0] == state["running"] == state["kv"][0] == 0
 
 
 @pytest.fixture(scope="module")
@@ -130,12 +74,7 @@ def scripted(folder: Path, keys, audit_log: Path, tmp_path_factory: pytest.TempP
 def slow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessServer]:
     """A server with an engine process that takes its time."""
     model = tmp_path_factory.mktemp("slow") / "tiny"
-    shutil.copytree(folder, model)
-    (model / "config.json").write_text('{"model_type":"llama","architectures":["LlamaForCausalLM"]}')
-    (model / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
-    costs = model / "costs.toml"
-    costs.write_text(COSTS)
-    with ProcessServer(model, "--no-fake-engine", "--cost-model", str(costs), "--api-processes", "2") as server:
+    with ProcessServer(model, *slow_model(folder, model), "--api-processes", "2") as server:
         yield server.ready()
 
 
@@ -391,3 +330,16 @@ def test_options_and_errors_arrive_as_they_were_sent(tmp_path: Path):
     decoder = msgspec.msgpack.Decoder(RelayedError)
     error = restore_error(decoder.decode(msgspec.msgpack.encode(relay_error(sent))))
     assert type(error) is UnknownModel and vars(error) == vars(sent) and str(error) == str(sent)
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 1 << 20), st.integers(2, 64), st.booleans())
+def test_what_processes_pass_fits_the_descriptors_of_all(served: int, count: int, is_limited: bool):
+    limit = ConnectionLimit(served, served + 40)
+    options = ServerOptions(connection_limit=limit, max_connections=served if is_limited else None)
+    passed, clients = passed_limit(options, count), shared_options(options, count).connection_limit
+    assert passed >= 1 and clients.served_limit >= 1
+    if served >= count:
+        assert passed * count <= served  # in the main process
+        assert passed + clients.served_limit <= served + 1  # in each API process
+    assert clients.refused_limit - clients.served_limit == 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from parley.errors import NotReady, ParleyError
-from parley.serving.api_processes.main_link import MainLink, RelayedAdmission
+from parley.serving.api_processes.main_link import ANSWER_SECONDS, MainLink, RelayedAdmission
 from parley.serving.api_processes.messages import AdmitRequest, CancelOpen, EndRequest, FailOpen, Granted, OpenAccount
 from parley.serving.api_processes.relayed_error import relay_error
 from parley.types import NO_TENANT, KeyLimits
@@ -48,6 +49,24 @@ async def test_a_request_ends_although_it_was_granted_just_before():
     await asyncio.gather(*tasks)
     await asyncio.sleep(0)
     assert [each.ends for each in listed] == [["cmpl-1"], ["The server shuts down."]]
+
+
+async def test_a_main_process_that_does_not_answer_refuses_no_younger_request():
+    link = MainLink(lambda message: None)
+    admit = AdmitRequest(0, NO_TENANT, "", "m", "m", None, 1, "", (), "vllm", 0.0)
+    asked = [asyncio.create_task(link.ask(msgspec.structs.replace(admit, id=number))) for number in range(2)]
+    await asyncio.sleep(0)
+    now = time.monotonic()
+    link.refuse_late_questions(now)
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in asked)
+    asked.append(asyncio.create_task(link.ask(msgspec.structs.replace(admit, id=2))))
+    await asyncio.sleep(0)
+    link.refuse_late_questions(now + ANSWER_SECONDS)
+    link.take_answer(Granted(1))  # too late
+    link.take_answer(Granted(2))
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(result) for result in results] == [NotReady, NotReady, Granted]
 
 
 async def test_a_request_that_is_cancelled_while_it_is_counted_gives_its_lease_back():

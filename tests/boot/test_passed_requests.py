@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from parley.errors import Overloaded
 from parley.serving.api_processes.passing import UNREAD_LIMIT, MainHttpClient, PassedAnswer, accept_passed
 
 
@@ -35,11 +36,11 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 async def test_an_answer_that_has_arrived_leaves_its_connection_to_the_next_request(ends):
-    client = MainHttpClient(ends[0], 0)
+    client = MainHttpClient(ends[0], 1)
     connection = await client.open_connection()
     accepted = accept_passed(ends[1])
     assert accepted is not None
-    with accepted[1] as main_end:
+    with accepted as main_end:
         unread = PassedAnswer(connection)
         connection.send_request(client.format_request(b"GET", b"/", []), unread)
         size = UNREAD_LIMIT + 1
@@ -55,14 +56,29 @@ async def test_an_answer_that_has_arrived_leaves_its_connection_to_the_next_requ
         connection.transport.close()
 
 
+async def test_connections_to_the_main_process_are_limited(ends):
+    client = MainHttpClient(ends[0], 2)
+    first, second = await client.open_connection(), await client.open_connection()
+    with pytest.raises(Overloaded):
+        await client.open_connection()
+    first.transport.abort()
+    await asyncio.sleep(0)  # the loss is noted in the next step of the loop
+    await asyncio.sleep(0)
+    third = await client.open_connection()
+    with pytest.raises(Overloaded):
+        await client.open_connection()
+    for connection in (second, third):
+        connection.transport.abort()
+
+
 def test_a_connection_that_was_lost_on_its_way_is_passed_over(ends):
     api_end, main_end = ends
     main_end.setblocking(False)
     api_end.send(b"\0")  # so it arrives at a process with too many open files
-    socket.send_fds(api_end, [b"\3"], [api_end.fileno()])
+    socket.send_fds(api_end, [b"\0"], [api_end.fileno()])
     accepted = accept_passed(main_end)
-    assert accepted is not None and accepted[0] == 3
-    accepted[1].close()
+    assert accepted is not None
+    accepted.close()
     with pytest.raises(BlockingIOError):
         accept_passed(main_end)
     api_end.close()

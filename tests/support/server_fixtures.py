@@ -130,6 +130,7 @@ async def serve(
 
     yield start_server
     for running_server, task in running:  # cancel directly: uvicorn's own shutdown sleeps
+        await running_server.parts.registry.close_models()
         await running_server.parts.close_parts()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -7,6 +7,7 @@ for any reason, everything that it holds is given back: requests in the engines,
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import chain, count
@@ -36,9 +37,12 @@ from parley.serving.api_processes.relayed_error import RelayedError, relay_error
 from parley.serving.keys.accounts import RequestAccount
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import RequestProgress, ServedModel
-from parley.types import NO_LIMITS, EngineOutput, KeyLimitStates, Tenant, Usage
+from parley.types import NO_LIMITS, NO_TENANT, EngineOutput, EngineRequest, KeyLimitStates, Tenant, Usage
+
+log = logging.getLogger("parley.server")
 
 SNAPSHOT_SECONDS = 1.0  # that a process has to report
+INTERNAL_ERROR = "The server had an error while it processed the request."
 MAX_UNREAD = 256 << 20  # bytes that wait for a process; it hangs if there are more
 
 
@@ -123,7 +127,13 @@ class ApiLink:
             self._kill()
 
     def handle_message(self, message: FromApiProcess) -> None:
-        """Handle a message from the process."""
+        """Handle a message from the process. A defect ends one request at most, not all of the process."""
+        try:
+            self._handle_message(message)
+        except Exception:
+            log.exception("A message of an API process could not be handled.")
+
+    def _handle_message(self, message: FromApiProcess) -> None:
         match message:
             case EngineOrder():
                 self._handle_order(message)
@@ -132,7 +142,8 @@ class ApiLink:
             case OpenAccount():
                 self._answer(message.id, message.tenant, partial(self._open_account, message))
             case ReserveTokens():
-                tenant = self._accounts[message.id].tenant
+                account = self._accounts.get(message.id)
+                tenant = NO_TENANT if account is None else account.tenant
                 self._answer(message.id, tenant, partial(self._reserve_tokens, message))
             case EndRequest():
                 self._end_request(message)
@@ -148,6 +159,9 @@ class ApiLink:
             work()
         except ParleyError as error:
             refusal = relay_error(error)
+        except Exception:
+            log.exception("A question of an API process could not be answered.")
+            refusal = relay_error(ParleyError(INTERNAL_ERROR))
         states: KeyLimitStates | None = None
         if tenant.limits != NO_LIMITS:
             states = self._registry.key_ledger.limiter.states_of(tenant)
@@ -198,18 +212,13 @@ class ApiLink:
             case SubmitRequest(request):
                 model = next((each for each in self._registry.models if each.name == order.model), None)
                 if model is None:
-                    error = "The model is no longer served."
-                    outputs = [
-                        EngineOutput(request.id, k, finish_reason="error", error=error) for k in range(request.n)
-                    ]
-                    self.send(RelayedOutputs(order.model, False, outputs, self._registry.main_model.engine.stats))
+                    self._fail_submission(order.model, request, "The model is no longer served.")
                     return
-                group = self._groups.get(model)
-                if group is None:
-                    group = self._groups[model] = RelayGroup(partial(self._relay_outputs, model))
-                self._streams[request.id] = stream = model.engine.submit_request(request, group)
-                if not stream.open_choices:
-                    del self._streams[request.id]
+                try:
+                    self._submit_request(model, request)
+                except Exception:
+                    log.exception("A request of an API process could not be submitted.")
+                    self._fail_submission(order.model, request, INTERNAL_ERROR)
             case CancelRequest(request_id, index):
                 if request_id in self._streams:
                     self._streams[request_id].cancel_choice(index)
@@ -217,6 +226,18 @@ class ApiLink:
             case FinishBeamSearch(request_id, reason):
                 if request_id in self._streams:
                     self._streams[request_id].finish_beam_search(reason)
+
+    def _submit_request(self, model: ServedModel, request: EngineRequest) -> None:
+        group = self._groups.get(model)
+        if group is None:
+            group = self._groups[model] = RelayGroup(partial(self._relay_outputs, model))
+        self._streams[request.id] = stream = model.engine.submit_request(request, group)
+        if not stream.open_choices:
+            del self._streams[request.id]
+
+    def _fail_submission(self, model_name: str, request: EngineRequest, error: str) -> None:
+        outputs = [EngineOutput(request.id, k, finish_reason="error", error=error) for k in range(request.n)]
+        self.send(RelayedOutputs(model_name, False, outputs, self._registry.main_model.engine.stats))
 
     def _relay_outputs(self, model: ServedModel, arrived: StepArrivals) -> None:
         outputs = list(chain.from_iterable(arrived.values()))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.errors import NotReady
+from parley.errors import NotReady, Overloaded
 from parley.web.exchange import Exchange
 from parley.web.http_client import (
     ConnectionBroken,
@@ -21,7 +22,7 @@ from parley.web.http_client import (
     InstanceUnreachable,
 )
 
-ORIGIN_HEADER = b"x-parley-origin"  # JSON: the client's address or null, and the scheme
+ORIGIN_HEADER = b"x-parley-origin"  # JSON: number of the port, the client's address or null, scheme, hosts
 ORIGIN_KEY = "parley.origin"  # scope key in an API process: the request before a proxy's headers were applied
 # Headers that belong to one connection, and those that the writer of an answer sets itself.
 HOP_HEADERS = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect"))
@@ -30,31 +31,40 @@ UNREAD_LIMIT = 1 << 20  # bytes of an answer that wait for the client before the
 
 
 class MainHttpClient(InstanceHttpClient):
-    """Connects to one port of the main process. ``pass_socket``: where ends of connections are sent; ``place``: the
-    number of the port."""
+    """Connects to the main process. ``pass_socket``: where ends of connections are sent; ``connection_limit``: how many
+    connections there may be."""
 
-    def __init__(self, pass_socket: socket.socket, place: int):
+    def __init__(self, pass_socket: socket.socket, connection_limit: int):
         super().__init__("http://main")
-        self._pass_socket, self._place = pass_socket, place
+        self._pass_socket, self._connection_limit = pass_socket, connection_limit
+        self._connection_count = 0
 
     async def open_connection(self) -> HttpClientConnection:
-        """Open a new connection. Raises InstanceUnreachable."""
+        """Open a new connection. Raises InstanceUnreachable, Overloaded."""
+        if self._connection_count >= self._connection_limit:
+            raise Overloaded("Too many requests are open that the server's main process answers.")
         try:
             own_end, other_end = socket.socketpair()
         except OSError as error:  # too many open files
             raise InstanceUnreachable(f"No connection could be made: {type(error).__name__}.") from None
         try:
-            socket.send_fds(self._pass_socket, [bytes([self._place])], [other_end.fileno()])
+            socket.send_fds(self._pass_socket, [b"\0"], [other_end.fileno()])
         except OSError as error:
             own_end.close()
             raise InstanceUnreachable(f"The main process takes no connection: {type(error).__name__}.") from None
         finally:
             other_end.close()
         own_end.setblocking(False)
+        self._connection_count += 1  # until it is lost
         _, connection = await asyncio.get_running_loop().create_unix_connection(
             lambda: HttpClientConnection(self), sock=own_end
         )
         return connection
+
+    def forget_connection(self, connection: HttpClientConnection) -> None:
+        """Remove a connection that has ended."""
+        self._connection_count -= 1
+        super().forget_connection(connection)
 
 
 class PassedAnswer:
@@ -112,18 +122,20 @@ class PassedAnswer:
                 return
 
 
-async def pass_request(client: MainHttpClient, exchange: Exchange, body: bytes) -> None:
-    """Let the main process answer a request with this body. Raises NotReady if it does not, ClientGone."""
+async def pass_request(client: MainHttpClient, place: int, exchange: Exchange, body: bytes) -> None:
+    """Let the main process answer a request with this body. ``place``: the number of the port that it came to. Raises
+    NotReady if the main process does not answer, Overloaded, ClientGone."""
     scope = exchange.scope
     method = scope["method"].encode()
     path, query, address, scheme = scope[ORIGIN_KEY]
     target = path + (b"?" + query if query else b"")
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     headers = [each for each in scope["headers"] if each[0] not in HOP_HEADERS and each[0] not in OWN_HEADERS]
-    headers.append((ORIGIN_HEADER, json.dumps([address, scheme, [host.decode("latin-1") for host in hosts]]).encode()))
-    exchange.is_passed = True
+    origin = [place, address, scheme, [host.decode("latin-1") for host in hosts]]
+    headers.append((ORIGIN_HEADER, json.dumps(origin).encode()))
     try:
         connection = client.take_idle() or await client.open_connection()
+        exchange.is_passed = True
         answer = PassedAnswer(connection)
         connection.send_request(
             client.format_request(method, target, headers, [body] if body else []), answer, bodiless=method == b"HEAD"
@@ -156,26 +168,25 @@ class OriginKeeper:
 
 
 class PassedApp:
-    """In the main process: ``app`` for requests that API processes pass, as if their clients were connected here."""
+    """In the main process: answers requests that API processes pass, as if their clients were connected here. ``apps``:
+    those of the ports, by number."""
 
-    def __init__(self, app: ASGIApp):
-        self._app = app
+    def __init__(self, apps: Mapping[int, ASGIApp]):
+        self._apps = apps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "http":
-            headers = scope["headers"]
-            origin = next((value for name, value in headers if name == ORIGIN_HEADER), b'[null,"http",[]]')
-            address, scope["scheme"], hosts = json.loads(origin)
-            scope["client"] = None if address is None else tuple(address)
-            scope["headers"] = [(name, value) for name, value in headers if name not in (ORIGIN_HEADER, b"host")]
-            scope["headers"] += [(b"host", host.encode("latin-1")) for host in hosts]
-        await self._app(scope, receive, send)
+        headers = scope["headers"]
+        place, address, scope["scheme"], hosts = json.loads(dict(headers)[ORIGIN_HEADER])
+        scope["client"] = None if address is None else tuple(address)
+        scope["headers"] = [(name, value) for name, value in headers if name not in (ORIGIN_HEADER, b"host")]
+        scope["headers"] += [(b"host", host.encode("latin-1")) for host in hosts]
+        await self._apps[place](scope, receive, send)
 
 
-def accept_passed(pass_socket: socket.socket) -> tuple[int, socket.socket] | None:
-    """Return the number of a port and the end of a connection to it that an API process has sent; None at the end of
-    file. Raises BlockingIOError if there is none.
+def accept_passed(pass_socket: socket.socket) -> socket.socket | None:
+    """Return the end of a connection that an API process has sent; None at the end of file. Raises BlockingIOError if
+    there is none.
 
     An end that was lost, because this process has too many open files, is passed over; the other end sees it closed.
     """
@@ -191,4 +202,4 @@ def accept_passed(pass_socket: socket.socket) -> tuple[int, socket.socket] | Non
         if descriptors:
             connection = socket.socket(fileno=descriptors[0])
             connection.setblocking(False)
-            return data[0], connection
+            return connection

@@ -41,12 +41,14 @@ class PlannedModel(msgspec.Struct, frozen=True):
 
 
 class ApiProcessPlan(msgspec.Struct, frozen=True):
-    """``number``: of the process, from 0. ``seal_key``: of ``ReasoningSeal``. ``listeners``: descriptors of the
-    listening sockets, by the number of their place; ``counts_file``: of the file with the connections of each process.
-    ``id_prefix``: of the ids of the process's engine requests."""
+    """``number``: of the process, from 0. ``passed_limit``: of its connections to the main process. ``seal_key``: of
+    ``ReasoningSeal``. ``listeners``: descriptors of the listening sockets, by the number of their place;
+    ``counts_file``: of the file with the connections of each process. ``id_prefix``: of the ids of the process's engine
+    requests."""
 
     number: int
     options: OptionValues
+    passed_limit: int
     models: tuple[PlannedModel, ...]
     seal_key: bytes
     listeners: dict[int, int]
@@ -79,7 +81,11 @@ def shared_options(options: ServerOptions, count: int) -> ServerOptions:
     has what is shared: slots, the usage of keys, records and endpoints.
     """
     connections, body_memory = options.connection_limit, options.body_budget.limit
-    sharing = 1 if options.max_connections is None else count  # descriptors belong to one process
+    if options.max_connections is None:  # descriptors belong to one process; some are for what it passes
+        clients = connections.served_limit - passed_limit(options, count)
+    else:
+        clients = -(-connections.served_limit // count)
+    refused = connections.refused_limit - connections.served_limit
     return replace(
         options,
         max_queue=sys.maxsize >> 8,
@@ -88,12 +94,18 @@ def shared_options(options: ServerOptions, count: int) -> ServerOptions:
         inference_tables=None,
         response_store=0,
         response_store_file=None,
-        connection_limit=ConnectionLimit(
-            -(-connections.served_limit // sharing), -(-connections.refused_limit // sharing)
-        ),
+        connection_limit=ConnectionLimit(max(1, clients), max(1, clients) + refused),
         body_budget=BodyBudget(max(body_memory // count, options.body_limit, options.media_body_limit)),
         media=replace(options.media, eager=False),
     )
+
+
+def passed_limit(options: ServerOptions, count: int) -> int:
+    """Return how many connections to the main process each of ``count`` API processes may have.
+
+    Each takes a descriptor at both ends. The main process, which has no clients of its own, has enough for all.
+    """
+    return max(1, options.connection_limit.served_limit // count)
 
 
 def encode_options(options: ServerOptions) -> OptionValues:
