@@ -5,10 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from parley.dialects.dialect import RequestTimings
 from parley.metrics.recorded import ModelMetrics
-from parley.tracing.generation_spans import GenerationTimes, add_generation_spans
+from parley.tracing.generation_spans import (
+    EndedGeneration,
+    GenerationTimes,
+    encode_generation_spans,
+    operation_name,
+)
 from parley.tracing.request_trace import RequestTrace
 from parley.types import FinishReason, PrefillChunk, Request, Usage
 from parley.web.logs import AccessLogEntry
@@ -189,17 +195,24 @@ class RequestMetrics:
             self._prefill_chunks,
         )
         incomplete = "" if handed_over or not unfinished else "error" if failed else "abort"
-        add_generation_spans(
-            trace,
-            self._request,
+        request = self._request
+        ended = EndedGeneration(
+            operation_name(request),
+            request.id,
+            request.model,
+            request.stream,
+            request.n,
+            request.stop_conditions.max_tokens,
+            None if request.pooling is not None else request.sampling,
             self._usage,
             times,
-            output_tokens=delivered,
-            finish_reasons=[*self._finish_reasons, *([incomplete] * unfinished if incomplete else ())],
-            preemptions=sum(self._preemptions.values()),
-            resumed=self._resumed,
-            error=incomplete,
+            delivered,
+            (*self._finish_reasons, *([incomplete] * unfinished if incomplete else ())),
+            sum(self._preemptions.values()),
+            self._resumed,
+            incomplete,
         )
+        trace.add_later(partial(encode_generation_spans, trace, ended))
 
     def _add_to_totals(self, now: float, incomplete: bool, failed: bool) -> None:
         """Add the request to the totals. ``incomplete``: some of its choices never finished."""

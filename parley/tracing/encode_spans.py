@@ -9,53 +9,94 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
+from typing import Literal
 
-from parley.tracing.request_trace import AttributeValue, Span
+from parley.tracing.trace_context import TraceContext
 from parley.version import __version__
 
+AttributeValue = str | bool | int | float | tuple[str, ...]
+Attributes = dict[str, AttributeValue]
+SpanKind = Literal["server", "client", "internal"]
+
+NO_ATTRIBUTES: Attributes = {}
 VARINT, FIXED_64, LENGTH, FIXED_32 = 0, 1, 2, 5  # kinds of values
-KINDS = {"internal": 1, "server": 2, "client": 3}
+KINDS = {"internal": b"\x30\x01", "server": b"\x30\x02", "client": b"\x30\x03"}  # field 6
 STATUS_ERROR = 2
+CACHED_CHARACTERS = 32  # of a value; ids of requests, which do not come again, are longer
 FLAGS = b"\x85\x01" + struct.pack("<I", 1)  # field 16: sampled
 pack_double = struct.Struct("<d").pack
 pack_times = struct.Struct("<BQBQ").pack
 
 
-def encode_batch(spans: Iterable[Span], resource: Mapping[str, AttributeValue]) -> bytes:
-    """Return the ExportTraceServiceRequest of these spans. ``resource``: the attributes of this server."""
+def encode_batch(encoded_spans: Iterable[bytes], resource: Mapping[str, AttributeValue]) -> bytes:
+    """Return the ExportTraceServiceRequest of spans that ``encode_span`` encoded. ``resource``: the attributes of this
+    server."""
     scope = _field(1, _field(1, b"parley") + _field(2, __version__.encode()))
-    scope_spans = scope + b"".join([_field(2, _encode_span(span)) for span in spans])
-    return _field(1, _field(1, _encode_pairs(1, resource)) + _field(2, scope_spans))
+    return _field(1, _field(1, _encode_pairs(1, resource)) + _field(2, scope + b"".join(encoded_spans)))
 
 
-def _encode_span(span: Span) -> bytes:
-    context, parent = span.context, span.parent
-    return b"".join(
-        (
-            b"\x0a\x10" + context.trace_id.to_bytes(16) + b"\x12\x08" + context.span_id.to_bytes(8),
-            _field(3, context.state) if context.state else b"",
-            b"\x22\x08" + parent.span_id.to_bytes(8) if parent is not None else b"",
-            _field(5, _as_utf8(span.name)),
-            bytes((_tag(6, VARINT), KINDS[span.kind])),
-            pack_times(_tag(7, FIXED_64), span.start_time, _tag(8, FIXED_64), span.end_time),
-            _encode_pairs(9, span.attributes),
-            _field(15, _field(2, _as_utf8(span.error)) + bytes((_tag(3, VARINT), STATUS_ERROR))) if span.error else b"",
-            FLAGS,
-        )
-    )
+def encode_span(
+    name: str,
+    kind: SpanKind,
+    context: TraceContext,
+    parent: TraceContext | None,
+    start_time: int,
+    end_time: int,
+    attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES,
+    error: str = "",
+) -> bytes:
+    """Return a span that has ended, as an item of a batch. Times in nanoseconds since 1970; ``error``: why its work
+    failed, "" if it did not."""
+    parts = [
+        b"\x0a\x10",
+        context.trace_id.to_bytes(16),
+        b"\x12\x08",
+        context.span_id.to_bytes(8),
+        _field(5, _as_utf8(name)),
+        KINDS[kind],
+        pack_times(_tag(7, FIXED_64), start_time, _tag(8, FIXED_64), end_time),
+        FLAGS,
+    ]
+    if parent is not None:
+        parts += b"\x22\x08", parent.span_id.to_bytes(8)
+    if attributes:
+        parts.append(_encode_pairs(9, attributes))
+    if context.state:
+        parts.append(_field(3, context.state))
+    if error:
+        parts.append(_field(15, _field(2, _as_utf8(error)) + bytes((_tag(3, VARINT), STATUS_ERROR))))
+    return _field(2, b"".join(parts))
 
 
 def _encode_pairs(number: int, attributes: Mapping[str, AttributeValue]) -> bytes:
     """Return attributes as the repeated field ``number`` of KeyValue messages."""
     return b"".join(
-        [_field(number, _encode_name(name) + _field(2, _encode_value(value))) for name, value in attributes.items()]
+        [
+            _double_head(number, name) + pack_double(value)
+            if type(value) is float
+            else _encode_pair(number, name, value)
+            if type(value) is not str or len(value) <= CACHED_CHARACTERS
+            else _field(number, _encode_name(name) + _field(2, _field(1, _as_utf8(value))))
+            for name, value in attributes.items()
+        ]
     )
+
+
+@lru_cache(1024, typed=True)  # most values are those of other requests as well
+def _encode_pair(number: int, name: str, value: AttributeValue) -> bytes:
+    return _field(number, _encode_name(name) + _field(2, _encode_value(value)))
 
 
 @cache  # names are those of the code
 def _encode_name(name: str) -> bytes:
     return _field(1, name.encode())
+
+
+@cache
+def _double_head(number: int, name: str) -> bytes:
+    """Return a pair whose value is a double, without its last eight bytes, the value."""
+    return _field(number, _encode_name(name) + _field(2, _encode_value(0.0)))[:-8]
 
 
 def _encode_value(value: AttributeValue) -> bytes:

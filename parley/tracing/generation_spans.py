@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from parley.tracing.request_trace import Attributes, RequestTrace
+from parley.tracing.encode_spans import Attributes
+from parley.tracing.request_trace import RequestTrace
 from parley.types import Chat, PrefillChunk, Request, Sampling, Usage
 
 PROVIDER = "parley"
@@ -32,77 +34,93 @@ class GenerationTimes:
     chunks: Sequence[PrefillChunk] = field(default_factory=list)
 
 
-def add_generation_spans(
-    trace: RequestTrace,
-    request: Request,
-    usage: Usage,
-    times: GenerationTimes,
-    *,
-    output_tokens: int,
-    finish_reasons: Sequence[str],
-    preemptions: int,
-    resumed: bool,
-    error: str = "",
-) -> None:
-    """Add the spans of a generation that has ended. ``resumed``: another server prefilled the prompts."""
-    operation = _operation_name(request)
+class EndedGeneration(NamedTuple):
+    """What the spans of a generation say. ``sampling``: None if it generated no text; ``resumed``: another server
+    prefilled the prompts; ``error``: why it failed, "" if it did not."""
+
+    operation: str
+    request_id: str
+    model: str
+    stream: bool
+    n: int
+    max_tokens: int | None
+    sampling: Sampling | None
+    usage: Usage
+    times: GenerationTimes
+    output_tokens: int
+    finish_reasons: tuple[str, ...]
+    preemptions: int
+    resumed: bool
+    error: str
+
+
+def encode_generation_spans(trace: RequestTrace, ended: EndedGeneration) -> bytes:
+    """Encode the spans of a generation that has ended."""
+    times, resumed, usage = ended.times, ended.resumed, ended.usage
     attributes = {
-        "gen_ai.operation.name": operation,
+        "gen_ai.operation.name": ended.operation,
         "gen_ai.provider.name": PROVIDER,
-        **_request_attributes(request),
-        **_usage_attributes(usage, output_tokens),
+        **_request_attributes(ended),
+        **_usage_attributes(usage, ended.output_tokens),
         **_latency_attributes(times, resumed),
     }
-    if finish_reasons:
-        attributes["gen_ai.response.finish_reasons"] = list(finish_reasons)
-    if request.stream and times.first_token and not resumed:
+    if ended.finish_reasons:
+        attributes["gen_ai.response.finish_reasons"] = ended.finish_reasons
+    if ended.stream and times.first_token and not resumed:
         attributes["gen_ai.response.time_to_first_chunk"] = times.first_token - times.arrived
-    if error:
-        attributes["error.type"] = error
-    context = trace.new_context()
-    name = f"{operation} {request.model}"
-    trace.add_span(name, trace.started_at, times.ended, attributes, context=context, error=error)
-    trace.add_span("prepare", trace.started_at, times.submitted, parent=context)
+    if ended.error:
+        attributes["error.type"] = ended.error
+    encode, context = trace.encode_span, trace.new_context()
+    name = f"{ended.operation} {ended.model}"
+    spans = [
+        encode(name, trace.started_at, times.ended, attributes, context=context, error=ended.error),
+        encode("prepare", trace.started_at, times.submitted, parent=context),
+    ]
     if not resumed:
-        trace.add_span("queue", times.submitted, times.first_step or times.ended, parent=context)
+        spans.append(encode("queue", times.submitted, times.first_step or times.ended, parent=context))
     if times.first_token and not resumed:
         prefill = trace.new_context()
         tokens: Attributes = {
             "parley.prompt.tokens": usage.prompt_tokens,
             "parley.prompt.cached_tokens": usage.cached_tokens,
         }
-        trace.add_span("prefill", times.first_step, times.first_token, tokens, context=prefill, parent=context)
+        spans.append(encode("prefill", times.first_step, times.first_token, tokens, context=prefill, parent=context))
         for chunk in times.chunks:
             start = times.submitted + chunk.start_seconds
             chunk_tokens: Attributes = {"parley.chunk.tokens": chunk.tokens}
-            trace.add_span("prefill chunk", start, start + chunk.seconds, chunk_tokens, parent=prefill)
+            spans.append(encode("prefill chunk", start, start + chunk.seconds, chunk_tokens, parent=prefill))
     if times.last_token > times.first_token > 0:
-        decoded: Attributes = {"gen_ai.usage.output_tokens": output_tokens, "parley.preemptions": preemptions}
-        trace.add_span("decode", times.first_token, times.last_token, decoded, parent=context)
+        decoded: Attributes = {
+            "gen_ai.usage.output_tokens": ended.output_tokens,
+            "parley.preemptions": ended.preemptions,
+        }
+        spans.append(encode("decode", times.first_token, times.last_token, decoded, parent=context))
+    return b"".join(spans)
 
 
-def _operation_name(request: Request) -> str:
+def operation_name(request: Request) -> str:
+    """Return the name of what a request asks for, by the conventions."""
     if request.pooling is not None:
         return "embeddings"
     return "chat" if isinstance(request.prompts[0], Chat) else "text_completion"
 
 
-def _request_attributes(request: Request) -> Attributes:
+def _request_attributes(ended: EndedGeneration) -> Attributes:
     """Return the attributes of a request: names and numbers, no text of users."""
-    sampling = request.sampling
     attributes: Attributes = {
-        "gen_ai.request.model": request.model,
-        "gen_ai.response.model": request.model,
-        "gen_ai.request.id": request.id,
-        "gen_ai.response.id": request.id,
-        "gen_ai.request.stream": request.stream,
-        "gen_ai.request.n": request.n,
+        "gen_ai.request.model": ended.model,
+        "gen_ai.response.model": ended.model,
+        "gen_ai.request.id": ended.request_id,
+        "gen_ai.response.id": ended.request_id,
+        "gen_ai.request.stream": ended.stream,
+        "gen_ai.request.n": ended.n,
     }
-    if request.n != 1:
-        attributes["gen_ai.request.choice.count"] = request.n
-    if request.stop_conditions.max_tokens is not None:
-        attributes["gen_ai.request.max_tokens"] = request.stop_conditions.max_tokens
-    if request.pooling is None:
+    if ended.n != 1:
+        attributes["gen_ai.request.choice.count"] = ended.n
+    if ended.max_tokens is not None:
+        attributes["gen_ai.request.max_tokens"] = ended.max_tokens
+    sampling = ended.sampling
+    if sampling is not None:
         attributes["gen_ai.request.temperature"] = sampling.temperature
         attributes["gen_ai.request.top_p"] = sampling.top_p
         if sampling.top_k:

@@ -5,35 +5,43 @@ Names: https://opentelemetry.io/docs/specs/semconv/http/http-spans/
 
 from __future__ import annotations
 
-from parley.tracing.request_trace import Attributes, RequestTrace
+from typing import NamedTuple
+
+from parley.tracing.encode_spans import Attributes
+from parley.tracing.request_trace import RequestTrace
 
 
-def finish_http_span(
-    trace: RequestTrace,
-    method: str,
-    route: str,
-    path: str,
-    status: int,
-    *,
-    client: str,
-    api: str,
-    request_id: str,
-    key: str = "",
-    error: str = "",
-) -> None:
-    """End the trace of an HTTP request. ``route``: the template of its path, "" for an unknown URL; ``status``: 0 if
-    the client left before the answer; ``key``: the name of its API key; ``error``: the message that the client got."""
+class HttpRequestEnd(NamedTuple):
+    """What the span of an HTTP request says. ``ended_at``: by ``time.perf_counter``; ``route``: the template of its
+    path, "" for an unknown URL; ``status``: 0 if the client left before the answer; ``key``: the name of its API key;
+    ``error``: the message that the client got."""
+
+    ended_at: float
+    method: str
+    route: str
+    path: str
+    status: int
+    client: str
+    api: str
+    request_id: str
+    key: str
+    error: str
+
+
+def encode_http_span(trace: RequestTrace, end: HttpRequestEnd) -> bytes:
+    """Encode the span of an HTTP request."""
+    status = end.status
     attributes: Attributes = {
-        "http.request.method": method,
-        "url.path": path,
-        "client.address": client,
-        "parley.api": api,
-        "parley.request.id": request_id,
+        "http.request.method": end.method,
+        "url.path": end.path,
+        "client.address": end.client,
+        "parley.api": end.api,
+        "parley.request.id": end.request_id,
     }
-    if route:
-        attributes["http.route"] = route
-    if key:
-        attributes["parley.key"] = key
+    if end.route:
+        attributes["http.route"] = end.route
+    if end.key:
+        attributes["parley.key"] = end.key
     if status:
         attributes["http.response.status_code"] = status
     if status >= 400:
@@ -41,4 +49,5 @@ def finish_http_span(
     elif not status:
         attributes["error.type"] = "client_disconnected"
     # The status of a server's span is an error only if the server is at fault.
-    trace.finish(f"{method} {route}".rstrip(), attributes, (error or str(status)) if status >= 500 else "")
+    error = (end.error or str(status)) if status >= 500 else ""
+    return trace.encode_request_span(f"{end.method} {end.route}".rstrip(), end.ended_at, attributes, error)

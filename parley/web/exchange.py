@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Answer, Dialect, HeaderList, Reply
 from parley.errors import BadRequest, Invalid, ParleyError, RateLimited, TooLarge, UnknownCoding, excerpt
-from parley.tracing.http_span import finish_http_span
+from parley.tracing.http_span import HttpRequestEnd, encode_http_span
 from parley.tracing.request_trace import RequestTrace, SpanExporter
 from parley.types import NO_TENANT, KeyLimitStates, Tenant
 from parley.web.connection import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
@@ -352,18 +352,19 @@ class Exchange:
     def finish_trace(self) -> None:
         """Add the span of the whole request, unless it is not traced or was a probe."""
         if self.trace is not None and not self.log_entry.is_probe:
-            finish_http_span(
-                self.trace,
+            end = HttpRequestEnd(
+                time.perf_counter(),
                 self.scope["method"],
                 self.route_path,
                 self.scope["path"],
                 self.status,
-                client=self.client_host,
-                api=self.dialect.name,
-                request_id=self.request_id,
-                key=self.log_entry.key,
-                error=self.log_entry.error,
+                self.client_host,
+                self.dialect.name,
+                self.request_id,
+                self.log_entry.key,
+                self.log_entry.error,
             )
+            self.trace.finish(partial(encode_http_span, self.trace, end))
 
     def abort_connection(self) -> None:
         """Close the connection at once and drop unsent data."""

@@ -7,17 +7,16 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from support.otlp_receivers import Collector
 
-from parley.tracing.encode_spans import encode_batch
-from parley.tracing.request_trace import Attributes, Span
+from parley.tracing.encode_spans import Attributes, encode_batch, encode_span
 from parley.tracing.trace_context import TraceContext
 
 TEXTS = st.text(st.characters(codec=None))  # with lone surrogates
-VALUES = st.one_of(TEXTS, st.integers(), st.floats(allow_nan=False), st.booleans(), st.lists(TEXTS))
+VALUES = st.one_of(TEXTS, st.integers(), st.floats(allow_nan=False), st.booleans(), st.lists(TEXTS).map(tuple))
 
 
 @given(TEXTS, TEXTS, st.dictionaries(st.sampled_from("abc"), VALUES))
 def test_any_value_survives_encoding(name: str, error: str, attributes: Attributes) -> None:
-    span = Span(name, "server", TraceContext(1, 2), None, 3, 4, attributes, error)
+    span = encode_span(name, "server", TraceContext(1, 2), None, 3, 4, attributes, error)
     data = encode_batch([span], {"service.name": "s", "parley.role": "r"})
     collector = Collector()
     collector.take(ExportTraceServiceRequest.FromString(data))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,23 @@ async def test_spans_have_the_names_of_the_conventions_and_of_vllm(over_http: Co
     assert (other.parent_id, other.attributes["error.type"], other.status) == ("", "400", 0)
     everything = repr(over_http.spans)
     assert "secret-key" not in everything and "Hello!" not in everything
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_spans_of_many_requests_arrive_once_each(environment, serve, protocol: str) -> None:
+    environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    with grpc_collector() if protocol == "grpc" else http_collector() as collector:
+        server = await serve(otlp_traces_endpoint=collector.endpoint)
+        for _ in range(3):  # requests whose spans are encoded together, and those that are left
+            answers = await asyncio.gather(
+                *(server.call("POST", CHAT, chat_body(), {"content-type": "application/json"}) for _ in range(21))
+            )
+            assert {answer.status for answer in answers} == {200}
+        await server.until(lambda: len(collector.spans) >= 63 * 6)
+        counts = Counter(span.name for span in collector.spans)
+        assert set(counts.values()) == {63} and len(counts) == 6
+        assert len({span.span_id for span in collector.spans}) == 63 * 6
+        assert len({span.trace_id for span in collector.spans}) == 63
 
 
 async def test_dead_collector_is_logged_once_and_fails_no_request(environment, serve, caplog) -> None:

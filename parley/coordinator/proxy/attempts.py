@@ -30,7 +30,8 @@ from parley.coordinator.routing.policies import SchedulingRequest
 from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.errors import ParleyError
-from parley.tracing.request_trace import Attributes, RequestTrace
+from parley.tracing.encode_spans import Attributes
+from parley.tracing.request_trace import RequestTrace
 from parley.tracing.trace_context import TRACE_HEADERS
 from parley.web.http_client import CollectedAnswer, ConnectionBroken, InstanceAnswer, InstanceUnreachable
 from parley.web.random_ids import draw_id

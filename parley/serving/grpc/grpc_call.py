@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import grpc
 
@@ -18,7 +19,8 @@ from parley.dialects.triton.rpc.status import GrpcError, grpc_error
 from parley.errors import ParleyError
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
-from parley.tracing.request_trace import Attributes, RequestTrace
+from parley.tracing.encode_spans import Attributes
+from parley.tracing.request_trace import RequestTrace
 from parley.types import NO_TENANT
 from parley.web.exchange import REQUEST_ID_PATTERN
 from parley.web.logs import AccessLogEntry, log_request
@@ -92,7 +94,9 @@ class GrpcCall:
             "parley.api": self.log_entry.api,
             "parley.request.id": self.request_id,
         }
-        trace.finish(self.method.strip("/"), attributes, self.log_entry.error if code in SERVER_FAULTS else "")
+        error = self.log_entry.error if code in SERVER_FAULTS else ""
+        name = self.method.strip("/")
+        trace.finish(partial(trace.encode_request_span, name, time.perf_counter(), attributes, error))
 
     def _as_grpc_error(self, error: Exception) -> GrpcError:
         if isinstance(error, GrpcError):
