@@ -7,6 +7,7 @@ called, so that ``parley --help`` answers at once. This module knows nothing of 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -46,6 +47,8 @@ COMMANDS = {
     "version": "print the version; --all: of everything that matters",
 }
 MACHINE_COMMANDS = ("pull", "list", "show", "rm", "ps", "completion", "version")  # modules of the folder machine
+
+FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file or device that output goes to
 
 # Commands that share a line of the help, so that it fits a screen.
 TOGETHER = {
@@ -95,6 +98,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output has closed it, as in `parley routes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is not None or error.errno not in FAILED_WRITES:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left, at the exit
+        print(f"parley: The output cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
 
 

@@ -31,6 +31,9 @@ AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 # CPU flags that each level needs, as spelled in /proc/cpuinfo. Best level first.
 LEVELS = {"avx512bf16": (*AVX512, "avx512_bf16"), "avx512": AVX512, "avx2": AVX2, "generic": ()}
 X86 = ("x86_64", "AMD64")
+# A shell that runs its arguments, and kills its process group at the end of its standard input. The input gets another
+# number first, because that of a command in the background is the null device.
+KILLED_AT_END_OF_INPUT = 'exec 3<&0; { cat <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
 COMPILE_TIMEOUT = 1800  # seconds for one library: half a minute on an idle machine, and minutes on a busy one
 
 
@@ -89,13 +92,32 @@ def compile_level(level: str, folder: Path) -> Path:
                 return target
             output = Path(scratch) / target.name
             command = [find_compiler(), *COMPILER_FLAGS, *machine, *map(str, source_files()), "-o", str(output)]
-            result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT)
+            result = _run_compiler(command)
             if result.returncode:
                 raise BuildError(f"the compiler failed: {(result.stderr.strip() or str(result.returncode))[:2000]}")
             os.replace(output, target)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from None
     return target
+
+
+def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a compiler, which is killed with all its processes when this process ends. Raises OSError,
+    subprocess.TimeoutExpired."""
+    end_of_pipe, own_end = os.pipe()
+    try:
+        return subprocess.run(
+            ["sh", "-c", KILLED_AT_END_OF_INPUT, "sh", *command],
+            stdin=end_of_pipe,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT,
+            start_new_session=True,  # so it has a process group
+        )
+    finally:
+        os.close(end_of_pipe)
+        os.close(own_end)
 
 
 @contextlib.contextmanager

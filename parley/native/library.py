@@ -147,6 +147,12 @@ def installed_level() -> str:
     return ""
 
 
+def must_compile() -> bool:
+    """Whether ``load_kernels`` will compile the kernels, or try to."""
+    levels = wanted_levels()
+    return bool(levels) and installed_level() not in ("off", levels[0])
+
+
 def cache_folder() -> Path:
     """Return the user's cache folder for parley, which may not exist. Raises OSError if the user has no home folder."""
     try:

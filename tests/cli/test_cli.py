@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +133,17 @@ def test_closed_output_pipe_prints_no_error(words, unbuffered):
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode in (0, 1)  # 0 if it had written everything before the reader closed the pipe
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("words", [["routes"], ["--help"], ["list"], ["version"]])
+def test_output_to_a_full_disk_is_one_sentence(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "parley", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    sentence = "parley: The output cannot be written: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
 
 
 def test_ctrl_c_exits_with_130_and_no_traceback(monkeypatch):

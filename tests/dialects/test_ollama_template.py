@@ -243,7 +243,7 @@ def test_ollama_refuses_templates_in_its_form(rules, members, status, text):
     assert (caught.value.status, caught.value.message) == (status, text)
 
 
-@pytest.mark.parametrize("constant", [r'"\ud800"', r'"\Uffffffff"', r'"\777"'])
+@pytest.mark.parametrize("constant", [r'"\ud800"', r'"\Uffffffff"', r'"\777"', "1e400", "-1e400"])
 def test_escapes_that_are_no_characters_are_refused(constant):
     with pytest.raises(Invalid, match="bad constant"):
         render_prompt(f"{{{{ {constant} }}}}", TemplateInput("Hi"))

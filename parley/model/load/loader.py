@@ -62,6 +62,9 @@ ProgressReport = Callable[[str, float], None]
 
 def load_runner(settings: Settings, progress: ProgressReport) -> tuple[DecoderRunner | EncoderRunner, ModelInfo]:
     """Load the model that the settings name. ``progress(stage, fraction)`` goes from 0 to 1. Raises LoadError."""
+    if settings.device == "cpu" and native.library.must_compile():
+        progress("compiling the kernels", 0.0)
+        native.library.load_kernels()
     progress("reading the config", 0.0)
     folder = Path(settings.model)
     config = read_config(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 ESCAPE = re.compile(
@@ -35,7 +36,10 @@ def read_number(text: str) -> int | float:
     try:
         number = int(text, 0)
     except ValueError:
-        return float(text)
+        value = float(text)
+        if math.isinf(value):  # too large for a float64
+            raise
+        return value
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError
     return number
