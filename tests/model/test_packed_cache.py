@@ -98,6 +98,22 @@ def test_damaged_packed_cache_is_rebuilt(folder, pack_calls, damage):
     assert path.stat().st_size == len(whole)
 
 
+@pytest.mark.parametrize("place", ["structure", "middle", "end"])
+def test_packed_cache_with_damaged_bytes_is_rebuilt(folder, pack_calls, caplog, place):
+    first, _ = logits_and_info(folder, quantization="int8")
+    path = folder / ".parley" / cached_files(folder)[0]
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    if place == "structure":  # a number of it, which is still valid JSON
+        position = whole.index(b'\\"checksum\\": ') + len(b'\\"checksum\\": ')
+        damaged[position] = b"12"[whole[position : position + 1] == b"1"]
+    else:
+        damaged[len(whole) * 3 // 4 if place == "middle" else -1] ^= 0x40
+    path.write_bytes(damaged)
+    assert torch.equal(first, logits_and_info(folder, quantization="int8")[0]) and len(pack_calls) == 2
+    assert "damaged" in caplog.text and path.stat().st_size == len(whole)
+
+
 def test_packed_cache_of_another_user_is_ignored(folder, pack_calls, tmp_path):
     """Guards against a planted cache file in a shared model folder."""
     logits_and_info(folder)
