@@ -47,9 +47,9 @@ not compute. All other decoders run Transformers' own code, over parley's KV pag
 Language models of multimodal models count as well.
 
 The last column lists the quantized forms that the zoo has for a type. Every type takes all forms of safetensors, where
-each expert has tensors of its own; tensors that hold all experts may be plain, FP8 with `NAME_scale_inv`, MXFP4 or those of
-torchao. GGUF is read where it is listed. Layers of one file may have different forms. Where layers are computed as one and no kernel
-reads their forms together, they are kept as plain numbers, which take more memory.
+each expert has tensors of its own; tensors that hold all experts may be plain, FP8 with `NAME_scale_inv`, MXFP4 or
+those of torchao. GGUF is read where it is listed. Layers of one file may have different forms. Where layers are
+computed as one and no kernel reads their forms together, they are kept as plain numbers, which take more memory.
 """
 OTHERS = """\
 

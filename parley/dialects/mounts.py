@@ -240,8 +240,8 @@ def non_null_members(body: bytes) -> set[str]:
 
 def mount_table(mounts: Sequence[ApiMount]) -> dict[tuple[str, str], list[tuple[Route, ApiMount]]]:
     """Map each method and path to its routes: the first that is mounted there, then those that claim some bodies or
-    are for encoders. One that claims by a header is never before one that claims nothing. A route with errors of its own
-    form comes with an API of that form."""
+    are for encoders. One that claims by a header is never before one that claims nothing. A route with errors of its
+    own form comes with an API of that form."""
     places: dict[tuple[str, str], list[tuple[Route, ApiMount]]] = {}
     for api_mount in mounts:
         for route in api_mount.dialect.routes:
