@@ -50,11 +50,14 @@ def run(config: ResolvedOptions) -> int:
     try:
         (first, *others), server_options = offered_models(config), planned_server_options(plan, config)
         from parley.boot import server  # HTTP libraries are loaded only to serve
+        from parley.serving.workers.daemon_thread import exit_process
 
-        return server.run_server([first._replace(early_process=process), *others], server_options, read_options_again)
+        offers = [first._replace(early_process=process), *others]
+        code = server.run_server(offers, server_options, read_options_again)
     finally:
         if process is not None:
             process.discard()
+    return exit_process(code)
 
 
 def start_early_engine(config: ResolvedOptions) -> EngineProcess | None:

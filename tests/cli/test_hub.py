@@ -130,17 +130,21 @@ def resolve_in_process(
     return location, seen
 
 
-def run_in_process(script: str, home: Path, port: int, *arguments: str, **variables: str) -> str:
-    """Returns what a script prints, run with the fake hub."""
-    environment = os.environ | {
+def hub_environment(home: Path, port: int) -> dict[str, str]:
+    """Environment variables of a process that uses the fake hub."""
+    return os.environ | {
         "HF_HOME": str(home),
         "HF_ENDPOINT": f"http://127.0.0.1:{port}",
         "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "NO_PROXY": "127.0.0.1",
-        **variables,
     }
+
+
+def run_in_process(script: str, home: Path, port: int, *arguments: str, **variables: str) -> str:
+    """Returns what a script prints, run with the fake hub."""
+    environment = hub_environment(home, port) | variables
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         stdin=subprocess.DEVNULL,
@@ -166,6 +170,31 @@ def test_downloads_a_model_once_and_then_finds_it_offline(tmp_path, running_serv
     assert resolve_in_process("owner/model", tmp_path) == (location, [])
     assert resolve_in_process("owner/model", tmp_path, HF_HUB_OFFLINE="1") == (location, [])
     assert len(FakeHub.requested_paths) == request_count
+
+
+def test_a_server_that_is_stopped_does_not_wait_for_its_download(tmp_path, running_server):
+    begun, ended = threading.Event(), threading.Event()
+
+    class StuckHub(FakeHub):
+        def _answer(self, body: bool) -> None:
+            if body and self.path.endswith("/model.safetensors"):
+                begun.set()
+                ended.wait(60)
+            super()._answer(body)
+
+    running_server.RequestHandlerClass = StuckHub
+    StuckHub.requested_paths = []
+    command = [sys.executable, "-m", "parley", "serve", "owner/model", "--port", "0"]
+    environment = hub_environment(tmp_path, running_server.server_port)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+        try:
+            assert begun.wait(30)
+            server.terminate()
+            assert server.wait(30) == 0
+        finally:
+            ended.set()
+            server.kill()
+            server.communicate()
 
 
 def test_completes_a_cached_model_that_lost_a_file(tmp_path, running_server):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
+
+_threads: WeakSet[threading.Thread] = WeakSet()
 
 
 async def run_in_daemon_thread(work: Callable[[], T], name: str) -> T:
@@ -33,5 +39,21 @@ async def run_in_daemon_thread(work: Callable[[], T], name: str) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed and has no waiter left
             loop.call_soon_threadsafe(settle, value, failure)
 
-    threading.Thread(target=call_work, name=name, daemon=True).start()
+    thread = threading.Thread(target=call_work, name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
     return await result
+
+
+def exit_process(code: int) -> int:
+    """Return the exit code of a command, or end the process with it at once if work still runs in a daemon thread.
+
+    Such work may have started threads that Python waits for at its exit, as downloads do.
+    """
+    if any(thread.is_alive() for thread in _threads):
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    return code
