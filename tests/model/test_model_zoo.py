@@ -16,8 +16,8 @@ from support.model_zoo.zoo import ZOO
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 SAMPLE = [
     "llama in parts", "llama with SentencePiece", "qwen3_moe, FP8, 128 x 128 blocks", "llama, GGUF Q4_K_M",
-    "mixtral, HQQ 4 and 8 bits",
-    "apertus in parts", "modernbert", "refused: kimi_linear", "refused: gte-Qwen2", "refused: LoRA adapter",
+    "mixtral, HQQ 4 and 8 bits", "apertus in parts", "longcat_flash", "modernbert-decoder", "modernbert",
+    "refused: kimi_linear", "refused: gte-Qwen2", "refused: LoRA adapter",
 ]  # fmt: skip
 SENTENCE = re.compile(r"[^\n]{20,400}[.)]")
 

@@ -59,6 +59,15 @@ class ProbeSequence:
     picture: ProbePicture | None = None
 
 
+def body_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the part of a model that computes hidden states. ModernBERT's decoder calls its head ``decoder``."""
+    body: Any = model.get_decoder()
+    if not isinstance(body, PreTrainedModel):
+        body = model.base_model
+    result: PreTrainedModel = body
+    return result
+
+
 @torch.inference_mode()
 def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel, family: MediaFamily | None = None) -> float:
     """Return the relative error (L2) of the logits over pages, as the median over positions.
@@ -98,7 +107,7 @@ def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tens
         visible_ends[start:end] = end
     is_media = torch.zeros(count, dtype=torch.bool, device=ids.device)
     is_media[start:end] = True
-    has_deep = "deepstack_visual_embeds" in signature(type(model.get_decoder()).forward).parameters
+    has_deep = "deepstack_visual_embeds" in signature(type(body_of(model)).forward).parameters
     return ProbePicture(is_media, rows[0], rows[1:] if has_deep else [], rope_positions, visible_ends)
 
 
@@ -114,7 +123,7 @@ def _median_error(network: DecoderNetwork, model: PreTrainedModel, sequences: li
 def _transformers_logits(
     network: DecoderNetwork, model: PreTrainedModel, sequences: list[ProbeSequence]
 ) -> list[torch.Tensor]:
-    decoder = model.get_decoder()
+    decoder = body_of(model)
     implementation = decoder.config._attn_implementation
     decoder.set_attn_implementation("eager")
     try:
@@ -146,7 +155,7 @@ def _logits_with_picture(
     if picture.deep:
         rows = [each[picture.is_media] for each in picture.deep]
         inputs |= {"visual_pos_masks": is_media, "deepstack_visual_embeds": rows}
-    return network.compute_logits(model.get_decoder()(**inputs).last_hidden_state[0])
+    return network.compute_logits(body_of(model)(**inputs).last_hidden_state[0])
 
 
 def _paged_logits(network: DecoderNetwork, sequences: list[ProbeSequence], dtype: torch.dtype) -> list[torch.Tensor]:

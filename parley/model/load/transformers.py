@@ -10,10 +10,11 @@ Weights come from safetensors, and code shipped in a model folder is never run.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from parley import native
 from parley.heartbeat import beat
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load.padded_weights import pad_products
-from parley.model.load.proof import transformers_deviation
+from parley.model.load.proof import body_of, transformers_deviation
 from parley.model.load.reference import DECODER_TOLERANCE
 from parley.model.media.encoder import encoder_parts
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
@@ -116,7 +117,7 @@ class TransformersNetwork:
         self.device = model.device
         self.parameters = parameters
         self.weights_bytes = weights_bytes
-        self._body = model.get_decoder()
+        self._body = body_of(model)
         self._body_forward = self._body.forward
         self._body.forward = self._forward_or_skip
         self._body_ran = False
@@ -284,7 +285,7 @@ def build_network(model: PreTrainedModel, max_len: int) -> TransformersNetwork:
     sizes = [(parameter.numel(), parameter.nbytes) for parameter in model.eval().parameters()]
     long_rope_after = _fix_rope(model, max_len)
     linears = _pack_modules(model)
-    model.get_decoder().set_attn_implementation(ATTENTION_NAME)  # encoders of a multimodal model keep theirs
+    body_of(model).set_attn_implementation(ATTENTION_NAME)  # encoders of a multimodal model keep theirs
     parameters, weights_bytes = map(sum, zip(*sizes, strict=True))
     return TransformersNetwork(model, linears, parameters, weights_bytes, long_rope_after)
 
@@ -380,11 +381,11 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
     """
     sites: dict[str, LinearSite] = {}
     encoders = {id(module) for part in encoder_parts(model) for module in part.modules()}
-    body = {id(module) for module in model.get_decoder().modules()}
+    body = {id(module) for module in body_of(model).modules()}
     for name, module in model.named_modules():
         if id(module) in encoders:
             continue
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and not _is_weight_read(model, name):
             weight = module.weight
         elif type(module) is Conv1D:
             weight = module.weight.t()
@@ -404,6 +405,19 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
             module.forward = partial(_adapted_linear, packed=packed, site=site)
         module.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
     return sites
+
+
+def _is_weight_read(model: PreTrainedModel, name: str) -> bool:
+    """Whether the code of the module that holds a linear layer reads the layer's weight itself, as LongCat's router."""
+    parent, _, own = name.rpartition(".")
+    module_class: Any = type(model.get_submodule(parent))
+    return f"self.{own}.weight" in _read_source(module_class)
+
+
+@cache
+def _read_source(module_class: Any) -> str:
+    """Return the code of a class of modules. Python parses the whole file for it."""
+    return inspect.getsource(module_class)
 
 
 def _adapted_linear(x: torch.Tensor, *, packed: native.PackedWeight, site: int) -> torch.Tensor:

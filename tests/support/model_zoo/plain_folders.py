@@ -18,6 +18,14 @@ LONGROPE = {
 }
 ROUTED = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 HEADS = {"head_dim": 16}
+WINDOW = HEADS | {"sliding_window": 20}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED_EXPERT = EXPERTS | {"shared_expert_intermediate_size": 32}
+LATENTS = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}  # fmt: skip
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 GPT_SIZES = {"n_positions": 256, "n_embd": 64, "n_layer": 2, "n_head": 4}
 # Variations of a family that are checkpoints of their own
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,6 +63,35 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite_swa": ("granite_swa", {"sliding_window": 20}),
     "gemma4_text": ("gemma4_text", HEADS | {"vocab_size_per_layer_input": 640, "sliding_window": 20,
                                             "hidden_size_per_layer_input": 16, "global_head_dim": 32}),
+    "gemma4_unified_text": ("gemma4_unified_text", WINDOW),
+    "gemma3n_text": ("gemma3n_text", WINDOW | {
+        "vocab_size_per_layer_input": 640, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"], "intermediate_size": [96, 96], "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.0, 0.0]}),
+    "axk1": ("axk1", LATENTS | ROUTED | {"n_shared_experts": 1}),
+    "longcat_flash": ("longcat_flash", LATENTS | {
+        "n_routed_experts": 8, "moe_topk": 2, "num_layers": 2, "head_dim": 16, "qk_head_dim": 32,
+        "expert_ffn_hidden_size": 32, "ffn_hidden_size": 96}),
+    "modernbert-decoder": ("modernbert-decoder", {"sliding_window": 20, "local_attention": 20}),
+    "cohere_compass_text": ("cohere_compass_text", WINDOW | {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"full_attention": DEFAULT_ROPE, "sliding_attention": DEFAULT_ROPE}}),
+    "cohere2_moe": ("cohere2_moe", WINDOW | {"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1}),
+    "dbrx": ("dbrx", {
+        "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64}}),
+    "flint": ("flint", WINDOW | SHARED_EXPERT),
+    "granitemoe_swa": (
+        "granitemoe_swa", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 20}),
+    "kolibri1": ("kolibri1", WINDOW | SHARED_EXPERT),
+    "laguna": ("laguna", WINDOW | SHARED_EXPERT),
+    "mellum": ("mellum", WINDOW | EXPERTS),
+    "mimo_v2_flash": ("mimo_v2_flash", WINDOW | ROUTED | {"v_head_dim": 16}),
+    "minimax_m3_vl_text": (
+        "minimax_m3_vl_text",
+        HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 16,
+                 "rotary_dim": 8}),
+    "beam": ("beam", WINDOW | EXPERTS | {"n_group": 2, "topk_group": 1}),
 }  # fmt: skip
 
 
