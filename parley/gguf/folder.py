@@ -1,7 +1,7 @@
 """Turns a GGUF file into a model folder: config, tokenizer and chat template as files, and a link to the weights.
 
 So all else that reads models knows folders only. The folder is in the user's cache, under a name that depends on the
-path, size and time of the file and on ``CONTENT_VERSION``; it is written once and never changed.
+real path, size and time of the file and on ``CONTENT_VERSION``; it is written once and never changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parley.gguf.architectures import model_config, read_factors_from
 from parley.gguf.header import PART_NAME, GgufError, GgufModel, part_paths, read_model
 from parley.gguf.tokenizer import tokenizer_files
 
-CONTENT_VERSION = 1  # rises when this package writes other files for the same metadata
+CONTENT_VERSION = 2  # rises when this package writes other files for the same metadata
 GGUF_SUFFIX = ".gguf"
 LINK_FOLDER = "gguf"  # within the model folder; holds links to the file or its parts
 LINK_PATTERN = LINK_FOLDER + "/*" + GGUF_SUFFIX
@@ -97,7 +97,7 @@ def _write_folder(home: Path, folder: Path, model: GgufModel, contents: dict[str
             (scratch / name).write_text(template, encoding="utf-8")
         (scratch / LINK_FOLDER).mkdir()
         for path in model.paths:
-            (scratch / LINK_FOLDER / path.name).symlink_to(os.path.abspath(path))
+            (scratch / LINK_FOLDER / path.name).symlink_to(os.path.realpath(path))  # as in the folder's name
         with suppress(OSError):  # another process was faster
             scratch.rename(folder)
     finally:

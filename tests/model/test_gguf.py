@@ -276,6 +276,17 @@ def test_says_what_it_cannot_read_in_a_sound_file(changes, reason, tmp_path, mon
         hub.resolve_model(str(path))
 
 
+def test_a_file_is_found_after_a_link_to_it_is_gone(tmp_path):
+    real = write_gguf(tmp_path / "x.gguf", write_folder(tmp_path / "folder", "llama"))
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "x.gguf"
+    link.symlink_to(real)
+    unpacked = unpack_gguf(link)
+    link.unlink()
+    assert unpack_gguf(real) == unpacked
+    assert Checkpoint(unpacked).tensor_names
+
+
 def test_refuses_layers_that_differ_from_the_config_as_the_engine_does(tmp_path):
     path = write_gguf(tmp_path / "x.gguf", write_folder(tmp_path / "folder", "llama"))
     folder = unpack_gguf(path)
