@@ -416,8 +416,11 @@ def _is_weight_read(model: PreTrainedModel, name: str) -> bool:
 
 @cache
 def _read_source(module_class: Any) -> str:
-    """Return the code of a class of modules. Python parses the whole file for it."""
-    return inspect.getsource(module_class)
+    """Return the code of a class of modules, or nothing where Python has no sources. It parses the whole file."""
+    try:
+        return inspect.getsource(module_class)
+    except (OSError, TypeError):
+        return ""
 
 
 def _adapted_linear(x: torch.Tensor, *, packed: native.PackedWeight, site: int) -> torch.Tensor:
