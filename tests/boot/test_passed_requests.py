@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+import uvloop
 
 from parley.errors import Overloaded
 from parley.serving.api_processes.passing import UNREAD_LIMIT, MainHttpClient, PassedAnswer, accept_passed
@@ -69,6 +70,25 @@ async def test_connections_to_the_main_process_are_limited(ends):
         await client.open_connection()
     for connection in (second, third):
         connection.transport.abort()
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_a_connection_whose_request_is_cancelled_while_it_opens_no_longer_counts(ends, new_loop):
+    async def open_again() -> None:
+        client = MainHttpClient(ends[0], 1)
+        opening = asyncio.create_task(client.open_connection())
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await asyncio.sleep(0.01)  # a loop may say now that the first one is lost
+        connection = await client.open_connection()
+        with pytest.raises(Overloaded):
+            await client.open_connection()
+        connection.transport.abort()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(open_again())
 
 
 def test_a_connection_that_was_lost_on_its_way_is_passed_over(ends):

@@ -37,11 +37,11 @@ class MainHttpClient(InstanceHttpClient):
     def __init__(self, pass_socket: socket.socket, connection_limit: int):
         super().__init__("http://main")
         self._pass_socket, self._connection_limit = pass_socket, connection_limit
-        self._connection_count = 0
+        self._open_connections: set[HttpClientConnection] = set()
 
     async def open_connection(self) -> HttpClientConnection:
         """Open a new connection. Raises InstanceUnreachable, Overloaded."""
-        if self._connection_count >= self._connection_limit:
+        if len(self._open_connections) >= self._connection_limit:
             raise Overloaded("Too many requests are open that the server's main process answers.")
         try:
             own_end, other_end = socket.socketpair()
@@ -55,15 +55,18 @@ class MainHttpClient(InstanceHttpClient):
         finally:
             other_end.close()
         own_end.setblocking(False)
-        self._connection_count += 1  # until it is lost
-        _, connection = await asyncio.get_running_loop().create_unix_connection(
-            lambda: HttpClientConnection(self), sock=own_end
-        )
+        connection = HttpClientConnection(self)
+        self._open_connections.add(connection)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=own_end)
+        except BaseException:
+            self.forget_connection(connection)  # uvloop does not say that it is lost
+            raise
         return connection
 
     def forget_connection(self, connection: HttpClientConnection) -> None:
         """Remove a connection that has ended."""
-        self._connection_count -= 1
+        self._open_connections.discard(connection)
         super().forget_connection(connection)
 
 
