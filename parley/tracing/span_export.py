@@ -136,7 +136,7 @@ class ReportingExporter(SpanExporter):
 
     def __init__(self, exporter: SpanExporter):
         self._exporter = exporter
-        self._lost_spans = 0
+        self._lost_requests = 0
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
         """Export a batch; called in the thread of the queue."""
@@ -146,12 +146,14 @@ class ReportingExporter(SpanExporter):
             log.debug("Exporting spans failed.", exc_info=True)
             result = SpanExportResult.FAILURE
         if result is not SpanExportResult.SUCCESS:
-            if not self._lost_spans:
+            if not self._lost_requests:
                 log.warning("The OTLP collector does not take spans; they are dropped until it does.")
-            self._lost_spans += len(spans)
-        elif self._lost_spans:
-            log.info("The OTLP collector takes spans again; about %d were lost.", self._lost_spans)
-            self._lost_spans = 0
+            self._lost_requests += len(spans)  # each item has the spans of a request
+        elif self._lost_requests:
+            log.info(
+                "The OTLP collector takes spans again. Requests without spans there: about %d.", self._lost_requests
+            )
+            self._lost_requests = 0
         return result
 
     def shutdown(self) -> None:

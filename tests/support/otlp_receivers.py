@@ -39,11 +39,12 @@ class ReceivedSpan:
 
 
 class Collector:
-    """The spans that arrived so far."""
+    """The spans that arrived so far. ``refuses``: whether the one over HTTP answers all batches with an error."""
 
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
         self.endpoint = ""
+        self.refuses = False
         self.headers: list[dict[str, str]] = []
 
     def take(self, request: ExportTraceServiceRequest) -> None:
@@ -110,10 +111,10 @@ def http_collector() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            is_known = self.path == "/v1/traces"
-            if is_known:
+            is_taken = self.path == "/v1/traces" and not collector.refuses
+            if is_taken:
                 collector.take(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200 if is_known else 404)
+            self.send_response(200 if is_taken else 404)
             self.send_header("content-length", "0")
             self.end_headers()
 

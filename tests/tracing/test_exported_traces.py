@@ -167,6 +167,21 @@ async def test_dead_collector_is_logged_once_and_fails_no_request(environment, s
     ]
 
 
+async def test_a_collector_that_recovers_is_logged_with_the_requests_whose_spans_were_lost(
+    environment, serve, caplog
+) -> None:
+    with http_collector() as collector:
+        collector.refuses = True
+        server = await serve(otlp_traces_endpoint=collector.endpoint)
+        with caplog.at_level(logging.INFO):
+            assert (await server.call("POST", CHAT, chat_body(), HEADERS)).status == 200
+            await server.until(lambda: "does not take spans" in caplog.text)
+            collector.refuses = False
+            assert (await server.call("POST", CHAT, chat_body(), HEADERS)).status == 200
+            await server.until(lambda: "takes spans again" in caplog.text)
+    assert "The OTLP collector takes spans again. Requests without spans there: about 1." in caplog.messages
+
+
 def test_only_an_exporter_imports_the_packages() -> None:
     """A server without traces pays nothing for them, not even the import."""
     package = Path(parley.__file__).parent
