@@ -82,10 +82,10 @@ class OtlpSpanExporter:
         queued: Any = QueuedSpans(ended)
         self._processor.on_end(queued)
         self._unencoded.append(queued)
-        if len(self._unencoded) == ENCODED_TOGETHER:  # not by the queue's thread: the two would wait for each other
-            for each in self._unencoded:
+        if len(self._unencoded) >= ENCODED_TOGETHER:  # not by the queue's thread: the two would wait for each other
+            unencoded, self._unencoded = self._unencoded, []
+            for each in unencoded:
                 each.encode()
-            self._unencoded.clear()
 
     def close(self) -> None:
         """Send the last spans, within a few seconds at most: a collector that hangs does not keep the process."""
