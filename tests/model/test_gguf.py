@@ -118,7 +118,7 @@ def test_keeps_the_types_of_merged_layers():
         is_packed = native.packed_layout_id() is not None
         decoded = decoded if is_packed else decoded.bfloat16().float()
         expected = x.float() @ decoded.T + 1
-        assert (native.lm_head_logits(x, packed) - expected).norm() / expected.norm() < 2e-5
+        assert (native.lm_head_logits(x, packed) - expected).norm() / expected.norm() < (2e-5 if is_packed else 4e-3)
         assert (
             not is_packed or packed.weight.nbytes < sum(part.rows.nbytes for part in parts) * 1.5
         )  # outputs are padded
