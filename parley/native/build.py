@@ -32,8 +32,8 @@ AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 LEVELS = {"avx512bf16": (*AVX512, "avx512_bf16"), "avx512": AVX512, "avx2": AVX2, "generic": ()}
 X86 = ("x86_64", "AMD64")
 # A shell that runs its arguments, and kills its process group at the end of its standard input. The input gets another
-# number first, because that of a command in the background is the null device.
-KILLED_AT_END_OF_INPUT = 'exec 3<&0; { cat <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
+# number first, because that of a command in the background is the null device. All its commands are builtins.
+KILLED_AT_END_OF_INPUT = 'exec 3<&0; { read -r _ <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
 COMPILE_TIMEOUT = 1800  # seconds for one library: half a minute on an idle machine, and minutes on a busy one
 
 
@@ -107,7 +107,7 @@ def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
     end_of_pipe, own_end = os.pipe()
     try:
         return subprocess.run(
-            ["sh", "-c", KILLED_AT_END_OF_INPUT, "sh", *command],
+            ["/bin/sh", "-c", KILLED_AT_END_OF_INPUT, "sh", *command],
             stdin=end_of_pipe,
             capture_output=True,
             text=True,

@@ -150,15 +150,18 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     eps_names = "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"
     eps = next((getattr(expected, name) for name in eps_names if hasattr(expected, name)), FIXED_EPS)
     assert (config.head_dim, config.eps) == (head_dim, eps)
-    types = getattr(expected, "layer_types", None) or ["sliding_attention"] * config.layer_count
+    types = getattr(expected, "layer_types", None) or getattr(expected, "attention_layers", None)  # as GPT-Neo says it
+    types = types or ["sliding_attention"] * config.layer_count
     parameters = getattr(expected, "rope_parameters", None)  # Nemotron-H has none
+    if parameters is None:
+        parameters = {"rope_theta": 10000.0}  # what the code of GPT-J and CodeGen has
     for layer, shape in enumerate(config.layers):
         if shape.rope is None:
             continue
         own = parameters[types[layer]] if "full_attention" in parameters else parameters
         assert config.ropes[shape.rope].theta == own["rope_theta"]
-    window = getattr(expected, "sliding_window", None)
-    windows = [window if layer_type == "sliding_attention" else None for layer_type in types]
+    window = getattr(expected, "sliding_window", getattr(expected, "window_size", None))
+    windows = [window if layer_type in ("sliding_attention", "local") else None for layer_type in types]
     assert [shape.window for shape in config.layers] == windows
 
 
