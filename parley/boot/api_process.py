@@ -241,10 +241,10 @@ def end_at_once(ended: asyncio.Future[None]) -> None:
 
 def run_process(link_descriptor: int, pass_descriptor: int) -> None:
     """Run an API process over two inherited sockets."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the main process decides when to end, and drains
-        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":  # the end of the link is enough, but a process that hangs would keep the ports
         die_with_parent(signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the main process decides when to end, and drains
+        signal.signal(number, signal.SIG_IGN)
     link_socket, pass_socket = socket.socket(fileno=link_descriptor), socket.socket(fileno=pass_descriptor)
     pass_socket.setblocking(False)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -288,9 +288,16 @@ def test_a_stopped_process_is_killed_and_started_again(scripted: ProcessServer):
     assert scripted.call("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
 
 
+def ignores_sigterm(number: int) -> bool:
+    """Whether a process ignores SIGTERM, which an API process does once it has been imported."""
+    status = Path(f"/proc/{number}/status").read_text()
+    [ignored] = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")]
+    return bool(int(ignored, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def test_processes_end_with_a_killed_main_process(scripted: ProcessServer):
+    assert scripted.wait_for(lambda: [ignores_sigterm(number) for number in scripted.api_processes] == [True, True])
     processes = scripted.api_processes
-    assert len(processes) == 2
     os.kill(processes[0], signal.SIGSTOP)  # it cannot see the end, and must not keep the port
     scripted.process.kill()
     assert scripted.wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in processes))
