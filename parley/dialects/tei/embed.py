@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from parley.dialects import vectors
@@ -14,7 +14,7 @@ from parley.dialects.tei.inputs import TeiReply
 from parley.dialects.tei.shared import EmptyInput, TeiRules, UnfitModel
 from parley.dialects.tgi.shared import TGI_WORDING
 from parley.errors import Invalid, ParleyError
-from parley.types import PoolingOptions, Prompt, PromptVector, Text, Usage
+from parley.types import PoolingOptions, PromptVector, Text, Usage
 
 MAX_DIMENSIONS = 2**31 - 1
 NOT_EMBEDDING = "Model is not an embedding model"
@@ -70,18 +70,10 @@ def _read_dimensions(body: Fields) -> int | None:
 class EmbeddingReply(TeiReply):
     """A request for vectors, which a classifier does not make."""
 
-    def __init__(
-        self,
-        rules: TeiRules,
-        body: Fields,
-        context: RequestContext,
-        prompts: Sequence[Prompt],
-        pooling: PoolingOptions,
-        parameters: Fields | None = None,
-    ):
+    def check_model(self, context: RequestContext) -> None:
+        """Check that the model makes vectors. Raises UnfitModel."""
         if context.labels:
             raise UnfitModel(NOT_EMBEDDING)
-        super().__init__(rules, body, context, prompts, pooling, parameters)
 
 
 class EmbedReply(EmbeddingReply):

@@ -126,6 +126,7 @@ class TeiReply(UnstreamedReply):
         pooling: PoolingOptions,
         parameters: Fields | None = None,
     ):
+        self.check_model(context)
         parameters = body if parameters is None else parameters
         direction = parameters.string("truncation_direction", "Right", allowed=tuple(KEPT_SIDES))
         truncate = parameters.boolean("truncate", rules.auto_truncate)
@@ -141,6 +142,9 @@ class TeiReply(UnstreamedReply):
         self._characters = sum(map(_count_characters, prompts))
         self._tokens = 0
         self._vectors: dict[int, PromptVector] = {}
+
+    def check_model(self, context: RequestContext) -> None:
+        """Check that the model answers such requests. Raises UnfitModel."""
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Keep the numbers of these events by prompt."""
