@@ -1,4 +1,7 @@
-"""Print the share of its limit that attention reaches, in CPU time of one thread, by context.
+"""Print the share of its limit that attention reaches, by context: ``python bench/attention.py [--threads N]``.
+
+One thread is measured in CPU time, which other programs disturb least. More threads are measured in elapsed time, since
+they wait for each other, and want a quiet machine.
 
 The shape is that of the 0.5B model: 14 heads over 2 of keys, of 64 numbers. A prefill is bound by its products, at the
 rate of a large matrix product: of bf16 where the CPU multiplies it, of float32 elsewhere. A decode is bound by reading
@@ -8,6 +11,7 @@ because other programs slow both down; the share is the median over the turns.
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 import sys
@@ -42,11 +46,12 @@ def paired_shares(limit: Callable[[], float], kernel: Callable[[], float], turns
     return statistics.median(shares)
 
 
-def cpu_seconds(action: Callable[[], object]) -> float:
-    """Return the CPU seconds of this thread that an action takes."""
-    began = time.thread_time()
+def measure_seconds(action: Callable[[], object]) -> float:
+    """Return the seconds that an action takes: CPU time of a single thread, elapsed time of several ones."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    began = clock()
     action()
-    return time.thread_time() - began
+    return clock() - began
 
 
 def product_limit(operations: float) -> Callable[[], float]:
@@ -55,7 +60,7 @@ def product_limit(operations: float) -> Callable[[], float]:
     a, b = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
 
     def measure() -> float:
-        return min(cpu_seconds(lambda: a @ b) for _ in range(4)) * operations / (2 * SIDE**3)
+        return min(measure_seconds(lambda: a @ b) for _ in range(4)) * operations / (2 * SIDE**3)
 
     return measure
 
@@ -65,7 +70,7 @@ def bandwidth_limit(size: float) -> Callable[[], float]:
     memory = torch.ones(COPIES // 4, dtype=torch.int32)
 
     def measure() -> float:
-        return min(cpu_seconds(memory.max) for _ in range(2)) * size / COPIES
+        return min(measure_seconds(memory.max) for _ in range(2)) * size / COPIES
 
     return measure
 
@@ -94,7 +99,7 @@ def measure_prefill(rows: int, context: int) -> float:
     seen = sum(range(context - rows + 1, context + 1))
 
     def kernel() -> float:
-        return cpu_seconds(lambda: native.attend(queries, pool, plan, scale=DIM**-0.5))
+        return measure_seconds(lambda: native.attend(queries, pool, plan, scale=DIM**-0.5))
 
     return paired_shares(product_limit(4 * HEADS * DIM * seen), kernel)
 
@@ -109,15 +114,17 @@ def measure_decode(sequences: int, context: int) -> float:
     queries = torch.randn(sequences, HEADS, DIM).bfloat16()
 
     def kernel() -> float:
-        return cpu_seconds(lambda: [native.attend(queries, pool, plan, scale=DIM**-0.5) for plan in plans])
+        return measure_seconds(lambda: [native.attend(queries, pool, plan, scale=DIM**-0.5) for plan in plans])
 
     return paired_shares(bandwidth_limit(len(batches) * sequences * context * TOKEN_BYTES), kernel)
 
 
 @torch.inference_mode()
 def main() -> int:
-    torch.set_num_threads(1)
-    print(native_level())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    torch.set_num_threads(parser.parse_args().threads)
+    print(native_level(), "threads", torch.get_num_threads())
     for rows, context in PREFILLS:
         print("prefill", rows, context, f"{measure_prefill(rows, context):.3f}", flush=True)
     for rows, context in DECODES:
