@@ -4,8 +4,9 @@
     python bench/model.py FOLDER --int8 SOURCE        the same weights as a compressed-tensors checkpoint (W8A8)
 
 ``0.5b`` has the shape of Qwen2.5-0.5B (494 M parameters, 988 MB), ``tiny`` 10 M parameters. Both have the built-in
-model's tokenizer. Embeddings of ids that the tokenizer does not have are zero, so that greedy decoding stays among real
-tokens; its output is noise.
+model's tokenizer. Embeddings of all ids but those of whole words are zero, so that greedy decoding chooses words: a
+token that ends within a character has no text yet, and would look like a gap of two steps in a stream. The output is
+noise.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from loads import word_tokens
 from safetensors.torch import load_file, save_file
 
 from parley import demo
@@ -50,9 +52,9 @@ def write_model(folder: Path, shape: Shape = SHAPES["0.5b"], seed: int = 0) -> N
     source = demo.model_folder()
     for name in (*TOKENIZER, *OLDER):
         shutil.copy(source / name, folder / name)
-    known = len(json.loads((source / "tokenizer.json").read_text())["model"]["vocab"])
+    words = word_tokens(source)
     special = json.loads((source / "config.json").read_text())
-    save_file(_tensors(shape, known, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_tensors(shape, words, seed), folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -70,15 +72,15 @@ def write_model(folder: Path, shape: Shape = SHAPES["0.5b"], seed: int = 0) -> N
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _tensors(shape: Shape, known: int, seed: int) -> dict[str, torch.Tensor]:
+def _tensors(shape: Shape, words: list[int], seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     hidden, head = shape.hidden_size, shape.hidden_size // shape.num_attention_heads
 
     def weights(*size: int) -> torch.Tensor:
         return (torch.randn(*size, generator=generator) * 0.02).bfloat16()
 
-    embedding = weights(shape.vocab_size, hidden)
-    embedding[known:] = 0
+    embedding = torch.zeros(shape.vocab_size, hidden, dtype=torch.bfloat16)
+    embedding[words] = weights(len(words), hidden)
     tensors = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(hidden).bfloat16()}
     kv = shape.num_key_value_heads * head
     for i in range(shape.num_hidden_layers):
