@@ -24,7 +24,7 @@ from parley.dialects.bench import BenchApi, LoadShape
 
 Prompts = list[list[int]]
 
-TIMEOUT = 300.0  # seconds for one request
+TIMEOUT = 900.0  # seconds for one request
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ LOADS = {
     "prefix32": LoadMix("32 clients, 1,024 shared + 32 in, 16 out", 32, 32, 32, 16, shared=1024, seconds=8),
     "prefill": LoadMix("1 client, 2,048 in, 1 out", 1, 3, 2048, 1, seconds=12),
     "stall": LoadMix("8 clients stream while a prompt of 4,000 arrives", 8, 8, 256, 128, visitor=4000, seconds=30),
+    "long8k": LoadMix("1 client, 8,192 in, 64 out", 1, 3, 8192, 64, seconds=50),
+    "long32k": LoadMix("1 client, 32,640 in, 64 out", 1, 1, 32640, 64, seconds=120),
     "api": LoadMix("64 clients, 8 in, 1 out, not streamed", 64, 3000, 8, 1, stream=False, warm=256),
     "stream": LoadMix("64 clients, 8 in, 64 out", 64, 256, 8, 64, warm=64, seconds=5),
 }

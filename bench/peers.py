@@ -19,6 +19,7 @@ KV = 2 << 30
 THREADS = os.cpu_count() or 1
 ALL = ("c1", "c8", "c32", "prefix", "prefix32", "prefill", "stall")
 SMALL = ("api", "stream", "c8")
+LONG = ("long8k", "long32k")
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,20 @@ def tcmalloc() -> list[str]:
     return paths[:1]
 
 
-def llama_peer(title: str, folder: str, kind: str, loads: tuple[str, ...], avx2: bool = False) -> Peer:
-    """Return llama.cpp's server with the GGUF file of a folder of MODELS and of this kind, perhaps without AVX-512."""
+def llama_peer(
+    title: str, folder: str, kind: str, loads: tuple[str, ...], avx2: bool = False, slots: int = 32, context: int = 2176
+) -> Peer:
+    """Return llama.cpp's server with the GGUF file of a folder of MODELS and of this kind, perhaps without AVX-512.
+
+    It serves ``slots`` requests at once, of ``context`` tokens each.
+    """
     weights = MODELS / f"{folder}-{kind}.gguf"
     programs = LLAMA_AVX2_BIN if avx2 else LLAMA_BIN
 
     def command(port: int) -> list[object]:
         serve = [programs / "llama-server", "-m", weights, "--host", "127.0.0.1", "--port", port, "-a", "m"]
-        slots = ["--parallel", "32", "-cb", "-c", "69632"]
-        return [*serve, "-t", THREADS, "-tb", THREADS, *slots, "-fa", "on", "-b", "2048", "-ub", "512", "-lv", "2"]
+        memory = ["--parallel", str(slots), "-cb", "-c", str(slots * context)]
+        return [*serve, "-t", THREADS, "-tb", THREADS, *memory, "-fa", "on", "-b", "2048", "-ub", "512", "-lv", "2"]
 
     return Peer(title, folder, kind, weights, loads, command)
 
@@ -111,6 +117,9 @@ PEERS: dict[str, Peer] = {
     "parley-int4": parley_peer("parley, int4", "0.5b", "int4", ("c1",), "--quantization", "int4"),
     "llama-q4": llama_peer("llama.cpp, Q4_0", "0.5b", "Q4_0", ("c1",)),
     "torch-bf16": parley_peer("parley in torch forms, bf16", "0.5b", "bf16", ("prefill",), PARLEY_NATIVE="off"),
+    "parley-long": parley_peer("parley, bf16, 32k context", "0.5b", "bf16", LONG),
+    "vllm-long": vllm_peer("vLLM, bf16, 32k context", "0.5b", "bf16", LONG, "--max-model-len", "32768"),
+    "llama-long": llama_peer("llama.cpp, bf16, 32k context", "0.5b", "bf16", LONG, slots=1, context=32768),
     "parley-tiny": parley_peer("parley", "tiny", "bf16", SMALL),
     "vllm-tiny": vllm_peer("vLLM", "tiny", "bf16", SMALL),
     "llama-tiny": llama_peer("llama.cpp", "tiny", "bf16", ("api", "stream")),

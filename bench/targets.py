@@ -23,7 +23,6 @@ METER = {
     "stall": "visitor.p99_ms",
 }
 STEP_MS = 250  # parley's default of --step-ms
-PLAIN_TORCH_MS = 3446.0  # a prefill of 2,048 tokens in eager torch with packed weights, measured on another machine
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,11 @@ def _request_rate(size: ModelSize, limits: Limits, kind: str, mix: LoadMix, cont
     return mix.requests / (prefill + steps * size.decode_seconds(limits, kind, mix.clients, context))
 
 
+def limit_share(size: ModelSize, peer: str, load: str, kind: str) -> Callable[[Results], float | None]:
+    """Return a function that computes the share of the best possible requests per second that a peer reaches."""
+    return lambda results: ratio(results.median(peer, load, RATE), best_possible(results, size, peer, load, RATE, kind))
+
+
 def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
     """Return all targets. ``sizes``: the model sizes of the folders that the 0.5B peers read."""
 
@@ -100,22 +104,23 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
             add_target(f"c1 TPOT, int8 (its head too) over {title}", "parley-int8", other, "c1", TPOT, 1.0, False)
         add_target(f"c1 TTFT, {kind} over {name}", ours, theirs, "c1", TTFT, ttft, False)
         share = 0.6 if kind == "bf16" else 0.36
-        targets.append(
-            Target(
-                f"prefill of 2,048, {kind}, of plain torch's 3,446 ms (another machine)",
-                share,
-                False,
-                lambda results, ours=ours: ratio(results.median(ours, "prefill", TTFT), PLAIN_TORCH_MS),
-                limit=lambda results, ours=ours, kind=kind: ratio(
-                    best_possible(results, sizes["0.5b"], ours, "prefill", TTFT, kind), PLAIN_TORCH_MS
-                ),
-            )
-        )
         add_target(f"prefill of 2,048, {kind} over torch forms bf16", ours, "torch-bf16", "prefill", TTFT, share, False)
         for load, clients in (("prefix", 8), ("prefix32", 32)):
             what = f"1,024 shared, {clients} at once, req/s, {kind} over {name}"
             add_target(what, ours, theirs, load, RATE, prefix, True)
-    add_target("c1 TPOT, int4 over llama.cpp Q4_0", "parley-int4", "llama-q4", "c1", TPOT, 0.7, False)
+    add_target("c1 TPOT, int4 over llama.cpp Q4_0", "parley-int4", "llama-q4", "c1", TPOT, 0.65, False)
+    for kind, shares in (("bf16", (0.94, 0.95)), ("w8a8", (0.92, 0.92))):
+        ours = f"parley-{kind}"
+        for load, share in zip(("c8", "c32"), shares, strict=True):
+            what = f"{load} req/s, {kind}, of the limit"
+            targets.append(Target(what, share, True, limit_share(sizes["0.5b"], ours, load, kind)))
+            what = f"{load} TTFT p50, {kind} over vLLM"
+            targets.append(Target(what, 0.6, False, ratio_against(ours, f"vllm-{kind}", load, TTFT)))
+    for load, tokens in (("long8k", "8,192"), ("long32k", "32,640")):
+        for theirs, name in (("vllm-long", "vLLM"), ("llama-long", "llama.cpp")):
+            what = f"prompt of {tokens}, bf16 over {name}"
+            add_target(f"{what}: TTFT", "parley-long", theirs, load, TTFT, 0.8, False)
+            add_target(f"{what}: TPOT", "parley-long", theirs, load, TPOT, 0.6, False)
     for theirs, name in (("vllm-tiny", "vLLM"), ("llama-tiny", "llama.cpp")):
         add_target(f"10M model, 1-token replies, req/s over {name}", "parley-tiny", theirs, "api", RATE, 2.0, True)
     add_target(
@@ -124,7 +129,7 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
     targets.append(
         Target(
             "ready with the 0.5B model, bf16",
-            4.0,
+            2.0,
             False,
             lambda r: r.record_median("ready", "parley-bf16", "seconds"),
             "s",
@@ -154,7 +159,7 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
         targets.append(
             Target(
                 f"ITL p99 at c8 while 4,000 tokens arrive, {kind}: --step-ms + a decode step",
-                1.0,
+                1.1,
                 False,
                 lambda r, peer=peer: ratio(r.median(peer, "stall", "visitor.p99_ms"), allowed_gap_ms(r, peer)),
             )
