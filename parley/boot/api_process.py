@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from dataclasses import replace
 
 import msgspec
@@ -26,14 +25,22 @@ from parley.dialects.dialect import Route
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.wire.headers import is_from_coordinator
+from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
 from parley.serving.api_processes.frame_link import FrameLink
-from parley.serving.api_processes.main_link import MainLink, RelayedAdmission, is_answered_by_main, withdraw_request
+from parley.serving.api_processes.main_link import (
+    MainLink,
+    RelayedAdmission,
+    is_answered_by_main,
+    main_hangs_error,
+    withdraw_request,
+)
 from parley.serving.api_processes.messages import (
     AnnounceShutdown,
     CancelOpen,
     EndProcess,
     FailOpen,
     Granted,
+    MainBeat,
     ProcessReady,
     Refused,
     RelayedOutputs,
@@ -138,6 +145,8 @@ class ApiProcess:
                 self.use_facts(facts)
             case UseOptions(options):
                 self._use_options(decode_options(options))
+            case MainBeat():
+                pass  # its arrival is all
             case AnnounceShutdown():
                 for server in self._servers:
                     server.announce_shutdown()
@@ -184,17 +193,42 @@ class ApiProcess:
         await self._pass_request(exchange, await exchange.read_body())
 
     async def _pass_request(self, exchange: Exchange, body: bytes) -> None:
+        if self._link.main_hangs:
+            raise main_hangs_error()
         await pass_request(self._main_client, self._places[exchange.scope["app"]], exchange, body)
 
     async def report(self) -> None:
-        """Send what was recorded, count connections, and refuse what the main process does not answer, again and again,
-        until this task is cancelled."""
+        """Send what was recorded, and count connections, again and again, until this task is cancelled."""
         while True:
-            self._link.send_snapshot(self.registry)
-            self._link.refuse_late_questions(time.monotonic())
+            if not self._link.main_hangs:  # it would be kept in memory, message by message
+                self._link.send_snapshot(self.registry)
             for _ in range(COUNTS_PER_REPORT):
                 self._counts.set_own(sum(len(server.server_state.connections) for server in self._servers))
                 await asyncio.sleep(REPORT_SECONDS / COUNTS_PER_REPORT)
+
+    async def watch_main(self, frames: FrameLink) -> None:
+        """Fail all requests if the main process shows no sign of life, and refuse others until it does, until this task
+        is cancelled. Nothing is done if engines are not watched either."""
+        timeout = self._models[0].settings.engine_timeout
+        watchdog = Watchdog(timeout)
+        while timeout:
+            await asyncio.sleep(TICK_SECONDS)
+            with contextlib.suppress(OSError):  # it has just ended, and this process ends as well
+                processor_seconds = read_processor_seconds(os.getppid())
+                hang = watchdog.explain_hang(frames.arrivals, processor_seconds, is_serving=True)
+                self._note_hang(hang)
+
+    def _note_hang(self, hang: str) -> None:
+        """Take note whether the main process hangs. Called again and again, since requests that are being prepared
+        reach it later. ``hang``: as from ``Watchdog.explain_hang``."""
+        was_hanging, self._link.main_hangs = self._link.main_hangs, bool(hang)
+        if hang:
+            self._link.fail_open_requests()
+            self._main_client.fail_all(hang)
+        if hang and not was_hanging:
+            log.error("The main process hangs: it %s. Requests are refused until it goes on.", hang)
+        elif was_hanging and not hang:
+            log.warning("The main process answers again.")
 
     async def stop(self, serving: asyncio.Future[list[None]]) -> None:
         """Write what is left, and report for the last time."""
@@ -223,9 +257,10 @@ async def serve_link(link_socket: socket.socket, pass_socket: socket.socket) -> 
     link.send(ProcessReady())
     await process.has_current_options.wait()
     serving = process.start_serving()
-    reporting = asyncio.create_task(process.report())
+    tasks = [asyncio.create_task(process.report()), asyncio.create_task(process.watch_main(frames))]
     await stopping.wait()
-    reporting.cancel()
+    for task in tasks:
+        task.cancel()
     await process.stop(serving)
     frames.close()
     await frames.ended

@@ -29,6 +29,7 @@ from parley.serving.api_processes.messages import (
     AnnounceShutdown,
     EndProcess,
     FromApiProcess,
+    MainBeat,
     ProcessReady,
     UseFacts,
     UseOptions,
@@ -70,7 +71,6 @@ class ApiProcessSlot:
         self.link: ApiLink | None = None  # of a process that serves
         self._pool = pool
         self._starts = 0
-        self._message_count = 0  # messages from all processes so far
 
     async def supervise(self) -> None:
         """Run the process until this task is cancelled, and start it again whenever it ends. Raises ApiProcessFailed
@@ -135,7 +135,6 @@ class ApiProcessSlot:
         link = ApiLink(self._pool.registry, frames, process.kill)
 
         def handle_message(message: FromApiProcess) -> None:
-            self._message_count += 1
             if isinstance(message, ProcessReady):
                 self.link = link
                 self._pool.send_state(link)
@@ -146,7 +145,7 @@ class ApiProcessSlot:
         tasks = [accepting]
         try:
             await self._pool.models_loaded.wait()
-            tasks.append(asyncio.create_task(self._kill_if_hung(process)))
+            tasks.append(asyncio.create_task(self._watch_process(process, frames)))
             link.send(UsePlan(self._pool.make_plan(self.number - 1, f"{self.number}.{self._starts}.")))
             with contextlib.suppress(wire.BrokenFrame, msgspec.DecodeError):  # it was killed while it wrote
                 await frames.ended
@@ -160,16 +159,19 @@ class ApiProcessSlot:
             link.close()
             self._pool.note_change()
 
-    async def _kill_if_hung(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill the process if it shows no sign of life, as engines are. It reports each second once it serves."""
+    async def _watch_process(self, process: subprocess.Popen[bytes], frames: FrameLink) -> None:
+        """Kill the process if it shows no sign of life, as engines are, and give it signs of life. It reports each
+        second once it serves."""
         timeout = self._pool.registry.main_model.settings.engine_timeout
         watchdog = Watchdog(timeout)
         with contextlib.suppress(OSError):  # it has just ended
             while timeout:
                 await asyncio.sleep(TICK_SECONDS)
+                frames.send(MainBeat())
                 processor_seconds = read_processor_seconds(process.pid)
-                if watchdog.explain_hang(self._message_count, processor_seconds, is_serving=self.link is not None):
-                    log.error("API process %d did nothing for too long, and was killed.", self.number)
+                hang = watchdog.explain_hang(frames.arrivals, processor_seconds, is_serving=self.link is not None)
+                if hang:
+                    log.error("API process %d hung: it %s, and was killed.", self.number, hang)
                     process.kill()
                     return
 

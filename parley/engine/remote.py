@@ -173,7 +173,7 @@ class RemoteEngine(MessagePageTransfer):
                 hang = watchdog.explain_hang(self._message_count, processor_seconds, is_serving=self.state == "ready")
                 if hang and self.info is not None:
                     process.kill()  # a stopped process would not take any other signal
-                    reader.set_exception(EngineHung(f"{hang}, and was killed."))
+                    reader.set_exception(EngineHung(f"The engine process hung: it {hang}, and was killed."))
                     return
 
     def _on_supervisor_done(self, task: asyncio.Task[None]) -> None:

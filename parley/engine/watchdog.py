@@ -1,4 +1,4 @@
-"""Recognizes an engine process that hangs: it exists, but will never do anything again.
+"""Recognizes a process that hangs: it exists, but will never do anything again.
 
 Time alone is no evidence, because one step may take a minute on a slow machine. A process shows that it lives by its
 messages (the results of a step, and heartbeats while it is idle and between the layers of a step) and by the processor
@@ -18,7 +18,7 @@ COMPUTING_SECONDS = 0.005  # processor time that shows work; waiting threads use
 
 
 class Watchdog:
-    """Counts the ticks since an engine process last showed that it lives.
+    """Counts the ticks since a process last showed that it lives.
 
     ``timeout``: seconds without a sign of life until the process counts as hung.
     """
@@ -31,7 +31,8 @@ class Watchdog:
         self._lifeless_ticks = 0  # ticks in a row without a message or processor time
 
     def explain_hang(self, message_count: int, processor_seconds: float, *, is_serving: bool) -> str:
-        """Count one tick. Return why the process counts as hung, an empty string if it does not.
+        """Count one tick. Return what the process did instead of its work ("did nothing for 8 s") if it counts as hung,
+        an empty string if it does not.
 
         ``message_count``: messages that it has ever sent; ``processor_seconds``: that it has ever used;
         ``is_serving``: it has loaded its model. Loading sends few messages and may wait for a disk.
@@ -46,10 +47,10 @@ class Watchdog:
             self._lifeless_ticks = 0
         lifeless_seconds = self._lifeless_ticks * TICK_SECONDS
         if lifeless_seconds >= self._timeout * (1 if is_serving else BUSY_FACTOR):
-            return f"The engine process hung: it did nothing for {lifeless_seconds:g} s"
+            return f"did nothing for {lifeless_seconds:g} s"
         messageless_seconds = self._messageless_ticks * TICK_SECONDS
         if is_serving and messageless_seconds >= self._timeout * BUSY_FACTOR:
-            return f"The engine process hung: it computed for {messageless_seconds:g} s without a result"
+            return f"computed for {messageless_seconds:g} s without a result"
         return ""
 
 

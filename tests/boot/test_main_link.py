@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 import pytest
 
 from parley.errors import NotReady, ParleyError
-from parley.serving.api_processes.main_link import ANSWER_SECONDS, MainLink, RelayedAdmission
+from parley.serving.api_processes.main_link import MainLink, RelayedAdmission
 from parley.serving.api_processes.messages import AdmitRequest, CancelOpen, EndRequest, FailOpen, Granted, OpenAccount
 from parley.serving.api_processes.relayed_error import relay_error
 from parley.types import NO_TENANT, KeyLimits
@@ -51,22 +50,24 @@ async def test_a_request_ends_although_it_was_granted_just_before():
     assert [each.ends for each in listed] == [["cmpl-1"], ["The server shuts down."]]
 
 
-async def test_a_main_process_that_does_not_answer_refuses_no_younger_request():
-    link = MainLink(lambda message: None)
-    admit = AdmitRequest(0, NO_TENANT, "", "m", "m", None, 1, "", (), "vllm", 0.0)
-    asked = [asyncio.create_task(link.ask(msgspec.structs.replace(admit, id=number))) for number in range(2)]
+async def test_a_main_process_that_hangs_is_asked_nothing_until_it_goes_on():
+    sent: list[Any] = []
+    link = MainLink(sent.append)
+    questions = [AdmitRequest(number, NO_TENANT, "", "m", "m", None, 1, "", (), "vllm", 0.0) for number in range(3)]
+    asked = [asyncio.create_task(link.ask(questions[0]))]
     await asyncio.sleep(0)
-    now = time.monotonic()
-    link.refuse_late_questions(now)
+    link.main_hangs = True
+    link.fail_open_requests()
+    link.take_answer(Granted(0))  # too late
+    asked.append(asyncio.create_task(link.ask(questions[1])))
     await asyncio.sleep(0)
-    assert not any(task.done() for task in asked)
-    asked.append(asyncio.create_task(link.ask(msgspec.structs.replace(admit, id=2))))
+    link.main_hangs = False
+    asked.append(asyncio.create_task(link.ask(questions[2])))
     await asyncio.sleep(0)
-    link.refuse_late_questions(now + ANSWER_SECONDS)
-    link.take_answer(Granted(1))  # too late
     link.take_answer(Granted(2))
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(result) for result in results] == [NotReady, NotReady, Granted]
+    assert sent == [questions[0], questions[2]]
 
 
 async def test_a_request_that_is_cancelled_while_it_is_counted_gives_its_lease_back():

@@ -17,13 +17,15 @@ from parley.wire import FRAME_HEADER, BrokenFrame, encode_frame, frame_length
 
 class FrameLink(asyncio.Protocol):
     """One end of the socket. ``handle_message`` gets the messages that arrive, one by one, and may be replaced; an
-    exception of it closes the link. ``ended`` is done at the end of the link, with that exception if there was one."""
+    exception of it closes the link. ``ended`` is done at the end of the link, with that exception if there was one.
+    ``arrivals``: how often data has arrived."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any], handle_message: Callable[[Any], None]):
         self._decoder, self.handle_message = decoder, handle_message
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._unread = b""
+        self.arrivals = 0
 
     @classmethod
     async def open(
@@ -63,6 +65,7 @@ class FrameLink(asyncio.Protocol):
         """Handle the messages that are complete."""
         if self.ended.done():
             return
+        self.arrivals += 1
         data, start = self._unread + data if self._unread else data, 0
         try:
             while len(data) - start >= FRAME_HEADER.size:

@@ -7,10 +7,8 @@ key with limits needs one before, and one for its tokens. The end of a request i
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from itertools import count
-from typing import NamedTuple
 
 from parley.dialects.dialect import Reply
 from parley.errors import NotReady, UnknownModel
@@ -39,28 +37,26 @@ from parley.serving.served_model import ServedModel
 from parley.types import NO_LIMITS, KeyLimitStates, Tenant, Usage
 from parley.web.exchange import Exchange
 
-ANSWER_SECONDS = 10.0  # that the main process has to answer a question
-
 
 class AnsweredByMain(Exception):
     """The main process has to answer this request, because of something in its body."""
 
 
-class OpenQuestion(NamedTuple):
-    """A question that the main process has not answered. ``asked_at``: by ``time.monotonic``."""
-
-    asked_at: float
-    answer: asyncio.Future[Granted | Refused]
+def main_hangs_error() -> NotReady:
+    """Return the error of a request that the main process would have to answer, which hangs."""
+    return NotReady("The server's main process does not answer.", retry_after=2)
 
 
 class MainLink:
-    """The connection to the main process. ``send`` sends a message without blocking."""
+    """The connection to the main process. ``send`` sends a message without blocking. ``main_hangs``: the main process
+    shows no sign of life; it gets no requests then."""
 
     def __init__(self, send: Callable[[FromApiProcess], None]):
         self.send = send
         self._request_ids = count()
-        self._questions: dict[int, OpenQuestion] = {}  # by the id of their request; the oldest comes first
+        self._questions: dict[int, asyncio.Future[Granted | Refused]] = {}  # open ones, by the id of their request
         self.generations: dict[int, Generation] = {}  # the open ones, by the id of their request
+        self.main_hangs = False
 
     def next_id(self) -> int:
         """Return a new request's id."""
@@ -72,8 +68,10 @@ class MainLink:
 
     async def ask(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> Granted | Refused:
         """Ask a question about a request, and return the answer. Raises NotReady."""
+        if self.main_hangs:
+            raise main_hangs_error()
         answer: asyncio.Future[Granted | Refused] = asyncio.get_running_loop().create_future()
-        self._questions[question.id] = OpenQuestion(time.monotonic(), answer)
+        self._questions[question.id] = answer
         self.send(question)
         try:
             return await answer
@@ -83,18 +81,16 @@ class MainLink:
     def take_answer(self, answer: Granted | Refused) -> None:
         """Pass an answer to the one who asked, unless that request has ended meanwhile."""
         question = self._questions.get(answer.id)
-        if question is not None and not question.answer.done():
-            question.answer.set_result(answer)
+        if question is not None and not question.done():
+            question.set_result(answer)
 
-    def refuse_late_questions(self, now: float) -> None:
-        """Refuse the requests that the main process has left without an answer for too long: it hangs, or has far too
-        much to do. ``now``: by ``time.monotonic``. Called now and then, since a timer for each question would cost
-        more."""
-        for asked_at, answer in self._questions.values():
-            if asked_at > now - ANSWER_SECONDS:
-                break
-            if not answer.done():
-                answer.set_exception(NotReady("The server's main process does not answer.", retry_after=2))
+    def fail_open_requests(self) -> None:
+        """Fail all requests that wait for the main process. It is told, and reads that when it goes on."""
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(main_hangs_error())
+        for generation in list(self.generations.values()):
+            generation.fail_request(main_hangs_error())
 
     def end_early(self, message: CancelOpen | FailOpen) -> None:
         """Cancel an open request, or fail it. Not at once: it may have been granted just now, and is listed with the

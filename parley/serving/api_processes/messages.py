@@ -154,6 +154,10 @@ class TakeSnapshot(msgspec.Struct, tag="take_snapshot", array_like=True):
     id: int
 
 
+class MainBeat(msgspec.Struct, tag="beat", array_like=True):
+    """The main process lives."""
+
+
 class AnnounceShutdown(msgspec.Struct, tag="announce_shutdown", array_like=True):
     """Ask clients to send further requests elsewhere: the server will stop soon."""
 
@@ -172,6 +176,7 @@ ToApiProcess = (
     | CancelOpen
     | FailOpen
     | TakeSnapshot
+    | MainBeat
     | AnnounceShutdown
     | EndProcess
 )

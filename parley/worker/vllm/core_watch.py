@@ -51,7 +51,7 @@ class CoreWatch:
             self._signs += not self._expects_steps()
             seconds += self._used_seconds(processes_below(own_id))
             if self._timeout and (hang := watchdog.explain_hang(self._signs, seconds, is_serving=True)):
-                return f"{hang}, and is ended."
+                return f"The engine process hung: it {hang}, and is ended."
 
     def _used_seconds(self, processes: list[int]) -> float:
         """Return the processor time that these processes have used since the last call, 0 if one is stopped."""
