@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path("/")
 UNLIMITED = 1 << 60  # bytes; version 1 writes a number near 2^63 where there is no limit
+KILL_FILES = {1: "memory.oom_control", 2: "memory.events"}  # by the version of control groups
 
 
 class _Group(NamedTuple):
@@ -44,7 +45,24 @@ def free_memory(root: Path = ROOT) -> int:
     with contextlib.suppress(OSError, ValueError):  # not Linux
         if available := re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.M):
             free_bytes = int(available[1]) << 10
-    return max(0, min([free_bytes, *_group_memory(root)]))
+    return max(0, min([free_bytes, *(limit - used for limit, used in _memory_limits(root))]))
+
+
+def memory_limit(root: Path = ROOT) -> int | None:
+    """Return how many bytes this process's control groups may use before the kernel kills a process of theirs; None
+    without a limit."""
+    return min((limit for limit, _ in _memory_limits(root, hard=True)), default=None)
+
+
+def count_memory_kills(root: Path = ROOT) -> int | None:
+    """Return how many processes of this process's control group the kernel has killed so far because memory ran out,
+    the group's or the machine's; None if it does not say."""
+    files = [folder / KILL_FILES[version] for folder, version in _groups("memory", root)]
+    for file in (*files, root / "proc/vmstat"):  # the last one counts kills of the whole machine
+        with contextlib.suppress(OSError):
+            if kills := re.search(r"^oom_kill (\d+)$", file.read_text(), re.M):
+                return int(kills[1])
+    return None
 
 
 def _scheduled_cores() -> int:
@@ -63,9 +81,9 @@ def _processor_shares(root: Path) -> Iterator[float]:
                 yield int(quota) / int(period)
 
 
-def _group_memory(root: Path) -> Iterator[int]:
-    """Yield the bytes that each group with a limit may still allocate. Its use contains cached files, such as a model
-    that was just read; the kernel drops them when memory is needed."""
+def _memory_limits(root: Path, *, hard: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield the limits of each group, and what of them is used, in bytes. Cached files do not count, such as a model
+    that was just read; the kernel drops them when memory is needed. ``hard``: without limits that only slow a group."""
     for folder, version in _groups("memory", root):
         limits, use, prefix = (
             (("memory.max", "memory.high"), "memory.current", "")
@@ -76,10 +94,10 @@ def _group_memory(root: Path) -> Iterator[int]:
             counts = dict(re.findall(r"^(\S+) (\d+)$", (folder / "memory.stat").read_text(), re.M))
             used = int((folder / use).read_text())
             used -= sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
-            for name in limits:
+            for name in limits[:1] if hard else limits:
                 limit = (folder / name).read_text().strip()
                 if limit != "max" and int(limit) < UNLIMITED:
-                    yield int(limit) - used
+                    yield int(limit), used
 
 
 def _groups(controller: str, root: Path) -> Iterator[_Group]:

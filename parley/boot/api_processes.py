@@ -18,9 +18,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from parley import wire
+from parley import control_groups, wire
 from parley.child_process import python_command
 from parley.dialects.dialect import Route
+from parley.engine.process_exit import describe_exit
 from parley.engine.remote import HEALTHY_SECONDS, RESTART_DELAYS
 from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
 from parley.serving.api_processes.api_link import ApiLink
@@ -71,6 +72,7 @@ class ApiProcessSlot:
         self.link: ApiLink | None = None  # of a process that serves
         self._pool = pool
         self._starts = 0
+        self._memory_kills: int | None = None  # before the process was started
 
     async def supervise(self) -> None:
         """Run the process until this task is cancelled, and start it again whenever it ends. Raises ApiProcessFailed
@@ -81,15 +83,16 @@ class ApiProcessSlot:
             has_served, exit_code = await self._run_process()
             if self._pool.is_ending:
                 return
+            ending = describe_exit(exit_code, self._memory_kills)
             if not has_served and self._starts == 1:
-                raise ApiProcessFailed(f"API process {self.number} ended before it was ready (exit code {exit_code}).")
+                raise ApiProcessFailed(f"API process {self.number} {ending} before it was ready.")
             ends_in_a_row = 1 if time.monotonic() - started_at >= HEALTHY_SECONDS else ends_in_a_row + 1
             first, longest = RESTART_DELAYS
             delay = min(longest, first * 2.0 ** min(ends_in_a_row - 2, 16)) if ends_in_a_row > 1 else 0.0
             log.error(
-                "API process %d has ended (exit code %s); its requests were cancelled. It is started again in %g s.",
+                "API process %d %s; its requests were cancelled. It is started again in %g s.",
                 self.number,
-                exit_code,
+                ending,
                 delay,
             )
             await asyncio.sleep(delay)
@@ -97,6 +100,7 @@ class ApiProcessSlot:
     async def _run_process(self) -> tuple[bool, int | None]:
         """Start a process and serve it until it ends. Return whether it has served, and its exit code."""
         self._starts += 1
+        self._memory_kills = control_groups.count_memory_kills()
         own_link, other_link = socket.socketpair()
         own_passes, other_passes = socket.socketpair()
         sockets = self._pool.listeners

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from parley import wire
+from parley import control_groups, wire
 from parley.engine.engine_process import ENGINE_COMMAND, EngineProcess, start_engine_process
 from parley.engine.messages import (
     EngineFatal,
@@ -29,6 +29,7 @@ from parley.engine.messages import (
     ToEngine,
 )
 from parley.engine.page_transfer import MessagePageTransfer
+from parley.engine.process_exit import describe_exit
 from parley.engine.protocol import EngineFailed
 from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
 from parley.types import EngineSettings, ModelInfo
@@ -76,6 +77,7 @@ class RemoteEngine(MessagePageTransfer):
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._message_count = 0  # messages from all processes so far
+        self._memory_kills: int | None = None  # before the process was started
         self._ready_at = 0.0  # when the process became ready, by time.monotonic
         self._ends_in_a_row = 0  # processes that ended; counted anew after one that served for HEALTHY_SECONDS
 
@@ -113,6 +115,7 @@ class RemoteEngine(MessagePageTransfer):
             started = started or start_engine_process(self._command, owns_group=self._owns_group)
         except OSError as error:
             raise EngineFailed(f"The engine process could not be started: {error.strerror}.") from error
+        self._memory_kills = control_groups.count_memory_kills()
         self._process = started.process
         reader, self._writer = await asyncio.open_connection(sock=started.own_end)
         self._writer.write(wire.encode_frame(self.settings))
@@ -130,7 +133,7 @@ class RemoteEngine(MessagePageTransfer):
                 self._handle_end(reason)
             exit_code = await self._end_process()
             if not reason:
-                self._handle_end(f"The engine process {_describe_exit(exit_code)}.")
+                self._handle_end(f"The engine process {describe_exit(exit_code, self._memory_kills)}.")
             if self.state == "failed":
                 return
             reader = await self._restart_process()
@@ -227,20 +230,6 @@ class RemoteEngine(MessagePageTransfer):
                 os.killpg(process.pid, signal.SIGKILL)
         self._process = None  # only now: if this task is cancelled while waiting, the next call waits again
         return exit_code
-
-
-def _describe_exit(exit_code: int | None) -> str:
-    """Describe how a process ended."""
-    if exit_code is None or exit_code == 0:
-        return "ended unexpectedly"
-    if exit_code < 0:
-        try:
-            name = signal.Signals(-exit_code).name
-        except ValueError:
-            name = f"signal {-exit_code}"
-        hint = ", perhaps for lack of memory" if name == "SIGKILL" else ""
-        return f"was killed by {name}{hint}"
-    return f"ended with exit code {exit_code}"
 
 
 def _identity(info: ModelInfo) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from parley import control_groups
+from parley.engine.process_exit import describe_exit
 
 MIB = 1 << 20
 MEMINFO = f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable:   {32 << 20} kB\n"
@@ -101,3 +102,56 @@ def test_machine_counts_where_no_group_can_be_read(tmp_path):
     root = write_files(tmp_path, {"proc/self/cgroup": "nonsense", "proc/self/mountinfo": SECOND})
     assert control_groups.core_count(root) == 8
     assert control_groups.free_memory(root) == 32 << 30
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"proc/self/cgroup": "0::/a/b\n", "proc/self/mountinfo": SECOND, "proc/vmstat": "oom_kill 9\n"}, 9),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "proc/self/mountinfo": SECOND,
+                "proc/vmstat": "oom_kill 9\n",
+                "sys/fs/cgroup/a/memory.events": "low 0\noom 5\noom_kill 5\n",
+                "sys/fs/cgroup/a/b/memory.events": "low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n",
+            },
+            2,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/docker/ab12\n0::/\n",
+                "proc/self/mountinfo": FIRST.format(top="/docker/ab12"),
+                "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+            },
+            1,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": SECOND}, None),
+    ],
+)
+def test_kills_for_lack_of_memory_are_those_of_the_own_group(tmp_path, files, kills):
+    assert control_groups.count_memory_kills(write_files(tmp_path, files)) == kills
+
+
+def test_an_exit_is_blamed_on_memory_if_the_kernel_says_so(tmp_path):
+    files = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": SECOND}
+    group = {
+        "sys/fs/cgroup/memory.max": str(512 * MIB),
+        "sys/fs/cgroup/memory.high": str(MIB),
+        "sys/fs/cgroup/memory.current": "0",
+        "sys/fs/cgroup/memory.stat": "anon 0\n",
+        "sys/fs/cgroup/memory.events": "oom_kill 3\n",
+    }
+    root = write_files(tmp_path, files | group)
+    limit = "the limit of its control group is 512 MiB"
+    endings = {
+        (-9, 2): f"was killed by the kernel because memory ran out ({limit})",
+        (-9, 3): "was killed by SIGKILL",
+        (-9, None): "was killed by SIGKILL, perhaps for lack of memory",
+        (-15, 2): "was killed by SIGTERM",
+        (7, 2): "ended with exit code 7",
+        (0, 2): "ended unexpectedly",
+        (None, 2): "ended unexpectedly",
+    }
+    for (exit_code, kills), text in endings.items():
+        assert describe_exit(exit_code, kills, root) == text

@@ -25,7 +25,7 @@ from parley.model.encoder_runner import EncoderRunner
 from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
 from parley.model.load.largest_step import measure_largest_step
-from parley.model.load.memory import CacheSizes, guard_allocation, plan_cache, staging_page_count
+from parley.model.load.memory import CacheSizes, free_memory, guard_allocation, plan_cache, staging_page_count
 from parley.model.load.packed_cache import PackedWeightCache, open_packed_cache
 from parley.model.load.plan import (
     DRAFT_KEEPS_STATES,
@@ -204,7 +204,15 @@ def _plan_decoder_cache(settings: Settings, plan: DecoderPlan, networks: Decoder
         set_aside += measure_largest_step(network, plan.dtype, plan.device, plan.length, settings)
     settings = msgspec.structs.replace(settings, set_aside=set_aside)
     state_bytes = state_slot_bytes(network.state_sizes)
-    sizes = plan_cache(_page_bytes(plan, networks), plan.device, plan.length, settings, state_bytes)
+    page_bytes = _page_bytes(plan, networks)
+    sizes = plan_cache(page_bytes, plan.device, plan.length, settings, state_bytes)
+    cache_bytes, free_bytes = sizes.pages * page_bytes, free_memory(plan.device)
+    if cache_bytes > free_bytes and plan.device.type == "cpu":  # Linux counts memory only when it is written
+        log.warning(
+            "The KV cache may grow to %d MiB, but only %d MiB of memory are free. The kernel may kill the engine when "
+            "the cache fills; --kv-memory sets its size.",
+            cache_bytes >> 20, free_bytes >> 20,
+        )  # fmt: skip
     if network.state_sizes:
         log.info(
             "%d sequences run at once: each has a state of %.1f MiB. %d more are kept for prefixes and drafts.",

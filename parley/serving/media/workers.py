@@ -20,6 +20,7 @@ from parley.engine.media_messages import (
     MediaRefused,
     ProcessMedia,
 )
+from parley.engine.process_exit import describe_exit
 from parley.errors import NotReady, Unsupported
 from parley.log_lines import FORMAT_VARIABLE, LEVEL_VARIABLE
 from parley.serving.media.memory_files import MemoryFile
@@ -87,7 +88,7 @@ class MediaWorker(WorkerProcess[FromMediaProcess]):
             return message
         exit_code = self.end()
         if not self._killed:
-            log.warning("A media process ended during a job, with exit code %d.", exit_code)
+            log.warning("A media process %s during a job.", describe_exit(exit_code, None))
         return TOO_SLOW if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) else CRASHED
 
     def kill(self) -> None:

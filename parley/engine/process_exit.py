@@ -1,0 +1,32 @@
+"""How a process that parley has started ended, in words for the log and for clients."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from parley import control_groups
+
+
+def describe_exit(exit_code: int | None, memory_kills: int | None, root: Path = control_groups.ROOT) -> str:
+    """Describe how a child process ended: "was killed by SIGTERM".
+
+    ``exit_code``: as of ``Popen``; ``memory_kills``: what ``count_memory_kills`` returned when the process was started.
+    """
+    if exit_code is None or exit_code == 0:
+        return "ended unexpectedly"
+    if exit_code > 0:
+        return f"ended with exit code {exit_code}"
+    if exit_code == -signal.SIGKILL:
+        kills = control_groups.count_memory_kills(root)
+        if kills is None or memory_kills is None:
+            return "was killed by SIGKILL, perhaps for lack of memory"
+        if kills > memory_kills:
+            limit = control_groups.memory_limit(root)
+            group = "" if limit is None else f" (the limit of its control group is {limit >> 20} MiB)"
+            return f"was killed by the kernel because memory ran out{group}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"was killed by {name}"
