@@ -57,6 +57,7 @@ from parley.web.http_client import IDLE_SECONDS
 from parley.web.port import (
     CorsByPath,
     HttpServer,
+    describe_address,
     freeze_objects,
     listen_error_reason,
     open_listener,
@@ -113,10 +114,10 @@ def run_server(
                 tls_contexts.append(None if tls is None else server_tls_context(tls, http2=options.http2))
                 sockets.append(stack.enter_context(open_listener(host, port)))
             except TlsFileError as error:
-                banner.print_failure(f"cannot encrypt {host} port {port}: {error}.")
+                banner.print_failure(f"cannot encrypt {describe_address(host, port)}: {error}.")
                 return 1
             except OSError as error:
-                banner.print_failure(f"cannot listen on {host} port {port}: {listen_error_reason(error)}.")
+                banner.print_failure(f"cannot listen on {describe_address(host, port)}: {listen_error_reason(error)}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
@@ -471,8 +472,8 @@ class ServerInstance:
         await self._parts.close_parts()
         if self._grpc_port is not None:
             await self._grpc_port.stop_server(GRPC_STOP_SECONDS)
-        for place in self._places:
-            remove_unix_socket(place.host)
+        for listener in self._sockets:
+            remove_unix_socket(listener)
         for server in (*self._servers, *([self._api_processes.passed_server] if self._api_processes else ())):
             server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)

@@ -344,7 +344,7 @@ def _check_server_options(options: ServerOptions) -> Iterator[Finding]:
 def _check_ports(options: ServerOptions) -> Iterator[Finding]:
     """Check that the ports that serve listens on are free."""
     from parley.boot.places import listening_places
-    from parley.web.port import listen_error_reason, open_listener
+    from parley.web.port import describe_address, listen_error_reason, open_listener, remove_unix_socket
 
     ports = [(place.host, place.port, "--listen") for place in listening_places(options)]
     if options.port is not None:
@@ -353,13 +353,15 @@ def _check_ports(options: ServerOptions) -> Iterator[Finding]:
     if options.peer_port is not None and options.peer_port_attempts == 1:
         ports.append((ports[0][0], options.peer_port, "--peer-port"))
     for host, port, flag in ports:
+        address = describe_address(host, port)
         try:
-            open_listener(host, port).close()
+            with open_listener(host, port) as listener:
+                remove_unix_socket(listener)
         except OSError as error:
-            hint = f"Choose another with {flag}." if port else "Check --host."
-            yield Finding("fail", "port", f"{host}:{port}: {listen_error_reason(error)}", hint)
+            hint = f"Choose another with {flag}." if port else "Check --host or --uds."
+            yield Finding("fail", "port", f"{address}: {listen_error_reason(error)}", hint)
         else:
-            yield Finding("ok", "port", f"{host}:{port} is free")
+            yield Finding("ok", "port", f"{address} is free")
 
 
 def check_open_files(config: ResolvedOptions) -> Iterator[Finding]:

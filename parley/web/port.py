@@ -11,6 +11,7 @@ import errno
 import gc
 import os
 import socket
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from ssl import SSLContext
@@ -54,14 +55,35 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _open_unix_listener(path: str) -> socket.socket:
+class UnixListener(socket.socket):
+    """A listening Unix socket. ``path``: of its file; ``file_id`` tells that file from another one at this path."""
+
+    path = ""
+    file_id = (0, 0, 0)
+
+    def remove_file(self) -> None:
+        """Remove the file, unless another server has put its own there meanwhile."""
+        with contextlib.suppress(OSError):
+            if _file_id(self.path) == self.file_id:
+                os.unlink(self.path)
+
+
+def _file_id(path: str) -> tuple[int, int, int]:
+    """Return what tells a file from others. A number of an inode is used again soon."""
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _open_unix_listener(path: str) -> UnixListener:
     """Return a listening Unix socket for owner and group; a stale one is replaced. Raises OSError."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        if probe.connect_ex(path) == errno.ECONNREFUSED:
+    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
+        # A connection to a file that is no socket is refused as well.
+        if stat.S_ISSOCK(os.stat(path).st_mode) and probe.connect_ex(path) == errno.ECONNREFUSED:
             os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX)
+    listener = UnixListener(socket.AF_UNIX)
     try:
         listener.bind(path)
+        listener.path, listener.file_id = path, _file_id(path)
         os.chmod(path, SOCKET_MODE)
         listener.listen(LISTEN_BACKLOG)
     except BaseException:
@@ -75,11 +97,15 @@ def port_number(listener: socket.socket) -> int:
     return 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
 
 
-def remove_unix_socket(host: str) -> None:
-    """Remove the file of a Unix socket that was listened on; nothing for other hosts."""
-    if host.startswith(UNIX_PREFIX):
-        with contextlib.suppress(OSError):
-            os.unlink(host[len(UNIX_PREFIX) :])
+def remove_unix_socket(listener: socket.socket) -> None:
+    """Remove the file of a Unix socket that was listened on; nothing for other sockets."""
+    if isinstance(listener, UnixListener):
+        listener.remove_file()
+
+
+def describe_address(host: str, port: int) -> str:
+    """Return the address of a listener in words."""
+    return host if host.startswith(UNIX_PREFIX) else f"{host} port {port}"
 
 
 def listen_error_reason(error: OSError) -> str:

@@ -134,5 +134,21 @@ async def test_a_unix_socket_takes_requests_and_a_stale_one_is_replaced(serve, t
     connection.close()
     http_server.should_exit = True
     await task
-    remove_unix_socket(host)
+    remove_unix_socket(listener)
     assert not (tmp_path / "parley.sock").exists()
+
+
+def test_a_file_at_the_path_of_a_unix_socket_is_left_alone(tmp_path: Path):
+    path = tmp_path / "parley.sock"
+    path.write_text("of somebody else")
+    with pytest.raises(OSError, match="in use"):
+        open_listener(f"unix:{path}", 0)
+    assert path.read_text() == "of somebody else"
+    path.unlink()
+    first = open_listener(f"unix:{path}", 0)
+    path.unlink()  # so that another server can listen there, while the first one drains
+    with first, open_listener(f"unix:{path}", 0) as second:
+        remove_unix_socket(first)
+        assert path.is_socket()
+        remove_unix_socket(second)
+    assert not path.exists()
