@@ -1,10 +1,10 @@
 """Measures the store of responses: its memory, and the time to find a response and an item.
 
-    python bench/records.py [--records 10000] [--characters 2000]
+    python bench/records.py [--records 10000] [--characters 2000] [--file FILE]
 
 Each record is a response as the server keeps it, with its input and an answer of this many characters. The memory is
-the growth of the process, of which the store has all. Looks up records and items at random, as the routes do: from the
-database to the decoded response. Prints Markdown.
+the growth of the process, of which the store has all unless it is in a file. Looks up records and items at random, as
+the routes do: from the database to the decoded response. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -52,13 +52,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--characters", type=int, default=2000, help="of each answer")
+    parser.add_argument("--file", help="of the store, as with --response-store-file")
     options = parser.parse_args()
-    store = open_record_store(1 << 30, 3600.0, None)
+    store = open_record_store(1 << 30, 3600.0, options.file)
     context = RequestContext("0" * 32, 0, "", records=tenant_records(store, BackgroundRuns(store), "tenant"))
     before = resident_bytes()
     keep_responses(context, options.records, options.characters)
     grown = (resident_bytes() - before) / 1e6
-    print(f"{options.records} responses of {options.characters} characters: {grown:.0f} MB\n")
+    sizes = f"{grown:.0f} MB of memory"
+    if options.file:
+        sizes += f", {Path(options.file).stat().st_size / 1e6:.0f} MB in the file"
+    print(f"{options.records} responses of {options.characters} characters: {sizes}\n")
     print("| Look-up | median ms | 99th percentile ms |\n|---|---|---|")
     for name, look_up in (
         ("a response by its id", lambda number: stored.load_response(context, f"resp_{number}")),
