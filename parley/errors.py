@@ -41,6 +41,7 @@ repr of an object, or more than a short excerpt of the input.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -52,6 +53,19 @@ DATA_URL = re.compile(r"(data:[^,]{0,100},)[^\s\"'`]{16,}", re.IGNORECASE)
 def hide_data(text: str) -> str:
     """Return a text without the contents of data: URLs, which are a client's pictures and files."""
     return DATA_URL.sub(r"\1…", text)
+
+
+def failure_reason(error: Exception) -> str:
+    """Return why a file could not be read or a connection made, in words: "No such file or directory"."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not encoded in UTF-8"
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    if isinstance(reason := getattr(error, "reason", None), str):  # of TLS
+        return reason
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:  # negative: of a name's address
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def excerpt(value: Any, limit: int = 60) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from parley.dialects.bench import error_message
+from parley.errors import failure_reason
 from parley.settings.options import ConfigError, ResolvedOptions
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -71,7 +72,7 @@ class OpenAIClient:
         try:
             return json.loads(answer.read() or b"null")
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ClientError(f"{self.address}{path} gave no JSON answer ({type(error).__name__}).") from None
+            raise ClientError(f"{self.address}{path} gave no JSON answer: {failure_reason(error)}.") from None
         finally:
             connection.close()
 
@@ -91,7 +92,7 @@ class OpenAIClient:
                 yield event
             raise ClientError("The server closed the connection before the answer was complete.")
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ClientError(f"The connection broke in the middle of the answer ({type(error).__name__}).") from None
+            raise ClientError(f"The connection broke in the middle of the answer: {failure_reason(error)}.") from None
         finally:
             connection.close()
 
@@ -120,7 +121,7 @@ class OpenAIClient:
             refusal = answer.read(65536)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise ClientError(f"No server answers at {self.address} ({type(error).__name__}).") from None
+            raise ClientError(f"No server answers at {self.address}: {failure_reason(error)}.") from None
         connection.close()
         try:
             why = error_message(json.loads(refusal))

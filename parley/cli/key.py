@@ -65,7 +65,8 @@ def run(config: ResolvedOptions) -> int:
     if config["action"] == "list" and name is None:
         return _list_keys(file)
     if config["action"] not in ("add", "remove") or name is None:
-        raise ConfigError("The action is missing: add NAME, list or remove NAME.")
+        missing = "name" if config["action"] in ("add", "remove") else "action"
+        raise ConfigError(f"The {missing} is missing: add NAME, list or remove NAME.")
     if config["action"] == "remove":
         remove_key(file, name)
         print(f"parley: the key {name} is removed; servers refuse it a second or two from now.", file=sys.stderr)

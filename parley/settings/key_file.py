@@ -24,6 +24,7 @@ from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any
 
+from parley.errors import failure_reason
 from parley.settings.keys import RESERVED_GROUPS
 from parley.settings.options import ConfigError
 
@@ -227,7 +228,7 @@ def _read_text(file: Path, option: str) -> str:
             raise ConfigError(f"{option}: {file} has more than {MAX_FILE_BYTES} bytes.")
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option}: {file} cannot be read ({type(error).__name__}).") from None
+        raise ConfigError(f"{option}: {file} cannot be read: {failure_reason(error)}.") from None
 
 
 @contextlib.contextmanager

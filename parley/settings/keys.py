@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from parley.errors import failure_reason
 from parley.settings.options import ConfigError
 
 RESERVED_GROUPS = frozenset(("users", "admins"))  # all keys, and those that may change the server
@@ -18,7 +19,7 @@ def read_keys(file: Path, option: str) -> list[str]:
     try:
         lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option}: {file} cannot be read ({type(error).__name__}).") from None
+        raise ConfigError(f"{option}: {file} cannot be read: {failure_reason(error)}.") from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"{option}: {file} holds no key.")

@@ -322,7 +322,7 @@ SIZE_UNITS = {"": 1, "B": 1} | {
     for power, letter in enumerate("KMGT", 1)
     for name, base in ((f"{letter}B", 1000), (f"{letter}IB", 1024))
 }
-DURATION_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+DURATION_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 QUANTITY = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
 
 
@@ -350,7 +350,7 @@ def size_kind(low: int = 0) -> OptionKind:
 
 
 def duration_kind(low: float = 0.0, high: float = inf, *, or_zero: bool = False) -> OptionKind:
-    """Seconds: a number, or a number with ms, s, m, min or h. ``or_zero``: 0 is allowed as well as ``low``."""
+    """Seconds: a number, or a number with ms, s, m, min, h or d. ``or_zero``: 0 is allowed as well as ``low``."""
     range_text = f" from {low:g}s to {high:g}s" if high < inf else f" of 0 or at least {low:g}s" if or_zero else ""
 
     def parse_duration(raw: Any) -> float:
@@ -360,10 +360,14 @@ def duration_kind(low: float = 0.0, high: float = inf, *, or_zero: bool = False)
         unit = DURATION_UNITS.get(match[2].lower()) if match else None
         seconds = float(match[1]) * unit if match and unit is not None else -1.0
         if not (low <= seconds <= high or (or_zero and seconds == 0)):
-            raise ValueError(f"a duration{range_text}, such as 30, 1.5s, 500ms, 2m or 1h")
+            raise ValueError(f"a duration{range_text}, such as 30, 1.5s, 500ms, 2m, 1h or 7d")
         return seconds
 
-    return OptionKind("TIME", parse_duration, lambda value: f"{value:g}s")
+    def format_duration(seconds: float) -> str:
+        unit = "d" if seconds and not seconds % DURATION_UNITS["d"] else "s"
+        return f"{seconds / DURATION_UNITS[unit]:g}{unit}"
+
+    return OptionKind("TIME", parse_duration, format_duration)
 
 
 TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

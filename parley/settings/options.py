@@ -337,6 +337,6 @@ def _description_text(option: Option) -> str:
 
 
 def _help_lines(usage: str, description: str, column: int) -> list[str]:
-    lines = textwrap.wrap(description, HELP_WIDTH - column) or [""]
+    lines = textwrap.wrap(description, HELP_WIDTH - column, break_on_hyphens=False) or [""]
     head = [f"  {usage:<{column - 2}}{lines.pop(0)}"] if len(usage) <= column - 4 else [f"  {usage}"]
     return head + [" " * column + line for line in lines]

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 log = logging.getLogger("parley.server")
 
+FEW_CONNECTIONS = 32  # a limit of open files that allows fewer is worth a warning
 # Minimum of reserved descriptors: half for engines, other instances and files, half to refuse clients with.
 SPARE_DESCRIPTORS = 64
 MAX_GRPC_CONNECTIONS = (1 << 31) - 2  # gRPC aborts the process at a higher limit
@@ -132,6 +133,11 @@ def divide_descriptors(
     reserved = max(SPARE_DESCRIPTORS, available // 8)
     room = (available - reserved - set_aside) // descriptors_each // (2 if grpc_ports else 1)
     client_count = max(1, min(room, wanted or room))
+    if wanted is None and client_count < FEW_CONNECTIONS:
+        log.warning(
+            "The limit of %d open files has room for %d connection%s of clients only; raise it (ulimit -n 4096).",
+            available, client_count, "s" * (client_count > 1),
+        )  # fmt: skip
     grpc_limit = min(client_count // max(1, grpc_ports), MAX_GRPC_CONNECTIONS)
     return ConnectionShares(ConnectionLimit(client_count, client_count + reserved // 2), max(1, grpc_limit))
 

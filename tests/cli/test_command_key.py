@@ -147,11 +147,11 @@ def test_times_without_an_offset_are_in_utc() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["add"], "The action is missing"),
+        (["add"], "The name is missing"),
         (["add", "a", "--file", "keys.txt"], "does not end in .toml"),
         (["add", "a b"], "name is not"),
         (["add", "a", "--apis", "opnai"], "Did you mean openai"),
-        (["list", "--file", "missing.toml"], "cannot be read"),
+        (["list", "--file", "missing.toml"], "missing.toml cannot be read: No such file or directory."),
     ],
 )
 def test_the_command_says_what_is_wrong(words: list[str], reason: str, capsys, tmp_path, monkeypatch) -> None:

@@ -73,7 +73,7 @@ def test_request_that_ends_during_a_write_keeps_the_name_of_its_key(tmp_path: Pa
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "usage.db"
     file.write_bytes(b"no database" * 100)
-    with pytest.raises(BadUsageFile, match="is no database"):
+    with pytest.raises(BadUsageFile, match="cannot be used: file is not a database"):
         UsageStore(str(file))
     with pytest.raises(BadUsageFile, match="cannot be opened"):
         UsageStore(str(tmp_path / "no" / "usage.db"))

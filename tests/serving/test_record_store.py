@@ -195,7 +195,7 @@ def test_says_that_a_damaged_file_cannot_be_used_now(tmp_path):
 
 def test_refuses_a_file_that_is_no_database(tmp_path):
     (tmp_path / "text").write_text("no database " * 100)
-    with pytest.raises(BadRecordFile, match="is no database"):
+    with pytest.raises(BadRecordFile, match="cannot be used: file is not a database"):
         open_file(tmp_path / "text")
     with pytest.raises(BadRecordFile, match="cannot be opened"):
         open_file(tmp_path / "missing" / "file")

@@ -185,6 +185,15 @@ def test_connection_limit_raises_the_descriptor_limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def test_few_descriptors_for_clients_are_a_warning_unless_few_are_wanted(caplog):
+    few = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert divide_descriptors(1, set_aside=few, wanted=5).clients.served_limit == 1
+    assert not caplog.messages
+    divide_descriptors(1, set_aside=few)
+    [message] = caplog.messages
+    assert message.endswith("has room for 1 connection of clients only; raise it (ulimit -n 4096).")
+
+
 async def test_rejects_connections_over_the_limit_with_429(serve):
     limit = ConnectionLimit(2, 3)
     server, second_server = await serve(connection_limit=limit, tick=0.02), await serve(connection_limit=limit)

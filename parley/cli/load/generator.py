@@ -23,6 +23,7 @@ import httptools
 from parley.cli.apis import BENCHED_APIS
 from parley.cli.client import ServerAddress
 from parley.dialects.bench import BenchApi, LoadShape, error_message
+from parley.errors import failure_reason
 
 PreparedRequest = tuple[bytes, int]  # the bytes to send, and the number of tokens that they ask for
 CONNECTION_CLOSED = "the connection was closed before the answer was complete"
@@ -132,7 +133,7 @@ class LoadConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._finish_sample(f"not an HTTP answer ({type(error).__name__})")
+            self._finish_sample(f"not an HTTP answer: {failure_reason(error)}")
             self.close()
 
     def on_headers_complete(self) -> None:
@@ -251,7 +252,7 @@ class LoadGenerator:
             except TimeoutError:
                 sample.error = f"no complete answer within {self.shape.timeout:g} s"
             except OSError as error:
-                sample.error = f"cannot connect ({type(error).__name__})"
+                sample.error = f"cannot connect: {failure_reason(error)}"
             if connection is not None and (sample.error or not self.keep_alive):
                 connection.close()
         if connection is not None and connection.is_open:

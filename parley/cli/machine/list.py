@@ -1,4 +1,4 @@
-"""``parley list``: the models in the Hugging Face cache, and the built-in one."""
+"""``parley list``: the models in the Hugging Face cache."""
 
 from __future__ import annotations
 

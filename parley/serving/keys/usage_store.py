@@ -209,4 +209,4 @@ def _open_database(file: str) -> sqlite3.Connection:
     except OSError as error:
         raise BadUsageFile(f"The file for usage {path} cannot be opened: {error.strerror}.") from None
     except sqlite3.Error as error:
-        raise BadUsageFile(f"The file for usage {path} is no database: {error}.") from None
+        raise BadUsageFile(f"The file for usage {path} cannot be used: {error}.") from None

@@ -186,4 +186,4 @@ def _open_database(file: str) -> sqlite3.Connection:
     except OSError as error:
         raise BadRecordFile(f"The file for responses {Path(file)} cannot be opened: {error.strerror}.") from None
     except sqlite3.Error as error:
-        raise BadRecordFile(f"The file for responses {Path(file)} is no database: {error}.") from None
+        raise BadRecordFile(f"The file for responses {Path(file)} cannot be used: {error}.") from None
