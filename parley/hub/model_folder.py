@@ -177,7 +177,7 @@ def check_model_folder(folder: Path, model: str, *, needs_weights: bool = True) 
 def folder_problem(folder: Path, *, needs_weights: bool = True, needs_tokenizer: bool = True) -> str:
     """Return the reason why a folder is not a model, as a clause; empty if it is one."""
     if not os.path.exists(folder):  # unlike Path.exists, it never raises for odd names
-        return "there is no such folder"
+        return f"there is no such {'file' if folder.suffix == '.gguf' else 'folder'}"
     try:
         if (gguf := _find_gguf(folder)) is not None:
             unpack_gguf(gguf)

@@ -29,7 +29,7 @@ NO_ADMIN_KEYS = (
     "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it, and "
     "those with `admin = true` in a key file in TOML."
 )
-NO_ADMIN_KEY = "This API key may not change the server; it needs one of --admin-key-file."
+NO_ADMIN_KEY = "Only admin keys may do this: those of --admin-key-file, and those with `admin` in a key file in TOML."
 NO_OWNERS: Mapping[str, KeyOwner] = {}
 
 

@@ -187,10 +187,11 @@ def test_serve_exits_with_1_when_its_port_is_taken(parley, tiny):
     assert "cannot listen on 127.0.0.1 port" in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
-def test_serve_exits_with_1_when_the_model_is_missing(parley, tmp_path):
-    done = parley("serve", str(tmp_path / "nothing"), "--port", "0")
+@pytest.mark.parametrize(("name", "kind"), [("nothing", "folder"), ("nothing.gguf", "file")])
+def test_serve_exits_with_1_when_the_model_is_missing(parley, tmp_path, name, kind):
+    done = parley("serve", str(tmp_path / name), "--port", "0")
     assert done.returncode == 1
-    assert "cannot be served: there is no such folder." in done.stdout + done.stderr
+    assert f"cannot be served: there is no such {kind}." in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
