@@ -140,10 +140,10 @@ DIFFERENCES = """
   banned sequences, a grammar or a thinking budget need the output, vLLM draws it again, with the known tokens forced by
   the plugin below. Without the plugin the same tokens come out nearly always; an answer that comes out different ends
   with an error, or with a temperature alone goes on with other random numbers.
-* **typical_p, no_repeat_ngram, the watermark and the thinking budget** are parley's own: vLLM's workers load a plugin
-  with the rules of parley's engine. It costs processor time for each token of a choice that uses one of them. With
-  `typical_p` the plugin applies min_p, top_k and top_p as well. vLLM loads no such plugin if it speculates, and workers
-  that Ray starts do not see it: then these options are refused.
+* **typical_p, no_repeat_ngram, the window of penalties (Ollama's `repeat_last_n`), the watermark and the thinking
+  budget** are parley's own: vLLM's workers load a plugin with the rules of parley's engine. It costs processor time for
+  each token of a choice that uses one of them. With `typical_p` the plugin applies min_p, top_k and top_p as well. vLLM
+  loads no such plugin if it speculates, and workers that Ray starts do not see it: then these options are refused.
 * **Beam search** is done by parley: a round of vLLM for each token. It takes no options that change logits.
 * **Predictions** of the output have no effect. Speculation is configured with vLLM's `--speculative-config`.
 * **Frames of a video** are taken at equal distances, 32 of them unless the request says how many. **Embeddings in place

@@ -21,8 +21,10 @@ from parley.dialects.records import NO_RECORDS, InlinedRequest, TenantRecords
 from parley.errors import ParleyError
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.types import (
+    ALL_ENGINE_FEATURES,
     ALL_MODEL_ABILITIES,
     NO_TENANT,
+    EngineFeature,
     Event,
     KeyLimitStates,
     MediaKind,
@@ -69,10 +71,10 @@ class RequestContext:
     the tasks that it computes instead (``pooling_tasks``), the names of its classes if it is a classifier, how many
     items of each kind of media a request may have (a kind that is missing: the model cannot read it), its model type if
     it reads media, its ``abilities``, by its chat template and tokenizer, the ``vocabulary_size`` in tokens, and
-    ``page_tokens``, those of a page of its prefix cache (0 without one; both 0 before it is loaded). About the server:
-    ``api_options``, the seal of reasoning that clients send back, and the tenant's records. About the HTTP request: the
-    decoded path parts that the route names, the headers with lower-case names, the query string, and the tenant's id;
-    where endpoints are managed, also the ``client`` itself.
+    ``page_tokens``, those of a page of its prefix cache (0 without one; both 0 before it is loaded), and the features
+    of its engine. About the server: ``api_options``, the seal of reasoning that clients send back, and the tenant's
+    records. About the HTTP request: the decoded path parts that the route names, the headers with lower-case names, the
+    query string, and the tenant's id; where endpoints are managed, also the ``client`` itself.
     """
 
     unique_id: str
@@ -102,6 +104,7 @@ class RequestContext:
     vocabulary_size: int = 0
     page_tokens: int = 0
     client: Tenant = NO_TENANT
+    engine_features: frozenset[EngineFeature] = ALL_ENGINE_FEATURES
 
     def seal_reasoning(self, data: bytes) -> str:
         """Return reasoning as a text that the tenant can send back."""

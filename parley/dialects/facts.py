@@ -24,6 +24,7 @@ class ModelCard:
     engine's description, None until the model is loaded. ``abilities``: by its chat template and tokenizer.
     ``config``: its config.json. ``sampling_defaults``: the values in its generation_config.json, by their names there.
     ``tokenizer_size``: how many ids its tokenizer knows, None until it is loaded; models are often padded to more.
+    ``license``: the text of the license in its folder, "" without one.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelCard:
     config: Mapping[str, Any] = field(default_factory=dict)
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     tokenizer_size: int | None = None
+    license: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,7 @@ FEATURE_FIELDS: dict[EngineFeature, FieldReader] = {
     "repetition_penalty": _sampling_field("repetition_penalty", "repetition_penalty"),
     "presence_penalty": _sampling_field("presence_penalty", "presence_penalty"),
     "frequency_penalty": _sampling_field("frequency_penalty", "frequency_penalty"),
+    "penalty_window": _sampling_field("penalty_window", "repeat_last_n"),
     "logit_bias": _sampling_field("logit_bias", "logit_bias"),
     "allowed_tokens": _sampling_field("allowed", "allowed_token_ids"),
     "banned_tokens": _banned_tokens_field,

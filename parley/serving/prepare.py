@@ -176,6 +176,7 @@ def _prepare_prompts(
 ) -> list[tuple[PreparedPrompt, int]]:
     """Tokenize each prompt and compute how many tokens may follow it. Raises BadRequest."""
     pipeline, prepared_prompts = model.text_pipeline, []
+    _check_room_for_text(model, request)
     predicted = pipeline.prepare_prediction(request.prediction, model.model_info.max_model_len)
     for prompt, items in zip(request.prompts, media_by_prompt(request, media), strict=True):
         prepare = partial(_prepare_prompt, model, request, items, predicted)
@@ -307,6 +308,20 @@ def _check_token_ids(request: Request, info: ModelInfo) -> None:
             message = f"Token id {highest_id} is not in the vocabulary of {info.vocab_size} tokens."
             unknown_ids = [token_id for token_id in token_ids if token_id >= info.vocab_size]
             raise UnknownTokenIds(message, token_ids=unknown_ids, vocabulary=info.vocab_size, field=field)
+
+
+def _check_room_for_text(model: ServedModel, request: Request) -> None:
+    """Check that the window of a request for vectors holds more than the marks around a text. Raises ContextLength."""
+    window, cut = request.context_limit, request.max_prompt_tokens
+    if request.pooling is None or window is None or cut is None:
+        return
+    marks = sum(map(len, model.text_pipeline.tokenizer.special_around))
+    if cut <= marks:
+        raise ContextLength(
+            f"A window of {window} tokens has no room for a text, because {marks} tokens are around it.",
+            field="prompt",
+            limit=window,
+        )
 
 
 def _check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:

@@ -26,6 +26,7 @@ from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.errors import NotReady, Overloaded, ParleyError, Stopping, Unsupported
 from parley.gguf.folder import LINK_PATTERN
+from parley.hub.license_text import read_license
 from parley.metrics.recorded import ModelMetrics
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader
@@ -36,7 +37,7 @@ from parley.serving.options import MediaOptions, ServerOptions
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.text import TextPipeline
 from parley.text.tokens.tokenizer import read_json_object
-from parley.types import EngineSettings, Media, MediaKind, ModelAbility, ModelInfo, Tenant
+from parley.types import ALL_ENGINE_FEATURES, EngineSettings, Media, MediaKind, ModelAbility, ModelInfo, Tenant
 from parley.version import __version__
 
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
@@ -118,6 +119,7 @@ class ServedModel:
         self._own_adapters: frozenset[str] = frozenset()  # of these, those that the engine has without being asked
         self._text_pipeline: TextPipeline | None = None
         self._config: Mapping[str, object] = {}  # of the model's config.json
+        self._license = ""  # the text of the license in the model's folder
         self.media_workers: MediaWorkers | None = None  # of a model that reads media
         self._media_loader: MediaLoader | None = None
         self._media_start: asyncio.Task[None] | None = None  # the start of a process before the first item
@@ -166,6 +168,7 @@ class ServedModel:
         """Load the tokenizer and all else that text needs; slow, so call it in a thread."""
         settings = self.settings
         self._config = read_json_object(Path(settings.model) / "config.json")
+        self._license = read_license(Path(settings.model))
         return TextPipeline.from_folder(
             settings.model, settings.tool_parser, settings.reasoning_parser, settings.trust_marks
         )
@@ -334,6 +337,7 @@ class ServedModel:
             self._config,
             self._text_pipeline.generation_defaults if self._text_pipeline is not None else {},
             self._text_pipeline.tokenizer.vocab_size if self._text_pipeline is not None else None,
+            self._license,
         )
 
     @property
@@ -409,6 +413,7 @@ class ServedModel:
             records,
             info.vocab_size if info is not None else 0,
             block_size if self.settings.prefix_cache else 0,
+            engine_features=info.features if info is not None else ALL_ENGINE_FEATURES,
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

@@ -246,6 +246,7 @@ EngineFeature = Literal[
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "penalty_window",
     "logit_bias",
     "allowed_tokens",
     "banned_tokens",

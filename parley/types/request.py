@@ -105,6 +105,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     ``allowed``: only these tokens may be drawn; empty: any. ``banned``: token sequences that never occur in the
     output. ``no_repeat_ngram``: length of token n-grams that may not occur twice; 0 is off. A rule that would leave no
     token at all is ignored. ``watermark``: mark the text so that ``parley watermark`` can detect it.
+    ``penalty_window``: number of tokens at the end of prompt and output that the penalties look at; 0: the repetition
+    penalty looks at all tokens of both, and the other two look at the output.
     Order of operations: grammar -> bias, watermark -> forbid (allowed, banned, n-grams, min_tokens) -> penalties ->
     temperature -> min_p -> top_k -> top_p -> typical_p -> draw.
     """
@@ -118,6 +120,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    penalty_window: int = 0
     logit_bias: dict[int, float] = {}
     allowed: list[int] = []
     banned: list[list[int]] = []

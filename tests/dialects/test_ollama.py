@@ -199,7 +199,7 @@ def test_ollama_defaults_are_those_of_ollama():
         HEAD, generation_defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     )
     sampling = read_chat(context=advised, options={"top_k": 5}).request.sampling
-    assert sampling == Sampling(temperature=0.6, top_k=5, top_p=0.9, repetition_penalty=1.1)
+    assert sampling == Sampling(temperature=0.6, top_k=5, top_p=0.9, repetition_penalty=1.1, penalty_window=64)
 
 
 OPTIONS: dict[str, tuple[Any, str, Any]] = {  # an option: a value, its type, and what it changes in the sampling
@@ -209,9 +209,9 @@ OPTIONS: dict[str, tuple[Any, str, Any]] = {  # an option: a value, its type, an
     "min_p": (0.1, "float32", {"min_p": 0.1}),
     "typical_p": (0.7, "float32", {"typical_p": 0.7}),
     "seed": (7.0, "integer", {"seed": 7}),
-    "repeat_penalty": (1.2, "float32", {"repetition_penalty": 1.2}),
-    "presence_penalty": (0.5, "float32", {"presence_penalty": 0.5}),
-    "frequency_penalty": (-0.5, "float32", {"frequency_penalty": -0.5}),
+    "repeat_penalty": (1.2, "float32", {"repetition_penalty": 1.2, "penalty_window": 64}),
+    "presence_penalty": (0.5, "float32", {"presence_penalty": 0.5, "penalty_window": 64}),
+    "frequency_penalty": (-0.5, "float32", {"frequency_penalty": -0.5, "penalty_window": 64}),
     "num_keep": (4, "integer", {}),
     "num_batch": (512, "integer", {}),
     "num_gpu": (-1, "integer", {}),
@@ -245,12 +245,23 @@ def test_ollama_reads_limits_and_stops():
     assert refusal(read_chat, options={"stop": [1]}) == (400, 'option "stop" must be of an array of strings')
 
 
-def test_ollama_refuses_a_window_of_penalties_that_would_not_hold():
-    assert read_chat(options={"repeat_penalty": 1.2, "repeat_last_n": 0}).request == read_chat().request
-    assert read_chat(options={"repeat_last_n": 64}).request == read_chat().request
-    assert read_chat(options={"repeat_penalty": 1.2, "repeat_last_n": -1}).request.sampling.repetition_penalty == 1.2
-    status, text = refusal(read_chat, options={"repeat_penalty": 1.2, "repeat_last_n": 64})
-    assert status == 400 and "'options.repeat_last_n' is 64" in text
+def test_ollama_penalties_look_at_the_last_tokens():
+    plain = read_chat().request.sampling
+    for options, window in (({}, 64), ({"repeat_last_n": 32}, 32), ({"repeat_last_n": -1}, 2**31 - 1)):
+        sampling = read_chat(options=options | {"repeat_penalty": 1.2}).request.sampling
+        assert sampling == msgspec.structs.replace(plain, repetition_penalty=1.2, penalty_window=window)
+        assert read_chat(options=options).request.sampling == plain
+    assert read_chat(options={"repeat_penalty": 1.2, "repeat_last_n": 0}).request.sampling == plain
+    advised = dataclasses.replace(HEAD, generation_defaults={"repetition_penalty": 1.1})
+    sampling = read_chat(context=advised, options={"repeat_last_n": 8}).request.sampling
+    assert (sampling.repetition_penalty, sampling.penalty_window) == (1.1, 8)
+
+
+def test_ollama_penalties_follow_an_engine_without_windows():
+    context = dataclasses.replace(HEAD, engine_features=HEAD.engine_features - {"penalty_window"})
+    for options, window in (({}, 0), ({"repeat_last_n": -1}, 0), ({"repeat_last_n": 32}, 32)):
+        sampling = read_chat(context=context, options=options | {"repeat_penalty": 1.2}).request.sampling
+        assert (sampling.repetition_penalty, sampling.penalty_window) == (1.2, window)
 
 
 def test_ollama_reads_the_form_of_an_answer():
@@ -410,15 +421,20 @@ def test_ollama_embed_answers_vectors_of_length_1():
 
 def test_ollama_embed_takes_num_ctx_as_the_window_of_each_text():
     for path, member in (("embed", "input"), ("embeddings", "prompt")):
-        for window, longest in ((30, 30), (0, 100), (1000, 100)):
+        for window, longest in ((30, 30), (None, 100), (1000, 100)):
             request = read_vectors(path, **{member: "a"}, options={"num_ctx": window}).request
-            assert (request.max_prompt_tokens, request.context_limit) == (longest, window or None)
+            assert (request.max_prompt_tokens, request.context_limit) == (longest, window)
     whole = read_vectors("embed", input="a", options={"num_ctx": 30}, truncate=False).request
     assert (whole.max_prompt_tokens, whole.context_limit) == (None, 30)
+    no_room = "input after truncation exceeds maximum context length"
+    for path, member in (("embed", "input"), ("embeddings", "prompt")):
+        assert refusal(read_vectors, path, **{member: "a"}, options={"num_ctx": 0}) == (400, no_room)
+    narrow = read_vectors("embed", input="a", options={"num_ctx": 2})
+    assert narrow.render_refusal(ContextLength("narrow")).body == b'{"error":"%b"}' % no_room.encode()
 
 
 def test_ollama_embed_words_its_own_errors():
-    reply = read_vectors("embed", input="a")
+    reply = read_vectors("embed", input="a", truncate=False)
     errors = {
         UnknownModel("?", name="x"): b'{"error":"model \\"x\\" not found, try pulling it first"}',
         ContextLength("long"): b'{"error":"the input length exceeds the context length"}',
@@ -537,6 +553,12 @@ def test_ollama_lists_encoders_but_not_classifiers_as_embedding_models(members, 
     card = dataclasses.replace(CARD, info=info, purpose="vectors", abilities=frozenset())
     (listed,) = json.loads(models.write_tags([card]))["models"]
     assert listed.get("capabilities") == names
+
+
+def test_ollama_show_has_the_license_first():
+    facts = ServerFacts("1", [dataclasses.replace(CARD, license="Apache <License>")], True)
+    body = models.answer_show(LENIENT, b'{"model":"org/m"}', HEAD, facts).body
+    assert body.startswith(rb'{"license":"Apache \u003cLicense\u003e","modelfile":')
 
 
 def test_ollama_show_names_the_model_as_copilot_does():

@@ -128,6 +128,7 @@ FEATURE_OPTIONS: dict[EngineFeature, dict[str, Any]] = {
     "repetition_penalty": {"sampling": Sampling(repetition_penalty=1.1)},
     "presence_penalty": {"sampling": Sampling(presence_penalty=0.1)},
     "frequency_penalty": {"sampling": Sampling(frequency_penalty=0.1)},
+    "penalty_window": {"sampling": Sampling(repetition_penalty=1.1, frequency_penalty=0.1, penalty_window=3)},
     "logit_bias": {"sampling": Sampling(logit_bias={7: 1.0})},
     "allowed_tokens": {"sampling": Sampling(allowed=[7, 8])},
     "banned_tokens": {"sampling": Sampling(banned=[[7], [7, 8]])},

@@ -147,6 +147,7 @@ SAMPLINGS = [
     Sampling(),
     Sampling(temperature=0.8, top_p=0.9, min_p=0.01),
     Sampling(temperature=1.3, top_k=20, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.3),
+    Sampling(temperature=0.7, repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=0.2, penalty_window=9),
     Sampling(temperature=0.0, logit_bias={7: 3.0, 9: -100.0}, repetition_penalty=1.5),
     Sampling(allowed=list(range(3, 50)), banned=[[7], [8, 9]], no_repeat_ngram=2, watermark=True),
 ]

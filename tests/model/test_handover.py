@@ -51,6 +51,7 @@ FEATURES = {
     "plain": {},
     "choices": {"n": 3},
     "penalties": {"sampling": replace(EXACT, logit_bias={9: 3.0}, no_repeat_ngram=3, watermark=True)},
+    "window": {"sampling": replace(EXACT, penalty_window=20)},
     "banned": {"sampling": Sampling(top_k=20, top_p=0.9, banned=[[5, 6], [7]]), "min_tokens": 12, "stop_ids": [8, 9]},
     "greedy": {"sampling": Sampling(temperature=0.0), "logprobs": 3},
     "grammar": {"n": 2, "stop_ids": [2]},

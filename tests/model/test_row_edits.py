@@ -38,6 +38,19 @@ def test_edits_are_those_of_parleys_engine_step_by_step(size, watermark):
         assert torch.equal(own, edited)
 
 
+@pytest.mark.parametrize("window", [1, 3, 7, 2**31 - 1])
+def test_penalties_with_a_window_are_those_of_parleys_engine_step_by_step(window):
+    penalties = Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, penalty_window=window)
+    edits = RowEdits(ExtraOptions(penalties=penalties), list(PROMPT), no_bytes)
+    for count in range(len(OUTPUT) + 1):
+        edits.add_tokens(OUTPUT[edits.output_count : count])
+        own, edited = random_logits(count), random_logits(count)
+        sequence = make_sequence(PROMPT + OUTPUT[:count], len(PROMPT), sampling=penalties)
+        LogitsProcessor(sequence, VOCAB).edit_logits(own, count)
+        edits.edit_logits(edited)
+        assert torch.equal(own, edited) and not torch.equal(own, random_logits(count))
+
+
 def test_row_keeps_a_token_where_all_would_repeat():
     edits = RowEdits(ExtraOptions(no_repeat_ngram=1), [0, 1, 2], no_bytes)
     row = torch.ones(3)

@@ -53,8 +53,9 @@ def reference_probabilities(logits: np.ndarray, sequence: Sequence, position: in
         x[token] += value
     if position < work.min_tokens:
         x[work.stop_ids] = -np.inf
-    output = sequence.tokens[sequence.prompt_len :]
-    for token in set(sequence.tokens):
+    window = options.penalty_window
+    output = sequence.tokens[-window:] if window else sequence.tokens[sequence.prompt_len :]
+    for token in set(output if window else sequence.tokens):
         x[token] = x[token] / options.repetition_penalty if x[token] > 0 else x[token] * options.repetition_penalty
         x[token] -= options.frequency_penalty * output.count(token)
         x[token] -= options.presence_penalty * (token in output)
@@ -102,6 +103,7 @@ sampling_options = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
     presence_penalty=st.sampled_from([0.0, 0.0, 1.5, -2.0]),
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.4, -0.5]),
+    penalty_window=st.sampled_from([0, 0, 1, 3, 100]),
     logit_bias=st.dictionaries(st.integers(0, 6), st.sampled_from([-100.0, 100.0, 1.5, -0.5]), max_size=3),
 )
 
@@ -367,11 +369,12 @@ def test_choices_draw_like_separate_requests():
     assert len({token for token, _ in choices}) > 1
 
 
-def test_penalties_after_draws_match_a_fresh_sampler():
+@pytest.mark.parametrize("window", [0, 1, 7, 100])
+def test_penalties_after_draws_match_a_fresh_sampler(window):
     """A sampler that drew the tokens itself is in the same state as one that gets them after a preemption."""
     vocab, steps = 12, 40
     logits = torch.randn(steps, 1, vocab, generator=torch.Generator().manual_seed(3))
-    sampling = Sampling(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3)
+    sampling = Sampling(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, penalty_window=window)
     sampler, row_sequence = Sampler(vocab, 1), make_sequence([1, 2], 2, 5, sampling)
     sampler.set_slot(0, row_sequence)
     for step in range(steps):
@@ -380,6 +383,14 @@ def test_penalties_after_draws_match_a_fresh_sampler():
         assert token == fresh_token
         row_sequence.tokens.append(token)
     assert len(set(row_sequence.tokens)) > 6
+
+
+def test_penalties_with_a_window_look_at_the_last_tokens_of_prompt_and_output():
+    logits = torch.tensor([[2.0, 1.9, 1.8, -5.0]])
+    for penalty in ({"repetition_penalty": 2.0}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0}):
+        for window, token in ((1, 0), (2, 0), (3, 2), (4, 2), (2**31 - 1, 2)):
+            sampling = Sampling(temperature=0, penalty_window=window, **penalty)
+            assert sample_batch(logits, [make_sequence([0, 1, 3], 2, sampling=sampling)])[0][0] == token
 
 
 def test_prompt_counts_only_for_repetition_penalty():
@@ -428,6 +439,7 @@ def test_greedy_takes_lowest_id_of_equal_logits():
         Sampling(temperature=1e30, top_p=1e-30),
         Sampling(repetition_penalty=1e-38),
         Sampling(repetition_penalty=1e38),
+        Sampling(repetition_penalty=1e-320, allowed=[1, 3], top_p=0.9, typical_p=0.9),
         Sampling(logit_bias={0: math.inf, 1: -math.inf}),
         Sampling(logit_bias={0: 1e300, 1: 1e300}, top_k=1),
         Sampling(frequency_penalty=1e30, presence_penalty=-1e30),

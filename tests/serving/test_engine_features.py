@@ -52,6 +52,7 @@ FEATURE_USES: dict[EngineFeature, list[tuple[dict[str, Any], str]]] = {
     "repetition_penalty": [({"sampling": Sampling(repetition_penalty=1.1)}, "repetition_penalty")],
     "presence_penalty": [({"sampling": Sampling(presence_penalty=0.1)}, "presence_penalty")],
     "frequency_penalty": [({"sampling": Sampling(frequency_penalty=0.1)}, "frequency_penalty")],
+    "penalty_window": [({"sampling": Sampling(penalty_window=3)}, "repeat_last_n")],
     "logit_bias": [({"sampling": Sampling(logit_bias={1: 1.0})}, "logit_bias")],
     "allowed_tokens": [({"sampling": Sampling(allowed=[1])}, "allowed_token_ids")],
     "banned_tokens": [({"sampling": Sampling(banned=[[1]])}, "bad_words"), ({"banned_words": ["a"]}, "bad_words")],

@@ -233,7 +233,9 @@ COMPOSED_ROUTES = (
         },
         {
             "penalties": {
-                "options": {"repeat_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4}
+                "options": {
+                    "repeat_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4, "repeat_last_n": 9
+                }
             },
             "typical_p": {"options": FEATURES["typical_p"].members},
             "stop": {"options": FEATURES["stop"].members},

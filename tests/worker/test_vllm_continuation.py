@@ -57,6 +57,11 @@ def test_what_vllm_counts_or_draws_is_drawn_again(members):
     assert unforced == Continuation() and unforced.redrawn_tokens(begun, 0) == [7, 8]
 
 
+def test_penalties_with_a_window_do_not_tell_prompt_from_output():
+    penalized = Sampling(temperature=0.0, presence_penalty=1.0, penalty_window=5)
+    assert plan_continuations(request(prior_tokens=[[7, 8]], sampling=penalized), 0) == [Continuation(2)]
+
+
 def test_fetched_pages_end_before_the_token_that_their_instance_drew():
     begun = request(prior_tokens=[[7, 8]], transfer=TRANSFER)
     way, other = plan_continuations(begun, 0)

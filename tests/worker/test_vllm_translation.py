@@ -115,6 +115,16 @@ def test_typical_p_takes_the_cuts_before_it_along():
     assert "extra_args" not in greedy and greedy["top_k"] == 5
 
 
+def test_penalties_with_a_window_are_the_plugins():
+    penalties = Sampling(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1, penalty_window=8)
+    fields = sampling_of(sampling=msgspec.structs.replace(penalties, temperature=0.7, top_k=5))
+    assert read_extra_options(fields["extra_args"]) == ExtraOptions(penalties=penalties)
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_k")
+    assert [fields[name] for name in names] == [1.0, 0.0, 0.0, 0.7, 5]
+    plain = sampling_of(sampling=msgspec.structs.replace(penalties, penalty_window=0))
+    assert "extra_args" not in plain and plain["repetition_penalty"] == 1.2
+
+
 def test_pooling_options_keep_their_values():
     pooling = PoolingOptions(dimensions=4, normalize=False)
     assert translate_pooling(request(pooling=pooling)) == {"task": "embed", "use_activation": False}
@@ -125,7 +135,7 @@ def test_vllm_lacks_what_its_samplers_do_not_have():
         "beam_edits", "limited_grammar", "page_transfer"
     }  # fmt: skip
     plugin_features = vllm_features(plugin=True) - vllm_features()
-    assert plugin_features == {"typical_p", "no_repeat_ngram", "watermark", "thinking_budget"}
+    assert plugin_features == {"typical_p", "no_repeat_ngram", "penalty_window", "watermark", "thinking_budget"}
     assert "adapters" not in vllm_features()
     assert vllm_features(adapters=True) - vllm_features(adapters=True, on_cpu=True) == {"prompt_logprobs"}
     assert "prompt_logprobs" in vllm_features(on_cpu=True)

@@ -46,10 +46,16 @@ def read_embeddings(rules: OllamaRules, body: bytes, context: RequestContext) ->
 
 
 def _read_common(fields: Fields, rules: OllamaRules, context: RequestContext) -> tuple[str, int | None]:
-    """Return the model's name and the request's window in tokens. The other options have no effect on vectors."""
+    """Return the model's name and the request's window in tokens. The other options have no effect on vectors.
+
+    Raises BadRequest.
+    """
     name = shared.read_model_name(fields)
     check_keep_alive(fields, rules)
-    return name, read_options(fields, rules, context).context_limit
+    window = read_options(fields, rules, context).context_limit
+    if window is None and fields.free_object("options").get("num_ctx") is not None:  # 0: no room for any text
+        raise invalid_member("options.num_ctx", shared.NO_ROOM)
+    return name, window
 
 
 def _read_texts(fields: Fields) -> list[str]:
@@ -103,7 +109,8 @@ class EmbedReply(UnstreamedReply):
             case UnknownModel():
                 return go_answer({"error": f'model "{error.name}" not found, try pulling it first'}, 404)
             case ContextLength():
-                return go_answer({"error": shared.INPUT_TOO_LONG}, 400)
+                is_cut = self.request.max_prompt_tokens is not None
+                return go_answer({"error": shared.NO_ROOM if is_cut else shared.INPUT_TOO_LONG}, 400)
             case Incapable():
                 return go_answer({"error": f'"{self.name}" does not support embeddings'}, 400)
         return None

@@ -80,7 +80,8 @@ def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts:
     name, card = _find_card(fields, facts)
     fields.boolean("verbose", False)  # tensors and vocabularies are never listed
     parameters, template = _parameter_lines(card.sampling_defaults), _template_stand_in(card)
-    answer: dict[str, Any] = {"modelfile": _modelfile(card, template, parameters)}
+    answer: dict[str, Any] = {"license": card.license} if card.license else {}
+    answer["modelfile"] = _modelfile(card, template, parameters)
     if parameters:
         answer["parameters"] = parameters
     answer["template"] = template

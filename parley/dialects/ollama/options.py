@@ -25,6 +25,7 @@ MAX_TOKENS = 2**31 - 1
 MAX_TEMPERATURE = 100
 MAX_REPEAT_PENALTY = 100
 MAX_PENALTY = 2  # of the presence or frequency of a token
+PENALTY_WINDOW = 64  # tokens that penalties look back at
 THINK_LEVELS = ("low", "medium", "high", "max")
 GO_DURATION = re.compile(r"[+-]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
 GO_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)")
@@ -44,8 +45,8 @@ class OllamaOptions:
 
 def read_options(body: Fields, rules: OllamaRules, context: RequestContext) -> OllamaOptions:
     """Read ``options``. Raises BadRequest."""
-    own_options = Fields(body.free_object("options"), "options", OptionWording(rules))
-    options = own_options.with_defaults(_model_defaults(context.generation_defaults))
+    sent = Fields(body.free_object("options"), "options", OptionWording(rules))
+    options = sent.with_defaults(_model_defaults(context.generation_defaults))
     limit = options.integer("num_predict", -1, -2, MAX_TOKENS)
     window = options.integer("num_ctx", 0, 0, MAX_TOKENS)
     for name in INERT_INTEGERS:
@@ -55,7 +56,7 @@ def read_options(body: Fields, rules: OllamaRules, context: RequestContext) -> O
     stop_conditions = StopConditions(
         strings=_read_stop(options, rules), max_tokens=limit if limit > 0 else None, reserved_tokens=1
     )
-    penalties = _read_penalties(own_options, options, context)
+    penalties = _read_penalties(options, context)
     sampling = msgspec.structs.replace(_read_sampling(options), **penalties)
     return OllamaOptions(sampling, stop_conditions, window or None)
 
@@ -79,25 +80,24 @@ def _read_sampling(options: Fields) -> Sampling:
     )
 
 
-def _read_penalties(own_options: Fields, options: Fields, context: RequestContext) -> dict[str, float]:
-    """Return the penalties by their neutral names; none if they look back at no token.
+def _read_penalties(options: Fields, context: RequestContext) -> dict[str, Any]:
+    """Return the penalties and their window by their neutral names; none if they look back at no token.
 
-    They always look at the whole text. Raises Unsupported if the request asks for some over a part of it.
+    An engine without windows penalizes by its own rule, unless the request asks for a part of the text: then the server
+    refuses the window.
     """
-    penalties = {
+    has_windows = "penalty_window" in context.engine_features
+    penalties: dict[str, Any] = {
         "repetition_penalty": options.number("repeat_penalty", 1.0, 0, MAX_REPEAT_PENALTY, low_excluded=True),
         "presence_penalty": options.number("presence_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
         "frequency_penalty": options.number("frequency_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
     }
-    window = options.integer("repeat_last_n", -1, -1, MAX_TOKENS)
-    requested = own_options.present_names(("repeat_penalty", "presence_penalty", "frequency_penalty"))
-    if 0 < window < context.context_length and requested and tuple(penalties.values()) != (1.0, 0.0, 0.0):
-        raise Unsupported(
-            f"'options.repeat_last_n' is {window}, but a window of penalties is not available on this server: they "
-            "apply to the whole text. Leave it out, or set it to -1 (the whole text) or 0 (no penalties).",
-            field="options.repeat_last_n",
-        )
-    return penalties if window else {}
+    window = options.integer("repeat_last_n", PENALTY_WINDOW if has_windows else -1, -1, MAX_TOKENS)
+    if window == 0 or tuple(penalties.values()) == (1.0, 0.0, 0.0):
+        return {}
+    if window > 0:
+        return penalties | {"penalty_window": window}
+    return penalties | {"penalty_window": MAX_TOKENS} if has_windows else penalties
 
 
 def _read_stop(options: Fields, rules: OllamaRules) -> list[str]:

@@ -37,6 +37,7 @@ JSON_TYPE = b"application/json; charset=utf-8"
 PLAIN_TYPE = b"text/plain"
 QUEUE_FULL = "server busy, please try again.  maximum pending requests exceeded"
 INPUT_TOO_LONG = "the input length exceeds the context length"
+NO_ROOM = "input after truncation exceeds maximum context length"
 NO_MEMORY_BODY = b'{"error":"Memory limit exceeded"}'  # the coordinator's refusal when it has no memory for a body
 GO_ESCAPED = re.compile(rb"[<>&]|\xe2\x80[\xa8\xa9]")  # Go's encoder escapes these, for HTML and JavaScript
 

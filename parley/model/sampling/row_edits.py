@@ -1,5 +1,5 @@
-"""Options that other engines' samplers lack, for one choice: typical_p, no_repeat_ngram, watermark, thinking budget,
-and tokens that are known already.
+"""Options that other engines' samplers lack, for one choice: typical_p, no_repeat_ngram, a window of penalties,
+watermark, thinking budget, and tokens that are known already.
 
 ``worker/vllm/logits_plugin.py`` applies it in vLLM's workers. The rules are those of parley's own engine. They cost
 Python's time for each choice that uses them, and nothing for others.
@@ -14,6 +14,7 @@ import torch
 
 from parley.model.sampling.bans import RepeatedNgrams
 from parley.model.sampling.extra_options import ExtraOptions
+from parley.model.sampling.penalties import Penalties
 from parley.model.sampling.thinking_budget import ThinkingBudget
 from parley.watermark import GREEN_BONUS, is_green
 
@@ -28,6 +29,7 @@ class RowEdits:
         self.options = options
         self.tokens = tokens
         self._ngrams = RepeatedNgrams(options.no_repeat_ngram) if options.no_repeat_ngram else None
+        self._penalties = Penalties(options.penalties, 0) if options.penalties is not None else None
         limit = options.reasoning_limit
         self._budget = ThinkingBudget(limit, token_bytes) if limit is not None else None
         self._output_count = 0
@@ -53,6 +55,8 @@ class RowEdits:
         if self._ngrams is not None:
             repeating = sorted(each for each in self._ngrams.repeating_next(self.tokens) if 0 <= each < len(row))
             mask_tokens(row, torch.tensor(repeating, dtype=torch.int64, device=row.device))
+        if self._penalties is not None:
+            self._penalties.edit_logits(row, self.tokens)
         if self._budget is not None and (forced := self._budget.forced) is not None and 0 <= forced < len(row):
             others = torch.ones(len(row), dtype=torch.bool, device=row.device)
             others[forced] = False

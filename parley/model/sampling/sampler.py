@@ -185,8 +185,6 @@ class Sampler:
             if plan.grammar is not None and plan.grammar.wait_ready() is not None:
                 token_ids[row] = scores[row] = None
                 continue
-            if plan.processor is not None:
-                plan.processor.count_token(token_ids[row])
             if plan.grammar is not None:
                 plan.grammar.accept_token(token_ids[row])
         for plan in plans:
@@ -250,8 +248,6 @@ class Sampler:
                 self._plans[sequence.slot] = replace(plan, processor=processor, grammar=grammar)
         for sequence, _ in forks:
             plan = self._slot_plan(sequence.slot)
-            if plan.processor is not None:
-                plan.processor.count_token(sequence.tokens[-1])
             if plan.grammar is not None:
                 plan.grammar.accept_token(sequence.tokens[-1])
                 plan.grammar.start_mask()

@@ -11,7 +11,9 @@ from parley.types import ALL_ENGINE_FEATURES, EngineBound, EngineFeature
 
 # vLLM's samplers have no counterpart of these, or one that must be configured before the model is known. parley's
 # plugin in vLLM's workers has them (``logits_plugin.py``).
-PLUGIN_FEATURES: frozenset[EngineFeature] = frozenset({"typical_p", "no_repeat_ngram", "watermark", "thinking_budget"})
+PLUGIN_FEATURES: frozenset[EngineFeature] = frozenset(
+    {"typical_p", "no_repeat_ngram", "penalty_window", "watermark", "thinking_budget"}
+)
 MISSING_FEATURES: frozenset[EngineFeature] = frozenset(
     {
         "beam_edits",

@@ -49,9 +49,9 @@ def plan_continuations(request: EngineRequest, index: int, *, can_force: bool = 
     if not prior:
         return transfers or [Continuation()]
     sampling = request.sampling
+    penalizes_output = sampling.presence_penalty or sampling.frequency_penalty
     counts_output = bool(
-        sampling.presence_penalty
-        or sampling.frequency_penalty
+        (penalizes_output and not sampling.penalty_window)  # a window does not tell prompt from output
         or sampling.banned
         or request.grammar
         or request.reasoning_limit

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from parley.model.sampling.extra_options import ExtraOptions
-from parley.types import EngineRequest
+from parley.types import EngineRequest, Sampling
 
 EXTRA_NAME = "parley"  # in vLLM's ``SamplingParams.extra_args``
+NEUTRAL_SAMPLING = Sampling()
 
 
 def extra_sampling_fields(request: EngineRequest, forced: list[int]) -> dict[str, Any]:
@@ -29,7 +30,12 @@ def extra_sampling_fields(request: EngineRequest, forced: list[int]) -> dict[str
     if cuts_typical:
         cuts = {name: getattr(sampling, name) for name in ("temperature", "min_p", "top_k", "top_p", "typical_p")}
         options = msgspec.structs.replace(options, **cuts)
-        neutral = {"min_p": 0.0, "top_k": 0, "top_p": 1.0}
+        neutral |= {"min_p": 0.0, "top_k": 0, "top_p": 1.0}
+    if sampling.penalty_window:
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        penalties = {name: getattr(sampling, name) for name in (*names, "penalty_window")}
+        options = msgspec.structs.replace(options, penalties=Sampling(**penalties))
+        neutral |= {name: getattr(NEUTRAL_SAMPLING, name) for name in names}
     if options == ExtraOptions():
         return {}
     return neutral | {"extra_args": {EXTRA_NAME: msgspec.to_builtins(options)}}
