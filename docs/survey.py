@@ -561,6 +561,9 @@ def survey_dialect(dialect: Dialect) -> dict[tuple[str, str], Members]:
     """Return the members of every route, by method and path."""
     surveyed: dict[tuple[str, str], Members] = {}
     for route in dialect.routes:  # several routes may share a path; the members of a body decide between them
+        if len(route.body_paths) == 1:
+            surveyed.setdefault((route.method, route.path), {})  # its members are those of other routes
+            continue
         path_members = surveyed.setdefault((route.method, route.path), {})
         path_members |= {path: member for path, member in survey_route(route).items() if path not in path_members}
     return surveyed

@@ -4,6 +4,7 @@ import asyncio
 
 import openai
 import pytest
+from support.forms import tone_clip
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -182,3 +183,42 @@ async def test_openai_client_understands_mindie_answers(server, prefix):
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == text.usage.completion_tokens == 8
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
     assert [model.id for model in models.data] == ["tiny"]
+
+
+async def test_azure_client_names_the_model_by_its_deployment(serve):
+    key = "sk-right-key-0123456789"
+    server = await serve(api_keys=(key,))
+    azure = {"azure_endpoint": server.url, "api_version": "2024-10-21", "max_retries": 0}
+    for options in ({}, {"azure_deployment": "tiny"}):
+        async with openai.AsyncAzureOpenAI(**azure, **options, api_key=key) as c:  # sent in the header api-key
+            name = "another" if options else "tiny"  # the deployment in the path counts
+            answer = await c.chat.completions.create(model=name, messages=MESSAGES, max_tokens=8)
+            assert (answer.choices[0].message.content, answer.model) == ("user\nHel", "tiny")
+            stream = await c.chat.completions.create(model=name, messages=MESSAGES, max_tokens=8, stream=True)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "user\nHel"
+            assert (await c.completions.create(model=name, prompt="Hello", max_tokens=8)).usage.completion_tokens == 8
+            assert len((await c.embeddings.create(model=name, input=["a", "b"])).data) == 2
+    async with openai.AsyncAzureOpenAI(**azure, api_key=key) as c:
+        assert [model.id async for model in c.models.list()] == ["tiny"]
+        response = await c.responses.create(model="tiny", input="Hello", max_output_tokens=16)
+        assert (await c.responses.retrieve(response.id)).output_text == response.output_text
+        with pytest.raises(openai.NotFoundError) as caught:
+            await c.chat.completions.create(model="other", messages=MESSAGES)
+        assert caught.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await c.chat.completions.create(model="tiny", messages=MESSAGES, temperature=7)
+        assert caught.value.param == "temperature"
+    async with openai.AsyncAzureOpenAI(**azure, api_key="sk-wrong") as c:
+        with pytest.raises(openai.AuthenticationError):
+            await c.chat.completions.create(model="tiny", messages=MESSAGES)
+
+
+async def test_azure_client_transcribes_by_its_deployment(server):
+    """A model of texts refuses the clip, but for its own kind, and not for a model that is missing."""
+    async with openai.AsyncAzureOpenAI(
+        azure_endpoint=server.url, api_version="2024-10-21", api_key="none", max_retries=0
+    ) as c:
+        with pytest.raises(openai.BadRequestError, match="does not support Transcriptions API"):
+            await c.audio.transcriptions.create(model="tiny", file=("a.wav", tone_clip(0.1)))
+        with pytest.raises(openai.NotFoundError):
+            await c.audio.transcriptions.create(model="other", file=("a.wav", tone_clip(0.1)))

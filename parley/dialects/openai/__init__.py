@@ -12,7 +12,17 @@ from dataclasses import replace
 from parley.dialects.dialect import Dialect, PromptMembers, Reply, RequestContext, Route, model_in_body
 from parley.dialects.form_data import model_in_form, peek_model_in_form
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import bench, chat, completions, embeddings, responses, shared, tokens, transcriptions
+from parley.dialects.openai import (
+    azure,
+    bench,
+    chat,
+    completions,
+    embeddings,
+    responses,
+    shared,
+    tokens,
+    transcriptions,
+)
 
 PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",),
@@ -83,13 +93,11 @@ DIALECT = Dialect(
     ),
 )
 STRICT_CHAT_ROUTE = replace(CHAT_ROUTE, reader=chat.read_strict_chat_request)
-# Below its prefix: the Responses API and strict schemas are as in OpenAI's own; the other routes are the same.
-STRICT = replace(
-    DIALECT,
-    body_schemas="openai-strict",
-    routes=(
-        *(route for route in DIALECT.routes if route not in (CHAT_ROUTE, *responses.ROUTES)),
-        STRICT_CHAT_ROUTE,
-        *responses.STRICT_ROUTES,
-    ),
+STRICT_ROUTES = (
+    *(route for route in DIALECT.routes if route not in (CHAT_ROUTE, *responses.ROUTES)),
+    STRICT_CHAT_ROUTE,
+    *responses.STRICT_ROUTES,
 )
+# Below its prefix: the Responses API and strict schemas are as in OpenAI's own; the other routes are the same, and also
+# at Azure's paths, which begin with that prefix.
+STRICT = replace(DIALECT, body_schemas="openai-strict", routes=(*STRICT_ROUTES, *azure.azure_routes(STRICT_ROUTES)))
