@@ -67,6 +67,7 @@ ENVIRONMENTS = {
 RESOLVED_BY_UV = ("databricks",)  # resolved by uv, because pip would take minutes
 SCRIPTS = {
     "openai_sdk.py": "text",
+    "openai_async.py": "text",
     "text_generation_client.py": "text",
     "triton_http.py": "text",
     "triton_grpc.py": "text",
@@ -80,6 +81,7 @@ SCRIPTS = {
     "databricks_openai_client.py": "databricks",
     "databricks_langchain_client.py": "databricks",
     "anthropic/anthropic_sdk.py": "anthropic",
+    "anthropic/anthropic_async.py": "anthropic",
     "anthropic/anthropic_older_sdk.py": "anthropic-older",
     "anthropic/langchain_client.py": "langchain-anthropic",
     "anthropic/anthropic_sdk.mjs": "node-anthropic",
@@ -88,6 +90,7 @@ SCRIPTS = {
     "vllm/openai_sdk.py": "text",
     "vllm/anthropic_sdk.py": "anthropic",
     "ollama/ollama_client.py": "ollama",
+    "ollama/ollama_async.py": "ollama",
     "ollama/langchain_client.py": "ollama",
     "ollama/litellm_client.py": "litellm",
     "ollama/open_webui_requests.py": "ollama",
