@@ -461,10 +461,21 @@ def test_vllm_chat_writes_body():
         b'"token_ids":null,"routed_experts":null,"weight_versions":null}],"service_tier":null,'
         b'"system_fingerprint":"fp_1","usage":'
         b'{"prompt_tokens":11,"total_tokens":14,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4,'
-        b'"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null},'
+        b'"created_cache_tokens":0,"multimodal_tokens":null},"completion_tokens_details":null},'
         b'"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,'
         b'"ec_transfer_params":null,"metrics":null}' % ID.encode()
     )
+
+
+def test_vllm_chat_counts_whole_new_pages_of_the_cache():
+    """Four of 11 tokens were found, and ten of them fill pages."""
+    paged = dataclasses.replace(HEAD, page_tokens=5)
+    for stream in (False, True):
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        reply = read_chat(paged, **options)
+        reply.add_events([PromptAccepted(0, [1] * 11), ChoiceDone(0, "stop", USAGE)])
+        data = reply.finish_stream(USAGE) if stream else reply.render_body(USAGE)
+        assert b'"prompt_tokens_details":{"cached_tokens":4,"created_cache_tokens":6' in data
 
 
 def test_vllm_chat_returns_prompt_text():
@@ -494,7 +505,7 @@ def test_vllm_chat_writes_stream():
     )
     assert reply.finish_stream(USAGE) == (
         CHAT + b'],"usage":{"prompt_tokens":11,"total_tokens":14,"completion_tokens":3,"prompt_tokens_details":'
-        b'{"cached_tokens":4}},"system_fingerprint":"fp_1"}\n\ndata: [DONE]\n\n'
+        b'{"cached_tokens":4,"created_cache_tokens":0}},"system_fingerprint":"fp_1"}\n\ndata: [DONE]\n\n'
     )  # fmt: skip
 
 

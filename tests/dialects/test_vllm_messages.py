@@ -91,6 +91,17 @@ def test_vllm_message_has_its_own_bytes():
     assert whole(text("The sky is blue."), done("length")) == start + WHOLE_END % (b"max_tokens", b"")
 
 
+def test_vllm_message_does_not_read_what_the_original_does_not_know():
+    members: dict[str, Any] = {
+        "container": "c", "mcp_servers": [{"type": "url", "url": "http://a", "name": "a"}], "service_tier": "x",
+        "thread": {"id": "t"}, "context_management": {"edits": [{"type": "clear_thinking_20251015"}]}, "speed": 5,
+    }  # fmt: skip
+    assert read(**members).request == read().request
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    counts = [messages.read_vllm_count(json.dumps(each).encode(), HEAD) for each in (body, body | members)]
+    assert counts[0].prompt == counts[1].prompt
+
+
 def test_vllm_message_that_fills_the_context_ends_like_any_other():
     reply = read(max_tokens=500)
     reply.add_events([text("a"), done("length")])

@@ -188,6 +188,28 @@ def test_vllm_reasoning_and_calls_are_streamed_in_its_own_bytes():
     assert b'"status":"completed"},{"arguments":"{}"' in frames[-1]  # reasoning, where the answer is a stream
 
 
+def test_vllm_response_has_its_raw_messages_if_they_are_wanted():
+    tokens = [TokenInfo(5, "The", b"The"), TokenInfo(6, " \xc3", b" \xc3"), TokenInfo(7, "\xa9", b"\xa9.")]
+    mark = TokenInfo(9, "<|end|>", b"<|end|>", is_special=True)
+    prompt, answer = PromptAccepted(0, [1, 2], text="<user>Hi"), ChoiceDelta(0, "The é.", tokens=[*tokens, mark])
+    messages = (
+        b'"input_messages":[{"message":"<user>Hi","tokens":[1,2],"type":"raw_message_tokens"}],'
+        b'"output_messages":[{"message":"The \xc3\xa9.","tokens":[5,6,7,9],"type":"raw_message_tokens"}]'
+    )
+    for stream in (False, True):
+        reply = read(enable_response_messages=True, stream=stream)
+        assert reply.request.output_options.ids and reply.request.output_options.prompt_text
+        begun = reply.render_chunk([prompt, answer, done()]) if stream else reply.add_events([prompt, answer, done()])
+        assert begun is None or begun.count(b'"input_messages":null,"output_messages":null') == 2
+        assert messages in (reply.finish_stream(USAGE) if stream else reply.render_body(USAGE))
+    stopped = ChoiceDone(0, "stop", USAGE, stop="\xe9")
+    for keeps, text in ((False, "The "), (True, "The é.")):
+        reply = read(enable_response_messages=True, stop=["\xe9"], include_stop_str_in_output=keeps)
+        reply.add_events([prompt, answer, stopped])
+        assert json.loads(reply.render_body(USAGE))["output_messages"][0]["message"] == text
+    assert not read().request.output_options.ids
+
+
 def test_vllm_response_lists_logprobs_only_if_they_are_included():
     top_tokens = [TokenInfo(5, "The", b"The", -0.5), TokenInfo(6, "A", b"A", -16.0)]
     token = TokenInfo(5, "The", b"The", -0.5, top_tokens=top_tokens)
@@ -280,9 +302,6 @@ def test_vllm_response_takes_inputs_that_the_service_refuses():
          "parameter. (parameter=tool_choice)", "BadRequestError", "tool_choice"),
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, 400, "Requested sample logprobs of 21, "
          "which is greater than max allowed: 20 (parameter=logprobs, value=21)", "BadRequestError", "logprobs"),
-        ({"enable_response_messages": True}, 400, "Unsupported parameter: 'enable_response_messages'. Messages as the "
-         "model reads and writes them are not available on this server.", "BadRequestError",
-         "enable_response_messages"),
         ({"previous_input_messages": [{}]}, 400, "Unsupported parameter: 'previous_input_messages'. Messages in the "
          "form of Harmony are not available on this server.", "BadRequestError", "previous_input_messages"),
     ],

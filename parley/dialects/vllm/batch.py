@@ -14,7 +14,7 @@ from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestT
 from parley.dialects.fields import Fields
 from parley.dialects.openai.completions import MAX_PROMPTS
 from parley.dialects.openai.shared import unsupported_member
-from parley.dialects.vllm import requests
+from parley.dialects.vllm import requests, shared
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.types import ChoiceDelta, ChoiceDone, Event, Usage
 
@@ -58,7 +58,7 @@ class BatchReply(UnstreamedReply):
     def render_body(self, usage: Usage) -> bytes:
         """Return one answer with the choices of all conversations, in their order."""
         return self._replies[0].answer_with(
-            [reply.first_choice(index) for index, reply in enumerate(self._replies)], usage
+            [reply.first_choice(index) for index, reply in enumerate(self._replies)], shared.vllm_usage(usage), usage
         )
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:

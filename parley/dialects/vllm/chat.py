@@ -143,6 +143,10 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
             pieces.append({"index": call.index, "function": {"arguments": call.arguments}})
         return [{"content": None, "tool_calls": [piece]} for piece in pieces]
 
+    def created_tokens(self, usage: Usage) -> int:
+        """Return how many tokens of the prompt are in new pages of the prefix cache."""
+        return shared.created_cache_tokens(usage, self._context)
+
     def _chunk_envelope(self, choices: list[Any]) -> dict[str, Any]:
         return shared.vllm_envelope(
             f"chatcmpl-{self._answer_id}", "chat.completion.chunk", self._context, self.request, choices
@@ -158,14 +162,16 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON in vLLM's form."""
         return self.answer_with(
-            [self._choice_object(index, choice) for index, choice in enumerate(self._choices)], usage
+            [self._choice_object(index, choice) for index, choice in enumerate(self._choices)],
+            shared.vllm_usage(usage, self.created_tokens(usage)),
+            usage,
         )
 
     def first_choice(self, index: int) -> dict[str, Any]:
         """Return the first choice, with another index."""
         return self._choice_object(index, self._choices[0])
 
-    def answer_with(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+    def answer_with(self, choices: list[dict[str, Any]], usage_members: dict[str, Any], usage: Usage) -> bytes:
         """Return the answer with its choices."""
         answer = shared.vllm_envelope(
             f"chatcmpl-{self._answer_id}", "chat.completion", self._context, self.request, choices
@@ -175,7 +181,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
             | {
                 "service_tier": None,
                 "system_fingerprint": self._context.fingerprint,
-                "usage": shared.vllm_usage(usage),
+                "usage": usage_members,
                 "prompt_logprobs": self._prompt_logprobs_member(),
                 "prompt_token_ids": self._prompt_ids if self._wants_ids else None,
                 "prompt_text": self._prompt_text,

@@ -22,7 +22,7 @@ from parley.dialects.anthropic.messages import (
     seal_thinking,
     write_managed_count,
 )
-from parley.dialects.anthropic.options import CREATE_MEMBERS, Thinking
+from parley.dialects.anthropic.options import CREATE_MEMBERS, OTHER_MEMBERS, Thinking
 from parley.dialects.anthropic.shared import LENIENT_RULES, sse_event
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields
@@ -57,6 +57,8 @@ TEXT_DELTA = (
     b'"index":%d}\n\n'
 )
 SHAPE_ERRORS = (Malformed, Missing, WrongType)
+# Members of Anthropic's API that the original does not know and so does not read.
+UNREAD_MEMBERS = {*OTHER_MEMBERS, "context_management", "speed"}
 
 
 def messages_error(error: ParleyError) -> Answer:
@@ -86,12 +88,12 @@ def read_vllm_messages(body: bytes, context: RequestContext) -> VllmMessagesRepl
         if budget is not None and max_tokens is not None and budget >= max_tokens:
             members = dict.fromkeys(fields.member_names)
             raise value_error("", "thinking.budget_tokens must be less than max_tokens", members)
-    return VllmMessagesReply(LENIENT_RULES, fields, context)
+    return VllmMessagesReply(LENIENT_RULES, fields.without_members(UNREAD_MEMBERS), context)
 
 
 def read_vllm_count(body: bytes, context: RequestContext) -> TokenizeRequest:
     """Read the body of a request that counts tokens. Raises BadRequest."""
-    fields = _decode_body(body, context)
+    fields = _decode_body(body, context).without_members(UNREAD_MEMBERS)
     message = MessageBody(LENIENT_RULES, fields, context, CREATE_MEMBERS)
     return TokenizeRequest(model=message.model, prompt=_vllm_chat(fields, message), writer=write_managed_count)
 

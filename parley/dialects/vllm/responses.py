@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared as openai_shared
@@ -23,6 +25,7 @@ from parley.dialects.openai.responses.tools import ToolMembers
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm.raw_messages import RawMessages
 from parley.dialects.vllm.words import EMPTY_SENTENCES, UNKNOWN_RESPONSE_TOOL, VLLM_WORDING, parameter_error
 from parley.errors import BadRequest, Invalid, ParleyError
 from parley.types import ChoiceDelta, Event, PromptAccepted, Usage
@@ -40,10 +43,7 @@ FORMAT_MEMBERS = ("name", "schema", "type", "description", "strict")  # of a JSO
 TOOL_MEMBERS = ("name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading", "description",
                 "output_schema")  # fmt: skip
 MEMBERS_ELSEWHERE = {"n", "use_beam_search", "logprob_token_ids"}  # which mean nothing here
-UNSUPPORTED_MEMBERS = {
-    "enable_response_messages": "Messages as the model reads and writes them are",
-    "previous_input_messages": "Messages in the form of Harmony are",
-}
+UNSUPPORTED_MEMBERS = {"previous_input_messages": "Messages in the form of Harmony are"}
 NO_BACKGROUND = (
     "This server does not support `store=True` and therefore does not support the background mode. To enable these "
     "features, let it keep responses."
@@ -143,7 +143,8 @@ class VllmEventStream(EventStream):
 
 
 class VllmResponseObject(ResponseObject):
-    """A response in vLLM's form. ``settings``: also ``streamed``, whether the answer is a stream, and ``context``."""
+    """A response in vLLM's form. ``settings``: also ``streamed``, whether the answer is a stream, ``context``, and
+    ``raw_messages``, if the client wants them."""
 
     def __init__(self, settings: dict[str, Any]):
         self._settings = settings
@@ -165,6 +166,9 @@ class VllmResponseObject(ResponseObject):
             "status": status,
             "usage": None if usage is None else _vllm_response_usage(usage, self._settings["context"]),
         }
+        raw_messages = self._settings["raw_messages"]
+        if raw_messages is not None and status not in ("queued", "in_progress"):
+            members |= raw_messages.members()
         return {name: members.get(name) for name in MEMBER_ORDER}
 
 
@@ -182,10 +186,17 @@ class VllmResponsesReply(ResponsesReply):
         super().__init__(body, context, RESPONSES_RULES)
         self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)
         self._shows_reasoning = body.boolean("include_reasoning", True)
+        self._raw_messages: RawMessages | None = None
+        if body.boolean("enable_response_messages", False):
+            self._raw_messages = RawMessages(keeps_stop_string=self.request.stop_conditions.include_in_output)
+            self.request.output_options = msgspec.structs.replace(
+                self.request.output_options, ids=True, prompt_text=True
+            )
         self._settings |= {
             "max_output_tokens": self._output_limit(0),
             "reasoning": _shown_members(body.raw_value("reasoning"), REASONING_MEMBERS),
             "context": context,
+            "raw_messages": self._raw_messages,
             "streamed": self.request.stream,
             "text": _shown_text(body),
             "top_logprobs": self.request.output_options.logprobs,
@@ -219,6 +230,8 @@ class VllmResponsesReply(ResponsesReply):
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Add these events to the output."""
+        if self._raw_messages is not None:
+            self._raw_messages.add_events(events)
         for event in events:
             if isinstance(event, PromptAccepted):
                 self._settings["max_output_tokens"] = self._output_limit(len(event.token_ids))

@@ -87,15 +87,16 @@ def with_prompt_logprobs(options: OutputOptions) -> OutputOptions:
     return msgspec.structs.replace(options, prompt_logprobs=options.logprobs or 0)
 
 
-def vllm_usage(total: Usage) -> dict[str, Any]:
-    """Return the usage of an answer, with null for absent values."""
+def vllm_usage(total: Usage, created: int | None = None) -> dict[str, Any]:
+    """Return the usage of an answer, with null for absent values. ``created``: tokens of the prompt in new pages of the
+    prefix cache; None where the original does not count them."""
     return {
         "prompt_tokens": total.prompt_tokens,
         "total_tokens": total.prompt_tokens + total.completion_tokens,
         "completion_tokens": total.completion_tokens,
         "prompt_tokens_details": {
             "cached_tokens": total.cached_tokens,
-            "created_cache_tokens": None,
+            "created_cache_tokens": created,
             "multimodal_tokens": total.media_tokens or None,
         },
         "completion_tokens_details": {"reasoning_tokens": total.reasoning_tokens} if total.reasoning_tokens else None,
@@ -108,11 +109,11 @@ def created_cache_tokens(total: Usage, context: RequestContext) -> int:
     return max(0, total.prompt_tokens // page * page - total.cached_tokens) if page else 0
 
 
-def final_usage(total: Usage) -> dict[str, Any]:
-    """Return the usage at the end of a stream, without nulls."""
-    members = vllm_usage(total)
-    media_member = {"multimodal_tokens": total.media_tokens} if total.media_tokens else {}
-    members["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens, **media_member}
+def final_usage(total: Usage, created: int | None = None) -> dict[str, Any]:
+    """Return the usage at the end of a stream, without nulls. ``created``: as in ``vllm_usage``."""
+    members = vllm_usage(total, created)
+    details = members["prompt_tokens_details"]
+    members["prompt_tokens_details"] = {name: value for name, value in details.items() if value is not None}
     return {name: value for name, value in members.items() if value is not None}
 
 
@@ -157,7 +158,10 @@ class VllmStreamMixin(Reply):
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
             return STREAM_DONE
-        last_members = {"usage": final_usage(usage), "system_fingerprint": self._context.fingerprint}
+        last_members = {
+            "usage": final_usage(usage, self.created_tokens(usage)),
+            "system_fingerprint": self._context.fingerprint,
+        }
         for name, metrics in metrics_member(self, self._options, usage).items():
             last_members[name] = {key: value for key, value in metrics.items() if value is not None}
         return vllm_frame(self._chunk_envelope([]) | last_members) + STREAM_DONE
@@ -169,6 +173,10 @@ class VllmStreamMixin(Reply):
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the load header of an answer in one piece, if the client asks for it; none for a stream."""
         return load_header(self._context) if timings is not None else ()
+
+    def created_tokens(self, usage: Usage) -> int | None:
+        """Return how many tokens of the prompt are in new pages of the prefix cache, None if the usage lacks that."""
+        return None
 
     def _start_of_chunk(self) -> bytes:
         if not self._chunk_start:  # the model's name is final only after the server has resolved it
