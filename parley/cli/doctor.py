@@ -188,15 +188,14 @@ def check_models(config: ResolvedOptions) -> Iterator[Finding]:
             is_complete = False
             continue
         size = yield from _check_model(offer, folder)
-        wide = settings.dtype == "float32" and folder is not None and _saved_dtype(folder) != "float32"
-        total_bytes += size * (2 if wide else 1) + (settings.kv_memory or 0)
+        total_bytes += size + (settings.kv_memory or 0)
         is_complete = is_complete and bool(size)
     if is_complete:
         yield from _check_memory(total_bytes, all(offer.settings.kv_memory for offer in offered))
 
 
 def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding, None, int]:
-    """Check one model as serve does. Return the bytes of its weights, or 0 if it cannot be served."""
+    """Check one model as serve does. Return the bytes that its weights take, or 0 if it cannot be served."""
     name = offer.settings.model or hub.BUILT_IN
     if folder is None:
         yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
@@ -224,7 +223,9 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
     yield Finding("warn" if checked.doubt else "ok", "model", observation + f"; {checked.doubt}" * bool(checked.doubt))
     yield from _check_text(settings)
     yield from _check_media(folder, settings)
-    return size
+    if checked.memory_bytes is not None:
+        return checked.memory_bytes
+    return size * (2 if settings.dtype == "float32" and _saved_dtype(folder) != "float32" else 1)
 
 
 def _check_loading(offer: OfferedModel, settings: EngineSettings) -> ModelCheck:

@@ -14,6 +14,9 @@ from parley.hub.transfer import TransferMeter
 
 WEIGHT_PATTERN = "*.safetensors"
 DOWNLOAD_PATTERNS = [WEIGHT_PATTERN, "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+# Sub-folders hold other formats of the same weights; but 1_Pooling says how an encoder pools its vectors, and
+# additional_chat_templates has templates. Patterns have no words that must not be there, only letters.
+IGNORED_FOLDERS = ["[!1a]*/*", "a[!d]*/*", "ad[!d]*/*"]
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # The hub's name of a GGUF file: ``owner/name:QUANT`` or ``owner/name/FILE.gguf``, which may be in a folder
 HUB_GGUF_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w.-]+)|/((?:\w[\w. -]*/)*\w[\w. -]*\.gguf))")
@@ -57,8 +60,7 @@ def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str,
     if gguf := HUB_GGUF_NAME.fullmatch(name):
         return gguf[1], {"revision": revision or None, "allow_patterns": []}  # chosen from the list of its files
     patterns = [pattern for pattern in DOWNLOAD_PATTERNS if needs_weights or pattern != WEIGHT_PATTERN]
-    # Sub-folders hold other formats of the same weights; 1_Pooling describes how an encoder pools its vectors.
-    return name, {"revision": revision or None, "allow_patterns": patterns, "ignore_patterns": ["[!1]*/*"]}
+    return name, {"revision": revision or None, "allow_patterns": patterns, "ignore_patterns": IGNORED_FOLDERS}
 
 
 def download_model(model: str, report: ReportProgress, *, needs_weights: bool = True) -> Path:

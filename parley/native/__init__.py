@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from parley.native import library
+from parley.native import library, memory
 from parley.native.batch_tables import BatchTables, TablePlan
 from parley.native.compiled_forms.compiled_int8 import CompiledRows, Int8Packed
 from parley.native.compiled_forms.compiled_kernels import CompiledKernels, CompiledPlan, plan_spans
@@ -199,6 +199,12 @@ def _find_form(operator: str, device: torch.device, dtype: torch.dtype) -> Any:
     return kernels if hasattr(kernels, operator) else TORCH_FORMS[operator]
 
 
+def _packing_form(operator: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return the implementation of an operator that packs weights. Those on the meta device are packed without data, as
+    the CPU's would be."""
+    return _find_form(operator, memory.CPU if device.type == "meta" else device, dtype)
+
+
 def _kernels_for(operator: str, x: torch.Tensor) -> Any:
     """Return the implementation of an operator for this tensor."""
     return _find_form(operator, x.device, x.dtype)
@@ -219,7 +225,7 @@ def packed_layout_id() -> str | None:
 
 def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
     """Pack a weight [out, in], and its bias [out], for ``linear``."""
-    result: PackedWeight = _kernels_for("pack_weight", weight).pack_weight(weight, bias)
+    result: PackedWeight = _packing_form("pack_weight", weight.device, weight.dtype).pack_weight(weight, bias)
     return result
 
 
@@ -227,13 +233,13 @@ def pack_int8(
     values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> PackedWeight:
     """Pack a weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
-    result: PackedWeight = _find_form("pack_int8", values.device, dtype).pack_int8(values, scales, bias, dtype)
+    result: PackedWeight = _packing_form("pack_int8", values.device, dtype).pack_int8(values, scales, bias, dtype)
     return result
 
 
 def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:
     """Pack a weight of 4 or 8 bits in groups, for rows of ``dtype``."""
-    result: PackedWeight = _find_form("pack_grouped", weight.values.device, dtype).pack_grouped(weight, bias, dtype)
+    result: PackedWeight = _packing_form("pack_grouped", weight.values.device, dtype).pack_grouped(weight, bias, dtype)
     return result
 
 
@@ -245,7 +251,7 @@ def has_quantized_kernels(dtype: torch.dtype, device: torch.device) -> bool:
 def kernels_of_parts(dtype: torch.dtype, device: torch.device) -> CompiledKernels | None:
     """Return the kernels that pack several weights as one where they lie, for rows of ``dtype``; None if there are
     none. Without them, parts are merged first, and weights in groups are dequantized."""
-    return compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    return compiled_kernels() if dtype == torch.bfloat16 and device.type in ("cpu", "meta") else None
 
 
 def _takes_int8(consumer: PackedWeight | None) -> bool:

@@ -74,7 +74,8 @@ def _form(weight: PackedWeight, names: list[str]) -> list[object]:
     shapes = [getattr(weight, name).shape for name in names]
     if not isinstance(weight, GroupedPacked):
         return [type(weight), shapes]
-    header = weight.weight[:SEVERAL_HEADER].tolist() if weight.code == SEVERAL else []
+    has_header = weight.code == SEVERAL and not weight.weight.is_meta
+    header = weight.weight[:SEVERAL_HEADER].tolist() if has_header else []
     return [type(weight), shapes, weight.code, weight.group, header]
 
 

@@ -19,13 +19,14 @@ import torch
 
 HUGE_PAGE = 2 << 20  # bytes of a huge page
 HEAP_LIMIT = 1 << 16  # bytes; smaller tensors stay in the heap
+CPU = torch.device("cpu")
 
 
-def map_tensor(numbers: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised CPU tensor of ``numbers`` elements."""
+def map_tensor(numbers: int, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
+    """Return an uninitialised tensor of ``numbers`` elements on the CPU, or on the meta device without memory."""
     size = numbers * dtype.itemsize
-    if size < HEAP_LIMIT:
-        return torch.empty(numbers, dtype=dtype)
+    if size < HEAP_LIMIT or device.type == "meta":
+        return torch.empty(numbers, dtype=dtype, device=device)
     memory = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE_PAGE

@@ -21,11 +21,13 @@ class ModelCheck(msgspec.Struct):
     """``refusal``: the sentence with which the engine would refuse; ``doubt``: a clause about a fact
     that only loading shows.
 
-    Both are empty if the model loads.
+    Both are empty if the model loads. ``memory_bytes``: what its weights and encoders take; None if it does not load,
+    or if another engine loads it.
     """
 
     refusal: str = ""
     doubt: str = ""
+    memory_bytes: int | None = None
 
 
 def check_in_process(settings: Settings) -> ModelCheck:
@@ -46,7 +48,8 @@ def main() -> None:
     from parley.model.load.check import check_model
 
     try:
-        checked = ModelCheck(doubt=check_model(msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)))
+        found = check_model(msgspec.json.decode(sys.stdin.buffer.read(), type=Settings))
+        checked = ModelCheck(doubt=found.doubt, memory_bytes=found.memory_bytes)
     except LoadError as error:
         checked = ModelCheck(str(error))
     sys.stdout.buffer.write(msgspec.json.encode(checked))

@@ -29,8 +29,11 @@ FILES = {
     "model.safetensors": bytes(range(256)) * 4000,
     "pytorch_model.bin": b"not wanted",
     "1_Pooling/config.json": b"{}",
+    "additional_chat_templates/tool_use.jinja": b"{{ messages }}",
     "original/model.safetensors": b"not wanted",
     "onnx/config.json": b"not wanted",
+    "adapters/config.json": b"not wanted",
+    "assets/config.json": b"not wanted",
     "README.md": b"not wanted",
 }
 # Files of two models, one of them in parts. They are no models, so each is refused by its name after the download.
@@ -44,7 +47,7 @@ GGUF_FILES = {
 SIZE = r"[\d.]+ [kMG]?B"
 STAGE = re.compile(rf"downloading {SIZE} of (?P<whole>{SIZE})(, {SIZE}/s, (?P<left>(\d+:)?\d+:\d\d) left)?")
 REQUIRED_FILES = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
-DOWNLOADED_FILES = ["1_Pooling/config.json", *REQUIRED_FILES]
+DOWNLOADED_FILES = ["1_Pooling/config.json", "additional_chat_templates/tool_use.jinja", *REQUIRED_FILES]
 
 SCRIPT = """
 import json, sys

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support import tiny_models
 from support.lora_adapters import write_adapter
 
-from parley.model.load import weightless
+from parley.model.load import meta_values
 from parley.model.load.check import LAYERS_UNKNOWN, LOGITS_UNKNOWN, STEP_UNKNOWN, check_model, unchecked_clause
 from parley.model.load.loader import LoadError, load_runner
 from parley.types import Settings
@@ -88,7 +88,7 @@ def test_check_refuses_what_the_engine_refuses(folder_copy, damage, settings):
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3", "mistral", "deepseek_v3"])
 def test_check_accepts_a_model_that_the_engine_loads(architecture):
-    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))) == ""
+    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).doubt == ""
 
 
 def test_check_refuses_less_memory_than_a_page(folder_copy):
@@ -102,7 +102,7 @@ def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["apertus", "aria_text"])
 def test_check_doubts_only_the_logits_of_models_that_run_through_transformers(architecture):
-    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))) == LOGITS_UNKNOWN
+    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).doubt == LOGITS_UNKNOWN
 
 
 def test_check_says_that_the_largest_step_of_a_gpu_is_not_counted():
@@ -118,8 +118,8 @@ def test_check_doubts_layers_whose_code_depends_on_values(tmp_path, monkeypatch)
     fields = {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
     monkeypatch.setitem(tiny_models.ARCHITECTURES, "jetmoe", ("jetmoe", tiny_models.BASE_CONFIG | fields))
     folder = tiny_models.write_model(tmp_path / "jetmoe", "jetmoe")
-    monkeypatch.setattr(weightless, "SCALAR_OPERATORS", set())
-    assert check_model(Settings(model=str(folder))) == LAYERS_UNKNOWN
+    monkeypatch.setattr(meta_values, "SCALAR_OPERATORS", set())
+    assert check_model(Settings(model=str(folder))).doubt == LAYERS_UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,9 @@ def test_check_refuses_what_the_engine_refuses_through_transformers(tmp_path, da
     check_agrees_with_engine(Settings(model=str(folder), **settings))
 
 
-@pytest.mark.parametrize(("kind", "fields"), [("diffllama", {}), ("rwkv", {})])
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("diffllama", {}), ("rwkv", {}), ("roberta", {"is_decoder": True, "pad_token_id": 1})]
+)
 def test_check_refuses_layers_that_cannot_use_kv_pages(kind, fields, tmp_path, monkeypatch):
     monkeypatch.setitem(tiny_models.ARCHITECTURES, kind, (kind, tiny_models.BASE_CONFIG | fields))
     check_agrees_with_engine(Settings(model=str(tiny_models.write_model(tmp_path / kind, kind))))
@@ -156,6 +158,6 @@ def test_check_refuses_an_adapter_that_does_not_fit_a_model_of_transformers(tmp_
 def test_check_refuses_a_damaged_draft_model(folder_copy):
     model = str(tiny_models.model_folder("llama"))
     settings = Settings(model=model, speculate=f"draft={folder_copy}")
-    assert check_model(settings) == ""
+    assert check_model(settings).doubt == ""
     shorten_tensor("model.norm.weight")(folder_copy)
     check_agrees_with_engine(settings)

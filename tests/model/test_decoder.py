@@ -17,7 +17,7 @@ from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint import quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse as lowering
-from parley.model.load import plan, reference
+from parley.model.load import memory, plan, reference
 from parley.model.load.loader import load_runner
 from parley.model.networks.config import RopeConfig, Unfusable, read_decoder_config
 from parley.model.networks.network import PackedBatch
@@ -48,8 +48,9 @@ PLAIN_WEIGHTS = quantization.read_quantization({}, "none")
 
 def fuse_checkpoint(checkpoint, shape, dtype):
     device = torch.device("cpu")
-    lowering.check_tensor_names(lowering.DecoderWeights(checkpoint, shape, PLAIN_WEIGHTS, dtype, device))
-    return lowering.fuse_decoder(checkpoint, shape, PLAIN_WEIGHTS, dtype, device, 64, lambda fraction: None)
+    weights = lowering.DecoderWeights(checkpoint, shape, PLAIN_WEIGHTS, dtype, device)
+    lowering.check_tensor_names(weights)
+    return lowering.fuse_decoder(weights, 64, lambda fraction: None)
 
 
 def load_float32_runner(folder, **settings):
@@ -426,7 +427,7 @@ def test_load_errors_are_single_sentences(tmp_path):
 
 def test_load_rejects_weights_larger_than_free_memory(monkeypatch):
     """Guards against running out of memory halfway through the weights."""
-    monkeypatch.setattr(plan, "free_memory", lambda device: 100_000)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
         load_float32_runner(tiny_models.model_folder("llama"))
 

@@ -13,9 +13,10 @@ from support.run_model import long_logprobs
 
 from parley import native
 from parley.model.checkpoint import quantization
-from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.weights import LinearSpec, PlainWeight
 from parley.model.load.check import check_model
+from parley.native.torch_forms.torch_grouped import E2M1_NUMBERS
 from parley.types import Settings
 
 OUT, INTO = 200, 136
@@ -88,7 +89,7 @@ def test_a_layer_without_scales_is_plain(tmp_path):
     found = quantization.read_quantization({"quantization_config": BLOCKS}, "none")
     read = found.read_stored_weight(write_layer(tmp_path, weight=plain), LINEAR)
     assert isinstance(read, PlainWeight) and torch.equal(read.values, plain)
-    with pytest.raises(LoadError, match="holds float8_e4m3fn; the config asks for floating numbers"):
+    with pytest.raises(LoadError, match="weight_scale"):
         found.check_stored_weight(write_layer(tmp_path, weight=random_fp8(OUT, INTO)), LINEAR)
 
 
@@ -190,9 +191,49 @@ def write_fp8_models(source, folder):
 def test_an_fp8_model_computes_as_its_dequantized_weights(tmp_path):
     """The tolerance that docs/performance.md states: in float32 sums alone differ, in bfloat16 what bfloat16 rounds."""
     quantized, plain = write_fp8_models(tiny_models.model_folder("qwen2", hidden_size=192), tmp_path)
-    assert check_model(Settings(model=str(quantized))) == ""
+    assert check_model(Settings(model=str(quantized))).doubt == ""
     exact = long_logprobs(plain, "float32")
     error = (long_logprobs(quantized, "bfloat16") - exact).norm()
     assert 0 < error < 1.2 * (long_logprobs(plain, "bfloat16") - exact).norm()
     assert (long_logprobs(quantized, "float32") - exact).norm() < 1e-5 * exact.norm()
     assert 0 < (long_logprobs(quantized, "bfloat16", quantization="int8") - exact).abs().mean() < 0.1
+
+
+def test_plain_numbers_are_plain_whatever_the_config_says(tmp_path):
+    """llm-compressor lists layers that it left alone as they are merged in vLLM."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+    config["ignore"] = ["model.layers.0.mlp.gate_up_proj"]
+    plain = torch.randn(OUT, INTO).bfloat16()
+    found = quantization.read_quantization({"quantization_config": config}, "none")
+    checkpoint = write_layer(tmp_path, weight=plain)
+    assert found.stored_tensor_names(checkpoint, LINEAR) == [f"{LINEAR.name}.weight"]
+    found.check_stored_weight(checkpoint, LINEAR)
+    read = found.read_stored_weight(checkpoint, LINEAR)
+    assert isinstance(read, PlainWeight) and torch.equal(read.values, plain)
+
+
+def test_model_optimizer_describes_its_weights_in_a_file_of_its_own(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "nvfp4", "group_size": 16}})
+    )
+    found = quantization.read_quantization(read_config(tmp_path), "none")
+    assert found.method == "modelopt"
+    linear = LinearSpec(LINEAR.name, OUT, 144)
+    packed = torch.randint(0, 256, (OUT, linear.into // 2), dtype=torch.uint8)
+    scales = (torch.rand(OUT, linear.into // 16) + 0.5).to(torch.float8_e4m3fn)
+    checkpoint = write_layer(
+        tmp_path,
+        weight=packed,
+        weight_scale=scales,
+        weight_scale_2=torch.tensor(0.25),
+        input_scale=torch.ones(()),
+    )
+    read = found.read_stored_weight(checkpoint, linear).to_float()
+    numbers = torch.tensor(E2M1_NUMBERS)[torch.stack((packed & 15, packed >> 4), -1).flatten(1).int()]
+    assert torch.equal(read, numbers * scales.float().repeat_interleave(16, 1) * 0.25)
+    with pytest.raises(LoadError, match="group_size is 32; only 16"):
+        quantization.read_quantization(
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}}, "none"
+        )

@@ -16,6 +16,7 @@ from support.run_model import load_test_runner, long_logprobs, serve_requests
 from transformers import AutoModelForCausalLM
 
 from parley import native
+from parley.model.checkpoint import gptq_awq
 from parley.model.load.check import check_model
 from parley.model.load.loader import LoadError
 from parley.types import EngineRequest, Sampling, Settings
@@ -185,7 +186,7 @@ def test_gptq_and_awq_checkpoints_match_transformers(kind, tmp_path):
 @pytest.mark.parametrize("config", [GPTQ, AWQ], ids=["gptq", "awq"])
 def test_check_finds_scales_of_a_wrong_shape(config, tmp_path):
     folder, _ = write_quantized(tmp_path, config)
-    assert check_model(Settings(model=str(folder))) == ""
+    assert check_model(Settings(model=str(folder))).doubt == ""
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.scales"
     save_file(tensors | {name: tensors[name][:-1].clone()}, folder / "model.safetensors")
@@ -255,7 +256,8 @@ def test_gptq_ignores_zero_biases_and_zero_group_indices(tmp_path):
         (GPTQ | {"group_size": 20}, "group_size is 20"),
         (GPTQ | {"group_size": 0}, "group_size is 0"),
         (GPTQ | {"group_size": None}, "group_size is None"),
-        (GPTQ | {"dynamic": {".*up_proj": {"bits": 8}}}, "dynamic is .*up_proj"),
+        (GPTQ | {"dynamic": {".*up_proj": {"bits": 5}}}, "bits is 5"),
+        (GPTQ | {"dynamic": {".*up_proj": 8}}, "dynamic is 8"),
         (GPTQ | {"dynamic": {"-:(": {}}}, "dynamic"),
         (GPTQ | {"modules_in_block_to_quantize": 3}, "modules_in_block_to_quantize is 3"),
         (GPTQ | {"group_size": 32}, "shape"),
@@ -314,3 +316,25 @@ def test_int4_setting_stores_head_of_quantized_checkpoint_as_int8(tmp_path):
         for a, b in zip(one.prompt_scores[1:], two.prompt_scores[1:], strict=True)
     ]
     assert 0 < max(differences) < 0.3
+
+
+def test_rules_of_gptq_give_layers_their_own_bits_and_groups():
+    rules = {"+:.*down_proj": {"bits": 8, "group_size": 32}, r"-:.*layers\.0\.": {}, ".*v_proj": {"group_size": -1}}
+    find = gptq_awq.read_gptq_config(GPTQ | {"dynamic": rules})
+    formats = [find(f"model.layers.{name}") for name in ("1.mlp.down_proj", "0.mlp.up_proj", "1.self_attn.v_proj")]
+    assert formats == [gptq_awq.GptqFormat(8, 32, True), None, gptq_awq.GptqFormat(4, None, True)]
+    assert find("model.layers.1.mlp.up_proj") == gptq_awq.GptqFormat(4, 64, True)
+
+
+def test_auto_round_names_layers_with_bits_of_their_own_or_patterns_of_them():
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 64, "data_type": "int"}
+    extra = {"model.layers.1.mlp.up_proj": {"bits": 16, "data_type": "float"}, r".*\.o_proj": {"bits": 8}}
+    find = gptq_awq.read_auto_round_config(config | {"extra_config": extra})
+    names = ("layers.1.mlp.up_proj", "layers.0.mlp.up_proj", "layers.0.self_attn.o_proj")
+    assert [find(f"model.{name}") for name in names] == [
+        None, gptq_awq.GptqFormat(4, 64, True), gptq_awq.GptqFormat(8, 64, True)
+    ]  # fmt: skip
+    assert find("lm_head") is None
+    for wrong in ({"a": {"bits": 5}}, {"a(": {"bits": 8}}, ["a"]):
+        with pytest.raises(LoadError, match=r"quantization_config\.(bits|extra_config) is"):
+            gptq_awq.read_auto_round_config(config | {"extra_config": wrong})

@@ -38,7 +38,8 @@ def load_decoder(folder: Path, dtype: str = "bfloat16", quantization: str = "non
         config = plan.find_fused_config(checkpoint, decoder_plan)
         assert config is not None
         method, cpu = decoder_plan.quantization, torch.device("cpu")
-        decoder = fuse.fuse_decoder(checkpoint, config, method, decoder_plan.dtype, cpu, 64, lambda fraction: None)
+        weights = fuse.DecoderWeights(checkpoint, config, method, decoder_plan.dtype, cpu)
+        decoder = fuse.fuse_decoder(weights, 64, lambda fraction: None)
         tolerance = reference.DECODER_TOLERANCE[decoder_plan.dtype] + method.extra_tolerance
         assert reference.decoder_deviation(decoder, checkpoint, method) < tolerance
         return decoder

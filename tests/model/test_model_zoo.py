@@ -17,7 +17,7 @@ IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 SAMPLE = [
     "llama in parts", "llama with SentencePiece", "qwen3_moe, FP8, 128 x 128 blocks", "llama, GGUF Q4_K_M",
     "mixtral, HQQ 4 and 8 bits", "apertus in parts", "longcat_flash", "modernbert-decoder", "modernbert",
-    "refused: kimi_linear", "refused: gte-Qwen2", "refused: LoRA adapter",
+    "llama with a head that its config denies", "refused: kimi_linear", "refused: gte-Qwen2", "refused: LoRA adapter",
 ]  # fmt: skip
 SENTENCE = re.compile(r"[^\n]{20,400}[.)]")
 
@@ -38,10 +38,11 @@ def test_every_folder_is_served_as_transformers_computes_it_or_refused(name, dty
     except Refused as refused:
         sentence = str(refused)
         assert folder.refusal and folder.refusal in sentence, sentence
-        assert sentence in advice
+        assert sentence in advice.refusal
         assert SENTENCE.fullmatch(sentence)
         return
-    assert not folder.refusal and not advice
+    assert not folder.refusal and not advice.refusal
+    assert advice.weight_bytes == pytest.approx(served.info.weights_bytes, rel=0.02)
     if folder.fused is not None:
         assert served.info.fused == folder.fused
     errors = measure_errors(reference, served)

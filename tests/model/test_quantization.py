@@ -239,15 +239,10 @@ def test_wrong_weight_scale_fails_the_decoder_check(tmp_path):
     folder = write_w8a8(tiny_models.model_folder("qwen3"), tmp_path)
     checkpoint, config = Checkpoint(folder), read_config(folder)
     quantization = quantisation.read_quantization(config, "none")
-    decoder = fuse.fuse_decoder(
-        checkpoint,
-        read_decoder_config(config),
-        quantization,
-        torch.bfloat16,
-        torch.device("cpu"),
-        64,
-        lambda fraction: None,
+    weights = fuse.DecoderWeights(
+        checkpoint, read_decoder_config(config), quantization, torch.bfloat16, torch.device("cpu")
     )
+    decoder = fuse.fuse_decoder(weights, 64, lambda fraction: None)
     tolerance = reference.DECODER_TOLERANCE[torch.bfloat16] + quantization.extra_tolerance
     assert reference.decoder_deviation(decoder, checkpoint, quantization) < tolerance / 2
     tensors = load_file(folder / "model.safetensors")

@@ -44,6 +44,7 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj, all dimensions turn": ("gptj", GPT_SIZES | {"rotary_dim": 16, "n_inner": 96}),
     "codegen": ("codegen", GPT_SIZES | {"rotary_dim": 8}),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "xglm": ("xglm", {"d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4, "pad_token_id": 11}),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "mpt": ("mpt", {"d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 256}),
     "falcon with slopes": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),

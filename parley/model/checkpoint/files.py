@@ -6,6 +6,7 @@ not know the meaning of a tensor. Every error message names the faulty file or t
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -25,6 +26,7 @@ from parley.gguf import architectures
 from parley.gguf.folder import LINK_PATTERN
 from parley.gguf.header import BlockType, GgufError, GgufModel, read_model
 
+MODEL_OPT_CONFIG = "hf_quant_config.json"  # of NVIDIA's Model Optimizer, beside or instead of quantization_config
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -57,7 +59,10 @@ def refuse_unpackable(subject: str) -> Iterator[None]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of the folder's config.json. Raises LoadError."""
+    """Return the content of the folder's config.json, with the quantization that another file describes.
+
+    Raises LoadError.
+    """
     if not folder.is_dir():
         raise LoadError(f"There is no model folder {folder}.")
     if not (folder / "config.json").exists():
@@ -65,6 +70,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json", "though it was there a moment ago")
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{folder / 'config.json'} does not name a model_type, so the architecture is unknown.")
+    if "quantization_config" not in config and (folder / MODEL_OPT_CONFIG).exists():
+        section = _read_json(folder / MODEL_OPT_CONFIG, "though it was there a moment ago").get("quantization")
+        if isinstance(section, dict) and section.get("quant_algo"):
+            config["quantization_config"] = {**section, "quant_method": "modelopt"}
     return config
 
 
@@ -102,6 +111,7 @@ class Checkpoint:
         others may change them meanwhile, and truncating a mapped file kills the process."""
         self.folder = folder
         self._mapped = mapped
+        self._has_data = True
         self._maps: list[mmap.mmap | bytearray] = []
         self._entries: dict[str, TensorEntry] = {}
         self.metadata: dict[str, str] = {}  # of the headers of safetensors files; some writers describe tensors there
@@ -164,6 +174,18 @@ class Checkpoint:
             old_names[new_name] = name
         self._entries = {new_name: self._entries[name] for new_name, name in old_names.items()}
 
+    def without_data(self) -> Checkpoint:
+        """Return the same checkpoint with tensors of two dimensions and more on the meta device: as they are stored,
+        but without numbers. Those of one dimension keep them, because some decide how others are read."""
+        result = copy.copy(self)
+        result._has_data = False
+        return result
+
+    def tensor_form(self, name: str) -> tuple[torch.dtype, tuple[int, ...], BlockType | None]:
+        """Return dtype, shape and type of blocks of a tensor. Raises LoadError if it is missing."""
+        entry = self._find_entry(name)
+        return entry.dtype, entry.shape, entry.blocks
+
     def tensor_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor. Raises LoadError if it is missing."""
         return self._find_entry(name).shape
@@ -171,6 +193,11 @@ class Checkpoint:
     def block_type(self, name: str) -> BlockType | None:
         """Return the type of the blocks that a tensor consists of, None if it consists of numbers."""
         return self._find_entry(name).blocks
+
+    def has_plain_numbers(self, name: str) -> bool:
+        """Whether a tensor is there and holds floating-point numbers that need no scales."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.dtype.is_floating_point and entry.dtype not in SCALED_DTYPES
 
     def check_tensor(self, name: str, *shape: int) -> None:
         """Check the shape of a tensor of floating-point numbers, or of blocks of them. Raises LoadError."""
@@ -198,8 +225,7 @@ class Checkpoint:
         return entry.order_rows(self._view_data(entry, entry.end - entry.start).view(*shape[:-1], -1))
 
     def _check_entry(self, name: str, entry: TensorEntry, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
-        is_plain = entry.dtype.is_floating_point and entry.dtype not in SCALED_DTYPES
-        if entry.dtype != dtype and (dtype or not is_plain):
+        if entry.dtype != dtype and (dtype or not self.has_plain_numbers(name)):
             held = entry.blocks.name if entry.blocks else str(entry.dtype).removeprefix("torch.")
             wanted = str(dtype or "floating numbers").removeprefix("torch.")
             raise LoadError(f"Tensor {name} holds {held}; the config asks for {wanted}.")
@@ -211,6 +237,8 @@ class Checkpoint:
             raise LoadError(f"Tensor {name} has {shape[0]} rows, which {entry.heads} heads cannot share.")
 
     def _view_data(self, entry: TensorEntry, count: int) -> torch.Tensor:
+        if not self._has_data and len(entry.shape) > 1:
+            return torch.empty(count, dtype=entry.dtype, device="meta")
         return torch.frombuffer(self._maps[entry.file], dtype=entry.dtype, count=count, offset=entry.start)
 
     def release_pages(self, *names: str) -> None:

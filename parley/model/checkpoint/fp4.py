@@ -40,27 +40,46 @@ class Fp4Format:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return numbers and scales as views of the file. Raises LoadError."""
         packed, scale, *others = self.tensor_names(checkpoint, linear)
-        if linear.into % self.group:
-            raise LoadError(f"Tensor {packed} has {linear.into} inputs, which are not whole groups of {self.group}.")
-        dtype = torch.float8_e4m3fn if self.has_global_scale else torch.uint8
-        views = [
-            checkpoint.view_tensor(packed, linear.out, linear.into // 2, dtype=torch.uint8),
-            checkpoint.view_tensor(scale, linear.out, linear.into // self.group, dtype=dtype),
-        ]
         if self.has_global_scale:
-            shape = (1,) if len(checkpoint.tensor_shape(others[0])) else ()
-            views.append(checkpoint.view_tensor(others[0], *shape))
-        return views
+            return view_nvfp4(checkpoint, linear, packed, scale, others[0])
+        return _view_groups(checkpoint, linear, packed, scale, MXFP4_GROUP, torch.uint8)
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         packed, scales, *whole = self.view_tensors(checkpoint, linear)
         if not whole:
             return read_mxfp4(packed, scales)
-        out_scales = whole[0].float().reciprocal().expand(linear.out)
-        return GroupedLinearWeight(
-            GroupedWeight(_unpack(packed), scales.float(), None, self.group, code="e2m1", out_scales=out_scales)
-        )
+        return read_nvfp4(packed, scales, whole[0].float().reciprocal())
+
+
+def view_nvfp4(
+    checkpoint: Checkpoint, linear: LinearSpec, packed: str, scale: str, whole_scale: str
+) -> list[torch.Tensor]:
+    """Return the three tensors of an NVFP4 weight as views of the file, by their names. Raises LoadError."""
+    views = _view_groups(checkpoint, linear, packed, scale, NVFP4_GROUP, torch.float8_e4m3fn)
+    shape = (1,) if len(checkpoint.tensor_shape(whole_scale)) else ()
+    return [*views, checkpoint.view_tensor(whole_scale, *shape)]
+
+
+def _view_groups(
+    checkpoint: Checkpoint, linear: LinearSpec, packed: str, scale: str, group: int, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """Return packed numbers and the scales of groups, of ``dtype``, as views of the file. Raises LoadError."""
+    if linear.into % group:
+        raise LoadError(f"Tensor {packed} has {linear.into} inputs, which are not whole groups of {group}.")
+    return [
+        checkpoint.view_tensor(packed, linear.out, linear.into // 2, dtype=torch.uint8),
+        checkpoint.view_tensor(scale, linear.out, linear.into // group, dtype=dtype),
+    ]
+
+
+def read_nvfp4(packed: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor) -> GroupedLinearWeight:
+    """Return an NVFP4 weight. ``packed`` uint8 [out, in / 2], ``scales`` float8_e4m3fn [out, in / NVFP4_GROUP];
+    ``factor`` float32, one number: multiplies all."""
+    out_scales = factor.expand(len(packed))
+    return GroupedLinearWeight(
+        GroupedWeight(_unpack(packed), scales.float(), None, NVFP4_GROUP, code="e2m1", out_scales=out_scales)
+    )
 
 
 def read_mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> GroupedLinearWeight:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight, PlainWeight
+from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
 SCALE_NAMES = ("weight_scale_inv", "weight_scale")
@@ -56,28 +56,6 @@ class Fp8Format:
         return next((shape for shape in shapes if shape == checkpoint.tensor_shape(name)), shapes[-1])
 
 
-@dataclass(frozen=True)
-class Fp8WhereScaled(Fp8Format):
-    """The same in a file whose layers without scales are plain, even if its config does not list them as such."""
-
-    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
-        """Return the names of the tensors that hold the weight."""
-        names = super().tensor_names(checkpoint, linear)
-        return names if names[1] in checkpoint else names[:1]
-
-    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
-        """Return weight and scales, or a plain weight, as views of the file. Raises LoadError."""
-        names = self.tensor_names(checkpoint, linear)
-        if len(names) == 1:
-            return [checkpoint.view_tensor(names[0], linear.out, linear.into)]
-        return super().view_tensors(checkpoint, linear)
-
-    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
-        """Read the weight. Raises LoadError."""
-        views = self.view_tensors(checkpoint, linear)
-        return PlainWeight(*views) if len(views) == 1 else super().read_weight(checkpoint, linear)
-
-
 def read_fp8(
     values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None, name: str
 ) -> GroupedLinearWeight:
@@ -96,14 +74,14 @@ def read_fp8(
     return GroupedLinearWeight(GroupedWeight(bits, scales, None, min(inputs, into), code="e4m3"))
 
 
-def read_fp8_config(config: dict[str, Any]) -> Callable[[str], Fp8WhereScaled]:
+def read_fp8_config(config: dict[str, Any]) -> Callable[[str], Fp8Format]:
     """Return a function from layer name to format, for a ``quantization_config`` of fp8 (DeepSeek, Qwen) or fbgemm_fp8.
 
     Raises LoadError.
     """
     if config.get("fmt") not in (None, "e4m3"):
         raise LoadError(f"The checkpoint's quantization_config.fmt is {config['fmt']}; only e4m3 is supported.")
-    fp8 = Fp8WhereScaled(read_block(config.get("weight_block_size"), "weight_block_size"))
+    fp8 = Fp8Format(read_block(config.get("weight_block_size"), "weight_block_size"))
     return lambda name: fp8
 
 

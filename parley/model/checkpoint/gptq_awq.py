@@ -33,6 +33,8 @@ from parley.native import GroupedWeight
 ONE_IN_EACH = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # by bits
 GPTQ_BITS = (2, 3, 4, 8)
 AWQ_BITS = 4
+PLAIN_BITS = 16  # AutoRound's word for layers that are not quantised
+PATTERN_MARKS = set("*+?^$()[]{}|\\")  # a name with any of these is a pattern
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of values 0 to 7 within an integer
 
 
@@ -126,7 +128,7 @@ class AwqFormat:
 def _unpack_awq(words: torch.Tensor, count: int) -> torch.Tensor:
     """Unpack ``count`` values along each row of int32 [m, n], eight per integer at AWQ_ORDER: uint8 [count, m]."""
     parts = words.t().flatten().view(torch.uint8).view(words.shape[1], -1, 4)
-    numbers = torch.empty(words.shape[1], len(AWQ_ORDER), words.shape[0], dtype=torch.uint8)
+    numbers = torch.empty(words.shape[1], len(AWQ_ORDER), words.shape[0], dtype=torch.uint8, device=words.device)
     for number, place in enumerate(AWQ_ORDER):
         part = parts[..., place // 2]
         numbers[:, number] = part >> 4 if place % 2 else part & 15
@@ -140,22 +142,31 @@ def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | Non
     _known_option(config, ("is_marlin_format",), False, None)
     layout = _known_option(config, ("checkpoint_format", "format"), "gptq", "gptq_v2", None)
     weight_format = GptqFormat(bits, _group_size(config, "group_size"), layout != "gptq_v2")
-    skipped: list[re.Pattern[str]] = []
+    rules: list[tuple[re.Pattern[str], GptqFormat | None]] = []
     overrides = config.get("dynamic") or {}
-    for rule in overrides if isinstance(overrides, dict) else [str(overrides)]:
-        if not rule.startswith("-:"):
-            raise _unsupported_option("dynamic", rule, "rules that begin with -:")
+    if not isinstance(overrides, dict):
+        raise _unsupported_option("dynamic", overrides, "an object of rules")
+    for rule, own in overrides.items():
         try:
-            skipped.append(re.compile(rule.removeprefix("-:")))
+            pattern = re.compile(rule.removeprefix("-:").removeprefix("+:"))
         except re.error:
             raise _unsupported_option("dynamic", rule, "a pattern") from None
+        if rule.startswith("-:"):
+            rules.append((pattern, None))
+        elif isinstance(own, dict):
+            merged = {**config, **own}
+            own_bits = _known_option(merged, ("bits",), *GPTQ_BITS)
+            rules.append((pattern, GptqFormat(own_bits, _group_size(merged, "group_size"), weight_format.minus_one)))
+        else:
+            raise _unsupported_option("dynamic", own, "an object for each rule that does not begin with -:")
     blocks = config.get("modules_in_block_to_quantize") or []
     suffixes = tuple("." + name for name in _flatten_names(blocks, "modules_in_block_to_quantize"))
     head = config.get("lm_head") is True
 
     def find_gptq_format(name: str) -> GptqFormat | None:
-        if any(rule.match(name) for rule in skipped):
-            return None
+        for pattern, own in rules:
+            if pattern.match(name):
+                return own
         if "layers." not in name:
             return weight_format if head else None
         return weight_format if not suffixes or name.endswith(suffixes) else None
@@ -175,6 +186,45 @@ def read_awq_config(config: dict[str, Any]) -> Callable[[str], AwqFormat | None]
         return None if "layers." not in name or any(part in name for part in skipped) else weight_format
 
     return find_awq_format
+
+
+def read_auto_round_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | AwqFormat | None]:
+    """Return a function from layer name to format, None if plain, for a ``quantization_config`` of AutoRound.
+
+    Its tensors are those of GPTQ or AWQ. ``extra_config`` gives layers bits and groups of their own, by name or
+    pattern; 16 bits are plain. Raises LoadError.
+    """
+    _known_option(config, ("data_type",), "int", None)
+    packing = _known_option(
+        config, ("packing_format",), "auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", None
+    )
+
+    def read_own(own: dict[str, Any]) -> GptqFormat | AwqFormat | None:
+        if type(bits := own.get("bits")) is int and bits >= PLAIN_BITS:
+            return None
+        if packing == "auto_round:auto_awq":
+            _known_option(own, ("bits",), AWQ_BITS)
+            return AwqFormat(_group_size(own, "group_size"))
+        return GptqFormat(_known_option(own, ("bits",), *GPTQ_BITS), _group_size(own, "group_size"), True)
+
+    usual, extra = read_own(config), config.get("extra_config") or {}
+    if not isinstance(extra, dict) or not all(isinstance(own, dict) for own in extra.values()):
+        raise _unsupported_option("extra_config", extra, "an object of objects")
+    by_name = {name: read_own({**config, **own}) for name, own in extra.items()}
+    tests: list[tuple[re.Pattern[str], GptqFormat | AwqFormat | None]] = []
+    for name in by_name:
+        try:
+            tests += [(re.compile(name), by_name[name])] if PATTERN_MARKS & set(name) else []
+        except re.error:
+            raise _unsupported_option("extra_config", name, "a name or a pattern") from None
+
+    def find_auto_round_format(name: str) -> GptqFormat | AwqFormat | None:
+        if name in by_name:
+            return by_name[name]
+        found = [own for pattern, own in tests if pattern.search(name)]
+        return found[0] if found else usual if "layers." in name else None
+
+    return find_auto_round_format
 
 
 def _flatten_names(entries: Any, field: str) -> list[str]:

@@ -35,7 +35,7 @@ def unpack_rows(words: torch.Tensor, count: int, bits: int) -> torch.Tensor:
     # No number lies in two bytes if their bits divide 8, and bytes are faster to work on.
     parts = words.contiguous().view(torch.uint8) if 8 % bits == 0 else words
     per_part = 8 * parts.itemsize // bits
-    numbers = torch.empty(*parts.shape, per_part, dtype=torch.uint8)
+    numbers = torch.empty(*parts.shape, per_part, dtype=torch.uint8, device=words.device)
     for place in range(per_part):
         numbers[..., place] = (parts >> (bits * place)) & ((1 << bits) - 1)
     return numbers.view(len(words), -1)[:, :count]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from parley.model.checkpoint import bitsandbytes, compressed_tensors, fp8, gptq_awq, hqq, torchao
+from parley.model.checkpoint import bitsandbytes, compressed_tensors, fp8, gptq_awq, hqq, modelopt, torchao
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.gguf_blocks import grouped_bits
 from parley.model.checkpoint.stacked import StackedFormat, StackedFp8Format, StackedMxfp4Format
@@ -71,6 +71,8 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     "compressed-tensors": compressed_tensors.read_compressed_tensors,
     "gptq": gptq_awq.read_gptq_config,
     "awq": gptq_awq.read_awq_config,
+    "auto-round": gptq_awq.read_auto_round_config,
+    "modelopt": modelopt.read_modelopt_config,
     "bitsandbytes": bitsandbytes.read_bitsandbytes_config,
     "hqq": hqq.read_hqq_config,
     "torchao": torchao.read_torchao_config,
@@ -103,20 +105,30 @@ class Quantization:
     def __bool__(self) -> bool:
         return self.method is not None or self.setting != "none"
 
+    def _stored_format(self, checkpoint: Checkpoint, linear: LinearSpec) -> WeightFormat | None:
+        """Return the format of a linear layer, None if its weight is plain.
+
+        Configs list the layers that are not quantised by names that are not always those in the file: with parts
+        merged, or with another prefix. So a weight of plain numbers is plain whatever the config says.
+        """
+        if checkpoint.has_plain_numbers(linear.name + ".weight"):
+            return None
+        return self.find_format(linear.name)
+
     def stored_tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold a linear layer's weight."""
-        return (self.find_format(linear.name) or PLAIN_FORMAT).tensor_names(checkpoint, linear)
+        return (self._stored_format(checkpoint, linear) or PLAIN_FORMAT).tensor_names(checkpoint, linear)
 
     def check_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> None:
         """Check shapes and types of a linear layer's weight without reading it. Raises LoadError."""
-        if (stored_format := self.find_format(linear.name)) is not None:
+        if (stored_format := self._stored_format(checkpoint, linear)) is not None:
             stored_format.view_tensors(checkpoint, linear)
         else:
             checkpoint.check_tensor(linear.name + ".weight", *linear.stored_shape)
 
     def read_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read a linear layer's weight. Raises LoadError."""
-        return (self.find_format(linear.name) or PLAIN_FORMAT).read_weight(checkpoint, linear)
+        return (self._stored_format(checkpoint, linear) or PLAIN_FORMAT).read_weight(checkpoint, linear)
 
     def quantize_plain(self, weight: LinearWeight, *, head: bool) -> LinearWeight:
         """Quantise a plain weight if requested. In a quantised checkpoint, that is the head alone.

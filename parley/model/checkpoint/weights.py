@@ -96,6 +96,11 @@ class PlainWeight:
         """The number of inputs."""
         return self.values.shape[1]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are."""
+        return self.values.device
+
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply in float32."""
         return F.linear(x, self.to_float())
@@ -129,7 +134,7 @@ class PlainWeight:
         if kernels is not None:
             return kernels.pack_weight_parts([_numbers_of(part, dtype) for part in parts], bias)
         sizes, into = [part.out for part in parts], parts[0].into
-        merged = memory.map_tensor(sum(sizes) * into, dtype).view(-1, into)
+        merged = memory.map_tensor(sum(sizes) * into, dtype, parts[0].device).view(-1, into)
         for rows, part in zip(merged.split(sizes), parts, strict=True):
             part.decode_into(rows)
         return native.pack_weight(merged.to(device), bias)
@@ -151,6 +156,11 @@ class BlockWeight:
     def into(self) -> int:
         """The number of inputs."""
         return self.rows.shape[1] // self.blocks.size * self.blocks.numbers
+
+    @property
+    def device(self) -> torch.device:
+        """Where the blocks are."""
+        return self.rows.device
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the decoded weight."""
@@ -213,7 +223,7 @@ def _numbers_of(part: PlainWeight | BlockWeight, dtype: torch.dtype) -> torch.Te
     """Return the numbers of a weight in ``dtype`` [out, into]: a copy unless they are stored so."""
     if isinstance(part, PlainWeight) and part.values.dtype == dtype and part.values.is_contiguous():
         return part.values
-    return part.decode_into(memory.map_tensor(part.out * part.into, dtype).view(-1, part.into))
+    return part.decode_into(memory.map_tensor(part.out * part.into, dtype, part.device).view(-1, part.into))
 
 
 def _join_alike(parts: Sequence[PlainWeight | BlockWeight]) -> list[PlainWeight | BlockWeight]:
@@ -238,7 +248,7 @@ class BlockEmbedding:
     @property
     def device(self) -> torch.device:
         """Where the rows are."""
-        return self.table.rows.device
+        return self.table.device
 
     def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
         """Return rows [T, hidden] of a table [vocab, hidden] (``dim`` 0, int64 [T])."""

@@ -16,8 +16,9 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse, plan, towers
-from parley.model.load.memory import plan_cache
+from parley.model.load.memory import plan_cache, refuse_large_weights
 from parley.model.load.text_encoders import classifier, encoders
+from parley.model.load.weight_size import plan_weights
 from parley.model.networks.lora import read_adapter
 from parley.model.networks.network import DecoderNetwork, LinearSite
 from parley.model.networks.paged_kv import PagedKV
@@ -32,16 +33,20 @@ LAYERS_UNKNOWN = "it runs through Transformers, and only loading shows whether i
 STEP_UNKNOWN = "only loading shows how much memory of the GPU the largest step takes, which the KV cache does not get"
 
 
-def check_model(settings: Settings) -> str:
-    """Check the model that the settings name, its draft model and adapters. Raises LoadError.
+class CheckedModel(NamedTuple):
+    """``doubt``: a clause about what only loading shows, or an empty string. ``memory_bytes``: what weights take, and
+    media encoders with their embeddings; on a GPU, at least."""
 
-    Returns a clause that names the doubt that only loading can resolve, or an empty string.
-    """
+    doubt: str
+    memory_bytes: int
+
+
+def check_model(settings: Settings) -> CheckedModel:
+    """Check the model that the settings name, its draft model and adapters. Raises LoadError."""
     folder = Path(settings.model)
     config = read_config(folder)
     if encoders.is_encoder(config):
-        _check_encoder(settings, folder, config)
-        return ""
+        return CheckedModel("", _check_encoder(settings, folder, config))
     parts = [_check_decoder(settings, folder, config)]
     if parts[0].state_bytes:
         plan.check_state_settings(settings, plan.architecture_name(config))
@@ -56,15 +61,16 @@ def check_model(settings: Settings) -> str:
         parts.append(_check_decoder(draft_settings, draft_folder, read_config(draft_folder)))
         if parts[1].state_bytes:
             raise LoadError(plan.DRAFT_KEEPS_STATES.format(draft_folder))
-    if any(part.page_bytes is None for part in parts):
-        return LAYERS_UNKNOWN
     loaded_bytes = sum(part.weight_bytes for part in parts)
     if media_towers is not None:
         loaded_bytes += towers.memory_needed_later(settings, media_towers, is_fused=parts[0].fused)
+    if any(part.page_bytes is None for part in parts):
+        return CheckedModel(LAYERS_UNKNOWN, loaded_bytes)
     loaded = msgspec.structs.replace(settings, set_aside=settings.set_aside + loaded_bytes)
     page_bytes = sum(part.page_bytes or 0 for part in parts)
     plan_cache(page_bytes, decoder_plan.device, decoder_plan.length, loaded, parts[0].state_bytes)
-    return unchecked_clause(decoder_plan.device, settings, is_fused=all(part.fused for part in parts))
+    doubt = unchecked_clause(decoder_plan.device, settings, is_fused=all(part.fused for part in parts))
+    return CheckedModel(doubt, loaded_bytes)
 
 
 def unchecked_clause(device: torch.device, settings: Settings, *, is_fused: bool) -> str:
@@ -76,7 +82,7 @@ def unchecked_clause(device: torch.device, settings: Settings, *, is_fused: bool
 
 
 class CheckedDecoder(NamedTuple):
-    """``fused``: it runs on the fused decoder. ``weight_bytes``: its weights take at least this. ``page_bytes``: a page
+    """``fused``: it runs on the fused decoder. ``weight_bytes``: its weights take these. ``page_bytes``: a page
     of its KV cache, None if unknown. ``state_bytes``: the states of one sequence."""
 
     fused: bool
@@ -85,30 +91,33 @@ class CheckedDecoder(NamedTuple):
     state_bytes: int = 0
 
 
-def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> None:
+def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> int:
+    """Return the bytes of an encoder's weights. Raises LoadError."""
     encoder_plan = plan.plan_encoder(settings, folder, config)
     encoder_config = encoders.check_encoder_tensors(encoder_plan.checkpoint, config)
     classifier.load_classifier_head(encoder_plan.checkpoint, config, encoder_config.hidden, torch.device("meta"))
+    return encoder_plan.size
 
 
 def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> CheckedDecoder:
     decoder_plan = plan.plan_decoder(settings, config)
     checkpoint = plan.open_decoder(folder, decoder_plan)
-    weight_bytes = decoder_plan.quantization.least_bytes(checkpoint, decoder_plan.dtype)
     decoder_config = plan.find_fused_config(checkpoint, decoder_plan) if settings.lowering else None
     layers: list[LayerKV]
     state_sizes: list[int] = []
     linears: Mapping[str, LinearSite]
     if decoder_config is None:
+        weight_bytes = decoder_plan.quantization.least_bytes(checkpoint, decoder_plan.dtype)
+        refuse_large_weights(weight_bytes, decoder_plan.device)
         network = _build_without_weights(folder, decoder_plan)
         if network is None:
             return CheckedDecoder(False, weight_bytes, None)
-        layers, linears = network.layers, network.linears
+        layers, linears, weight_bytes = network.layers, network.linears, network.weights_bytes
     else:
         weights = fuse.DecoderWeights(
             checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
         )
-        weights.check_shapes()
+        weight_bytes = plan_weights(weights)
         layers, linears = [decoder_config.layer_kv] * decoder_config.attention_count, weights.linear_sites()
         state_sizes = decoder_config.state_sizes
     for adapter_folder in settings.adapters.values():

@@ -32,31 +32,38 @@ from parley.model.networks.decoder import (
 )
 from parley.model.networks.network import LinearSite
 from parley.native.layer import DecoderLayer, StateWeights
+from parley.native.torch_forms.torch_kernels import TorchPacked
 
-PACKED_STRUCTURES = DecoderLayer | StateWeights | native.Mixture | native.Experts | native.Norm | native.PackedWeight
+PACKED_STRUCTURES = (
+    DecoderLayer
+    | StateWeights
+    | native.Mixture
+    | native.Experts
+    | native.Norm
+    | native.PackedWeight
+    | EmbeddingParts
+    | BlockEmbedding
+    | BlockWeight
+)
 # Norms of latents have this eps in Transformers' models, whatever their configs say of others.
 LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
-# Frequencies and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, which is not used; and
+# Frequencies, sines and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, not used; and
 # the layers of ERNIE and Qwen that predict further tokens.
 IGNORED_TENSORS = re.compile(
-    r"rotary_emb\.inv_freq$|\.(attention|attn)\.((masked_)?bias|causal_mask)$|self_attn\.([kv]_proj\.output|(attn\.)?[qkv])_scale$|^(model\.)?mtp[._]"
+    r"rotary_emb\.inv_freq$|\.embed_positions\.weights$|\.(attention|attn)\.((masked_)?bias|causal_mask)$|self_attn\.([kv]_proj\.(output|[kv])|(attn\.)?[qkv])_scale$|^(model\.)?mtp[._]"
 )
 
 
 def fuse_decoder(
-    checkpoint: Checkpoint,
-    config: DecoderConfig,
-    quantization: Quantization,
-    dtype: torch.dtype,
-    device: torch.device,
+    decoder_weights: DecoderWeights,
     max_len: int,
     progress: Callable[[float], None],
     packed_cache: PackedWeightCache | None = None,
 ) -> FusedDecoder:
-    """Build the decoder from the checkpoint, or from weights that ``packed_cache`` kept at an earlier start.
+    """Build the decoder from its weights, or from weights that ``packed_cache`` kept at an earlier start.
 
     ``check_tensor_names`` must have accepted the checkpoint. Raises LoadError."""
-    decoder_weights = DecoderWeights(checkpoint, config, quantization, dtype, device)
+    config = decoder_weights.config
     weights = packed_cache.read_weights(progress) if packed_cache else None
     if weights is None:
         weights = _pack_weights(decoder_weights, progress)
@@ -65,8 +72,7 @@ def fuse_decoder(
     blocks, norm, head = weights
     embedding, parts = decoder_weights.embedding_table(head), decoder_weights.embedding_parts()
     progress(1.0)
-    stored_table = embedding.table.rows if isinstance(embedding, BlockEmbedding) else embedding
-    weights_bytes = _tensor_bytes([stored_table, parts.positions, parts.norm, norm, head, *blocks])
+    weights_bytes = tensor_bytes([embedding, parts, norm, head, *blocks])
     return FusedDecoder(
         config,
         embedding,
@@ -125,7 +131,7 @@ def _pack_weights(decoder_weights: DecoderWeights, progress: Callable[[float], N
             raise
 
 
-def _tensor_bytes(structures: Iterable[object]) -> int:
+def tensor_bytes(structures: Iterable[object]) -> int:
     """Return the bytes of all tensors in weights and layers, counting shared ones once."""
     bytes_by_id: dict[int, int] = {}
     pending = list(structures)
@@ -363,13 +369,13 @@ class DecoderWeights:
         return positions + self.norm_tensors(names.embedding_norm or "")
 
     def embedding_parts(self) -> EmbeddingParts:
-        """Read the embeddings of positions, and the norm of embeddings. Raises LoadError."""
+        """Read or compute the embeddings of positions, and read the norm of embeddings. Raises LoadError."""
         config, positions, norm = self.config, None, None
+        rows, first = config.max_len + config.position_offset, config.position_offset
+        if config.sinusoids is not None:
+            positions = config.sinusoids.make_table(rows)[first:].to(self.device, self.dtype)
         if config.tensors.positions:
-            rows = config.max_len + config.position_offset
-            positions = self.copy_tensor(config.tensors.positions + ".weight", rows, config.hidden)[
-                config.position_offset :
-            ]
+            positions = self.copy_tensor(config.tensors.positions + ".weight", rows, config.hidden)[first:]
         if config.tensors.embedding_norm is not None:
             norm = self.read_norm(config.tensors.embedding_norm)
         return EmbeddingParts(positions, norm)
@@ -416,11 +422,11 @@ class DecoderWeights:
         file, because few rows are ever read, and so does one in blocks; otherwise it is copied.
         """
         shape = self.config.vocab, self.config.hidden
-        weight = head.weight
-        if self.config.tied and weight.layout is torch.strided and (weight.shape, weight.dtype) == (shape, self.dtype):
+        weight, is_onednn = head.weight, isinstance(head, TorchPacked) and head.onednn
+        if self.config.tied and not is_onednn and (weight.shape, weight.dtype) == (shape, self.dtype):
             return weight
         stored = read_plain_weight(self.checkpoint, self.embedding, *shape)
-        if isinstance(stored, BlockWeight) and self.device.type == "cpu":
+        if isinstance(stored, BlockWeight) and self.device.type != "cuda":
             return BlockEmbedding(stored, self.dtype)
         if isinstance(stored, BlockWeight):
             return stored.decode_into(torch.empty(shape, dtype=self.dtype)).to(self.device)

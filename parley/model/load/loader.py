@@ -22,10 +22,17 @@ from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.decode_starter import start_on_gpu
 from parley.model.draft_model import DraftModel
 from parley.model.encoder_runner import EncoderRunner
-from parley.model.load.fuse import fuse_decoder
+from parley.model.load.fuse import DecoderWeights, fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
 from parley.model.load.largest_step import measure_largest_step
-from parley.model.load.memory import CacheSizes, free_memory, guard_allocation, plan_cache, staging_page_count
+from parley.model.load.memory import (
+    CacheSizes,
+    free_memory,
+    guard_allocation,
+    plan_cache,
+    refuse_large_weights,
+    staging_page_count,
+)
 from parley.model.load.packed_cache import PackedWeightCache, open_packed_cache
 from parley.model.load.plan import (
     DRAFT_KEEPS_STATES,
@@ -43,6 +50,7 @@ from parley.model.load.reference import DECODER_TOLERANCE, PROBE_TOKENS, decoder
 from parley.model.load.text_encoders.classifier import load_classifier_head
 from parley.model.load.text_encoders.encoders import is_encoder, load_encoder
 from parley.model.load.towers import MediaTowers, load_towers, memory_needed_later, plan_towers
+from parley.model.load.weight_size import plan_weights
 from parley.model.media.encoder import TransformersEncoder
 from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork
@@ -353,6 +361,7 @@ def _load_network(
             network = _try_fused(checkpoint, plan, progress, packed_cache)
             if network is not None:
                 return network, True
+        refuse_large_weights(plan.quantization.least_bytes(checkpoint, plan.dtype), plan.device)
         from parley.model.load.transformers import load_transformers  # imports Transformers, which takes seconds
 
         return load_transformers(folder, plan.dtype, plan.device, progress, plan.length), False
@@ -395,16 +404,9 @@ def _try_fused(
     if decoder_config is None:
         return None
     quantization, dtype = plan.quantization, plan.dtype
-    decoder = fuse_decoder(
-        checkpoint,
-        decoder_config,
-        quantization,
-        dtype,
-        plan.device,
-        max(plan.length, PROBE_TOKENS),
-        progress,
-        packed_cache,
-    )
+    weights = DecoderWeights(checkpoint, decoder_config, quantization, dtype, plan.device)
+    plan_weights(weights)
+    decoder = fuse_decoder(weights, max(plan.length, PROBE_TOKENS), progress, packed_cache)
     error = decoder_deviation(decoder, checkpoint, quantization)
     if not error <= DECODER_TOLERANCE[dtype] + quantization.extra_tolerance:
         if quantization:

@@ -34,6 +34,16 @@ def guard_allocation(purpose: str) -> Iterator[None]:
         raise
 
 
+def refuse_large_weights(size: int, device: torch.device) -> None:
+    """Raise LoadError if a decoder's weights of ``size`` bytes do not fit into the memory that is free."""
+    free_bytes = free_memory(device)
+    if size > free_bytes:
+        raise LoadError(
+            f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free. "
+            "End other programs, or serve a smaller model or one with fewer bits (--quantization)."
+        )
+
+
 class CacheSizes(NamedTuple):
     """``pages`` of the KV cache, and ``slots`` for the states of sequences: as many as run at once. ``snapshots``:
     further slots, for states that are kept for later sequences or while drafts are tried."""

@@ -60,4 +60,4 @@ def _find_body_prefix(checkpoint: Checkpoint) -> str | None:
 
 def has_own_head(checkpoint: Checkpoint) -> bool:
     """Whether a head is stored besides the embedding. It counts more than the config, as in Transformers."""
-    return any(name.startswith("lm_head.") for name in checkpoint.tensor_names)
+    return any(name.startswith("lm_head.") and not name.endswith(".bias") for name in checkpoint.tensor_names)

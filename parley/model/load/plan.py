@@ -132,25 +132,19 @@ def _check_direction(config: dict[str, Any]) -> None:
 
 
 def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:
-    """Open a decoder's weights. Raises LoadError if they are damaged or do not fit into memory."""
+    """Open a decoder's weights. Raises LoadError if they are damaged."""
     checkpoint = Checkpoint(folder)
     if plan.is_part:
         keep_language_model(checkpoint)
     else:
         checkpoint.add_prefix(next((each for name, each in BODY_EMBEDDINGS.items() if name in checkpoint), ""))
-    size, free_bytes = plan.quantization.least_bytes(checkpoint, plan.dtype), free_memory(plan.device)
-    if size > free_bytes:
-        raise LoadError(
-            f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free. "
-            "End other programs, or serve a smaller model or one with fewer bits (--quantization)."
-        )
     return checkpoint
 
 
 def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfig | None:
     """Return the config for the fused decoder, None if the model must run through Transformers. Raises LoadError."""
     config = plan.config
-    if plan.is_part and has_own_head(checkpoint):
+    if has_own_head(checkpoint):
         config = {**config, "tie_word_embeddings": False}
     try:
         decoder_config = read_decoder_config(config)

@@ -47,15 +47,16 @@ class ReferenceDecoder:
         return self._score_outputs(x[-1:], outputs)
 
     def _embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings of tokens with their learnt positions, float32 [T, hidden]."""
+        """Return the embeddings of tokens with those of their positions, float32 [T, hidden]."""
         config, count = self._config, len(token_ids)
         embedding = read_plain_weight(self._checkpoint, self._weights.embedding, config.vocab, config.hidden)
         x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden))
         x = x * config.embedding_scale
+        size, places = config.max_len + config.position_offset, torch.arange(count) + config.position_offset
         if config.tensors.positions:
-            size = config.max_len + config.position_offset
-            table = self._view_float(config.tensors.positions + ".weight", size, config.hidden)
-            x = x + table[torch.arange(count) + config.position_offset]
+            x = x + self._view_float(config.tensors.positions + ".weight", size, config.hidden)[places]
+        if config.sinusoids is not None:
+            x = x + config.sinusoids.make_table(size)[places]
         if config.tensors.embedding_norm is not None:
             x = self._norms.norm_rows(x, config.tensors.embedding_norm, config.hidden)
         return x

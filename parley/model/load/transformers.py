@@ -282,6 +282,7 @@ def read_model(
 
 def build_network(model: PreTrainedModel, max_len: int) -> TransformersNetwork:
     """Return a model as a network, with its attention and linear layers replaced. Raises LoadError."""
+    _refuse_uncounted_tokens(model)
     sizes = [(parameter.numel(), parameter.nbytes) for parameter in model.eval().parameters()]
     long_rope_after = _fix_rope(model, max_len)
     linears = _pack_modules(model)
@@ -330,6 +331,14 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
         raise LoadError(f"A {kind} model has layers of kind {layer_kind}, which {reason}.")
     result: PreTrainedConfig = config
     return result
+
+
+def _refuse_uncounted_tokens(model: PreTrainedModel) -> None:
+    """Raise LoadError for embeddings as RoBERTa's: the position of a token depends on how many before it pad."""
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
+        raise LoadError(
+            f"A {model.config.model_type} model gives positions only to tokens that do not pad, which is not supported."
+        )
 
 
 def _fix_rope(model: PreTrainedModel, max_len: int) -> float:

@@ -31,6 +31,7 @@ from parley.model.networks.rope import (
     read_rope,
     rope_parameters,
 )
+from parley.model.networks.sinusoids import Sinusoids
 from parley.model.networks.state_layers import StateNames
 from parley.native.layer_shape import LatentShape, LayerShape
 from parley.native.layout import LayerKV
@@ -74,7 +75,8 @@ class DecoderConfig:
     ``qkv_shards``: it merges queries, values and keys, in this order, of each of so many equal parts of the heads.
     ``has_headwise_qk_norm``: the norms of queries and keys have weights of their own for each head.
     ``has_transposed_linears``: the weights of layers are stored [in, out]. ``position_offset``: of the embedding of
-    position 0. ``query_scaling``: of layers with scaled queries.
+    position 0. ``sinusoids``: how the embeddings of positions are computed, of models that do not store them.
+    ``query_scaling``: of layers with scaled queries.
     ``latent``: of models with multi-head latent attention, where each head has its own key and value.
     ``state_tensors``: the names in layers that keep a state.
     """
@@ -107,6 +109,7 @@ class DecoderConfig:
     has_headwise_qk_norm: bool = False
     has_transposed_linears: bool = False
     position_offset: int = 0
+    sinusoids: Sinusoids | None = None
     query_scaling: QueryScaling | None = None
     latent: LatentShape | None = None
     state_tensors: StateNames | None = None
@@ -192,6 +195,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         has_headwise_qk_norm=family.has_headwise_qk_norm,
         has_transposed_linears=family.has_transposed_linears,
         position_offset=family.position_offset,
+        sinusoids=_read_sinusoids(family, fields, hidden),
         query_scaling=scaling,
         embedding_scale=_read_embedding_scale(family, fields, hidden),
         logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
@@ -273,6 +277,16 @@ def _known_fields(family: DecoderFamily, config: dict[str, Any]) -> dict[str, An
         if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
             raise Unfusable(f"its config gives {name} as {fields[name]!r}")
     return fields
+
+
+def _read_sinusoids(family: DecoderFamily, fields: dict[str, Any], hidden: int) -> Sinusoids | None:
+    """Return how embeddings of positions are computed, None if they are not. Raises Unfusable."""
+    if not family.has_sinusoidal_positions:
+        return None
+    padding = fields["pad_token_id"]
+    if hidden < 4 or (padding is not None and type(padding) is not int):
+        raise Unfusable(f"its config gives pad_token_id as {padding!r} and {hidden} numbers in a hidden state")
+    return Sinusoids(hidden, padding)
 
 
 def _read_optional(fields: dict[str, Any], name: str) -> float | None:

@@ -71,7 +71,7 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
     """
     out, into = weight.values.shape
     part = _GroupedPart(weight)
-    packed = memory.map_tensor(_packed_words(library, part), torch.int32)
+    packed = memory.map_tensor(_packed_words(library, part), torch.int32, part.device)
     part.pack_into(library, packed)
     out_scales = None if weight.out_scales is None else weight.out_scales.float().contiguous()
     return GroupedPacked(part.code, packed, out_scales, _packed_bias(bias), weight.order, part.group, out, into)
@@ -92,7 +92,7 @@ def pack_grouped_parts(
     ]
     sizes = [_packed_words(library, part) for part in parts]
     header = SEVERAL_HEADER if len(parts) > 1 else 0
-    packed = memory.map_tensor(header + sum(sizes), torch.int32)
+    packed = memory.map_tensor(header + sum(sizes), torch.int32, parts[0].device)
     for part, place in zip(parts, packed[header:].split(sizes), strict=True):
         part.pack_into(library, place)
     code, group = parts[0].code, parts[0].group
@@ -123,6 +123,7 @@ class _GroupedPart:
     def __init__(self, weight: GroupedWeight | BlockedWeight):
         self.values, self.code = weight.values.contiguous(), weight.code
         self.out, self.into = self.values.shape
+        self.device = self.values.device
         self.zeros: torch.Tensor | None = None
         if isinstance(weight, BlockedWeight):
             self.group, self.scales = BLOCK_GROUPS[weight.code], weight.heads.contiguous()
@@ -147,6 +148,8 @@ class _GroupedPart:
 
     def pack_into(self, library: ctypes.CDLL, packed: torch.Tensor) -> None:
         """Pack into int32 [words]."""
+        if packed.is_meta:
+            return
         library.grouped_pack(
             GROUPED_CODES.index(self.code),
             self.values.data_ptr(),
@@ -168,9 +171,12 @@ class _PiecewisePart:
         self._pieces: Iterator[GroupedWeight | BlockedWeight] = iter(weight.pieces)
         self._first = _GroupedPart(next(self._pieces))
         self.code, self.group, self.into = self._first.code, self._first.group, self._first.into
+        self.device = self._first.device
 
     def pack_into(self, library: ctypes.CDLL, packed: torch.Tensor) -> None:
         """Pack into int32 [words]."""
+        if packed.is_meta:
+            return
         done = done_words = 0
         for part in chain([self._first], map(_GroupedPart, self._pieces)):
             assert done % library.grouped_panel() == 0, "a piece begins within a panel"

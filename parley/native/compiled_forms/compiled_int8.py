@@ -75,8 +75,8 @@ def pack_int8_pieces(
     Raises ValueError if ``in`` is above 2^17.
     """
     out, into = len(scales), torch_int8.check_int8_shape(pieces[0][1])[1]
-    packed = memory.map_tensor(library.int8_size(out, into), torch.uint8)
-    for first, values in pieces:
+    packed = memory.map_tensor(library.int8_size(out, into), torch.uint8, pieces[0][1].device)
+    for first, values in [] if packed.is_meta else pieces:
         place = packed[library.int8_size(first, into) :]
         library.int8_pack(values.data_ptr(), place.data_ptr(), len(values), into, torch.get_num_threads())
     bias = None if bias is None else bias.to(torch.bfloat16).contiguous()

@@ -154,8 +154,8 @@ class CompiledKernels:
     def pack_weight_parts(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None) -> Bf16Packed:
         """Pack weights [out, in] of bfloat16 as one with the outputs of all, in order."""
         out, into = sum(map(len, parts)), parts[0].shape[1]
-        packed = memory.map_tensor(self._library.packed_size(out, into), torch.bfloat16)
-        for first, rows in join_to_panels(parts, self._panel_outputs):
+        packed = memory.map_tensor(self._library.packed_size(out, into), torch.bfloat16, parts[0].device)
+        for first, rows in [] if packed.is_meta else join_to_panels(parts, self._panel_outputs):
             place = packed[self._library.packed_size(first, into) :]
             self._library.pack(rows.data_ptr(), place.data_ptr(), len(rows), into, torch.get_num_threads())
         return Bf16Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)

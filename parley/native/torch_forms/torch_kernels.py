@@ -54,8 +54,9 @@ class TorchPacked:
 
 def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchPacked:
     """Pack a weight [out, in]. On the CPU, bfloat16 is copied into oneDNN's layout; other tensors are kept."""
-    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and HAS_ONEDNN:
-        return TorchPacked(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
+    if weight.device.type in ("cpu", "meta") and weight.dtype == torch.bfloat16 and HAS_ONEDNN:
+        packed = weight if weight.is_meta else torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        return TorchPacked(packed, bias, True)
     return TorchPacked(weight, bias, False)
 
 

@@ -40,6 +40,8 @@ STATES = "which keep more than keys and values"
 REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "nemotron_h with latent experts": ({"model_type": "nemotron_h", "moe_latent_size": 64}, STATES),
     "recurrent_gemma": ({"model_type": "recurrent_gemma"}, STATES),
+    "zamba": ({"model_type": "zamba"}, STATES),
+    "zamba2": ({"model_type": "zamba2"}, STATES),
     "kimi_linear": ({"model_type": "kimi_linear"}, STATES),
     "minimax": ({"model_type": "minimax"}, STATES),
     "deepseek_v32": ({"model_type": "deepseek_v32"}, "layers of kind indexed_attention"),
@@ -78,6 +80,30 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
             "quantization_config": {"quant_method": "torchao", "include_input_output_embeddings": True},
         },
         "quantization_config.include_input_output_embeddings is true; only false is supported",
+    ),
+    "AWQ for GEMV": (
+        {
+            "model_type": "llama",
+            "quantization_config": {
+                "quant_method": "awq",
+                "bits": 4,
+                "group_size": 32,
+                "zero_point": True,
+                "version": "gemv",
+            },
+        },
+        "quantization_config.version is gemv; only gemm is supported",
+    ),
+    "ModelOpt MXFP8": (
+        {"model_type": "llama", "quantization_config": {"quant_method": "modelopt", "quant_algo": "MXFP8"}},
+        "quantization_config.quant_algo is MXFP8; only FP8",
+    ),
+    "AutoRound FP8": (
+        {
+            "model_type": "llama",
+            "quantization_config": {"quant_method": "auto-round", "bits": 8, "group_size": -1, "data_type": "fp"},
+        },
+        "quantization_config.data_type is fp; only int is supported",
     ),
     "EXL2": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "is quantised (exl2)"),
     "AQLM": ({"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}}, "is quantised (aqlm)"),
@@ -143,6 +169,9 @@ def file_folders() -> list[ZooFolder]:
         for name, (files, change) in CHANGES.items()
     ]
     folders.append(
+        ZooFolder("llama with a head that its config denies", "llama", "safetensors, more tensors", _write_own_head)
+    )
+    folders.append(
         ZooFolder(
             "refused: body without a head", "llama", "safetensors", partial(_write_changed, change=untie_head), "head"
         )
@@ -181,6 +210,12 @@ def _write_changed(home: Path, *, change: Callable[[Path], None]) -> tuple[Path,
     return changed, plain
 
 
+def _write_own_head(home: Path) -> tuple[Path, Path]:
+    """Write a model with a head of its own, which is also the reference."""
+    changed, _ = _write_changed(home, change=add_own_head)
+    return changed, changed
+
+
 def untie_head(folder: Path) -> None:
     """Let the config say that the model has a head, which it has not."""
     drop_prefix(folder)
@@ -193,6 +228,14 @@ def _change_tensors(folder: Path, rename: Callable[[str], str], **more: Any) -> 
 
     tensors = {rename(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors | more, folder / "model.safetensors", {"format": "pt"})
+
+
+def add_own_head(folder: Path) -> None:
+    """Add a head that is not the embedding, though the config says that it is."""
+    from safetensors.torch import load_file
+
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    _change_tensors(folder, str, **{"lm_head.weight": embedding.flip(0).contiguous()})
 
 
 def drop_prefix(folder: Path) -> None:

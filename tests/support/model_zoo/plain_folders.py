@@ -26,6 +26,7 @@ LATENTS = {
     "v_head_dim": 16,
 }  # fmt: skip
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+SMALL_ENCODER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 GPT_SIZES = {"n_positions": 256, "n_embd": 64, "n_layer": 2, "n_head": 4}
 # Variations of a family that are checkpoints of their own
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,6 +55,11 @@ RUN_BY_TRANSFORMERS = {
 THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ctrl": ("ctrl", GPT_SIZES | {"dff": 96}),
     "biogpt": ("biogpt", {}),
+    "bert as a decoder": ("bert", {"is_decoder": True, "max_position_embeddings": 256}),
+    "phi4_multimodal": ("phi4_multimodal", {
+        "rope_parameters": DEFAULT_ROPE,
+        "vision_config": SMALL_ENCODER | {"image_size": 28, "patch_size": 14, "crop_size": 28},
+        "audio_config": SMALL_ENCODER | {"num_blocks": 1, "ext_pw_out_channel": 32, "nemo_conv_channels": 32}}),
     "apertus": ("apertus", {}),
     "bitnet": ("bitnet", {}),
     "persimmon": ("persimmon", {}),

@@ -249,6 +249,17 @@ def quantize_nvfp4(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     return parts, (E2M1[codes.int()] * wide).flatten(1)
 
 
+def quantize_modelopt_nvfp4(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write NVFP4 as NVIDIA's Model Optimizer does: other names, and the scale for all is multiplied by."""
+    parts, meant = quantize_nvfp4(weight)
+    return {
+        "weight": parts["weight_packed"],
+        "weight_scale": parts["weight_scale"],
+        "weight_scale_2": parts["weight_global_scale"].reciprocal().reshape(()),
+        "input_scale": torch.tensor(1.0),
+    }, meant
+
+
 def quantize_mxfp4(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     """Write compressed-tensors' MXFP4: groups of 32 with a power of two as their scale."""
     grouped = in_groups(weight, 32)
@@ -282,6 +293,9 @@ HQQ = {
     "skip_modules": ["lm_head"],
 }
 TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}}
+MODEL_OPT = {"quant_method": "modelopt", "ignore": ["lm_head"], "producer": {"name": "modelopt", "version": "0.27.0"}}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "sym": False, "data_type": "int",
+              "block_name_to_quantize": "model.layers"}  # fmt: skip
 FORMS: dict[str, QuantizedForm] = {
     "FP8, 128 x 128 blocks": QuantizedForm(
         FP8 | {"weight_block_size": BLOCKS}, quantize_fp8("weight_scale_inv", (128, 128))
@@ -335,6 +349,10 @@ FORMS: dict[str, QuantizedForm] = {
     "GPTQ 8 bits": QuantizedForm(GPTQ | {"bits": 8}, quantize_gptq(8, GROUP)),
     "GPTQ 2 bits": QuantizedForm(GPTQ | {"bits": 2}, quantize_gptq(2, GROUP)),
     "GPTQ 3 bits": QuantizedForm(GPTQ | {"bits": 3}, quantize_gptq(3, GROUP)),
+    "ModelOpt FP8": QuantizedForm(MODEL_OPT | {"quant_algo": "FP8"}, quantize_fp8("weight_scale")),
+    "ModelOpt NVFP4": QuantizedForm(MODEL_OPT | {"quant_algo": "NVFP4", "group_size": 16}, quantize_modelopt_nvfp4),
+    "AutoRound 4 bits": QuantizedForm(AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}, quantize_gptq(4, GROUP)),
+    "AutoRound 4 bits, as AWQ": QuantizedForm(AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}, quantize_awq),
     "bitsandbytes nf4": QuantizedForm(BITS4, quantize_table("nf4", nested=False)),
     "bitsandbytes nf4, double": QuantizedForm(
         BITS4 | {"bnb_4bit_use_double_quant": True}, quantize_table("nf4", nested=True)

@@ -66,15 +66,26 @@ def serve_folder(named: Path, dtype: str, **settings: Any) -> Served:
     return Served(info, texts, scores, [])
 
 
-def consult_doctor(named: Path, dtype: str) -> str:
-    """Return why ``parley doctor`` says that a folder will not be served; empty if it will."""
+class Advice(NamedTuple):
+    """What ``parley doctor`` says of a folder: why it will not be served, empty if it will, and the bytes of its
+    weights."""
+
+    refusal: str
+    weight_bytes: int | None
+
+
+def consult_doctor(named: Path, dtype: str) -> Advice:
+    """Return what ``parley doctor`` says of a folder."""
+    checks = []
 
     def check_here(settings: Settings) -> ModelCheck:
         """Do what the checking process does."""
         try:
-            return ModelCheck(doubt=check_model(settings))
+            found = check_model(settings)
+            checks.append(ModelCheck(doubt=found.doubt, memory_bytes=found.memory_bytes))
         except LoadError as error:
-            return ModelCheck(str(error))
+            checks.append(ModelCheck(str(error)))
+        return checks[-1]
 
     flags = [str(named), "--dtype", dtype, "--kv-memory", "64MiB"]
     original, doctor.check_in_process = doctor.check_in_process, check_here
@@ -82,7 +93,8 @@ def consult_doctor(named: Path, dtype: str) -> str:
         findings = list(doctor.check_models(resolve_options(SERVE_OPTIONS, flags, {})))
     finally:
         doctor.check_in_process = original
-    return next((each.observation for each in findings if each.level == "fail"), "")
+    refusal = next((each.observation for each in findings if each.level == "fail"), "")
+    return Advice(refusal, checks[-1].memory_bytes if checks else None)
 
 
 class Errors(NamedTuple):

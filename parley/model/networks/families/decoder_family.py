@@ -151,8 +151,9 @@ class DecoderFamily:
     others are fields of ``LayerShape``.
     ``has_output_gate``: as in ``LayerShape``; the queries' layer gives a head's query and then its gate.
     ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``, ``qkv_shards``,
-    ``has_headwise_qk_norm``, ``has_transposed_linears`` and ``position_offset``: as in ``DecoderConfig``. ``slopes``:
-    returns those of ``LayerShape``. ``query_scaling``: returns how queries are scaled, or None.
+    ``has_headwise_qk_norm``, ``has_transposed_linears`` and ``position_offset``: as in ``DecoderConfig``.
+    ``has_sinusoidal_positions``: embeddings of positions are computed. ``slopes``: returns those of ``LayerShape``.
+    ``query_scaling``: returns how queries are scaled, or None.
     ``has_single_parts``: a layer is either an MLP, or attention or a layer with a state. ``is_hybrid``:
     as in ``LayerShape``. ``layer_factors``: reads its factors from a config; that of scores multiplies ``score_scale``.
     ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
@@ -180,6 +181,7 @@ class DecoderFamily:
     is_qk_norm_late: bool = False
     has_transposed_linears: bool = False
     position_offset: int = 0
+    has_sinusoidal_positions: bool = False
     slopes: Callable[[dict[str, Any]], tuple[float, ...]] | None = None
     query_scaling: Callable[[dict[str, Any]], QueryScaling | None] | None = None
     is_gated: bool = True

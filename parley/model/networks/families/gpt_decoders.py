@@ -264,3 +264,43 @@ MPT = DecoderFamily(
     rotated=none_rotated,
     slopes=mpt_slopes,
 )
+XGLM = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 256008,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "hidden_act": "gelu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "scale_embedding": True,
+        "add_cross_attention": False,
+        "pad_token_id": 1,
+    },
+    renamed={
+        "d_model": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "attention_heads": "num_attention_heads",
+        "ffn_dim": "intermediate_size",
+        "activation_function": "hidden_act",
+        **dict.fromkeys(("num_key_value_heads", "intermediate_size", "hidden_act", "head_dim", "rms_norm_eps"), ""),
+    },
+    required={"add_cross_attention": False},
+    biases=ALL_BIASES,
+    tensors=replace(
+        OPT.tensors,
+        embedding="model.embed_tokens",
+        positions=None,
+        norm="model.layer_norm",
+        layer="model.layers.",
+    ),
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+    has_embedding_scale="scale_embedding",
+    rotated=none_rotated,
+    position_offset=2,
+    has_sinusoidal_positions=True,
+)

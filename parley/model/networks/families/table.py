@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parley.model.networks.families.decoder_family import DecoderFamily
 from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
-from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT
+from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT, XGLM
 from parley.model.networks.families.latent_decoders import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
@@ -147,6 +147,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
     "gpt_neo": GPT_NEO,
+    "xglm": XGLM,
     "gptj": GPT_J,
     "codegen": CODEGEN,
     "opt": OPT,

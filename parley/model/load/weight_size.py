@@ -1,0 +1,50 @@
+"""How much memory the weights of a decoder will take, from the headers of its files.
+
+The weights are read, merged and packed by the code that loads them, but without numbers, so the forms that it chooses
+are those of loading: what is kept in few bits and what becomes plain numbers.
+"""
+
+from __future__ import annotations
+
+from parley.model.load.fuse import DecoderWeights, tensor_bytes
+from parley.model.load.memory import refuse_large_weights
+from parley.model.load.meta_values import META, MetaValues
+
+
+def plan_weights(weights: DecoderWeights) -> int:
+    """Return the bytes that the weights of the fused decoder will take; on a GPU, at least.
+
+    Raises LoadError if they do not fit into memory, or as ``fuse_decoder`` does if tensors are not as the config says.
+    """
+    weights.check_shapes()
+    if weights.device.type != "cpu":
+        size = weights.quantization.least_bytes(weights.checkpoint, weights.dtype)
+    else:
+        size = measure_weights(weights)
+    refuse_large_weights(size, weights.device)
+    return size
+
+
+def measure_weights(weights: DecoderWeights) -> int:
+    """Return the bytes that the weights of the fused decoder take on the CPU. Their shapes must have been checked."""
+    config = weights.config
+    weights = DecoderWeights(weights.checkpoint.without_data(), config, weights.quantization, weights.dtype, META)
+    layer_bytes: dict[object, int] = {}
+    with MetaValues():  # type: ignore[no-untyped-call]
+        head = weights.pack_head()
+        outer = [weights.embedding_table(head), weights.embedding_parts(), weights.read_norm(config.tensors.norm), head]
+        total = tensor_bytes(outer)
+        for layer in range(config.layer_count):
+            form = _layer_form(weights, layer)
+            if form not in layer_bytes:  # most layers of a model are alike
+                layer_bytes[form] = tensor_bytes([weights.pack_layer(layer)])
+            total += layer_bytes[form]
+    return total
+
+
+def _layer_form(weights: DecoderWeights, layer: int) -> object:
+    """Return all that decides how many bytes a layer takes."""
+    first = len(weights.layer_name(layer, ""))
+    names = [name for name in weights.layer_tensors(layer) if name in weights.checkpoint]
+    tensors = frozenset((name[first:], weights.checkpoint.tensor_form(name)) for name in names)
+    return weights.config.layers[layer], tensors

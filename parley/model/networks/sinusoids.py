@@ -1,0 +1,32 @@
+"""Embeddings of positions that are computed instead of learnt: arXiv 1706.03762, section 3.5, as in tensor2tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+LONGEST_PERIOD = 10000.0  # of a sine, over 2 pi
+
+
+@dataclass(frozen=True)
+class Sinusoids:
+    """Embeddings of ``hidden`` numbers: the sines of a row's number times each rate, then the cosines.
+
+    Rates fall from 1 to 1 / LONGEST_PERIOD. ``padding``: the row that is zeros, as it belongs to the token that pads.
+    """
+
+    hidden: int
+    padding: int | None
+
+    def make_table(self, rows: int) -> torch.Tensor:
+        """Return the first rows, float32 [rows, hidden]."""
+        half = self.hidden // 2
+        rates = (torch.arange(half).float() * -(math.log(LONGEST_PERIOD) / (half - 1))).exp()
+        angles = torch.outer(torch.arange(rows).float(), rates)
+        table = torch.zeros(rows, self.hidden)
+        table[:, : 2 * half] = torch.cat((angles.sin(), angles.cos()), 1)
+        if self.padding is not None and 0 <= self.padding < rows:
+            table[self.padding] = 0
+        return table
