@@ -86,6 +86,23 @@ def test_eos_ids_come_from_config_files(files: dict[str, Any], expected: set[int
     }
 
 
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_tokens_of_older_files_are_those_of_transformers(is_listed: bool, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"} | ({"added_tokens_decoder": {}} if is_listed else {})
+    write_tokenizer_files(
+        tmp_path,
+        byte_level(),
+        tokenizer_config=config,
+        special_tokens_map={"eos_token": "</s>", "additional_special_tokens": ["<tool>"]},
+        added_tokens={"<late>": 1001, "<early>": 1000},
+    )
+    text = "a<tool>b<late>c<early>d"
+    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)(text)["input_ids"]
+    assert Tokenizer.from_folder(tmp_path).encode(text) == expected
+
+
 def test_unusable_tokenizer_folder_raises_with_reason(tmp_path: Path) -> None:
     with pytest.raises(BadTokenizer, match="does not exist"):
         Tokenizer.from_folder(tmp_path / "none")

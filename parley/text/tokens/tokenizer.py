@@ -95,11 +95,8 @@ class Tokenizer(TextEncoder):
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for any fault in the file
             raise BadTokenizer(f"tokenizer.json of the model cannot be read: {str(error).rstrip('.')}.") from error
-        config = read_json_object(folder / "tokenizer_config.json")
-        listed = "added_tokens_decoder" in config  # written by a release that replaces special_tokens_map.json
-        named_tokens = _named_tokens(
-            config if listed else config | read_json_object(folder / "special_tokens_map.json")
-        )
+        config = _read_token_config(folder)
+        named_tokens = _named_tokens(config)
         _add_missing_tokens(backend, config, named_tokens)
         names = {key: _token_content(value) for key, value in named_tokens.items()}
         end_ids = _read_end_ids(folder)
@@ -224,6 +221,25 @@ def _explain_missing(folder: Path) -> str:
     return "The model folder has no tokenizer.json."
 
 
+def _read_token_config(folder: Path) -> dict[str, Any]:
+    """Return tokenizer_config.json with the tokens that older releases of Transformers kept in files of their own."""
+    config = read_json_object(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" in config:
+        return config
+    config |= read_json_object(folder / "special_tokens_map.json")
+    special = {_token_content(token) for token in [*_named_tokens(config).values(), *_extra_tokens(config)]}
+    added = read_json_object(folder / "added_tokens.json").items()
+    ids = {str(token_id): {"content": text, "special": text in special} for text, token_id in added}
+    return config | {"added_tokens_decoder": ids}
+
+
+def _extra_tokens(config: dict[str, Any]) -> list[Any]:
+    """Return the special tokens without a name, as texts or as descriptions."""
+    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    extra = list(extra.values()) if isinstance(extra, dict) else extra
+    return [token for token in extra if _is_token_entry(token)] if isinstance(extra, list) else []
+
+
 def _token_content(token: Any) -> str:
     result: str = token["content"] if isinstance(token, dict) else token
     return result
@@ -240,7 +256,7 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], named_tokens: dict[str, Any]) -> None:
-    """Add the tokens that only tokenizer_config.json lists, and flag the named ones as special."""
+    """Add the tokens that only the configuration lists, and flag the named ones as special."""
     known_texts = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed_tokens = config.get("added_tokens_decoder")
     listed_tokens = listed_tokens if isinstance(listed_tokens, dict) else {}
@@ -248,9 +264,7 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], n
         if _is_token_entry(token) and token["content"] not in known_texts:
             _add_one_token(backend, token)
             known_texts.add(token["content"])
-    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    extra = list(extra.values()) if isinstance(extra, dict) else extra
-    for token in [*named_tokens.values(), *(token for token in extra if _is_token_entry(token))]:
+    for token in [*named_tokens.values(), *_extra_tokens(config)]:
         if _token_content(token) not in known_texts:
             _add_one_token(backend, {**(token if isinstance(token, dict) else {"content": token}), "special": True})
             known_texts.add(_token_content(token))
