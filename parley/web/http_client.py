@@ -100,8 +100,15 @@ class HttpClientConnection(asyncio.Protocol):
         if sink is not None:
             sink.receive_end(ConnectionBroken(message, answer_begun=self._answer_begun, abandoned=abandoned))
 
-    def set_reading_paused(self, paused: bool) -> None:
-        """Pause or resume reading."""
+    def set_reading_paused(self, sink: AnswerSink, paused: bool) -> None:
+        """Pause or resume reading, at the wish of the sink of the current answer.
+
+        The sink of an earlier answer has no say any more: the connection may serve another request by now.
+        """
+        if sink is self._sink:
+            self._set_paused(paused)
+
+    def _set_paused(self, paused: bool) -> None:
         if paused != self._paused and not self.transport.is_closing():
             self._paused = paused
             (self.transport.pause_reading if paused else self.transport.resume_reading)()
@@ -181,6 +188,7 @@ class HttpClientConnection(asyncio.Protocol):
         sink, self._sink = self._sink, None
         if sink is None:
             return
+        self._set_paused(False)  # the end may arrive together with the data that made the sink pause
         if self._parser.should_keep_alive() and not self.transport.get_write_buffer_size():
             self._http_client.return_connection(self)
         else:

@@ -14,6 +14,7 @@ from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.web.http_client import (
     ConnectionBroken,
+    HttpClientConnection,
     InstanceAnswer,
     InstanceHttpClient,
     InstanceUnreachable,
@@ -104,6 +105,50 @@ async def test_closed_idle_connection_is_replaced_once(server_and_client):
     server.answers = [None]
     with pytest.raises(ConnectionBroken):
         await upstream.request_answer(b"GET", b"/")
+
+
+class PausingSink:
+    """Pauses the connection at the first part of the body, as for a client that reads slowly."""
+
+    def __init__(self, connection: HttpClientConnection):
+        self.connection = connection
+        self.ended = asyncio.Event()
+
+    def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        pass
+
+    def receive_data(self, data: bytes) -> None:
+        self.connection.set_reading_paused(self, True)
+
+    def receive_end(self, error: ConnectionBroken | None) -> None:
+        self.ended.set()
+
+
+async def test_pause_ends_with_the_answer_and_does_not_delay_the_next_request(server_and_client):
+    server, upstream = server_and_client
+    server.answers = [SIZED, SIZED]
+    connection = await upstream.open_connection()
+    slow = PausingSink(connection)
+    connection.send_request([b"GET / HTTP/1.1\r\n\r\n"], slow)
+    await slow.ended.wait()  # the connection is back in the pool, and the slow client has not read its answer
+    async with asyncio.timeout(5):
+        assert (await upstream.request_answer(b"GET", b"/")).body == b"abc"
+    assert server.connections == 1
+
+
+async def test_sink_of_an_earlier_answer_does_not_resume_a_paused_connection(server_and_client):
+    server, upstream = server_and_client
+    server.answers = [SIZED]
+    connection = await upstream.open_connection()
+    earlier, current = PausingSink(connection), PausingSink(connection)
+    connection.send_request([b"GET / HTTP/1.1\r\n\r\n"], earlier)
+    await earlier.ended.wait()
+    assert upstream.take_idle() is connection
+    connection.send_request([b"GET / HTTP/1.1\r\n"], current)  # its answer is still to come
+    connection.set_reading_paused(current, True)
+    earlier.connection.set_reading_paused(earlier, False)
+    assert not connection.transport.is_reading()
+    connection.abort_silently()
 
 
 async def test_http_client_rejects_an_answer_that_is_not_http(server_and_client):

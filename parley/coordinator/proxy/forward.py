@@ -45,7 +45,7 @@ class AnswerPipe:
         if self._client.meter is not None:
             self._client.meter.add_bytes(data)
         if not self._client.write_part(data) and self._client_task is None:
-            self._connection.set_reading_paused(True)
+            self._connection.set_reading_paused(self, True)
             self._client_task = asyncio.get_running_loop().create_task(self._wait_for_client())
 
     def receive_end(self, error: ConnectionBroken | None) -> None:
@@ -64,7 +64,7 @@ class AnswerPipe:
     async def _wait_for_client(self) -> None:
         await self._client.write_stream(b"", "")
         self._client_task = None
-        self._connection.set_reading_paused(False)
+        self._connection.set_reading_paused(self, False)
         if self._is_complete and not self.done.done():
             self._client.finish_answer()
             self.done.set_result(None)

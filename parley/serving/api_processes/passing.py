@@ -93,7 +93,6 @@ class PassedAnswer:
     def receive_end(self, error: ConnectionBroken | None) -> None:
         """Keep the end, and leave the connection alone from now on."""
         self._has_arrived = True
-        self._connection.set_reading_paused(False)
         self._parts.put_nowait(error)
 
     def abandon(self) -> None:
@@ -103,8 +102,7 @@ class PassedAnswer:
 
     def _count_unread(self, size: int) -> None:
         self._unread += size
-        if not self._has_arrived:
-            self._connection.set_reading_paused(self._unread > UNREAD_LIMIT)
+        self._connection.set_reading_paused(self, self._unread > UNREAD_LIMIT)
 
     async def write_to(self, exchange: Exchange) -> None:
         """Write the answer to the client. Raises ConnectionBroken."""
