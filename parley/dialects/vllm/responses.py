@@ -30,7 +30,7 @@ from parley.dialects.vllm.words import EMPTY_SENTENCES, UNKNOWN_RESPONSE_TOOL, V
 from parley.errors import BadRequest, Invalid, ParleyError
 from parley.types import ChoiceDelta, Event, PromptAccepted, Usage
 
-RESPONSES_RULES = ResponsesRules(pairs_calls=False)
+RESPONSES_RULES = ResponsesRules(pairs_calls=False, reading=requests.VLLM_RULES)
 MEMBER_ORDER = (
     "id", "created_at", "incomplete_details", "instructions", "metadata", "model", "object", "output",
     "parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p", "background", "max_output_tokens",
@@ -143,11 +143,19 @@ class VllmEventStream(EventStream):
 
 
 class VllmResponseObject(ResponseObject):
-    """A response in vLLM's form. ``settings``: also ``streamed``, whether the answer is a stream, ``context``, and
-    ``raw_messages``, if the client wants them."""
+    """A response in vLLM's form. ``is_streamed``: the answer is a stream; ``context``: of its request;
+    ``raw_messages``: if the client wants them."""
 
-    def __init__(self, settings: dict[str, Any]):
-        self._settings = settings
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        context: RequestContext,
+        raw_messages: RawMessages | None,
+        *,
+        is_streamed: bool,
+    ):
+        self._settings, self._context = settings, context
+        self._raw_messages, self._is_streamed = raw_messages, is_streamed
 
     def snapshot(
         self,
@@ -159,25 +167,22 @@ class VllmResponseObject(ResponseObject):
         usage: Usage | None = None,
     ) -> dict[str, Any]:
         """Return the object in this state. The original has no time of its end."""
-        reasoning_status = "completed" if self._settings["streamed"] else None
+        reasoning_status = "completed" if self._is_streamed else None
         members = self._settings | {
             "incomplete_details": None if incomplete_reason is None else {"reason": incomplete_reason},
             "output": [vllm_item(item, reasoning_status) for item in output or ()],
             "status": status,
-            "usage": None if usage is None else _vllm_response_usage(usage, self._settings["context"]),
+            "usage": None if usage is None else _vllm_response_usage(usage, self._context),
         }
-        raw_messages = self._settings["raw_messages"]
-        if raw_messages is not None and status not in ("queued", "in_progress"):
-            members |= raw_messages.members()
+        if self._raw_messages is not None and status not in ("queued", "in_progress"):
+            members |= self._raw_messages.members()
         return {name: members.get(name) for name in MEMBER_ORDER}
 
 
 class VllmResponsesReply(ResponsesReply):
     """A request for a response, answered in vLLM's form."""
 
-    reading_rules = requests.VLLM_RULES
     event_stream = VllmEventStream
-    response_object = VllmResponseObject
     reasoning_as_text = True
     ping_interval: ClassVar[float | None] = None
 
@@ -195,9 +200,6 @@ class VllmResponsesReply(ResponsesReply):
         self._settings |= {
             "max_output_tokens": self._output_limit(0),
             "reasoning": _shown_members(body.raw_value("reasoning"), REASONING_MEMBERS),
-            "context": context,
-            "raw_messages": self._raw_messages,
-            "streamed": self.request.stream,
             "text": _shown_text(body),
             "top_logprobs": self.request.output_options.logprobs,
         }
@@ -217,8 +219,12 @@ class VllmResponsesReply(ResponsesReply):
 
     def read_logprobs(self, body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:
         """Return ``top_logprobs``, and the number of alternatives whose log-probabilities are wanted, or None."""
-        top = openai_shared.read_alternatives(body, "top_logprobs", self.reading_rules, context) or 0
+        top = openai_shared.read_alternatives(body, "top_logprobs", requests.VLLM_RULES, context) or 0
         return (top, top) if LOGPROBS_INCLUDED in included else (0, None)
+
+    def make_response_object(self, settings: dict[str, Any]) -> ResponseObject:
+        """Return the response object in vLLM's form."""
+        return VllmResponseObject(settings, self._context, self._raw_messages, is_streamed=self.request.stream)
 
     def final_event(self, status: ResponseStatus) -> str:
         """Return the type of a stream's last event, which is the same for every response."""

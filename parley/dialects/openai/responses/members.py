@@ -120,7 +120,7 @@ def _read_format(form: Fields, rules: ResponsesRules) -> tuple[Grammar | None, d
     schema = form.free_object("schema")
     if not form.has_value("schema"):
         raise form.missing_member("schema")
-    if is_strict and rules.strict:
+    if is_strict and rules.reading.strict_schemas:
         strict.check_strict_schema(schema, f"text.format '{name}'", path)
     shown = {"type": kind, "description": description, "name": name, "schema": schema, "strict": bool(is_strict)}
     return Grammar("json", schema, field="text.format"), shown

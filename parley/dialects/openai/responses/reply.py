@@ -102,12 +102,10 @@ def write_token_count(result: TokenizeResult) -> bytes:
 class ResponsesReply(Reply):
     """A request for a response, answered in OpenAI's form.
 
-    Servers that answer it in another form derive their own replies, with their classes of events and of the object.
+    Servers that answer it in another form derive their own replies, with their own events and response objects.
     """
 
-    reading_rules: ClassVar[shared.ReadingRules] = shared.OPENAI_RULES
     event_stream: ClassVar[type[EventStream]] = EventStream
-    response_object: ClassVar[type[ResponseObject]] = ResponseObject
     reasoning_as_text: ClassVar[bool] = False  # always: neither as a summary nor sealed
     field_names: ClassVar[Mapping[str, str]] = {
         "prompt": "input",
@@ -124,7 +122,7 @@ class ResponsesReply(Reply):
         tool_members = response_input.tool_members
         max_tokens = body.integer("max_output_tokens", None, rules.min_output_tokens, shared.MAX_TOKENS)
         extra_members = extras.read_extras(
-            NO_MEMBERS if rules.strict else body, context, max_tokens=max_tokens, rules=self.reading_rules
+            NO_MEMBERS if rules.strict else body, context, max_tokens=max_tokens, rules=rules.reading
         )
         text_form, reasoning = members.read_text_form(body, rules), members.read_reasoning(body)
         included = members.read_include(body)
@@ -135,7 +133,7 @@ class ResponsesReply(Reply):
             model=body.string("model", "", cap=256),
             prompts=[response_input.chat],
             sampling=shared.read_openai_sampling(body),
-            stop_conditions=shared.read_stop_conditions(body, max_tokens, self.reading_rules),
+            stop_conditions=shared.read_stop_conditions(body, max_tokens, rules.reading),
             output_options=OutputOptions(logprobs=alternatives, stream_interval=shared.read_stream_interval(body)),
             stream=body.boolean("stream", False) or (storage.in_background and context.records.are_inlined),
             banned_words=parameters.read_bad_words(body),
@@ -195,6 +193,10 @@ class ResponsesReply(Reply):
         """Return ``top_logprobs``, and the number of alternatives whose log-probabilities are wanted, or None."""
         return members.read_logprobs(body, included, context)
 
+    def make_response_object(self, settings: dict[str, Any]) -> ResponseObject:
+        """Return the response object. ``settings``: its members that do not change."""
+        return ResponseObject(settings)
+
     def final_event(self, status: ResponseStatus) -> str:
         """Return the type of a stream's last event, which has the response in this state."""
         return f"response.{status}"
@@ -205,7 +207,7 @@ class ResponsesReply(Reply):
     @property
     def _object(self) -> ResponseObject:
         if self._response is None:
-            self._response = self.response_object(self._settings | {"model": self.request.model})
+            self._response = self.make_response_object(self._settings | {"model": self.request.model})
         return self._response
 
     # -- a stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parley.dialects.fields import Fields
+from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
 from parley.errors import BadRequest, Unsupported
 
 
@@ -12,11 +13,12 @@ from parley.errors import BadRequest, Unsupported
 class ResponsesRules:
     """How a surface reads bodies. ``strict``: it has the refusals of OpenAI's own service: unknown members, tools that
     only that service runs, parts under the names of chat completions, calls without outputs, reasoning that it did not
-    seal, ``strict`` schemas that its strict mode does not accept. ``pairs_calls``: outputs without their calls are
-    refused."""
+    seal. ``pairs_calls``: outputs without their calls are refused. ``reading``: the rules of the members that chat
+    completions have as well, among them that of ``strict`` schemas."""
 
     strict: bool = False
     pairs_calls: bool = True
+    reading: ReadingRules = OPENAI_RULES
 
     @property
     def min_output_tokens(self) -> int:
@@ -25,7 +27,7 @@ class ResponsesRules:
 
 
 LENIENT = ResponsesRules()
-STRICT = ResponsesRules(strict=True)
+STRICT = ResponsesRules(strict=True, reading=STRICT_RULES)
 
 
 def unserved_error(message: str, field: str) -> Unsupported:

@@ -117,7 +117,7 @@ def _read_function(function: Fields, members: ToolMembers, rules: ResponsesRules
 def _read_strict(function: Fields, name: str, parameters: dict[str, Any], rules: ResponsesRules) -> bool:
     """Return whether calls must follow the schema. Unless the client says so, they must if strict mode accepts it."""
     wanted = function.boolean("strict", None)
-    if wanted is False or not function.has_value("parameters") or (wanted and not rules.strict):
+    if wanted is False or not function.has_value("parameters") or (wanted and not rules.reading.strict_schemas):
         return bool(wanted)
     try:
         strict.check_strict_schema(
