@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
@@ -38,6 +39,22 @@ def keep_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def ignore_group_signals() -> None:
+    """Ignore Ctrl-C and the hang-up of a terminal and a service manager's SIGTERM, which reach a whole process group.
+
+    The parent decides when to end, because it drains first. Its end is the end of this process.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def limit_resource(name: int, value: int) -> None:
+    """Set a soft limit of this process, such as ``resource.RLIMIT_CPU``, at most to its hard limit."""
+    _, hard_limit = resource.getrlimit(name)
+    soft_limit = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
+    resource.setrlimit(name, (soft_limit, hard_limit))
 
 
 def die_with_parent(signal_number: int = signal.SIGTERM) -> None:

@@ -20,7 +20,7 @@ import uvloop
 
 from parley.boot.parts import ServerParts
 from parley.boot.places import listening_places
-from parley.child_process import die_with_parent
+from parley.child_process import die_with_parent, ignore_group_signals
 from parley.dialects.dialect import Route
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.disagg.kv.peer import KVPeer
@@ -278,8 +278,7 @@ def run_process(link_descriptor: int, pass_descriptor: int) -> None:
     """Run an API process over two inherited sockets."""
     if sys.platform == "linux":  # the end of the link is enough, but a process that hangs would keep the ports
         die_with_parent(signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the main process decides when to end, and drains
-        signal.signal(number, signal.SIG_IGN)
+    ignore_group_signals()
     link_socket, pass_socket = socket.socket(fileno=link_descriptor), socket.socket(fileno=pass_descriptor)
     pass_socket.setblocking(False)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

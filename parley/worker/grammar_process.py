@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import resource
-import signal
 import socket
 import sys
 import time
@@ -18,6 +17,7 @@ from collections import OrderedDict
 import msgspec
 
 from parley import wire
+from parley.child_process import ignore_group_signals, limit_resource
 from parley.errors import Invalid
 from parley.log_lines import set_up_child_logging
 from parley.text.grammar.answer_compiler import AnswerCompiler
@@ -68,7 +68,7 @@ class GrammarProcess:
         while True:
             message = receive_message(self._socket)
             if isinstance(message, CompileAnswer):
-                limit_processor_time()
+                limit_resource(resource.RLIMIT_CPU, int(time.process_time()) + 1 + KILL_SECONDS)
                 send_message(self._socket, self._answer_question(message))
 
     def _answer_question(self, message: CompileAnswer) -> AnswerCompiled | AnswerRefused:
@@ -110,22 +110,12 @@ def receive_message(sock: socket.socket) -> ToWorker:
     return message
 
 
-def limit_processor_time() -> None:
-    """Let the kernel end this process after KILL_SECONDS more of processor time."""
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + KILL_SECONDS, most))
-
-
 def serve_socket(fd: int) -> None:
     """Serve over an inherited socket until it is closed. ``fd``: its file descriptor."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but the parent decides when
-    # to end. This process follows at end of file.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_group_signals()
     set_up_child_logging()
-    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, WORKER_MEMORY)):
-        _, most = resource.getrlimit(limit)
-        resource.setrlimit(limit, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+    limit_resource(resource.RLIMIT_CORE, 0)
+    limit_resource(resource.RLIMIT_AS, WORKER_MEMORY)
     try:
         GrammarProcess(socket.socket(fileno=fd)).serve_questions()
     except (OSError, wire.BrokenFrame):

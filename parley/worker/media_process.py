@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parley import wire
-from parley.child_process import die_with_parent
+from parley.child_process import die_with_parent, ignore_group_signals, limit_resource
 from parley.engine.media_messages import (
     FromMediaProcess,
     MediaProcessFailed,
@@ -75,12 +75,6 @@ def send_message(sock: socket.socket, message: FromMediaProcess) -> None:
     sock.sendall(wire.encode_frame(message))
 
 
-def limit_resource(name: int, value: int) -> None:
-    """Set a soft limit of this process, at most to its hard limit."""
-    _, most = resource.getrlimit(name)
-    resource.setrlimit(name, (value if most == resource.RLIM_INFINITY else min(value, most), most))
-
-
 def address_space() -> int:
     """Return the size of this process's address space in bytes."""
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
@@ -105,10 +99,7 @@ def load_jobs(folder: Path) -> MediaJobs[Any]:
 
 def serve_socket(folder: Path, fd: int, load: Callable[[Path], MediaJobs[Any]] = load_jobs) -> None:
     """Serve over an inherited socket until it is closed. ``fd``: its file descriptor. ``load``: loads the processor."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but the parent decides when
-    # to end. This process follows it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_group_signals()
     die_with_parent(signal.SIGKILL)
     set_up_child_logging()
     limit_resource(resource.RLIMIT_CORE, 0)

@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parley import wire
+from parley.child_process import ignore_group_signals
 from parley.engine.engine_process import EARLY
 from parley.engine.messages import (
     EngineFatal,
@@ -183,11 +183,7 @@ def _adapter_loader(runner: ModelRunner, thread: ThreadPoolExecutor, inbox: Engi
 def serve_socket(fd: int, *, is_early: bool = False) -> None:
     """Serve over an inherited socket until it is closed. ``fd``: its file descriptor; ``is_early``: the settings come
     only when the API process has imported its own libraries."""
-    # A terminal's Ctrl-C and hang-up and a service manager's SIGTERM reach every process of the group, but the API
-    # process decides when to end, since it drains first. This process follows at end of file.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ignore_group_signals()
     set_up_child_logging()
     for name, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -170,6 +172,16 @@ async def test_grammar_whose_worker_was_killed_from_outside_may_be_asked_again(p
         await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
     assert began.exists()
     assert await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
+
+
+async def test_worker_survives_the_signals_that_reach_its_process_group(pipeline, start_workers):
+    workers = start_workers(1)
+    await workers.compile_answer_grammar(pipeline, Text("x"), Grammar("regex", "before signals"), "")
+    (process_id,) = workers.idle_process_ids
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(process_id, number)
+    assert await workers.compile_answer_grammar(pipeline, Text("x"), Grammar("regex", "after signals"), "")
+    assert workers.idle_process_ids == [process_id]
 
 
 async def test_worker_that_cannot_start_is_no_fault_of_the_grammar(pipeline, start_workers):

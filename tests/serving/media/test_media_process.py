@@ -100,6 +100,15 @@ async def test_refuses_an_item_that_ends_its_process(workers: MediaWorkers, word
     assert isinstance(await send(workers, b"next"), MediaProcessed)
 
 
+async def test_survives_the_signals_that_reach_its_process_group(workers: MediaWorkers):
+    await send(workers, b"first")
+    (process_id,) = workers.idle_process_ids
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(process_id, number)
+    assert isinstance(await send(workers, b"second"), MediaProcessed)
+    assert workers.idle_process_ids == [process_id]
+
+
 @pytest.mark.parametrize("word", [b"raise", b"allocate", b"fill"])
 async def test_survives_errors_and_jobs_that_want_too_much(workers: MediaWorkers, word: bytes):
     assert isinstance(await send(workers, b"first"), MediaProcessed)
