@@ -1,5 +1,6 @@
 """KV links with mutual TLS: pages arrive, and peers without a trusted certificate are refused."""
 
+import asyncio
 import ssl
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from support.certificates import make_authority, make_certificate
 from support.kv_links import TRANSPORTS, connected_peers, start_handover
 from support.kv_pages import PageMemory
 
+from parley.disagg.kv import handshake, listener
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.transport import LinkError
 
@@ -73,3 +75,24 @@ async def test_refuses_peers_without_a_trusted_certificate(files: Path, name: st
                 await untrusted_peer.open_handover(f"127.0.0.1:{d.port}", "demo")
             await untrusted_peer.close_peer()
             assert receivers.empty() and not d.links
+
+
+async def test_a_slow_ticket_keeps_no_thread(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole ticket has to arrive in the time of a handshake, although each of its bytes arrives soon."""
+    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.3)
+    server_context, client_context = tls_contexts(files, "one", "ca")
+    peer = KVPeer(secret=b"secret", server_tls=server_context)
+    await peer.listen("127.0.0.1", 0, lambda receiver: asyncio.sleep(0))
+    reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
+    writer.write(listener.PAGES_PREAMBLE)
+    await writer.drain()
+    await writer.start_tls(client_context, server_hostname="127.0.0.1")
+    hung_up, sent = asyncio.ensure_future(reader.read()), 0
+    while sent < handshake.PROOF_BYTES - 1 and not hung_up.done():
+        writer.write(b"x")
+        sent += 1
+        await asyncio.wait((hung_up,), timeout=0.1)
+    assert hung_up.done()
+    writer.transport.abort()
+    await asyncio.gather(hung_up, return_exceptions=True)
+    await peer.close_peer()

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +25,7 @@ from parley.disagg.kv.transport import LinkError
 log = logging.getLogger("parley.kv")
 
 HANDSHAKE_TIMEOUT_S = 10.0  # time for both sides to authenticate each other
+LEAST_TIMEOUT_S = 0.001  # of a socket: 0 would mean that it does not block
 LINK_PREAMBLE, PAGES_PREAMBLE = b"parley-kv 1 link", b"parley-kv 1 data"
 MAX_UNAUTHENTICATED = 64  # unauthenticated connections at a time; one more replaces the oldest
 READ_BUFFER_BYTES = 1 << 20
@@ -197,13 +199,15 @@ class KVListener:
 
     def _read_ticket(self, sock: socket.socket) -> tuple[PageChannel, bytes]:
         """Read the ticket of a page channel. Blocks, in a thread: page channels need blocking sockets, also with
-        TLS."""
+        TLS. Raises OSError, also when HANDSHAKE_TIMEOUT_S are over: a slow sender must not keep the thread."""
+        deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
         try:
             sock.settimeout(HANDSHAKE_TIMEOUT_S)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True)
             ticket = b""
             while len(ticket) < handshake.PROOF_BYTES:
+                sock.settimeout(max(LEAST_TIMEOUT_S, deadline - time.monotonic()))
                 data = sock.recv(handshake.PROOF_BYTES - len(ticket))
                 if not data:
                     raise EOFError("it sent no ticket")
