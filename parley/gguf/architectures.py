@@ -213,8 +213,12 @@ def _rope_fields(model: GgufModel, config: dict[str, Any], read_factors: ReadFac
 
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rotary = model.metadata.get(f"{name}.rope.dimension_count", head_dim)
+    if not _is_positive(rotary):
+        raise GgufError(f"{model.paths[0].name} gives {name}.rope.dimension_count as {rotary!r}")
     fields: dict[str, Any] = {} if rotary == head_dim else {"partial_rotary_factor": rotary / head_dim}
     if (factors := read_factors("rope_freqs.weight")) is not None:
+        if not all(map(_is_positive, factors)):
+            raise GgufError(f"{model.paths[0].name} divides frequencies by numbers that are not positive")
         return fields | {"rope_scaling": _factors_rope(factors, config)}
     long, short = read_factors("rope_factors_long.weight"), read_factors("rope_factors_short.weight")
     if long is not None and short is not None:

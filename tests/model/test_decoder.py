@@ -403,6 +403,10 @@ def test_load_errors_are_single_sentences(tmp_path):
         (struct.pack("<Q", 3) + b"[1]", "not an object"),
         (struct.pack("<Q", 8) + b'{"a": 1}', "describes tensor a wrongly"),
         (
+            struct.pack("<Q", 62) + b'{"a": {"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}}     ' + b"1234",
+            "describes tensor a wrongly",
+        ),
+        (
             struct.pack("<Q", 62) + b'{"a": {"dtype":"F32","shape":[-1],"data_offsets":[0,-4]}}     ',
             "describes tensor a",
         ),

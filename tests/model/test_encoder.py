@@ -409,6 +409,8 @@ def test_load_rejects_unsupported_encoder_config(tmp_path, values, sentence):
         (["Transformer", "Pooling", "Dense", "Normalize"], {"pooling_mode": "mean"}, "Dense"),
         (["Transformer", "Pooling"], {"pooling_mode": "dreams"}, "dreams"),
         (["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, "prompts"),
+        (["Transformer", "Pooling"], {"pooling_mode": 3}, "The pooling 3 is not known"),
+        (["Transformer", "Pooling"], {"pooling_mode": [["mean"]]}, "is not known"),
     ],
 )
 def test_load_rejects_unsupported_pooling_settings(tmp_path, kinds, pooling, sentence):

@@ -262,6 +262,7 @@ def test_never_raises_anything_else_for_a_file_that_is_cut_anywhere(tmp_path):
             "is a mixture of experts of the architecture phi3, which is not read from GGUF",
         ),
         ({"llama.block_count": None}, "gives llama.block_count as None, so the model's shape is unknown"),
+        ({"llama.rope.dimension_count": "16"}, "gives llama.rope.dimension_count as '16'"),
         ({"tokenizer.ggml.model": "bert"}, "has a tokenizer of the kind bert, which is not read; gpt2 and llama are"),
         ({"tokenizer.ggml.pre": "klingon"}, "names the pre-tokenizer klingon, which is not known"),
         ({"tokenizer.ggml.tokens": None}, "has no tokenizer: there is no list of texts tokenizer.ggml.tokens"),
@@ -307,6 +308,20 @@ def test_refuses_a_scale_that_is_no_number(tmp_path):
         LoadError, match="Layer 0 cannot be packed: scales of q8_0" if native.packed_layout_id() else "fused decoder"
     ):
         load_runner(Settings(model=str(unpack_gguf(path)), kv_memory=1 << 22), lambda stage, fraction: None)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])
+def test_refuses_rotary_factors_that_are_not_positive(factor, tmp_path):
+    folder = write_folder(tmp_path / "folder", "llama", rope_parameters=LLAMA_3_ROPE, rope_theta=500000.0)
+    path = write_gguf(tmp_path / "x.gguf", folder)
+    content = bytearray(path.read_bytes())
+    (factors,) = [each for each in gguf.GGUFReader(path).tensors if each.name == "rope_freqs.weight"]
+    content[factors.data_offset : factors.data_offset + factors.n_bytes] = (
+        struct.pack("<f", factor) * factors.n_elements
+    )
+    path.write_bytes(content)
+    with pytest.raises(GgufError, match=r"^x\.gguf divides frequencies by numbers that are not positive"):
+        unpack_gguf(path)
 
 
 def test_finds_the_one_model_of_a_folder_and_asks_which_of_several(tmp_path):

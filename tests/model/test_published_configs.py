@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from parley.model.networks.config import read_decoder_config
+from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.families.table import FAMILIES
 
 SCALING = {"long_factor": [2.0] * 48, "short_factor": [1.5] * 48}
 PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072}
@@ -34,3 +35,15 @@ def scaled_phi3(kind: str) -> dict:
 def test_a_published_config_is_read_as_its_present_form(published, present):
     assert read_decoder_config(published).layers == read_decoder_config(present).layers
     assert read_decoder_config(published) == read_decoder_config(present)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_field_of_a_wrong_type_is_no_crash(model_type):
+    """The model then runs through Transformers, or is refused in a sentence."""
+    family = FAMILIES[model_type]
+    for name in sorted({*family.fields, *family.renamed}):
+        for value in (None, "x", 0, -1, float("inf"), [], {"a": 1}):
+            try:
+                read_decoder_config({"model_type": model_type, name: value})
+            except Unfusable as reason:
+                assert str(reason)

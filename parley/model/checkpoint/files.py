@@ -328,7 +328,8 @@ class Checkpoint:
         try:
             dtype, shape = fields["dtype"], tuple(fields["shape"])
             start, end = fields["data_offsets"]
-            is_valid = all(type(number) is int and number >= 0 for number in (start, end, *shape))
+            numbers = (start, end, *shape)
+            is_valid = isinstance(dtype, str) and all(type(number) is int and number >= 0 for number in numbers)
         except (TypeError, KeyError, ValueError):
             is_valid = False
         if not is_valid:

@@ -143,7 +143,16 @@ class DecoderConfig:
 
 
 def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
-    """Read the config of a fused decoder. Raises Unfusable."""
+    """Read the config of a fused decoder. Raises Unfusable, also for a field of a wrong type."""
+    try:
+        return _read_fusable_config(config)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # The readers of families check the fields that decide whether a model can be fused, not the type of each field
+        raise Unfusable(f"a field of its config has a wrong type or value ({error})") from error
+
+
+def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
+    """Read the config of a fused decoder. Raises Unfusable, and built-in exceptions for fields of a wrong type."""
     kind = config["model_type"]
     if kind not in FAMILIES:
         raise Unfusable(f"model type {kind} has no fused decoder")

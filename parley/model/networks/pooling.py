@@ -73,8 +73,8 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
     """Read the folder's pooling; None if it specifies none. Raises LoadError if it is not supported."""
     if not (folder / "modules.json").is_file():
         return None
-    modules = _read_json_value(folder / "modules.json", list)
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    modules = [module for module in _read_json_value(folder / "modules.json", list) if isinstance(module, dict)]
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise LoadError(f"modules.json lists {', '.join(kinds)}; only Transformer, Pooling, Normalize can be served.")
     settings = _read_json_value(folder / str(modules[1].get("path", "")) / "config.json", dict)
@@ -84,9 +84,9 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
             name.removeprefix(FLAG_PREFIX) for name, on in settings.items() if name.startswith(FLAG_PREFIX) and on
         }
         modes = {FLAG_MODES.get(name, name) for name in flagged}
-    modes = {modes} if isinstance(modes, str) else set(modes)
+    modes = set(map(str, modes)) if isinstance(modes, list | set) else {str(modes)}
     if not modes or modes - POOLING_MODES.keys():
-        raise LoadError(f"The pooling {', '.join(sorted(map(str, modes))) or 'without a mode'} is not known.")
+        raise LoadError(f"The pooling {', '.join(sorted(modes)) or 'without a mode'} is not known.")
     if settings.get("include_prompt") is False:
         raise LoadError("The model's pooling leaves its prompts out, which is not supported.")
     max_text_tokens = None
