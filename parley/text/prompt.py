@@ -87,7 +87,7 @@ class EmbeddingPrompts:
         lower = any(
             read_json_object(path).get("do_lower_case") is True for path in folder.glob("sentence_*_config.json")
         )
-        return cls(prompts, default_name if default_name in prompts else None, lower)
+        return cls(prompts, default_name if isinstance(default_name, str) and default_name in prompts else None, lower)
 
     def apply_prompt(self, text: str, prompt_name: str | None) -> str:
         """Return the text with the named (or default) prompt before it. Raises UnknownPromptName."""

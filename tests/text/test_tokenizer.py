@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, byte_level, word_piece
 from tokenizers import processors
 
-from parley.text import BadTokenizer, Tokenizer
+from parley.text import BadTokenizer, TextPipeline, Tokenizer
 
 
 def write_tokenizer_files(folder: Path, tokenizer: Tokenizer, **files: Any) -> Path:
@@ -117,6 +117,21 @@ def test_unusable_tokenizer_folder_raises_with_reason(tmp_path: Path) -> None:
     write_tokenizer_files(tmp_path, byte_level(), config=[])
     with pytest.raises(BadTokenizer, match=r"config\.json of the model does not hold"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("tokenizer_config", {"added_tokens_decoder": {"0": "x"}}),
+        ("tokenizer_config", {"added_tokens_decoder": {"²": {"content": "<x>"}}}),
+        ("tokenizer_config", {"additional_special_tokens": 3}),
+        ("config_sentence_transformers", {"prompts": {"a": "b"}, "default_prompt_name": []}),
+    ],
+)
+def test_entries_of_a_wrong_type_are_ignored(name: str, fields: dict, tmp_path: Path) -> None:
+    pipeline = TextPipeline.from_folder(write_tokenizer_files(tmp_path, byte_level(), **{name: fields}))
+    assert pipeline.tokenizer.encode("abc") == byte_level().encode("abc")
+    assert pipeline.embedding_prompts.default_name is None
 
 
 def test_truncation_stored_with_tokenizer_is_ignored(tmp_path: Path) -> None:

@@ -260,8 +260,8 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], n
     known_texts = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed_tokens = config.get("added_tokens_decoder")
     listed_tokens = listed_tokens if isinstance(listed_tokens, dict) else {}
-    for _, token in sorted(listed_tokens.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0):
-        if _is_token_entry(token) and token["content"] not in known_texts:
+    for _, token in sorted(listed_tokens.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else 0):
+        if isinstance(token, dict) and _is_token_entry(token) and token["content"] not in known_texts:
             _add_one_token(backend, token)
             known_texts.add(token["content"])
     for token in [*named_tokens.values(), *_extra_tokens(config)]:
