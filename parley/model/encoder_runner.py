@@ -49,7 +49,7 @@ class EncoderRunner:
         tasks: tuple[PoolingTask, ...] = ("embed", "token_embed") if head is None else ("classify",)
         self.pooling_tasks = frozenset(tasks)
 
-    def prepare_request(self, work: EngineRequest) -> None:
+    def prepare_request(self, request: EngineRequest) -> None:
         """Do nothing: an encoder has nothing to prepare."""
 
     def load_adapter(self, folder: str) -> NoReturn:

@@ -112,12 +112,12 @@ class DecoderRunner:
         """Read a LoRA adapter, in any thread. Raises LoadError."""
         return lora.read_adapter(Path(folder), self.network.linears, self.max_rank, self.pages.dtype, self.device)
 
-    def prepare_request(self, work: EngineRequest) -> Callable[[], None] | None:
+    def prepare_request(self, request: EngineRequest) -> Callable[[], None] | None:
         """Return a function that compiles the request's grammar, None if it has none or it is cached."""
         grammars = self.sampler.grammars
-        if grammars is None or not work.grammar or grammars.is_cached(work.grammar):
+        if grammars is None or not request.grammar or grammars.is_cached(request.grammar):
             return None
-        return partial(grammars.precompile, work.grammar)
+        return partial(grammars.precompile, request.grammar)
 
     def admit_sequence(self, sequence: Sequence) -> None:
         """Write the sequence's sampling parameters and token counts into its slot."""

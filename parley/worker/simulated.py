@@ -193,8 +193,8 @@ class SimulatedLink:
                 return arrival
             case FreeReservation(key):
                 return self._arrivals.pop(key, (0, now))[1]
-            case SubmitRequest(work):
-                return self._arrivals.get(work.id, (0, now))[1]
+            case SubmitRequest(request):
+                return self._arrivals.get(request.id, (0, now))[1]
             case CancelRequest(request_id) | FinishBeamSearch(request_id) | ReleaseLease(request_id):
                 return self._arrivals.get(request_id, (0, now))[1]
         return now

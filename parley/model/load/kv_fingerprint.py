@@ -28,7 +28,7 @@ def kv_fingerprint(
     *,
     state_sizes: Sequence[int],
     quantization: str,
-    lowered: bool,
+    is_fused: bool,
     length: int,
     trust_marks: bool,
 ) -> str:
@@ -39,7 +39,7 @@ def kv_fingerprint(
         "model": _short_hash(*packed_cache.file_digests(_digest_folder(folder), [folder / "config.json", *files])),
         "weights": f"{quantization or 'none'} {str(pages.dtype).removeprefix('torch.')}",
         "pages": f"{BLOCK_SIZE} {'int8' if pages.int8 else 'plain'} {_short_hash(*map(repr, pages.formats))}",
-        "runs": "fused" if lowered else f"transformers {length}",
+        "runs": "fused" if is_fused else f"transformers {length}",
         "kernels": native.packed_layout_id() or "torch" if pages.device.type == "cpu" else pages.device.type,
         "torch": torch.__version__,
         "trust-marks": "on" if trust_marks else "off",

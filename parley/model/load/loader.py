@@ -329,7 +329,7 @@ def _describe_arena(
             pages,
             state_sizes=sizes,
             quantization=plan.quantization.method or plan.quantization.setting,
-            lowered=is_fused,
+            is_fused=is_fused,
             length=plan.length,
             trust_marks=settings.trust_marks,
         )

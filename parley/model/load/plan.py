@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from parley import native
-from parley.model.checkpoint import quantization as quantised
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.checkpoint.quantization import Quantization
+from parley.model.checkpoint.quantization import GGUF_METHOD, Quantization, read_quantization
 from parley.model.load.devices import resolve_device
 from parley.model.load.fuse import DecoderWeights, check_tensor_names
 from parley.model.load.memory import free_memory
@@ -100,18 +99,14 @@ def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
     decoder_config = language_model_config(config)
     is_part, config = decoder_config is not config, decoder_config
     _check_direction(config)
-    quantization = quantised.read_quantization(config, settings.quantization)
+    quantization = read_quantization(config, settings.quantization)
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, config, device)
     if settings.kv_dtype not in KV_DTYPES:
         raise LoadError(f"kv_dtype {settings.kv_dtype} is unknown; it must be {' or '.join(KV_DTYPES)}.")
     if quantization and not settings.lowering:
         raise LoadError(f"{quantization.subject} run on the fused decoder only, and lowering is off.")
-    if (
-        quantization
-        and quantization.method != quantised.GGUF_METHOD
-        and not native.has_quantized_kernels(dtype, device)
-    ):
+    if quantization and quantization.method != GGUF_METHOD and not native.has_quantized_kernels(dtype, device):
         kind = str(dtype).removeprefix("torch.")
         raise LoadError(
             f"{quantization.subject} run on {device} with Triton's kernels only: in bf16 or fp16 (it is {kind}), and "

@@ -35,7 +35,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import logging as noise
+from transformers.utils import logging as transformers_logging
 
 from parley import native
 from parley.heartbeat import beat
@@ -453,15 +453,15 @@ def _context_value(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 @contextmanager
 def silence_transformers() -> Iterator[None]:
     """Silence Transformers' progress bars and advice."""
-    level, bars = noise.get_verbosity(), noise.is_progress_bar_enabled()
-    noise.set_verbosity_error()
-    noise.disable_progress_bar()
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        noise.set_verbosity(level)
+        transformers_logging.set_verbosity(level)
         if bars:
-            noise.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
 
 
 def one_line(error: Exception) -> str:

@@ -181,9 +181,9 @@ class GrammarState:
         self._schedule_mask(partial(self._initialize_state, sequence.request, output), True)
 
     @staticmethod
-    def needs_state(work: EngineRequest) -> bool:
+    def needs_state(request: EngineRequest) -> bool:
         """Whether a sequence of this request needs a GrammarState."""
-        return bool(work.grammar) or work.reasoning_limit is not None
+        return bool(request.grammar) or request.reasoning_limit is not None
 
     def copy_state(self) -> GrammarState:
         """Return an independent state at the same position. Waits for the mask."""
@@ -299,15 +299,15 @@ class GrammarState:
         """Return the end kind of a final token."""
         return "mark" if token in self._grammars.end_ids else "form"
 
-    def _initialize_state(self, work: EngineRequest, output: list[int]) -> None:
+    def _initialize_state(self, request: EngineRequest, output: list[int]) -> None:
         """Create the matcher and the thinking budget, and advance them past the output so far."""
-        if work.reasoning_limit is not None:
-            self._thinking_budget = ThinkingBudget(work.reasoning_limit, self._grammars.load_tokenizer().token_bytes)
+        if request.reasoning_limit is not None:
+            self._thinking_budget = ThinkingBudget(request.reasoning_limit, self._grammars.load_tokenizer().token_bytes)
             for token in output:
                 self._thinking_budget.track_token(token)
             self._forced = self._thinking_budget.forced
-        if work.grammar:
-            matcher = self._matcher = self._grammars.new_matcher(work.grammar)
+        if request.grammar:
+            matcher = self._matcher = self._grammars.new_matcher(request.grammar)
             if not matcher.consume_tokens(output):
                 raise ValueError(matcher.get_error())
             if self._forced is None:

@@ -21,17 +21,17 @@ class LogitsProcessor:
     """The logits processors of one sequence, whose tokens may only grow at their end."""
 
     def __init__(self, sequence: Sequence, vocab_size: int):
-        work, sampling = sequence.request, sequence.request.sampling
+        request, sampling = sequence.request, sequence.request.sampling
         self._sequence = sequence
         bias = {token_id: value for token_id, value in sampling.logit_bias.items() if 0 <= token_id < vocab_size}
         self.bias_ids = torch.tensor(list(bias), dtype=torch.int64)
         self.bias = torch.tensor(
             [max(-FINITE_INFINITY, min(FINITE_INFINITY, value)) for value in bias.values()], dtype=torch.float32
         )
-        stops = sorted({token_id for token_id in work.stop_ids if 0 <= token_id < vocab_size})
+        stops = sorted({token_id for token_id in request.stop_ids if 0 <= token_id < vocab_size})
         self.stop_ids = torch.tensor(stops, dtype=torch.int64)
         # If every token is a stop token, nothing would remain to draw, so min_tokens is ignored.
-        self.min_tokens = work.min_tokens if 0 < len(stops) < vocab_size else 0
+        self.min_tokens = request.min_tokens if 0 < len(stops) < vocab_size else 0
         self.disallowed: torch.Tensor | None = None  # bool [V]
         if sampling.allowed:
             self.disallowed = torch.ones(vocab_size, dtype=torch.bool)
@@ -54,10 +54,10 @@ class LogitsProcessor:
         return duplicate
 
     @staticmethod
-    def needs_processor(work: EngineRequest) -> bool:
+    def needs_processor(request: EngineRequest) -> bool:
         """Whether a sequence of this request may ever need logits processors."""
-        sampling = work.sampling
-        bans = sampling.allowed or sampling.banned or sampling.no_repeat_ngram or work.min_tokens
+        sampling = request.sampling
+        bans = sampling.allowed or sampling.banned or sampling.no_repeat_ngram or request.min_tokens
         return bool(sampling.logit_bias or sampling.watermark or bans) or Penalties.has_effect(sampling)
 
     def changes_logits(self, position: int) -> bool:

@@ -87,7 +87,7 @@ class Sampler:
 
     def set_slot(self, slot: int, sequence: Sequence) -> None:
         """Write the sequence's parameters into row ``slot``, and count the tokens it already has."""
-        sampling = sequence.request.sampling
+        request, sampling = sequence.request, sequence.request.sampling
         top_k = sampling.top_k if 0 < sampling.top_k < self.vocab_size else 0
         method: DrawMethod = "whole"
         if sampling.temperature < GREEDY_BELOW:
@@ -96,22 +96,17 @@ class Sampler:
             method = "typical"
         elif top_k > 0 or sampling.top_p < 1.0:
             method = "cut"
-        processor = (
-            LogitsProcessor(sequence, self.vocab_size) if LogitsProcessor.needs_processor(sequence.request) else None
-        )
+        processor = LogitsProcessor(sequence, self.vocab_size) if LogitsProcessor.needs_processor(request) else None
         grammar = None
-        if GrammarState.needs_state(sequence.request):
+        if GrammarState.needs_state(request):
             if self.grammars is None:
                 raise ValueError("the sampler has no grammars, so it cannot follow one")
-            greedy = method == "greedy" and processor is None and sequence.request.beam is None
+            greedy = method == "greedy" and processor is None and request.beam is None
             grammar = self.grammars.new_state(sequence, greedy=greedy, lazy=greedy and self.lazy_masks)
-        beams = sequence.request.beam.width if sequence.request.beam is not None else 0
-        stop_ids = (
-            [token_id for token_id in sequence.request.stop_ids if 0 <= token_id < self.vocab_size] if beams else []
-        )
-        work = sequence.request
+        beams = request.beam.width if request.beam is not None else 0
+        stop_ids = [token_id for token_id in request.stop_ids if 0 <= token_id < self.vocab_size] if beams else []
         self._plans[slot] = SlotPlan(
-            sequence.seed, method, work.logprobs, processor, grammar, beams, stop_ids, work.logprob_ids
+            sequence.seed, method, request.logprobs, processor, grammar, beams, stop_ids, request.logprob_ids
         )
         if method != "greedy":
             self._temperature[slot] = sampling.temperature
@@ -129,8 +124,8 @@ class Sampler:
 
         Call it before ``draw_tokens``, as late as possible: until then masks are computed concurrently with other work.
         """
-        grammars = [self._slot_plan(slot).grammar for slot in slots]
-        return [None if form is None else form.wait_ready() for form in grammars]
+        states = [self._slot_plan(slot).grammar for slot in slots]
+        return [None if state is None else state.wait_ready() for state in states]
 
     def grammar_end(self, slot: int) -> EndKind | None:
         """Return how the slot's grammar ended with the last token ("form" or "mark"), None if it did not end."""
