@@ -38,7 +38,7 @@ from parley.native.layout import LayerKV
 
 __all__ = ["FUSABLE_TYPES", "DecoderConfig", "RopeConfig", "Unfusable", "read_decoder_config"]
 
-LATENT_QUERIES = "self_attn.q_proj"  # gives the queries of models that have no latent of them
+LATENT_QUERIES = "self_attn.q_proj"  # the layer that makes queries in models with no latent for them
 # Transformers' names of activations, to those of ``native/layer_shape.py``.
 ACTIVATION_NAMES = {
     "silu": "silu",
@@ -50,8 +50,6 @@ ACTIVATION_NAMES = {
     "relu": "relu",
     "relu2": "relu2",
 }
-
-
 # Names of layer types in older configs of models with layers that keep a state, to those of newer ones.
 OLD_LAYER_TYPES = {"attention": FULL, "mamba": "linear_attention"}
 
@@ -60,9 +58,9 @@ OLD_LAYER_TYPES = {"attention": FULL, "mamba": "linear_attention"}
 class DecoderConfig:
     """The sizes of a decoder, and its computation, with that of each of its ``layers``.
 
-    ``biases``: the groups of linear layers with a bias, of qkv, output, gate_up, down, head, state (the linear layers
-    of layers with a state) and convolution. All norms have ``eps``;
-    ``norm_offset`` is added to their stored weights. ``are_norms_centered``: they are LayerNorms, not RMS norms.
+    ``biases``: the kinds of linear layers that have a bias: qkv, output, gate_up, down, head, convolution, or state
+    (the linear layers of layers with a state). All norms have ``eps``; ``norm_offset`` is added to their stored
+    weights. ``are_norms_centered``: they are LayerNorms, not RMS norms. ``max_len``: tokens of the longest context.
 
     Embeddings are multiplied by ``embedding_scale``, rounded to the dtype of the model, and logits by ``logit_scale``;
     then a ``logit_softcap`` c makes them c * tanh(logit / c).
@@ -72,13 +70,13 @@ class DecoderConfig:
     used.
 
     ``has_grouped_qkv``: the checkpoint merges queries, keys and values of each key/value head, not of all heads.
-    ``qkv_shards``: it merges queries, values and keys, in this order, of each of so many equal parts of the heads.
+    ``qkv_shards``: the heads are divided into this number of equal parts, and the checkpoint merges the queries, values
+    and keys of each part, in this order; 0: it does not.
     ``has_headwise_qk_norm``: the norms of queries and keys have weights of their own for each head.
-    ``has_transposed_linears``: the weights of layers are stored [in, out]. ``position_offset``: of the embedding of
-    position 0. ``sinusoids``: how the embeddings of positions are computed, of models that do not store them.
-    ``query_scaling``: of layers with scaled queries.
-    ``latent``: of models with multi-head latent attention, where each head has its own key and value.
-    ``state_tensors``: the names in layers that keep a state.
+    ``has_transposed_linears``: the weights of layers are stored [in, out]. ``position_offset``: the row of the position
+    embeddings that position 0 has. ``sinusoids``: how position embeddings are computed that the checkpoint does not
+    store. ``query_scaling``: the factor of queries, for layers that scale them. ``latent``: the sizes of multi-head
+    latent attention, for models that have it. ``state_tensors``: the names of tensors in layers that keep a state.
     """
 
     vocab: int
@@ -181,7 +179,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         raise Unfusable(f"it rotates {ropes[0].rotary} of {latent.rotary_dim} dimensions")
     scaling = None if family.query_scaling is None else family.query_scaling(fields)
     if scaling is not None and (ropes[0].mrope_section or ropes[0].kind == "longrope"):
-        raise Unfusable("its queries are scaled, and its rotary embedding is none of one axis and one set of factors")
+        raise Unfusable("its queries are scaled, but its rotary embedding has three axes or two sets of factors")
     return DecoderConfig(
         vocab=read_size(fields, "vocab_size"),
         hidden=hidden,
@@ -224,12 +222,17 @@ def _read_qkv_shards(family: DecoderFamily, heads: int) -> int:
 
 def _read_biases(family: DecoderFamily, fields: dict[str, Any]) -> frozenset[str]:
     """Return the groups of linear layers with a bias."""
-    by_group = dict(family.biases)
+    flags = dict(family.biases)
     if family.state is not None and family.state.has_bias is not None:
-        by_group["state"] = family.state.has_bias
+        flags["state"] = family.state.has_bias
     if family.state is not None and family.state.has_convolution_bias is not None:
-        by_group["convolution"] = family.state.has_convolution_bias
-    return frozenset(name for name, by in by_group.items() if by is True or fields[str(by)])
+        flags["convolution"] = family.state.has_convolution_bias
+    return frozenset(name for name, flag in flags.items() if _read_flag(fields, flag))
+
+
+def _read_flag(fields: dict[str, Any], flag: bool | str) -> bool:
+    """Return a flag of a family: its value, or that of the config's field that it names."""
+    return bool(fields[flag]) if isinstance(flag, str) else flag
 
 
 def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> dict[str, Any]:
@@ -311,9 +314,9 @@ def _read_factor(fields: dict[str, Any], name: str) -> float:
 
 
 def _read_embedding_scale(family: DecoderFamily, fields: dict[str, Any], hidden: int) -> float:
-    by = family.has_embedding_scale
-    is_scaled = fields[by] if isinstance(by, str) else by
-    return float(hidden**0.5) if is_scaled else _read_factor(fields, "embedding_multiplier")
+    if _read_flag(fields, family.has_embedding_scale):
+        return float(hidden**0.5)
+    return _read_factor(fields, "embedding_multiplier")
 
 
 def _read_score_scale(fields: dict[str, Any], head_dim: int) -> float:
@@ -360,7 +363,7 @@ def _read_layers(
             has_scaled_queries=scaling is not None and not (scaling.skips_rotated and rope is not None),
             activation=activation,
             is_gated=family.is_gated,
-            is_parallel=bool(fields[family.is_parallel] if isinstance(family.is_parallel, str) else family.is_parallel),
+            is_parallel=_read_flag(fields, family.is_parallel),
             **({"residual_scale": _read_factor(fields, "residual_multiplier")} | factors),
             routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
             has_output_gate=family.has_output_gate and layer_type != state_type,
@@ -406,8 +409,7 @@ def _read_ropes(
     if len(rotated) != len(layer_types):
         raise Unfusable("its config does not say for each layer whether it has a rotary embedding")
     numbers = [list(ropes).index(name if len(ropes) > 1 else FULL) for name in layer_types]
-    by = family.is_rope_interleaved
-    is_interleaved = bool(fields[by] if isinstance(by, str) else by)
+    is_interleaved = _read_flag(fields, family.is_rope_interleaved)
     interleaved = tuple(replace(rope, is_interleaved=is_interleaved) for rope in ropes.values())
     return interleaved, [number if is_rotated else None for number, is_rotated in zip(numbers, rotated, strict=True)]
 
