@@ -8,9 +8,9 @@
     emit             one list of outputs for the whole step, with the engine's statistics
     lend             the encoder of media items gets the rest of the step's time
 
-Every choice that is added gets exactly one output with ``finish``, unless it is cancelled; then no further output
-follows. No exception of a model runner leaves the loop: a failed step fails the choices that had a row in it, a failed
-row only its own choice.
+Every choice that is added gets exactly one output with ``finish_reason``, unless it is cancelled; then no further
+output follows. No exception of a model runner leaves the loop: a failed step fails the choices that had a row in it, a
+failed row only its own choice.
 
 The loop knows nothing of text, sockets or tensors, and belongs to one thread.
 """
@@ -62,13 +62,13 @@ STEP_FAILED = "The engine failed while computing this request."
 class EngineLoop:
     """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of each step, in its thread.
 
-    ``step_budget`` overrides the one that the settings imply (milliseconds on CPU, else tokens). ``prefill_share`` is
-    the prefill share of the compute time; it can be changed between steps. ``fetch_adapter`` reads adapters outside the
-    steps; without it a step waits for an adapter to be read. ``prepare_request`` prepares a request and then calls its
-    callback in the loop's thread. ``on_pages_leased(request_id, pages)`` is called with the pages added to the lease of
-    a request, before the outputs of their step are emitted. ``post`` lets the loop's thread call a function between
-    steps; without it a step waits until media are encoded. ``publish_events`` gets the events of the prefix cache
-    in a step.
+    ``step_budget`` overrides the one that the settings imply (milliseconds on CPU, else tokens). ``prefill_share``
+    limits the time that prefill takes while requests decode; it can be changed between steps. ``fetch_adapter`` reads
+    adapters outside the steps; without it a step waits for an adapter to be read. ``prepare_request`` prepares a
+    request and then calls its callback in the loop's thread. ``on_pages_leased(request_id, pages)`` is called with the
+    pages added to the lease of a request, before the outputs of their step are emitted. ``post`` lets the loop's thread
+    call a function between steps; without it a step waits until media are encoded. ``publish_events`` gets the events
+    of the prefix cache after each step.
     """
 
     def __init__(
@@ -173,7 +173,8 @@ class EngineLoop:
         self._has_changes = True
 
     def reset_prefix_cache(self, *, running: bool = False) -> bool:
-        """Clear the prefix cache, as ``Reset`` says. False, and nothing is done, while pages are pinned."""
+        """Clear the prefix cache, as ``ResetPrefixCache`` describes. Return False, and do nothing, while pages are
+        pinned."""
         if self.pinned_pages.pinned_count or self.pinned_pages.reserved_count:
             return False
         cleared = self.scheduler.reset_cache(running=running)

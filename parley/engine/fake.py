@@ -110,7 +110,7 @@ class FakeEngine(MessagePageTransfer):
         self._running: list[_ScriptedChoice] = []
         self._prefill_share = PrefillShare()
         self._engine_stats = EngineStats(blocks_total=info.kv_blocks)
-        self._free_pages = list(range(info.kv_blocks))  # free pages
+        self._free_pages = list(range(info.kv_blocks))
         self._leases: dict[str, list[int]] = {}
         self._reservations: dict[str, list[int]] = {}
         self._hangs = False

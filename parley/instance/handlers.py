@@ -15,7 +15,7 @@ from parley.disagg.wire import headers, role_request
 from parley.errors import Invalid, Malformed, OrderRefused
 from parley.instance.entry import RequestIntake
 from parley.instance.node import InstanceState
-from parley.instance.status import instance_status as instance_status
+from parley.instance.status import instance_status
 from parley.serving import generate as serving_generate
 from parley.serving import handlers as server_handlers
 from parley.serving.handlers import RouteHandler

@@ -1,7 +1,7 @@
 """The prefill stage of a request, commanded by a coordinator; this instance or another one continues afterwards.
 
 If another instance continues, each choice gets its first token here. That instance is asked as soon as the prompts
-are tokenised, and fetches their first pages while later ones are computed. Knows a generation's stage interface and a
+are tokenized, and fetches their first pages while later ones are computed. Knows a generation's stage interface and a
 link's sender.
 """
 
@@ -196,7 +196,10 @@ class PrefillStage(RequestStage):
         self.response_writer.continue_if_ready()
 
     async def hand_over(self) -> None:
-        """Hand the outputs over to the other instance, and answer the coordinator's command. Raises Declined."""
+        """Hand the outputs over to the other instance, and answer the coordinator's command.
+
+        Raises HandoverDeclined.
+        """
         assert self._handover_task is not None
         try:
             sender = await self._handover_task
@@ -260,7 +263,7 @@ class PrefillStage(RequestStage):
     # -- the instance that continues
 
     async def _open_handover(self, parts: int) -> KVSender:
-        """Ask it to take the request. Raises HandoverRefused, LinkError."""
+        """Ask the other instance to take the request over. Raises HandoverRefused, LinkError."""
         model, command, exchange = self._running_request.model, self._command, self._exchange
         digest = await self._adapter_digest()
         headers = exchange.headers

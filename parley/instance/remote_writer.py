@@ -173,7 +173,7 @@ class PrefillResponseWriter(RemoteResponseWriter):
 
     def send_retry(self, path: str, origin: OriginalRequest, first_request: EngineRequest) -> None:
         """End the answer with a retry only if the command is answered; otherwise the answer to the command says it."""
-        if self.command_answered:  # else the answer to the command says it
+        if self.command_answered:
             super().send_retry(path, origin, first_request)
 
     def send_loss(self) -> None:

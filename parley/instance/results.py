@@ -30,7 +30,7 @@ class ResultClient:
         self.native = bool(name)
         self.coordinator_id = ""
         self.epoch = secrets.token_hex(8)
-        self.queue_full = False  # the queue is full
+        self.queue_full = False
         self.channels: dict[str, ResultChannel] = {}
         self._on_expired = on_expired
         self._connection: ResultConnection | None = None

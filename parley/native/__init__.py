@@ -238,7 +238,7 @@ def pack_int8(
 
 
 def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:
-    """Pack a weight of 4 or 8 bits in groups, for rows of ``dtype``."""
+    """Pack a weight of 1 to 8 bits in groups, for rows of ``dtype``."""
     result: PackedWeight = _packing_form("pack_grouped", weight.values.device, dtype).pack_grouped(weight, bias, dtype)
     return result
 
@@ -612,10 +612,9 @@ def build_stack(
 ) -> Stack | None:
     """Return one kernel for the embedding and all layers, or None if these layers must run kernel by kernel.
 
-    ``plain_dim``: as in ``LatentShape``; 0 for other attention.
-
     ``embedding`` [vocab, hidden] times its scale is applied before the layers, ``norm`` after the last. ``angles``
-    float32 [ropes, positions, 2, rotary / 2] holds the cosines and sines of each rotary embedding.
+    float32 [ropes, positions, 2, rotary / 2] holds the cosines and sines of each rotary embedding. ``plain_dim``: as in
+    ``LatentShape``; 0 for other attention.
     """
     kernel_library = library.load_kernels()
     if (

@@ -129,7 +129,10 @@ class TokenScore(msgspec.Struct, array_like=True, gc=False):
 
 
 class PrefillChunk(msgspec.Struct, array_like=True, gc=False):
-    """A step that computed a part of a prompt. ``start_seconds``: from queueing to its start; ``seconds``: it took."""
+    """A step that computed a part of a prompt: ``tokens`` of it.
+
+    ``start_seconds``: from the arrival of the request in the queue to the start of the step. ``seconds``: its duration.
+    """
 
     tokens: int
     start_seconds: float
@@ -313,7 +316,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     pack_cache: bool = False  # packed weights are kept on disk
     quantization: str = "none"  # of the weights: int8, int4 or the checkpoint's method
     kv_dtype: str = "auto"  # of keys and values: auto (same as ``dtype``) or int8
-    kernels: str = ""  # that compute it: the level of the compiled ones, or torch; "": the engine does not say
+    kernels: str = ""  # the kernels in use: a level of the compiled ones, "triton" or "torch"; "": unknown
     generates: bool = True
     dimensions: int = 0
     pooling: str = ""  # how a text's vector is made of its tokens' states, in sentence-transformers' words
@@ -325,7 +328,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     bounds: dict[EngineBound, tuple[float, float]] = {}
     media_kinds: frozenset[MediaKind] = frozenset()  # the kinds of media that it reads besides text
     media_counts: dict[MediaKind, int] = {}  # the most items of these kinds in a prompt, where the engine has a limit
-    adapters: dict[str, str] = {}  # adapters that the engine has without being asked, and where they come from
+    adapters: dict[str, str] = {}  # adapters that the engine has without loading them on request: their sources by name
 
     @property
     def pooling_tasks(self) -> frozenset[PoolingTask]:
@@ -341,9 +344,10 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 class CacheEventSettings(msgspec.Struct, frozen=True):
     """Where an engine publishes the events of its prefix cache, over ZeroMQ.
 
-    ``endpoint``: it waits there for subscribers if it has a star, else it connects. ``replay_endpoint``: where it
-    answers requests for the last ``buffer_steps`` batches; "" for nowhere. ``form``: of an event. ``high_water_mark``:
-    batches that may wait for a slow subscriber, which misses further ones.
+    ``endpoint``: the engine binds an address that names all interfaces ("*" or "::") or a local one ("ipc://",
+    "inproc://"), and connects to any other. ``replay_endpoint``: where it answers requests for the last
+    ``buffer_steps`` batches; "" for nowhere. ``form``: how an event is encoded, as a MessagePack map or array.
+    ``high_water_mark``: batches that may wait for a slow subscriber, which misses further ones.
     """
 
     endpoint: str
@@ -405,7 +409,7 @@ class Settings(EngineSettings, kw_only=True):
 
     kv_dtype: str = "auto"  # stored type of keys and values: auto (the model's dtype) or int8
     quantization: str = "none"  # applied to plain weights: none, int8 or int4
-    lowering: bool = True
+    lowering: bool = True  # run models of known families on the fused decoder
     pack_cache: bool = False  # keep packed weights on disk
     step_ms: float = 250.0  # CPU: time limit of a step with prefill, in milliseconds
     step_tokens: int = 8192  # accelerator: token limit of a step
@@ -413,7 +417,7 @@ class Settings(EngineSettings, kw_only=True):
     speculate_tokens: int = 15  # most draft tokens at a time
     state_cache: int | None = None  # bytes for states besides those of running sequences; None: half of all states
     shared: bool = False  # place the KV cache pages where other processes can open them
-    staging: int | None = None  # bytes of host memory for staged pages, if not shared in place; None: see model.memory
+    staging: int | None = None  # bytes of host memory for staged pages; None: a share of the free memory
     media_cache: int = 256 << 20  # bytes of embeddings of media items that are kept
     media_eager: bool = False  # load the encoders of media with the model, not with the first item
     costs: str = ""  # file of a cost model: the engine computes nothing, and steps take the time that it predicts

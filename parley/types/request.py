@@ -236,16 +236,15 @@ class Request(msgspec.Struct, kw_only=True):
     timeout: float | None = None  # time limit for the whole request, in seconds
     return_partial: bool = False  # at the time limit, return the partial answer instead of an error
     priority: int = 0  # lower numbers are served sooner, among requests of one tenant or of all
-    # The part that is kept of a prompt too long for the model. "oldest_turns": a conversation loses its oldest turns,
-    # but not its first system message and its last turn.
+    # What happens to a prompt that is too long for the model. "head" or "tail": that part of it is kept.
+    # "oldest_turns": a conversation loses its oldest turns, but not its first system message and its last turn.
     on_overflow: Literal["refuse", "oldest_turns"] | TruncationSide = "refuse"
-    # Most tokens of a prompt and its output together; None: the model's context.
-    context_limit: int | None = None
-    # Count the tokens of a prompt that is too long up to this number, to name it in the refusal.
+    context_limit: int | None = None  # most tokens of a prompt and its output together; None: the model's context
+    # A prompt that is too long is still tokenized up to this number of tokens, so that the refusal can name its length.
     counted_tokens: int = 0
     cancel_ids: tuple[str, ...] = ()  # further ids that clients can cancel the request by
     prediction: str = ""  # the text that the client expects; affects speed only
-    exclusive_id: str = ""  # one of ``labels`` that no other open request to the model may have
+    exclusive_id: str = ""  # one of ``cancel_ids`` that no other open request to the model may have
 
     @property
     def choices_per_prompt(self) -> int:

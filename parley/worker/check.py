@@ -18,11 +18,11 @@ TIMEOUT = 120  # seconds
 
 
 class ModelCheck(msgspec.Struct):
-    """``refusal``: the sentence with which the engine would refuse; ``doubt``: a clause about a fact
-    that only loading shows.
+    """The result of a check. Both texts are empty if the model loads.
 
-    Both are empty if the model loads. ``memory_bytes``: what its weights and encoders take; None if it does not load,
-    or if another engine loads it.
+    ``refusal``: the sentence with which the engine would refuse the model. ``doubt``: a clause about what only loading
+    can show. ``memory_bytes``: what its weights and encoders take; None if it does not load, or if another engine loads
+    it.
     """
 
     refusal: str = ""

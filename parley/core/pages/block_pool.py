@@ -111,7 +111,7 @@ class BlockPool:
         self._reference_counts = [0] * page_count
         self._hashes: list[bytes | None] = [None] * page_count
         self._cache: dict[bytes, int] = {}
-        # Ring of free pages. Entry ``size`` is not a page; it marks the seam between tail and head.
+        # Ring of free pages. Entry ``page_count`` is not a page; it marks the seam between tail and head.
         self._next = [*range(1, page_count + 1), 0]
         self._previous = [page_count, *range(page_count)]
 
@@ -122,14 +122,13 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Allocate a page with one reference and evict its old content. Raises IndexError when no page is free."""
-        block = self._next[self.page_count]
+        block: int = self._next[self.page_count]
         if block == self.page_count:
             raise IndexError("no free page")
         self._remove_from_free_list(block)
         self._drop_hash(block)
         self._reference_counts[block] = 1
-        result: int = block
-        return result
+        return block
 
     def add_reference(self, block: int) -> None:
         """Add one reference to a cached page; a free page leaves the free list."""

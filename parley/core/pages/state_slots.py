@@ -47,9 +47,10 @@ class StateSlots:
         self._first_slot = first_slot
         self._copy_state = copy_state
         self._is_assembling = False
-        self._step_slots: list[int] = []  # that the step reads or writes; no later row of it may write them
-        self._fresh_hashes: set[bytes] = set()  # of the snapshots that the step writes
-        self._page_rows: dict[bytes, tuple[StepRow, int]] = {}  # by hash: who computes a page's end in the step, and it
+        self._step_slots: list[int] = []  # slots that the step reads or writes; no later row of it may write them
+        self._fresh_hashes: set[bytes] = set()  # hashes of the snapshots that the step writes
+        # By the hash of a page: the row of this step that computes its last token, and the position after that token.
+        self._page_rows: dict[bytes, tuple[StepRow, int]] = {}
 
     @property
     def draft_limit(self) -> int:
@@ -79,9 +80,9 @@ class StateSlots:
                 self.pool.evict_block(slot)
 
     def count_usable(self, sequence: Sequence, hashes: list[bytes]) -> int | None:
-        """Return how many of these cached pages, the sequence's next ones, it can use: up to a snapshot.
+        """Return how many of these cached pages, the sequence's next ones, it can use: those up to a snapshot.
 
-        None: more of them in the next step.
+        None: it can use more of them in the next step, and should wait for that.
         """
         usable = next((n for n in range(len(hashes), 0, -1) if self._is_readable(hashes[n - 1])), 0)
         if usable == len(hashes):
@@ -117,7 +118,7 @@ class StateSlots:
     def plan_row(self, row: StepRow, running_count: int) -> None:
         """Choose the slots that a row reads and writes. Its drafts are fixed, and the hashes of its pages known.
 
-        ``running_count``: of sequences.
+        ``running_count``: the number of running sequences.
         """
         sequence, end = row.sequence, row.start + row.count
         before = -1 if not row.start else sequence.slot if sequence.state_slot < 0 else sequence.state_slot
@@ -140,9 +141,10 @@ class StateSlots:
             self._page_rows.update({sequence.hashes[page]: (row, (page + 1) * BLOCK_SIZE) for page in pages})
 
     def commit_drafts(self, row: StepRow, running_count: int) -> None:
-        """Let the sequence continue from the state after a row's last right token; publish the pages up to it.
+        """Let the sequence continue from the state after a row's last right token, and keep the state at a page end
+        before it.
 
-        ``running_count``: of sequences.
+        ``running_count``: the number of running sequences.
         """
         sequence, states = row.sequence, row.states
         assert states is not None
@@ -217,7 +219,7 @@ class StateSlots:
         return True
 
     def _take_snapshot(self, digest: bytes) -> int | None:
-        """Return a slot for a snapshot with this hash; None if there is none, or one with this hash."""
+        """Return a slot for a new snapshot with this hash; None if no slot is free, or if the snapshot exists."""
         if not self.pool.free_count or self.pool.find_cached(digest) is not None:
             return None
         slot = self._take_slot()

@@ -45,10 +45,10 @@ class LiveBeam:
 
 @dataclass(slots=True)
 class FinishedBeam:
-    """A finished output."""
+    """A finished output. ``ranking_score``: the sum of its log-probabilities divided by length ** length_penalty."""
 
     token_ids: list[int]
-    ranking_score: float  # ranking score
+    ranking_score: float
     scores: list[TokenScore]
     finish: EngineFinishReason
     stop_id: int | None

@@ -42,7 +42,7 @@ class BeamSearches:
         self._counters = counters
         self._add_outputs = add_outputs
         self._on_search_end = on_search_end
-        self._searches_by_id: dict[str, BeamSearch] = {}  # by request id
+        self._searches_by_id: dict[str, BeamSearch] = {}
         self._failing: list[BeamSearch] = []
 
     def attach_scheduler(self, scheduler: Scheduler) -> None:

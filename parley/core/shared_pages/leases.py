@@ -31,8 +31,9 @@ URGENT_PRIORITY = -inf  # priority of a sequence that others wait for
 @dataclass(eq=False, slots=True)
 class Lease:
     """The lease of one request. ``hashes``: of the pages that it will have; ``pages``: those that it has.
-    ``unstarted``: choices that have produced no result yet. ``state``: the slot with the state at the end of ``pages``,
-    -1 for none; ``has_states``: it needs one. The one at the end of the prompt's ``lent_count`` pages follows them."""
+    ``unstarted``: choices that have produced no result yet. ``has_states``: layers keep a state, so the lease also
+    holds one. ``state``: the slot with the state at the end of ``pages``, -1 for none; it is announced to the other
+    instance once the lease has all of the prompt's ``lent_count`` pages."""
 
     group: LeaseGroup
     hashes: list[bytes]

@@ -45,8 +45,8 @@ class ReserveResult(NamedTuple):
 class Reservation:
     """One reservation. ``hashes``: of all its pages, in prompt order. ``pages`` await their content; the first
     ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that were not
-    revoked. ``prefix``: the prompt. ``state``: the slot with the state at the end of its pages, -1 for none, which
-    ``awaits_state`` while its content is on its way, after that of all pages."""
+    revoked. ``prefix``: the prompt. ``state``: the slot for the state at the end of the pages, -1 for none.
+    ``awaits_state``: the content of that slot has not arrived; it follows that of all pages."""
 
     prefix: KVPrefix
     hashes: list[bytes]
@@ -90,7 +90,7 @@ class Reservations:
         self._long_rope_after = long_rope_after
         self._reservable_pages = reservable_pages
         self._reservations: dict[str, Reservation] = {}
-        self._awaiting_adapter: dict[str, ReserveCallback] = {}  # waiting for an adapter
+        self._awaiting_adapter: dict[str, ReserveCallback] = {}  # callbacks of reservations that wait for an adapter
 
     @property
     def pending_count(self) -> int:

@@ -30,7 +30,7 @@ WRONG_SECRET = (
 )
 INVALID_RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is set, it must be true or false."
 
-# Headers that only a coordinator may send; so are all that begin with OWN.
+# Only a coordinator may send these headers and all that begin with NATIVE_PREFIX.
 COMMAND_HEADERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
 NATIVE_PREFIX = b"parley-"
 # In an answer to a coordinator: the engine died, so another instance may serve the request.

@@ -22,7 +22,7 @@ from parley.dialects.dialect import Dialect
 from parley.dialects.json_body import check_json_size
 from parley.dialects.mounts import API_MOUNTS, INNER_MOUNTS
 
-CHARACTERS_PER_TOKEN = 4.02  # characters per token
+CHARACTERS_PER_TOKEN = 4.02  # also the default of the cluster's ``string_token_rate``
 FIRST_MARK, MARK_STEP, MARK_GROWTH = 128, 128, 1.125
 MAX_REPORTED_HASHES = 4096  # most hashes in an instance's status report
 MAX_BODY_SIZE = 64 << 20  # bytes; bodies are never longer

@@ -1,4 +1,4 @@
-"""The kinds of linear weights once read: plain, int8 with a scale per output, groups of 4 or 8 bits, blocks of GGUF.
+"""The kinds of linear weights once read: plain, int8 with a scale per output, groups of 1 to 8 bits, blocks of GGUF.
 
 Each kind defines its product (for the numeric check) and how several merged parts become one packed weight for the
 kernels. It knows nothing of files. A new kind needs a class here and a native kernel.
@@ -25,11 +25,12 @@ QUANTIZED_AT_ONCE = 1 << 22  # numbers quantised at a time; bounds the float32 i
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """A linear layer as the checkpoint names it, from ``into`` to ``out`` numbers per token.
+    """A linear layer as the checkpoint names it. It turns ``into`` numbers of each token into ``out`` numbers.
 
-    ``groups``: (count, sizes) if its outputs lie in so many equal groups, each with parts of these sizes; they are read
-    with the first parts of all groups first, then the second ones, and so on. ``is_value_second``: but the third parts
-    are read before the second. ``transposed``: plain weights are stored [into, out].
+    ``groups``: (count, sizes) if the checkpoint stores its outputs in ``count`` equal groups, each with parts of these
+    ``sizes``; they are read with the first parts of all groups first, then the second ones, and so on.
+    ``is_value_second``: the second parts in the checkpoint are those of values, and are read last.
+    ``transposed``: plain weights are stored [into, out].
     """
 
     name: str
@@ -306,9 +307,9 @@ class Int8Weight:
 
 @dataclass(frozen=True)
 class GroupedLinearWeight:
-    """Weights of 4 or 8 bits with a scale, and perhaps a zero point, for each group of an output's weights.
+    """Weights of 1 to 8 bits with a scale, and perhaps a zero point, for each group of an output's weights.
 
-    Rows are not quantised.
+    Rows are not quantized.
     """
 
     weight: GroupedWeight

@@ -56,7 +56,8 @@ class CudaGraphRecorder:
 
 
 def graph_sizes(most_rows: int) -> list[int]:
-    """Return the numbers of rows that have graphs, ascending: at most a quarter more than needed, from 8 rows on."""
+    """Return the numbers of rows that have graphs, ascending. From 32 rows on, each is at most a quarter more than the
+    one before."""
     sizes = [1, 2, 4]
     step = 8
     while sizes[-1] < min(most_rows, MOST_ROWS):

@@ -22,11 +22,10 @@ BATCH_BYTES = 32 << 20  # bytes gathered on the device and copied at once
 
 
 class StagingBuffer:
-    """``place_count`` places for pages of ``cache``, in ``regions`` of ``file``. The loader sets the size (see
-    ``Arena``).
+    """``core``'s ``StagingCopier``: ``place_count`` places for pages of ``cache``, in ``regions`` of ``file``, as
+    ``Arena`` describes them.
 
-    Implements ``core``'s ``StagingCopier``. Raises OSError if shared memory is not available, and LoadError.
-
+    Raises OSError if shared memory is not available, and LoadError if CUDA cannot lock it.
     """
 
     def __init__(self, cache: PagedKV, blocks: int):

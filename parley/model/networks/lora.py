@@ -230,9 +230,8 @@ def _check_complete(config: dict[str, Any], pairs: Mapping[str, object], linears
 def _read_lora_tensor(checkpoint: Checkpoint, name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     if checkpoint.tensor_shape(name) != shape:
         raise LoadError(
-            f"Tensor {name} of the adapter has shape {list(checkpoint.tensor_shape(name))}, but {list(shape)} "
-            "fits the model: "
-            "it was made for another model."
+            f"Tensor {name} of the adapter has shape {list(checkpoint.tensor_shape(name))}, but {list(shape)} fits "
+            "the model: it was made for another model."
         )
     tensor = checkpoint.view_tensor(name, *shape).to(dtype)
     if not tensor.isfinite().all():

@@ -61,7 +61,7 @@ def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Torch
 
 
 def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> TorchPacked:
-    """Pack a weight of 4 or 8 bits in groups for rows of ``dtype``. It is dequantized, which takes more memory."""
+    """Pack a weight of 1 to 8 bits in groups for rows of ``dtype``. It is dequantized, which takes more memory."""
     return pack_weight(dequantize_rows(weight, dtype), bias)
 
 

@@ -47,7 +47,7 @@ class PredictionFollower:
 
     @property
     def rejected_count(self) -> int:
-        """Return the number of predicted tokens that did not occur."""
+        """The number of predicted tokens that did not occur."""
         return len(self._accepted_flags) - self.accepted_count
 
     def follow_token(self, token_id: int) -> None:

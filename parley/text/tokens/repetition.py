@@ -20,7 +20,7 @@ class RepetitionDetector:
         self._runs: dict[int, int] = {}  # by pattern size: number of last tokens equal to the token that far before
 
     def add_token_id(self, token_id: int) -> bool:
-        """Add one token. Return whether the last tokens are one pattern, repeated ``limits.count`` times."""
+        """Add one token. Return whether the last tokens are one pattern, repeated ``limits.min_count`` times."""
         positions, position = self._positions[token_id], self._count
         while positions and position - positions[0] > self._limits.max_pattern_size:
             positions.popleft()

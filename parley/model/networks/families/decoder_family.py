@@ -1,7 +1,7 @@
 """How the decoder of one model type differs from Llama: the row that ``config.py`` reads its config by.
 
-Fields are named as in Llama's config; a row knows the fields that Transformers
-reads for its type, with Transformers' defaults, and all others are ignored, as there.
+Fields are named as in Llama's config. A row knows the fields that Transformers reads for its type, with Transformers'
+defaults; all others are ignored, as Transformers does.
 """
 
 from __future__ import annotations
