@@ -123,11 +123,11 @@ def instrument_api(meter: Meter, parts: ServerParts) -> None:
     meter.wrap_attribute(completions.CompletionReply, "__init__", "validate")
     for name in ("render_chunk", "add_events", "render_body", "finish_stream"):
         meter.wrap_attribute(completions.CompletionReply, name, "render")
-    meter.wrap_attribute(TextPipeline, "prepare_prompt", "tokenise")
+    meter.wrap_attribute(TextPipeline, "prepare_prompt", "tokenize")
     for name in ("__init__", "submit_request", "feed_events", "_take_arrivals", "close"):
         meter.wrap_attribute(Generation, name, "generation")
     meter.wrap_attribute(AnswerChoice, "__init__", "text: set up")
-    meter.wrap_attribute(AnswerChoice, "push_output", "text: detokenise, stop strings")
+    meter.wrap_attribute(AnswerChoice, "push_output", "text: detokenize, stop strings")
     for name in ("record_submit", "record_tokens", "record_finish", "record_end"):
         meter.wrap_attribute(RequestMetrics, name, "metrics")
     meter.wrap_attribute(app, "log_access", "access log")

@@ -126,7 +126,7 @@ def main() -> None:
     engine = BenchEngine(Settings(model=str(options.model), kv_memory=512 << 20, threads=options.threads))
     if options.kernels:
         engine.runner.network.stack = None
-    for _ in range(64):  # warm up: the step budget learns, libraries initialise
+    for _ in range(64):  # warm up: the step budget learns, libraries initialize
         engine.add_request(options.context, 4)
     engine.run_all()
     meter = Meter()

@@ -2,7 +2,7 @@
 
 One layer has the true shape of Qwen3-30B-A3B's, GPT-OSS-20B's or DeepSeek-V2-Lite's and random weights; there is hardly
 any vocabulary, so that the layer alone counts. Each step decodes other tokens than the one before, which choose other
-experts: their weights come from memory. Transformers computes in bf16, GPT-OSS with dequantised weights. Both take
+experts: their weights come from memory. Transformers computes in bf16, GPT-OSS with dequantized weights. Both take
 turns of two steps in one process. The second counts, because the first pays for what the other has left behind; and its
 CPU time of one thread, because other programs hardly change it. The table goes to ``.peers/mixtures.md``.
 """

@@ -33,7 +33,7 @@ def is_green(
 
 
 def _finalize_hash(x: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Apply MurmurHash3's finaliser (Appleby) in place: every bit of the result depends on every bit of x."""
+    """Apply MurmurHash3's finalizer (Appleby) in place: every bit of the result depends on every bit of x."""
     x ^= x >> U32(16)
     x *= U32(0x85EBCA6B)
     x ^= x >> U32(13)

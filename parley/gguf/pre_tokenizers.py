@@ -33,7 +33,7 @@ DEEPSEEK_3 = (
 
 
 class PreTokenizer(NamedTuple):
-    """``patterns``: expressions that split a text. ``nfc``: texts are normalised to NFC first. ``whole_words``: a word
+    """``patterns``: expressions that split a text. ``nfc``: texts are normalized to NFC first. ``whole_words``: a word
     of the vocabulary is one token, even if the merges divide it. ``begins``: texts begin with BOS unless the file says
     otherwise.
     """

@@ -2,7 +2,7 @@
 
 The file is a message in Protocol Buffers' format (github.com/google/sentencepiece, sentencepiece_model.proto); only the
 fields that decide about ids are read. Merges follow from the scores, as for GGUF files. Unigram models and rules that
-normalise characters are refused, because the ``tokenizers`` library computes other ids in rare cases.
+normalize characters are refused, because the ``tokenizers`` library computes other ids in rare cases.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BadTokenizerModel(Exception):
 
 
 class SentencePieceModel(NamedTuple):
-    """A SentencePiece model: pieces with score and kind by id, and how texts are normalised before they are split."""
+    """A SentencePiece model: pieces with score and kind by id, and how texts are normalized before they are split."""
 
     pieces: list[str]
     scores: list[float]
@@ -117,7 +117,7 @@ def convert_sentence_piece(path: Path, config: dict[str, Any], more_tokens: dict
     if not model.pieces or len(set(model.pieces)) < len(model.pieces):
         raise BadTokenizerModel("its tokenizer.model has no pieces, or the same piece twice")
     if model.model_type != BPE or model.charsmap or model.has_suffix:
-        kind = "is no BPE" if model.model_type != BPE else "normalises characters" if model.charsmap else "has suffixes"
+        kind = "is no BPE" if model.model_type != BPE else "normalizes characters" if model.charsmap else "has suffixes"
         raise BadTokenizerModel(f"its tokenizer.model {kind}, which is not read (convert it with save_pretrained)")
     has_prefix = config.get("add_prefix_space")
     has_prefix = model.has_prefix if has_prefix is None else bool(has_prefix)

@@ -52,7 +52,7 @@ class ModelMetrics:
         self.inter_token_seconds = BucketHistogram()  # of a choice
         self.time_per_output_token = BucketHistogram()  # TPOT: mean after the first token
         self.request_seconds = BucketHistogram()  # from its arrival to its last token
-        self.prepare_seconds = BucketHistogram()  # reading, rendering, tokenising
+        self.prepare_seconds = BucketHistogram()  # reading, rendering, tokenizing
         self.engine_queue_seconds = BucketHistogram()  # in the engine's queue
         self.queue_seconds = BucketHistogram()  # from its arrival to its first step
         self.request_prefill_seconds = BucketHistogram()  # from its first step to its first token

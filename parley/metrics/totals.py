@@ -16,7 +16,7 @@ class RequestTotals:
     last_end: float = 0.0  # end of the last one, seconds since the epoch
     total_seconds: float = 0.0  # from arrival to end
     failed_seconds: float = 0.0  # the same, over requests that did not succeed
-    prepare_seconds: float = 0.0  # reading, rendering, tokenising
+    prepare_seconds: float = 0.0  # reading, rendering, tokenizing
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
 

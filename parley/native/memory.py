@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def map_tensor(numbers: int, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
-    """Return an uninitialised tensor of ``numbers`` elements on the CPU, or on the meta device without memory."""
+    """Return an uninitialized tensor of ``numbers`` elements on the CPU, or on the meta device without memory."""
     size = numbers * dtype.itemsize
     if size < HEAP_LIMIT or device.type == "meta":
         return torch.empty(numbers, dtype=dtype, device=device)

@@ -49,7 +49,7 @@ class Usage(msgspec.Struct):
 
 
 class PromptAccepted(msgspec.Struct):
-    """Prompt number ``prompt`` was tokenised, fits, and was submitted to the engine. Choice k draws with ``seed`` + k.
+    """Prompt number ``prompt`` was tokenized, fits, and was submitted to the engine. Choice k draws with ``seed`` + k.
 
     ``text``: the text of these tokens, if the request asked for it.
     """

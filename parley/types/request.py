@@ -27,7 +27,7 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """A prompt that the client has already tokenised."""
+    """A prompt that the client has already tokenized."""
 
     ids: list[int]
 

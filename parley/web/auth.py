@@ -249,7 +249,7 @@ def _token_password(credentials: bytes) -> bytes:
 
 
 def mask_key(key: bytes) -> str:
-    """Return the first and last characters of a key: enough to recognise it, too little to use it."""
+    """Return the first and last characters of a key: enough to recognize it, too little to use it."""
     text = "".join(chr(byte) if 0x21 <= byte <= 0x7E else "?" for byte in key[:512])
     return f"{text[:3]}…{text[-4:]}" if len(text) >= 16 else "…"
 

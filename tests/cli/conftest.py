@@ -88,7 +88,7 @@ Script = Callable[[BaseHTTPRequestHandler], None]
 
 @pytest.fixture
 def faulty() -> Iterator[Callable[[Script], str]]:
-    """A server that lists the model "m", tokenises, and answers every other POST as the script says."""
+    """A server that lists the model "m", tokenizes, and answers every other POST as the script says."""
     servers: list[ThreadingHTTPServer] = []
 
     def start(script: Script) -> str:

@@ -153,7 +153,7 @@ def test_every_cut_off_model_is_refused_or_read_without_a_crash():
 
 @pytest.mark.parametrize(
     ("field", "why"),
-    [(bytes((0x12, 2, 0x18, 1)), "is no BPE"), (bytes((0x1A, 3, 0x12, 1, 7)), "normalises characters")],
+    [(bytes((0x12, 2, 0x18, 1)), "is no BPE"), (bytes((0x1A, 3, 0x12, 1, 7)), "normalizes characters")],
 )
 def test_models_whose_ids_would_differ_are_refused(field, why, tmp_path):
     """The last of several messages counts here, so a message at the end changes the rules."""

@@ -58,9 +58,9 @@ def test_role_ratio_converges_without_oscillation(instances, first, prefill, dec
     assert len({step for _, step in changes}) <= 1  # never there and back
     best = best_split(instances, work)
     assert len(changes) <= abs(best - before) + 1  # with noisy measurements two splits may look alike
-    if work.busier_utilisation(p, d) >= 0.5:  # the rest of the way to the best is worth less than a change
+    if work.busier_utilization(p, d) >= 0.5:  # the rest of the way to the best is worth less than a change
         near = (best > p) - (best < p)
-        assert not near or work.busier_utilisation(p + near, d - near) > 0.9 * BETTER_BELOW * work.busier_utilisation(
+        assert not near or work.busier_utilization(p + near, d - near) > 0.9 * BETTER_BELOW * work.busier_utilization(
             p, d
         )
 
@@ -127,7 +127,7 @@ def test_flex_shares_balance_both_roles_without_oscillation(p, d, initial_share,
         """Return by how much prefill is busier than decode."""
         return work(0, part).prefill / (p + part) / (work(0, part).decode / (d + 1 - part))
 
-    if work(0, last).busier_utilisation(p + last, d + 1 - last) >= 0.4:
+    if work(0, last).busier_utilization(p + last, d + 1 - last) >= 0.4:
         assert (
             prefill_excess(last) <= 1.1
             or prefill_excess(min(0.999, last + 2 * SHARE_STEP / 100)) < 1.1

@@ -385,7 +385,7 @@ def test_load_errors_are_single_sentences(tmp_path):
     write_config(quantization_config={"quant_method": "aqlm"})
     assert_load_fails("aqlm")
     write_config(quantization_config="x")
-    assert_load_fails("quantised")
+    assert_load_fails("quantized")
     write_config(intermediate_size=161)
     assert_load_fails("Tensor model.layers.0.mlp.gate_proj.weight has shape")
     write_config(num_hidden_layers=3)

@@ -1,4 +1,4 @@
-"""Mixtures of experts on the fused decoder: layouts of checkpoints, quantised experts, and configs that do not fit."""
+"""Mixtures of experts on the fused decoder: layouts of checkpoints, quantized experts, and configs that do not fit."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from support import tiny_models
 
 from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
-from parley.model.checkpoint import quantization as quantisation
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.checkpoint.quantization import read_quantization
 from parley.model.checkpoint.weights import Int8Weight
 from parley.model.load import fuse, reference
 from parley.model.load.loader import load_runner
@@ -238,7 +238,7 @@ def test_wrong_weight_scale_fails_the_decoder_check(tmp_path):
     """Guards against a scale that is read for the wrong rows: the check must see it."""
     folder = write_w8a8(tiny_models.model_folder("qwen3"), tmp_path)
     checkpoint, config = Checkpoint(folder), read_config(folder)
-    quantization = quantisation.read_quantization(config, "none")
+    quantization = read_quantization(config, "none")
     weights = fuse.DecoderWeights(
         checkpoint, read_decoder_config(config), quantization, torch.bfloat16, torch.device("cpu")
     )

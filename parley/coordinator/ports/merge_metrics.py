@@ -2,7 +2,7 @@
 
 Counters, histograms and gauges are summed. Ratios are not: cache ratios are averaged, weighted by cache size, and hit
 rates are recomputed from their counters. Series that only carry labels (``_info``) get the value 1. Series about one
-process or machine are left out. Knows Prometheus' text format, and only the names needed to recognise these kinds.
+process or machine are left out. Knows Prometheus' text format, and only the names needed to recognize these kinds.
 """
 
 from __future__ import annotations

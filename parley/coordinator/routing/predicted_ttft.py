@@ -141,7 +141,7 @@ def predict_crowding(pair: InstancePair, slo: float) -> tuple[bool, float]:
 
 
 def resource_fullness(view: RequestView, instance: ClusterInstance) -> float:
-    """Return the higher utilisation of slots and blocks with the request on the instance: 0 is empty, 1 full.
+    """Return the higher utilization of slots and blocks with the request on the instance: 0 is empty, 1 full.
 
     The coordinator's count or the instance's report is used, whichever is higher.
     """

@@ -1,7 +1,7 @@
 """Decides how many instances should prefill and how many decode, from the measured load, without oscillation.
 
 Load is counted in instances: 1.5 of prefill would keep one instance busy and another half of the time. The better split
-is the one whose busier role has the lowest utilisation; it must be clearly better, for some time, before one instance
+is the one whose busier role has the lowest utilization; it must be clearly better, for some time, before one instance
 changes its role. A flex instance is part of both roles; its share changes sooner, in small steps, until the roles are
 equally busy. Knows numbers only.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-BETTER_BELOW = 0.8  # a split must reduce the present utilisation to at most this part of it
-MIN_UTILISATION = 0.3  # utilisation below which nothing is changed
+BETTER_BELOW = 0.8  # a split must reduce the present utilization to at most this part of it
+MIN_UTILIZATION = 0.3  # utilization below which nothing is changed
 SHARE_STEP = 5  # percent of an instance, per change of a share
 SHARE_SLACK = 1.05  # the busier role must still be this many times as busy as the other after a step
 LOAD_MEMORY = 60.0  # seconds
@@ -24,8 +24,8 @@ class RoleLoad(NamedTuple):
     prefill: float
     decode: float
 
-    def busier_utilisation(self, p: float, d: float) -> float:
-        """Return the utilisation of the busier role, with ``p`` and ``d`` instances."""
+    def busier_utilization(self, p: float, d: float) -> float:
+        """Return the utilization of the busier role, with ``p`` and ``d`` instances."""
         return max(self.prefill / p if p else float(self.prefill > 0), self.decode / d if d else float(self.decode > 0))
 
 
@@ -33,7 +33,7 @@ def best_split(instances: int, load: RoleLoad) -> int:
     """Return how many of the instances should prefill: at least one, not all, and of equal splits the most even."""
     return min(
         range(1, instances),
-        key=lambda p: (round(load.busier_utilisation(p, instances - p), 9), abs(2 * p - instances), p),
+        key=lambda p: (round(load.busier_utilization(p, instances - p), 9), abs(2 * p - instances), p),
     )
 
 
@@ -94,11 +94,11 @@ class RoleRatio(RoleBalance):
     def _ratio_step(self, p: int, d: int) -> int:
         if p < 1 or d < 1 or p + d < 3:
             return 0
-        best, present = best_split(p + d, self.mean_load), self.mean_load.busier_utilisation(p, d)
+        best, present = best_split(p + d, self.mean_load), self.mean_load.busier_utilization(p, d)
         step = (best > p) - (best < p)
-        if not step or present < MIN_UTILISATION:
+        if not step or present < MIN_UTILIZATION:
             return 0
-        return step if self.mean_load.busier_utilisation(p + step, d - step) <= BETTER_BELOW * present else 0
+        return step if self.mean_load.busier_utilization(p + step, d - step) <= BETTER_BELOW * present else 0
 
 
 class FlexShares(RoleBalance):
@@ -126,7 +126,7 @@ class FlexShares(RoleBalance):
         return first, stepped_share(shares[first], step)
 
     def _share_step(self, p: float, d: float) -> int:
-        if self.mean_load.busier_utilisation(p, d) < MIN_UTILISATION:
+        if self.mean_load.busier_utilization(p, d) < MIN_UTILIZATION:
             return 0
         part = SHARE_STEP / 100
         if (

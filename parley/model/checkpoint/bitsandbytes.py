@@ -1,7 +1,7 @@
 """Reads checkpoints of bitsandbytes: 4 bits that number a table (nf4, fp4), or int8 with a scale for each output.
 
 nf4 and fp4: ``weight`` uint8 [numbers / 2, 1] has two numbers in a byte, the first in the high bits, of a weight
-[out, in] read row by row; ``weight.absmax`` has the scale of each ``blocksize`` of them. Scales may be quantised as
+[out, in] read row by row; ``weight.absmax`` has the scale of each ``blocksize`` of them. Scales may be quantized as
 well: then they are uint8 and select numbers of ``weight.nested_quant_map`` float32 [256], which are multiplied by one
 number of ``weight.nested_absmax`` for each ``nested_blocksize`` scales; ``nested_offset`` is added. JSON in bytes
 (``weight.quant_state.bitsandbytes__nf4``, or ``__fp4``) has these sizes. int8 (LLM.int8): ``weight`` int8 [out, in],

@@ -1,6 +1,6 @@
-"""Reads checkpoints in the compressed-tensors format: which layers are quantised, and how each is stored.
+"""Reads checkpoints in the compressed-tensors format: which layers are quantized, and how each is stored.
 
-The config's groups select layers by name, pattern or class; ``ignore`` lists the layers that stay unquantised.
+The config's groups select layers by name, pattern or class; ``ignore`` lists the layers that stay unquantized.
 int-quantized: ``weight`` int8 [out, in]. float-quantized: ``fp8.py``. nvfp4 and mxfp4: ``fp4.py``. pack-quantized:
 ``weight_packed`` int32, numbers of 2 to 8 bits along the inputs, first in the lowest bits. All have ``weight_scale``:
 one scale, [out, 1] or [out, groups]; asymmetric ones ``weight_zero_point``, of the same shape or packed along the

@@ -1,6 +1,6 @@
 """Reads linear weights of 8-bit floating-point numbers (e4m3) with scales.
 
-A quantised layer has ``weight`` float8_e4m3fn [out, in] and scales that the weight is multiplied by: one, one for each
+A quantized layer has ``weight`` float8_e4m3fn [out, in] and scales that the weight is multiplied by: one, one for each
 output, or one for each block, [ceil(out / block_out), ceil(in / block_in)]. Their tensor is ``weight_scale``, or
 ``weight_scale_inv`` in the format of DeepSeek. Only weights count: activations stay in the dtype of the model, so
 ``input_scale`` and the like are not read, and results are closer to the original model than with 8-bit activations.

@@ -1,4 +1,4 @@
-"""Which weights are quantised and how, from the checkpoint's own config and the setting at start.
+"""Which weights are quantized and how, from the checkpoint's own config and the setting at start.
 
 A checkpoint's ``quantization_config`` names a method. The method's config reader returns a function from the name of a
 linear layer to the ``WeightFormat`` of its weight, or None for a plain weight. A format reads a ``LinearWeight``; from
@@ -29,7 +29,7 @@ from parley.model.checkpoint.weights import (
 
 QUANTIZATION_SETTINGS = ("none", "int8", "int4")  # values of the setting
 GGUF_METHOD = "gguf"  # each tensor of a GGUF file states its own format, so the config has no more to say
-LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantised while loading
+LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantized while loading
 
 
 class WeightFormat(Protocol):
@@ -78,10 +78,10 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     "torchao": torchao.read_torchao_config,
     "fp8": fp8.read_fp8_config,
     "fbgemm_fp8": fp8.read_fp8_config,
-    "mxfp4": lambda section: lambda name: None,  # quantises experts only
+    "mxfp4": lambda section: lambda name: None,  # quantizes experts only
     GGUF_METHOD: lambda section: lambda name: None,
 }
-# The format of tensors that hold the weights of all experts, for each quant_method that quantises them.
+# The format of tensors that hold the weights of all experts, for each quant_method that quantizes them.
 STACKED_FORMATS: dict[str, Callable[[dict[str, Any]], StackedFormat]] = {
     "mxfp4": lambda section: StackedMxfp4Format(),
     "torchao": lambda section: torchao.StackedTorchaoFormat(),
@@ -92,7 +92,7 @@ PLAIN_FORMAT = PlainFormat()
 
 @dataclass(frozen=True)
 class Quantization:
-    """The format of each linear layer, and whether plain layers are quantised while loading.
+    """The format of each linear layer, and whether plain layers are quantized while loading.
 
     ``stacked_format``: of tensors that hold the weights of all experts, unless the file has plain ones; None: it has.
     """
@@ -131,9 +131,9 @@ class Quantization:
         return (self._stored_format(checkpoint, linear) or PLAIN_FORMAT).read_weight(checkpoint, linear)
 
     def quantize_plain(self, weight: LinearWeight, *, head: bool) -> LinearWeight:
-        """Quantise a plain weight if requested. In a quantised checkpoint, that is the head alone.
+        """Quantize a plain weight if requested. In a quantized checkpoint, that is the head alone.
 
-        The head is never quantised to 4 bits, because it alone decides between tokens of nearly equal probability.
+        The head is never quantized to 4 bits, because it alone decides between tokens of nearly equal probability.
         """
         if not isinstance(weight, PlainWeight) or self.setting == "none" or (self.method is not None and not head):
             return weight
@@ -147,7 +147,7 @@ class Quantization:
     def extra_tolerance(self) -> float:
         """The extra tolerance of the numeric check, as a relative error of the logits.
 
-        The check quantises activations as the decoder does, but if a number lies near the middle between two steps,
+        The check quantizes activations as the decoder does, but if a number lies near the middle between two steps,
         the last bit of bfloat16 decides the rounding. This caused errors of 0.02 to 0.07 on models of 2 to 24 layers
         with random weights and 0.01 on a trained one; a layer that is read wrongly causes 0.5 and more.
         """
@@ -156,7 +156,7 @@ class Quantization:
     @property
     def subject(self) -> str:
         """The name of the weights in a refusal."""
-        return "The weights of a GGUF file" if self.method == GGUF_METHOD else "Quantised weights"
+        return "The weights of a GGUF file" if self.method == GGUF_METHOD else "Quantized weights"
 
     def least_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
         """Return the least bytes that the weights can take."""
@@ -175,7 +175,7 @@ def _least_tensor_bytes(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -
 
 
 def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
-    """Return the quantisation for a config.json and ``setting``, one of QUANTIZATION_SETTINGS. Raises LoadError."""
+    """Return the quantization for a config.json and ``setting``, one of QUANTIZATION_SETTINGS. Raises LoadError."""
     if setting not in QUANTIZATION_SETTINGS:
         raise LoadError(f"quantization {setting} is unknown; it must be one of {', '.join(QUANTIZATION_SETTINGS)}.")
     section = config.get("quantization_config") or config.get("compression_config")  # the latter's former name
@@ -184,7 +184,7 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
     method = section.get("quant_method") if isinstance(section, dict) else None
     if not isinstance(method, str) or method not in METHOD_READERS:
         raise LoadError(
-            f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; "
+            f"The checkpoint is quantized ({method or 'somehow'}), which is not supported; "
             f"{', '.join(METHOD_READERS)} are."
         )
     find_format = METHOD_READERS[method](section)

@@ -11,7 +11,7 @@ numbers plainly; ``block_size`` says how many outputs and inputs share a scale.
   ``zero_point`` [groups, out]; a number is integer * scale + zero point.
 
 The weights of all experts may be one tensor, such as mlp.experts.NAME: the parts, mlp.experts._NAME_qdata and so on,
-have one more dimension, the first. Activations are not quantised, even if the class quantises them. The other classes
+have one more dimension, the first. Activations are not quantized, even if the class quantizes them. The other classes
 are layouts of GPU kernels.
 """
 

@@ -20,7 +20,7 @@ from parley.native import GroupedPieces, GroupedWeight, memory
 
 INT4_GROUP = 128  # weights of an output that share a scale when they are rounded to 4 bits
 REGROUPED_AT_ONCE = 1 << 20  # numbers of blocks that are rearranged at a time
-QUANTIZED_AT_ONCE = 1 << 22  # numbers quantised at a time; bounds the float32 intermediates
+QUANTIZED_AT_ONCE = 1 << 22  # numbers quantized at a time; bounds the float32 intermediates
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class BlockEmbedding:
 class Int8Weight:
     """int8 values [out, in] with float32 scales [out]: output n has the weights ``values[n] * scales[n]``.
 
-    Input rows are quantised too, each with its own scale, so that the products are of integers.
+    Input rows are quantized too, each with its own scale, so that the products are of integers.
     """
 
     values: torch.Tensor
@@ -275,7 +275,7 @@ class Int8Weight:
         return cls(values, torch.cat([part.scales for part in parts]))
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply as the kernels do, with quantised rows."""
+        """Multiply as the kernels do, with quantized rows."""
         rows = native.quantize_rows(x)
         exact = F.linear(rows.values.float() * rows.scales[:, None], self.values.float())
         return exact * self.scales
@@ -320,11 +320,11 @@ class GroupedLinearWeight:
         return cls(native.round_int4(weight, INT4_GROUP))
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply by the dequantised weight."""
+        """Multiply by the dequantized weight."""
         return F.linear(x, self.to_float())
 
     def to_float(self) -> torch.Tensor:
-        """Return the dequantised numbers, float32 [out, into]."""
+        """Return the dequantized numbers, float32 [out, into]."""
         return native.dequantize_grouped(self.weight)
 
     def select_outputs(self, outputs: torch.Tensor) -> GroupedLinearWeight:
@@ -364,7 +364,7 @@ class GroupedLinearWeight:
 
 
 class UnlikeWeights:
-    """Merges weights that are stored differently, such as those of an unquantised layer and of a quantised one, or of
+    """Merges weights that are stored differently, such as those of an unquantized layer and of a quantized one, or of
     4 and of 8 bits."""
 
     @classmethod

@@ -294,7 +294,7 @@ class DecoderWeights:
         return names + self.mixtures.layer_tensors(layer)
 
     def is_zero_bias(self, name: str) -> bool:
-        """Whether a tensor is a bias of zeros. Some writers add one to each layer that they quantise."""
+        """Whether a tensor is a bias of zeros. Some writers add one to each layer that they quantize."""
         if not name.endswith(".bias") or name.removesuffix("bias") + "qweight" not in self.checkpoint:
             return False
         return not self.checkpoint.view_tensor(name, *self.checkpoint.tensor_shape(name)).any()
@@ -325,7 +325,7 @@ class DecoderWeights:
         return self.quantization.stored_tensor_names(self.checkpoint, linear)
 
     def read_linear(self, linear: LinearSpec, outputs: torch.Tensor | None = None) -> LinearWeight:
-        """Read a linear layer's weight, quantised if requested, or only some ``outputs`` (int64 indices) of it."""
+        """Read a linear layer's weight, quantized if requested, or only some ``outputs`` (int64 indices) of it."""
         weight: LinearWeight
         if linear is self.head and self.config.tied:
             weight = read_plain_weight(self.checkpoint, self.embedding, linear.out, linear.into)

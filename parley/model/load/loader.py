@@ -410,7 +410,7 @@ def _try_fused(
     error = decoder_deviation(decoder, checkpoint, quantization)
     if not error <= DECODER_TOLERANCE[dtype] + quantization.extra_tolerance:
         if quantization:
-            raise LoadError(f"The fused decoder is off by {error:.2g} with quantised weights, and is not used.")
+            raise LoadError(f"The fused decoder is off by {error:.2g} with quantized weights, and is not used.")
         log.warning("The fused decoder is off by %.2g and is not used; the model runs through Transformers.", error)
         return None
     return decoder

@@ -36,7 +36,7 @@ class LinearReader(Protocol):
         """Return the names of the tensors that hold a linear layer's weight."""
 
     def read_linear(self, linear: LinearSpec) -> LinearWeight:
-        """Read a linear layer's weight, quantised if requested."""
+        """Read a linear layer's weight, quantized if requested."""
 
     def pack_weights(self, weights: list[LinearWeight], bias: torch.Tensor | None) -> native.PackedWeight:
         """Merge the weights of linear layers into one."""
@@ -69,7 +69,7 @@ class MixtureWeights:
         return all(tensor in self._checkpoint for tensor in stored.tensor_names(self._checkpoint, down))
 
     def _find_stacked_format(self) -> StackedFormat:
-        """Return the format of the tensors that hold all experts. A quantised file may have plain ones."""
+        """Return the format of the tensors that hold all experts. A quantized file may have plain ones."""
         stored, plain = self._weights.quantization.stacked_format, StackedPlainFormat(self.names.transposed)
         first = next((i for i, shape in enumerate(self._config.layers) if shape.routing is not None), None)
         if stored is None or first is None:
@@ -165,7 +165,7 @@ class MixtureWeights:
         return view.to(device=self._weights.device, dtype=torch.float32, copy=True)
 
     def read_expert(self, layer: int, expert: int, key: str) -> list[LinearWeight]:
-        """Read the parts of an expert's linear layer ``key``, quantised if requested. Raises LoadError."""
+        """Read the parts of an expert's linear layer ``key``, quantized if requested. Raises LoadError."""
         return [self._read_linear(layer, expert, key, linear) for linear in self.expert_parts(layer, expert)[key]]
 
     def _read_linear(self, layer: int, expert: int, key: str, linear: LinearSpec) -> LinearWeight:

@@ -76,7 +76,7 @@ class DecoderPlan(NamedTuple):
 def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> EncoderPlan:
     """Return how an encoder runs. Raises LoadError if it cannot."""
     if settings.quantization != "none" or "quantization_config" in config:
-        raise LoadError("Encoders run on plain weights only, but quantised weights were asked for.")
+        raise LoadError("Encoders run on plain weights only, but quantized weights were asked for.")
     device = resolve_device(settings.device)
     recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",))
     checkpoint = Checkpoint(folder)

@@ -47,7 +47,7 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
         return None
     towers = _open_towers(folder)
     if not towers.tensor_names or any(name.endswith(QUANTIZED_SUFFIXES) for name in towers.tensor_names):
-        log.info("The model reads text only: its checkpoint has no encoders, or quantised ones.")
+        log.info("The model reads text only: its checkpoint has no encoders, or quantized ones.")
         return None
     _check_blocks(towers.tensor_names)
     return MediaTowers(folder, config, family, dtype, device, towers.parameter_count * dtype.itemsize)

@@ -1,4 +1,4 @@
-"""Decodes pictures with Pillow: JPEG, PNG, WebP, GIF and BMP, recognised by their first bytes.
+"""Decodes pictures with Pillow: JPEG, PNG, WebP, GIF and BMP, recognized by their first bytes.
 
 Only the decoder of that format runs, and only after the header's size has been checked: a file of one kilobyte may
 stand for gigabytes of pixels. Of an animation the first frame counts.

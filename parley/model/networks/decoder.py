@@ -246,7 +246,7 @@ class FusedDecoder:
         rotations = self._rotations(batch)
         residual = self._embed_tokens(batch)
         # A norm knows which layer reads its result, because that layer may want int8; the head's rows are selected
-        # later. A LoRA adapter reads rows unquantised; the layer then quantises them itself, with the same result.
+        # later. A LoRA adapter reads rows unquantized; the layer then quantizes them itself, with the same result.
         has_adapters = batch.adapted is not None
         norms_with_readers = [
             *(self._first_norm(i, has_adapters) for i in range(len(config.layers))),

@@ -1,7 +1,7 @@
 """Pools a text's hidden states into one vector, as a model folder in sentence-transformers format specifies.
 
 The folder's modules.json lists the stages after the network: a pooling with its own config.json, then an optional
-normalisation. Without that file the kind of network decides. Sums cover one text's rows only, so a vector does not
+normalization. Without that file the kind of network decides. Sums cover one text's rows only, so a vector does not
 depend on the rest of the step.
 """
 

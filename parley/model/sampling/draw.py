@@ -30,7 +30,7 @@ GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def splitmix64(z: int) -> int:
-    """Return the SplitMix64 finaliser of z (Steele, Lea, Flood 2014): a bijection on 64 bits; every bit matters."""
+    """Return the SplitMix64 finalizer of z (Steele, Lea, Flood 2014): a bijection on 64 bits; every bit matters."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & UINT64_MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & UINT64_MASK
     return z ^ (z >> 31)

@@ -17,11 +17,11 @@ SPARE_CANDIDATES = 12  # extra candidates besides the listed ones, for equal log
 def score_tokens(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[TokenScore]:
     """Score token ``token_ids[i]`` under row i, with the ``count`` most probable tokens: float32 [N, V] -> N scores.
 
-    Scores are natural logarithms of the softmax of the raw logits. Equal logits are listed by id. The normaliser is a
+    Scores are natural logarithms of the softmax of the raw logits. Equal logits are listed by id. The normalizer is a
     sum of integers (``native.softmax_totals``), so a score does not depend on the other rows of the call.
     """
     best = native.top_k(logits, min(max(RANK_CANDIDATES, count + SPARE_CANDIDATES), logits.shape[1]))
-    norms = _normalisers_from_peaks(logits, best[0][:, 0])
+    norms = _normalizers_from_peaks(logits, best[0][:, 0])
     token_logits = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     ranks = _token_ranks(logits, token_logits, best[0])
     rows = zip(norms, token_logits[:, 0].tolist(), ranks, strict=True)
@@ -40,19 +40,19 @@ def _token_ranks(logits: torch.Tensor, own: torch.Tensor, best: torch.Tensor) ->
     return ranks
 
 
-def row_normalisers(logits: torch.Tensor) -> list[float]:
+def row_normalizers(logits: torch.Tensor) -> list[float]:
     """Return the log-sum-exp of each row: float32 [N, V] -> N numbers."""
-    return _normalisers_from_peaks(logits, native.argmax(logits)[0])
+    return _normalizers_from_peaks(logits, native.argmax(logits)[0])
 
 
-def _normalisers_from_peaks(logits: torch.Tensor, peaks: torch.Tensor) -> list[float]:
+def _normalizers_from_peaks(logits: torch.Tensor, peaks: torch.Tensor) -> list[float]:
     """Return the log-sum-exp of each row, given the row maxima: float32 [N, V] and [N] -> N numbers."""
     sums = native.softmax_totals(logits, peaks).tolist()
     return [peak + math.log(total / WEIGHT_SCALE) for peak, total in zip(peaks.tolist(), sums, strict=True)]
 
 
 def score_alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], count: int) -> list[TokenScore]:
-    """Score several tokens under a single row with known normaliser: float32 [V] -> one score per token."""
+    """Score several tokens under a single row with known normalizer: float32 [V] -> one score per token."""
     lists = top_tokens(logits[None], count) if count else ([[]], [[]])
     ids, top = lists[0][0], [value - norm for value in lists[1][0]]
     token_logits = logits[torch.tensor(token_ids, device=logits.device)]
@@ -68,7 +68,7 @@ def score_alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], 
 
 def token_logprobs(logits: torch.Tensor, token_ids: list[int]) -> list[float]:
     """Return the logprobs of some tokens under one row, float32 [V]."""
-    (norm,) = row_normalisers(logits[None])
+    (norm,) = row_normalizers(logits[None])
     return [value - norm for value in logits[torch.tensor(token_ids, device=logits.device)].tolist()]
 
 

@@ -27,7 +27,7 @@ from parley.model.sampling.grammar_mask import EndKind, GrammarCache, GrammarSta
 from parley.model.sampling.logit_edits import LogitsProcessor
 from parley.model.sampling.logprobs import (
     beam_candidates,
-    row_normalisers,
+    row_normalizers,
     score_alternatives,
     score_tokens,
     token_logprobs,
@@ -214,7 +214,7 @@ class Sampler:
         others, so that the beams remain comparable (as in Transformers' beam search).
         """
         plans = [self._slot_plan(slot) for slot in slots]
-        norms = row_normalisers(logits)
+        norms = row_normalizers(logits)
         shift = torch.tensor(norms, dtype=torch.float32, device=self.device)[:, None]
         edited, _ = self._edit_rows(logits - shift, plans, positions, True, set())
         candidates: list[list[BeamCandidate]] = []

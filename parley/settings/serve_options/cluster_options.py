@@ -58,7 +58,7 @@ CLUSTER_OPTIONS: list[Option] = [
     Option(
         "cluster-secret",
         text_kind("SECRET"),
-        "Secret by which the instances and coordinators of a cluster recognise each other. Roles other than mixed need "
+        "Secret by which the instances and coordinators of a cluster recognize each other. Roles other than mixed need "
         "it, unless they listen on this machine only, without API keys.",
         section="cluster",
         unset_text="none",

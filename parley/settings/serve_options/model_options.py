@@ -103,8 +103,8 @@ MODEL_OPTIONS: list[Option] = [
     Option(
         "quantization",
         choice_kind("none", "int8", "int4"),
-        "Quantise plain weights while loading; none keeps them as they are, int4 uses int8 for the head. Of a "
-        "quantised checkpoint, only a plain head becomes int8.",
+        "Quantize plain weights while loading; none keeps them as they are, int4 uses int8 for the head. Of a "
+        "quantized checkpoint, only a plain head becomes int8.",
         "none",
         section="model",
         configurable=True,

@@ -134,7 +134,7 @@ def _text_with_calls(rules: ArgumentRules, calls: str, parallel: bool, silent: S
     first = "".join(form.block_open) + call_open
     first = first[first.index(trigger) + len(trigger) :]
     mark = rules.find_mark(trigger)
-    if mark:  # a mark, which no text matches, is enough to recognise a call
+    if mark:  # a mark, which no text matches, is enough to recognize a call
         trigger = trigger[mark.start() :]
     others = " | ".join(rules.write_text(mark) for mark in silent if mark and rules.find_mark(mark))
     text = f"(TEXT ({others}))* TEXT" if others else "TEXT"

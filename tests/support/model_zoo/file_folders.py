@@ -105,8 +105,8 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "quantization_config.data_type is fp; only int is supported",
     ),
-    "EXL2": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "is quantised (exl2)"),
-    "AQLM": ({"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}}, "is quantised (aqlm)"),
+    "EXL2": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "is quantized (exl2)"),
+    "AQLM": ({"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}}, "is quantized (aqlm)"),
 }
 # Files beside or instead of a model's, and the sentence's part. None: the file of the model is missing
 FOREIGN_FILES: dict[str, tuple[dict[str, bytes | None], str]] = {

@@ -115,7 +115,7 @@ TABLES = {"nf4": NF4, "fp4": torch.cat((SIZES4, -SIZES4))}
 
 
 def quantize_table(kind: str, *, nested: bool):
-    """Return a function that writes bitsandbytes' nf4 or fp4. ``nested``: its scales are quantised as well."""
+    """Return a function that writes bitsandbytes' nf4 or fp4. ``nested``: its scales are quantized as well."""
     table = TABLES[kind]
 
     def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
