@@ -106,7 +106,7 @@ def _read_vocabulary(metadata: dict[str, Any], name: str) -> _Vocabulary:
 
 def _byte_level_parts(vocabulary: _Vocabulary, name: str) -> dict[str, Any]:
     split_name = vocabulary.field("pre")
-    if split_name not in PRE_TOKENIZERS:
+    if not isinstance(split_name, str) or split_name not in PRE_TOKENIZERS:
         shown = "none" if split_name is None else str(split_name)[:100]
         raise GgufError(
             f"{name} names the pre-tokenizer {shown}, which is not known, so texts would become wrong tokens"

@@ -265,6 +265,7 @@ def test_never_raises_anything_else_for_a_file_that_is_cut_anywhere(tmp_path):
         ({"llama.rope.dimension_count": "16"}, "gives llama.rope.dimension_count as '16'"),
         ({"tokenizer.ggml.model": "bert"}, "has a tokenizer of the kind bert, which is not read; gpt2 and llama are"),
         ({"tokenizer.ggml.pre": "klingon"}, "names the pre-tokenizer klingon, which is not known"),
+        ({"tokenizer.ggml.pre": ["gpt-2"]}, "names the pre-tokenizer ['gpt-2'], which is not known"),
         ({"tokenizer.ggml.tokens": None}, "has no tokenizer: there is no list of texts tokenizer.ggml.tokens"),
     ],
 )
