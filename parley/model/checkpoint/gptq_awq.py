@@ -33,7 +33,7 @@ from parley.native import GroupedWeight
 ONE_IN_EACH = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # by bits
 GPTQ_BITS = (2, 3, 4, 8)
 AWQ_BITS = 4
-PLAIN_BITS = 16  # AutoRound's word for layers that are not quantised
+PLAIN_BITS = 16  # AutoRound's word for layers that are not quantized
 PATTERN_MARKS = set("*+?^$()[]{}|\\")  # a name with any of these is a pattern
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of values 0 to 7 within an integer
 
