@@ -108,7 +108,7 @@ class Quantization:
     def _stored_format(self, checkpoint: Checkpoint, linear: LinearSpec) -> WeightFormat | None:
         """Return the format of a linear layer, None if its weight is plain.
 
-        Configs list the layers that are not quantised by names that are not always those in the file: with parts
+        Configs list the layers that are not quantized by names that are not always those in the file: with parts
         merged, or with another prefix. So a weight of plain numbers is plain whatever the config says.
         """
         if checkpoint.has_plain_numbers(linear.name + ".weight"):
