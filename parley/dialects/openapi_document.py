@@ -357,7 +357,9 @@ class _DocumentWriter:
         """Return the answers of an operation by their statuses."""
         route = answering[0][0]
         contents: dict[str, Json] = {"200": {}}
-        if route.kind == "metrics":
+        if bodies and not any("schema" in known for known in bodies):  # every request is refused
+            contents = {}
+        elif route.kind == "metrics":
             contents["200"] = {"text/plain": {"schema": {"type": "string"}}}
         elif route.kind not in EMPTY_KINDS and route.method != "HEAD":
             contents["200"] = {content_type.partition(";")[0]: {} for content_type in route.content_types}

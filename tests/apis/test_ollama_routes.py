@@ -3,10 +3,14 @@
 import json
 
 import pytest
+from support import tiny_models
 from support.http_client import HELLO_CHAT, build_request
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from parley import hub
 from parley.dialects.mounts import dedicated_mounts
+from parley.types import Settings
 
 HELLO = HELLO_CHAT["messages"]
 PLAIN = {"think": False, "options": {"temperature": 0, "num_predict": 8}}
@@ -202,3 +206,26 @@ async def test_ollama_load_requests_count_as_no_mistakes(server):
         assert (await server.post(f"/api/{path}", {"model": "tiny"} | body)).json["done"]
     assert server.model.metrics.invalid_requests.total_count == 0
     await server.idle()
+
+
+async def test_ollama_embeds_empty_texts_among_others_and_refuses_a_window_of_marks_alone(serve, tmp_path):
+    """A tokenizer like BERT's puts a mark at either side of a text."""
+    tiny_models.write_model(tmp_path, "qwen3")
+    file = str(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    marks = [(mark, tokenizer.token_to_id(mark)) for mark in ("<|im_start|>", "<|im_end|>")]
+    tokenizer.post_processor = TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=marks)
+    tokenizer.save(file)
+    server = await serve(settings=Settings(model=str(tmp_path), kv_memory=8 << 20, max_batch=4, threads=1))
+    body = {"model": "tiny", "input": ["", "why is the sky blue?"]}
+    whole = (await server.post("/api/embed", body)).json
+    assert len(whole["embeddings"]) == 2 and whole["prompt_eval_count"] > 4
+    for window, count in ((1, None), (2, None), (3, 5)):
+        answer = await server.post("/api/embed", body | {"options": {"num_ctx": window}})
+        if count is None:
+            expected = {"error": "input after truncation exceeds maximum context length"}
+            assert (answer.status, answer.json) == (400, expected)
+        else:
+            assert answer.json["prompt_eval_count"] == count
+    refused = await server.post("/api/embed", body | {"truncate": False, "options": {"num_ctx": 3}})
+    assert (refused.status, refused.json["error"]) == (400, "the input length exceeds the context length")

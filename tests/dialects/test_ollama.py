@@ -415,6 +415,8 @@ def test_ollama_embed_answers_vectors_of_length_1():
     assert read_vectors("embed", input="a", truncate=False).request.max_prompt_tokens is None
     for nothing in ({}, {"input": []}, {"input": ""}):
         assert read_vectors("embed", **nothing).body == b'{"model":"m","embeddings":[]}'
+    texts = read_vectors("embed", input=["", "a"]).request.prompts
+    assert texts == [Text(""), Text("a")]
     for wrong in (5, [5], ["a", None]):
         assert refusal(read_vectors, "embed", input=wrong) == (400, "invalid input type")
 

@@ -232,11 +232,7 @@ COMPOSED_ROUTES = (
             "options": SAMPLING | {"num_predict": BASE["max_tokens"], "top_k": 0, "top_p": 1.0},
         },
         {
-            "penalties": {
-                "options": {
-                    "repeat_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4, "repeat_last_n": 9
-                }
-            },
+            # not penalties: theirs have a window, which chat completions do not have
             "typical_p": {"options": FEATURES["typical_p"].members},
             "stop": {"options": FEATURES["stop"].members},
             "lora": FEATURES["lora"].members,

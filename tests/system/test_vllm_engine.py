@@ -40,23 +40,28 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import start
 from types import SimpleNamespace
+import msgspec
 import numpy as np
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
 from parley.model.sampling.extra_options import ExtraOptions
 from parley.model.sampling.row_edits import RowEdits
+from parley.types import Sampling
 from parley.worker.vllm import logits_plugin
 
-options = {5: ExtraOptions(watermark=True, no_repeat_ngram=2), 0: ExtraOptions(typical_p=0.3, temperature=0.5)}
+penalties = Sampling(repetition_penalty=1.5, presence_penalty=0.5, penalty_window=3)
+options = {
+    5: ExtraOptions(watermark=True, no_repeat_ngram=2, penalties=penalties),
+    0: ExtraOptions(typical_p=0.3, temperature=0.5),
+}
 tokens = torch.zeros(8, 16, dtype=torch.int32)
 tokens[5, :7] = torch.tensor([1, 2, 3, 1, 2, 4, 1])
 states = SimpleNamespace(all_token_ids=SimpleNamespace(gpu=tokens), prompt_len=SimpleNamespace(np=np.full(8, 4)))
 logits_plugin.load_token_bytes = lambda folder: lambda token: b""
 editor = logits_plugin.SlotEditor(SimpleNamespace(model_config=SimpleNamespace(model="m")), states)
 for slot in (5, 2, 0):
-    fields = ExtraOptions.__struct_fields__
-    extra = {"parley": {name: getattr(options[slot], name) for name in fields}} if slot in options else None
+    extra = {"parley": msgspec.to_builtins(options[slot])} if slot in options else None
     assert editor.add_request(slot, SamplingParams(extra_args=extra)) == (slot in options)
 
 

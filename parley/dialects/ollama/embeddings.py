@@ -15,7 +15,6 @@ from parley.errors import ContextLength, Incapable, ParleyError, UnknownModel
 from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 
 MAX_TEXTS = 2048
-MAX_CHARACTERS = 2**31  # of all texts; the limit of a body is lower
 MAX_DIMENSIONS = 2**31 - 1
 
 
@@ -59,14 +58,15 @@ def _read_common(fields: Fields, rules: OllamaRules, context: RequestContext) ->
 
 
 def _read_texts(fields: Fields) -> list[str]:
+    """Return the texts. One alone is left out if it is empty; of several, some may be. Raises BadRequest."""
     value = fields.raw_value("input")
     if value is None or value == "":
         return []
-    if isinstance(value, list) and not all(isinstance(text, str) for text in value):
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise invalid_member("input", "invalid input type")
-    if not isinstance(value, str | list):
-        raise invalid_member("input", "invalid input type")
-    return fields.strings("input", cap=MAX_TEXTS, total=MAX_CHARACTERS)
+    return fields.array("input", cap=MAX_TEXTS)
 
 
 class EmbedReply(UnstreamedReply):
