@@ -311,6 +311,13 @@ def test_vllm_response_refusals_use_original_wording(members, status, message, k
     assert refusal(**members) == (status, {"message": message, "type": kind, "param": param, "code": status})
 
 
+def test_vllm_response_bounds_the_id_that_it_repeats():
+    assert json.loads(whole(done(), request_id="a" * 256))["id"] == "a" * 256
+    for wrong in ("a" * 257, "", "a\n"):
+        status, error = refusal(request_id=wrong)
+        assert status == 400 and "request_id" in error["param"]
+
+
 def test_coordinator_keeps_vllm_responses_in_its_form():
     def inline(**members: Any) -> Any:
         body = json.dumps({"model": "m", "input": "Hi"} | members).encode()
