@@ -224,7 +224,8 @@ def test_load_rejects_conflicting_quantization_settings(tmp_path):
         ({name + "_scale": torch.ones(3)}, "weight_scale has shape"),
         ({name + "_scale": torch.ones(160, 2)}, "weight_scale has shape"),
         ({name + "_scale": torch.ones(160, dtype=torch.int32)}, "weight_scale holds int32"),
-        ({name: torch.ones(160, 64)}, "holds float32"),
+        ({name: torch.ones(160, 64)}, r"has a tensor model\.layers\.1\.mlp\.up_proj\.weight_scale"),
+        ({name: torch.ones(160, 64, dtype=torch.uint8)}, "holds uint8; the config asks for int8"),
         ({name + "_zero_point": torch.zeros(160, 1, dtype=torch.int8)}, "weight_zero_point"),
     ):
         save_file(tensors | change, folder / "model.safetensors")
