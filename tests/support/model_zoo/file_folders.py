@@ -40,8 +40,16 @@ STATES = "which keep more than keys and values"
 REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "nemotron_h with latent experts": ({"model_type": "nemotron_h", "moe_latent_size": 64}, STATES),
     "recurrent_gemma": ({"model_type": "recurrent_gemma"}, STATES),
-    "zamba": ({"model_type": "zamba"}, STATES),
-    "zamba2": ({"model_type": "zamba2"}, STATES),
+    "zamba": ({"model_type": "zamba", "num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2}, STATES),
+    "zamba2": (
+        {
+            "model_type": "zamba2",
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "hybrid"] * 2,
+            "n_mamba_heads": 2,
+        },
+        STATES,
+    ),
     "kimi_linear": ({"model_type": "kimi_linear"}, STATES),
     "minimax": ({"model_type": "minimax"}, STATES),
     "deepseek_v32": ({"model_type": "deepseek_v32"}, "layers of kind indexed_attention"),
