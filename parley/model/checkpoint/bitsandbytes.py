@@ -19,7 +19,7 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.packed_words import GROUP_MULTIPLE
-from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight, PlainWeight
+from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 from parley.native.torch_forms.torch_grouped import FP4_NUMBERS, NF4_NUMBERS
 
@@ -41,7 +41,7 @@ class QuantState:
 
 
 class BitsAndBytesFormat:
-    """The format of a linear layer, which its tensors tell: nf4, fp4, int8 or plain."""
+    """The format of a quantised linear layer, which its tensors tell: nf4, fp4 or int8."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight and of all that describes it."""
@@ -56,9 +56,6 @@ class BitsAndBytesFormat:
         """Return the weight and the tensors of its scales as views of the file. Raises LoadError."""
         weight, table = linear.name + ".weight", self._table(checkpoint, linear)
         if table is None:
-            if f"{linear.name}.SCB" not in checkpoint:
-                plain = checkpoint.view_tensor(weight, *linear.stored_shape)
-                return [plain.T if linear.transposed else plain]
             return [
                 checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.int8),
                 checkpoint.view_tensor(f"{linear.name}.SCB", linear.out),
@@ -79,15 +76,13 @@ class BitsAndBytesFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         values, *scales = self.view_tensors(checkpoint, linear)
-        if values.dtype == torch.int8:
+        table = self._table(checkpoint, linear)
+        if table is None:
             zeros = torch.full((linear.out, 1), 128, dtype=torch.uint8)
             numbers = (values.short() + 128).to(torch.uint8)
             return GroupedLinearWeight(
                 GroupedWeight(numbers, scales[0].float()[:, None] / 127, zeros, linear.into, code="int8")
             )
-        table = self._table(checkpoint, linear)
-        if table is None:
-            return PlainWeight(values)
         state = self._read_state(checkpoint, linear, table)
         codes = torch.stack((values >> 4, values & 15), -1).view(linear.out, linear.into)
         wide = self._widen_scales(state, *scales).view(linear.out, -1) / TABLES[table][1]

@@ -15,7 +15,7 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.packed_words import GROUP_MULTIPLE
-from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight, PlainWeight
+from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
 # Tensors that describe a weight, besides the three above; those that are not read follow from the others
@@ -37,22 +37,17 @@ class HqqSizes(NamedTuple):
 
 
 class HqqFormat:
-    """The format of a linear layer of HQQ, or a plain one."""
+    """The format of a quantised linear layer of HQQ."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight and of all that describes it."""
-        if linear.name + ".W_q" not in checkpoint:
-            return [linear.name + ".weight"]
         described = (f"{linear.name}.{part}" for part in DESCRIPTION)
         names = [f"{linear.name}.{part}" for part in ("W_q", "scale", "zero")]
         return names + [name for name in described if name in checkpoint]
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
-        """Return packed integers, scales and zeros, or a plain weight, as views of the file. Raises LoadError."""
+        """Return packed integers, scales and zeros as views of the file. Raises LoadError."""
         names = self.tensor_names(checkpoint, linear)
-        if len(names) == 1:
-            plain = checkpoint.view_tensor(names[0], *linear.stored_shape)
-            return [plain.T if linear.transposed else plain]
         sizes = self._read_sizes(checkpoint, linear)
         groups = linear.out * linear.into // sizes.group
         rows, dtype = -(-groups // NUMBERS_IN_WORD[sizes.bits]), torch.int32 if sizes.bits == 3 else torch.uint8
@@ -69,8 +64,6 @@ class HqqFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         packed, *rest = self.view_tensors(checkpoint, linear)
-        if not rest:
-            return PlainWeight(packed)
         sizes, (scales, zeros) = self._read_sizes(checkpoint, linear), (each.view(linear.out, -1) for each in rest)
         code = f"zero{sizes.bits}_{ZERO_CODES[scales.dtype]}"
         values = unpack_planes(packed, scales.numel(), sizes.bits).view(linear.out, linear.into)

@@ -28,7 +28,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp8 import read_fp8
 from parley.model.checkpoint.hqq import ZERO_CODES
 from parley.model.checkpoint.packed_words import GROUP_MULTIPLE, integer_bits
-from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight, PlainWeight
+from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
 INTEGERS, FLOATS, NIBBLES = ("Int8Tensor", "IntxUnpackedToInt8Tensor"), "Float8Tensor", "Int4Tensor"
@@ -176,20 +176,12 @@ class TorchaoFormat:
         return _weight_of(checkpoint, linear).tensor_names()
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
-        """Return integers, scales and zero points if there are any, or a plain weight, as views of the file.
-
-        Raises LoadError.
-        """
-        weight = _weight_of(checkpoint, linear)
-        if weight.is_plain:
-            plain = checkpoint.view_tensor(weight.name, *linear.stored_shape)
-            return [plain.T if linear.transposed else plain]
-        return weight.view_parts()
+        """Return integers, scales and zero points if there are any, as views of the file. Raises LoadError."""
+        return _weight_of(checkpoint, linear).view_parts()
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError, also if an integer is not of the bits that the header names."""
-        values, *rest = self.view_tensors(checkpoint, linear)
-        return _weight_of(checkpoint, linear).read(values, *rest) if rest else PlainWeight(values)
+        return _weight_of(checkpoint, linear).read(*self.view_tensors(checkpoint, linear))
 
 
 def _weight_of(checkpoint: Checkpoint, linear: LinearSpec) -> TorchaoWeight:
