@@ -26,9 +26,9 @@ def spawn_server(model: str | None, *flags: str) -> Iterator[OpenAIClient]:
 
     Only this client can use the server, because its API key is random and secret.
     """
-    port, key = _free_port(), secrets.token_urlsafe()
-    client = OpenAIClient(ServerAddress("http", "127.0.0.1", port, ""), key)
-    command = python_command("-m", "parley", "serve", *([model] if model else []), "--host", "127.0.0.1")
+    (host, port), key = free_address(), secrets.token_urlsafe()
+    client = OpenAIClient(ServerAddress("http", host, port, ""), key)
+    command = python_command("-m", "parley", "serve", *([model] if model else []), "--host", host)
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [*command, "--port", str(port), *flags],
@@ -80,7 +80,10 @@ def _stop_process(process: subprocess.Popen[bytes]) -> None:
             process.wait(5)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_address() -> tuple[str, int]:
+    """Return an address of this machine alone, and a free port there. Raises ClientError."""
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
+            probe.bind((host, 0))
+            return host, int(probe.getsockname()[1])
+    raise ClientError("No server can be started: nothing can listen on 127.0.0.1 or ::1.")

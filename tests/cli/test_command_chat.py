@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,29 @@ def test_chat_clears_the_progress_of_a_server_that_does_not_start(monkeypatch):
     with pytest.raises(ClientError, match="did not start: no weights"):
         spawn.wait_for_server(loading, loading, io.BytesIO(b"no weights"))
     assert "still loading" in screen.getvalue() and screen.getvalue().endswith("\r\x1b[K")
+
+
+# A network of its own, whose only interface has no address.
+UNSHARE = [
+    "unshare",
+    "--map-root-user",
+    "--net",
+    "sh",
+    "-c",
+    'ip link set lo up && ip addr flush dev lo && exec "$@"',
+    "-",
+]
+
+
+@pytest.mark.skipif(
+    not shutil.which("unshare") or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0,
+    reason="a network of its own needs unshare, ip and the permission",
+)
+def test_chat_on_a_machine_without_addresses_is_refused_by_a_sentence():
+    command = [*UNSHARE, sys.executable, "-m", "parley", "chat", "-q", "a"]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60)
+    message = "parley: No server can be started: nothing can listen on 127.0.0.1 or ::1.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
 
 
 @pytest.fixture
