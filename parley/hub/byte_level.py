@@ -131,7 +131,7 @@ def _added_tokens(
             added[all_ids[text]] = (given if isinstance(given, dict) else {}) | {"content": text, "special": True}
     listed = config.get("added_tokens_decoder")
     for number, token in (listed if isinstance(listed, dict) else {}).items():
-        if number.isdigit() and isinstance(token, dict) and isinstance(token.get("content"), str):
+        if number.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str):
             added[int(number)] = token
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     return [

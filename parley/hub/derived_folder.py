@@ -1,8 +1,8 @@
 """Makes a model folder with another config, tokenizer or chat template: links to the old files, and new files.
 
 So all code that reads models sees one folder, and knows no overrides. A tokenizer in its maker's own format becomes a
-tokenizer.json. The folder is in the user's cache, under a name
-that depends on the files and on the overrides; it is written once and never changed.
+tokenizer.json. The folder is in the user's cache, under a name that depends on the files and on the overrides; it is
+written once and never changed.
 """
 
 from __future__ import annotations

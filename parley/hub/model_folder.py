@@ -217,7 +217,7 @@ def _weights_problem(folder: Path) -> str:
         return next(filter(None, map(foreign_files.pointer_problem, sorted(weights))), "")
     try:
         shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"its {index.name} cannot be read"
     absent = [shard for shard in shards if not (folder / str(shard)).is_file()]
     if absent:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM, BPE = 1, 2
 SPECIAL_IDS = {"unk": 0, "bos": 1, "eos": 2, "pad": -1}  # fields 40 to 43 of the trainer, with their defaults
 BLANK = "▁"
+MAX_VARINT_SHIFT = 63  # bits of the number before the last byte of the longest varint
 # The classes of tokenizers whose ids are those of the file. Those of other classes are shifted or renamed.
 PLAIN_CLASSES = frozenset(
     ("Llama", "CodeLlama", "Gemma", "Baichuan", "InternLM", "InternLM2", "Yi", "Ernie4_5", "PreTrained", "Tokenizers")
@@ -54,6 +56,8 @@ def _read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
         nonlocal at
         value = shift = 0
         while True:
+            if shift > MAX_VARINT_SHIFT:
+                raise IndexError
             byte = data[at]
             at += 1
             value |= (byte & 0x7F) << shift
@@ -203,11 +207,11 @@ def _added_tokens(
     added |= {number: {"content": token, "special": False} for token, number in more_tokens.items()}
     listed = config.get("added_tokens_decoder")
     for number, token in (listed if isinstance(listed, dict) else {}).items():
-        if number.isdigit() and isinstance(token, dict) and isinstance(token.get("content"), str):
+        if number.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str):
             added[int(number)] = token
-    gaps = set(range(len(model.pieces), max(added, default=-1) + 1)) - set(added)
-    if gaps:
-        raise BadTokenizerModel(f"its files give the token {min(gaps)} no text")
+    first_gap = next(number for number in count(len(model.pieces)) if number not in added)
+    if first_gap < max(added, default=-1):
+        raise BadTokenizerModel(f"its files give the token {first_gap} no text")
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     return [
         {"id": number} | flags | {name: token[name] for name in ("content", *flags) if name in token}

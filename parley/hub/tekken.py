@@ -40,7 +40,9 @@ def convert_tekken(path: Path) -> dict[str, Any]:
             dict(enumerate(FIRST_SPECIAL_TOKENS)) if listed is None else {e["rank"]: e["token_str"] for e in listed}
         )
         pattern, version = str(config["pattern"]), str(config.get("version") or "v3")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        if not all(isinstance(text, str) for text in special.values()):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise BadTokenizerModel("its tekken.json is not in Mistral's format") from None
     special_texts = [special.get(number, FILLER.format(number)) for number in range(count)]
     if len(tokens) != size - count or len(set(tokens)) < len(tokens) or len(set(special_texts)) < count:

@@ -133,6 +133,18 @@ def test_the_converted_tokenizer_is_kept_and_follows_the_file(tmp_path):
         ({"tokenizer_config.json": b"[]"}, "its tokenizer_config.json does not hold a JSON object"),
         ({"added_tokens.json": b'{"<x>": 5000}'}, "give the token 1800 no text"),
         ({"tekken.json": b"{}"}, "its tekken.json is not in Mistral's format"),
+        (
+            {"tekken.json": b'{"config": {"default_num_special_tokens": 1e400}}'},
+            "its tekken.json is not in Mistral's format",
+        ),
+        (
+            {
+                "tekken.json": b'{"config": {"default_num_special_tokens": 1, "default_vocab_size": 1, "pattern": ""},'
+                b' "vocab": [], "special_tokens": [{"rank": 0, "token_str": []}]}'
+            },
+            "its tekken.json is not in Mistral's format",
+        ),
+        ({"added_tokens.json": b'{"<x>": 1000000000000}'}, "give the token 1800 no text"),
     ],
 )
 def test_unusable_tokenizers_are_refused_in_one_sentence(files, why, tmp_path):
@@ -142,6 +154,21 @@ def test_unusable_tokenizers_are_refused_in_one_sentence(files, why, tmp_path):
     with pytest.raises(hub.ModelMissing, match=r"cannot be served: [^\n]*\.$") as error:
         hub.resolve_model(str(folder))
     assert why in str(error.value)
+
+
+def test_a_key_of_added_tokens_that_is_no_number_is_no_crash(tmp_path):
+    config = {"added_tokens_decoder": {"\u00b2": {"content": "<x>"}}}
+    odd = load(write_folder(tmp_path / "odd", "llama", tokenizer_config=config))
+    assert odd.encode("a") == load(write_folder(tmp_path / "plain", "llama")).encode("a")
+
+
+def test_a_number_of_more_bytes_than_the_format_allows_is_refused():
+    """Each further byte would take longer than the one before, as the number grows without limit."""
+    data = (DATA / "llama.model").read_bytes()
+    field = bytes((4 << 3, *[0x80] * 9, 1))
+    assert read_sentence_piece(data + field).pieces
+    with pytest.raises(BadTokenizerModel, match="is no SentencePiece model"):
+        read_sentence_piece(data + bytes((4 << 3, *[0x80] * 10, 0)))
 
 
 def test_every_cut_off_model_is_refused_or_read_without_a_crash():
