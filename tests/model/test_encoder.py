@@ -15,7 +15,7 @@ from test_pooling import unpack_vectors, write_pooling_config
 
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
-from parley.model.load.text_encoders import deberta, modern_bert, rotary_bert
+from parley.model.load.text_encoders import deberta, encoders, modern_bert, rotary_bert
 from parley.types import EngineRequest, PoolingOptions, Settings
 
 SIZES = {
@@ -423,6 +423,19 @@ def test_load_rejects_unsupported_pooling_settings(tmp_path, kinds, pooling, sen
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(LoadError, match=sentence):
         load_test_runner(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", encoders.ENCODER_LOADERS)
+def test_a_field_of_a_wrong_type_is_refused_in_a_sentence(model_type):
+    sizes = {"vocab_size": 100, "hidden_size": 64, "num_attention_heads": 4, "position_buckets": -1}
+    fields = ("architectures", "hidden_act", "activation_function", "hidden_activation", "layer_norm_eps", "norm_eps",
+              "layer_norm_epsilon", "rope_parameters", "rope_scaling", "layer_types", "pos_att_type")  # fmt: skip
+    for name in fields:
+        for value in (3, [], [1], {"a": 1}, "x"):
+            try:
+                encoders.read_encoder_config({"model_type": model_type, **sizes, name: value})
+            except LoadError as error:
+                assert str(error).endswith(".")
 
 
 def test_load_rejects_encoder_with_wrong_results(tmp_path, monkeypatch):

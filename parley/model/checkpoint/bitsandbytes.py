@@ -151,7 +151,7 @@ class BitsAndBytesFormat:
 def read_bitsandbytes_config(config: dict[str, Any]) -> Callable[[str], BitsAndBytesFormat | None]:
     """Return a function from layer name to format for a ``quantization_config``. Raises LoadError."""
     kind, is_4bit = config.get("bnb_4bit_quant_type", "fp4"), config.get("load_in_4bit") or config.get("_load_in_4bit")
-    if is_4bit and kind not in TABLES:
+    if is_4bit and not (isinstance(kind, str) and kind in TABLES):
         raise LoadError(
             f"The checkpoint's quantization_config.bnb_4bit_quant_type is {kind}; only {' and '.join(TABLES)} are "
             "supported."

@@ -49,10 +49,15 @@ def is_encoder(config: dict[str, Any]) -> bool:
 
 def read_encoder_config(config: dict[str, Any]) -> EncoderSizes:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
-    names = [str(name) for name in config.get("architectures") or ()]
-    if task_heads := [name for name in names if name.endswith(UNSUPPORTED_HEADS)]:
-        raise LoadError(f"A {task_heads[0]} is not an embedding model, and no classifier of whole texts.")
-    return ENCODER_LOADERS[config["model_type"]].read_config(config)
+    kind = config["model_type"]
+    try:
+        names = [str(name) for name in config.get("architectures") or ()]
+        if task_heads := [name for name in names if name.endswith(UNSUPPORTED_HEADS)]:
+            raise LoadError(f"A {task_heads[0]} is not an embedding model, and no classifier of whole texts.")
+        return ENCODER_LOADERS[kind].read_config(config)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # The families check the fields that decide whether a model is supported, not the type of each field
+        raise LoadError(f"config.json has a field of a wrong type or value for a {kind} model ({error}).") from error
 
 
 def load_encoder(
