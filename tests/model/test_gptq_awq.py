@@ -259,6 +259,7 @@ def test_gptq_ignores_zero_biases_and_zero_group_indices(tmp_path):
         (GPTQ | {"dynamic": {".*up_proj": {"bits": 5}}}, "bits is 5"),
         (GPTQ | {"dynamic": {".*up_proj": 8}}, "dynamic is 8"),
         (GPTQ | {"dynamic": {"-:(": {}}}, "dynamic"),
+        (GPTQ | {"dynamic": {"-:a{99999999999}": {}}}, "only a pattern"),
         (GPTQ | {"modules_in_block_to_quantize": 3}, "modules_in_block_to_quantize is 3"),
         (GPTQ | {"group_size": 32}, "shape"),
         (GPTQ | {"modules_in_block_to_quantize": [["self_attn.q_proj"]]}, "no tensor"),

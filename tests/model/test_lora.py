@@ -478,6 +478,7 @@ INVALID_ADAPTERS = {
     "other rank": (change_config(r=3), "fits the model"),
     "pattern": (change_config(rank_pattern={"(a*)*": 3}), "too complex"),
     "bad pattern": (change_config(alpha_pattern={"(": 3}), "invalid expression"),
+    "large count": (change_config(alpha_pattern={"a{99999999999}": 3}), "invalid expression"),
     "no object": (change_config(rank_pattern=[1]), "not an object"),
     "half": (change_weights(lambda t: t.pop(LORA_A)), "only one of"),
     "layer missing": (change_weights(lambda t: (t.pop(LORA_A), t.pop(LORA_B))), "no tensors for it"),

@@ -270,7 +270,7 @@ def _compile_test(entry: str, where: str) -> NameTest:
         return lambda name: entry in (name, "Linear")
     try:
         return partial(_matches_name, re.compile(entry.removeprefix("re:")))
-    except re.error:
+    except (re.error, OverflowError, RecursionError):
         raise LoadError(f"The checkpoint's quantization_config.{where} has a broken pattern {entry}.") from None
 
 

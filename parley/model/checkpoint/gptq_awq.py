@@ -149,7 +149,7 @@ def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | Non
     for rule, own in overrides.items():
         try:
             pattern = re.compile(rule.removeprefix("-:").removeprefix("+:"))
-        except re.error:
+        except (re.error, OverflowError, RecursionError):
             raise _unsupported_option("dynamic", rule, "a pattern") from None
         if rule.startswith("-:"):
             rules.append((pattern, None))

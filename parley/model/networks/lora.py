@@ -172,7 +172,7 @@ def _compile_patterns(config: dict[str, Any], field: str) -> list[tuple[re.Patte
             raise LoadError(f"The adapter's {field} has an expression that is too complex: {key[:60]}")
         try:
             compiled.append((re.compile(rf"(.*\.)?({key})$"), value))
-        except (re.error, RecursionError):
+        except (re.error, OverflowError, RecursionError):
             raise LoadError(f"The adapter's {field} has an invalid expression: {key[:60]}") from None
     return compiled
 
