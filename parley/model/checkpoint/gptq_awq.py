@@ -215,7 +215,7 @@ def read_auto_round_config(config: dict[str, Any]) -> Callable[[str], GptqFormat
     for name in by_name:
         try:
             tests += [(re.compile(name), by_name[name])] if PATTERN_MARKS & set(name) else []
-        except re.error:
+        except (re.error, OverflowError, RecursionError):
             raise _unsupported_option("extra_config", name, "a name or a pattern") from None
 
     def find_auto_round_format(name: str) -> GptqFormat | AwqFormat | None:
