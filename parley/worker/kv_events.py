@@ -203,16 +203,12 @@ def _short_hash(digest: bytes) -> int:
 
 def _extra_keys(event: PagesStored) -> list[list[Any] | None] | None:
     """Return the inputs of each page's hash besides tokens: the adapter, media, and a prompt's salt at its start."""
-    keys = [
-        _page_keys(event, event.start + place * BLOCK_SIZE) or None for place in range(len(event.hashes))
-    ]  # fmt: skip
+    keys = [_page_keys(event, event.start + place * BLOCK_SIZE) or None for place in range(len(event.hashes))]
     return keys if any(keys) else None
 
 
 def _page_keys(event: PagesStored, page_start: int) -> list[Any]:
-    items = [
-        (item.digest.hex(), item.start - page_start) for item in _overlapping(event.media, page_start)
-    ]  # fmt: skip
+    items = [(item.digest.hex(), item.start - page_start) for item in _overlapping(event.media, page_start)]
     salt = [event.cache_salt] if page_start == 0 and event.cache_salt else []
     return [*([event.adapter] if event.adapter else []), *items, *salt]
 
