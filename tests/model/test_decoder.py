@@ -17,7 +17,7 @@ from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint import quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse as lowering
-from parley.model.load import memory, plan, reference
+from parley.model.load import memory, plan, reference, weight_size
 from parley.model.load.loader import load_runner
 from parley.model.networks.config import RopeConfig, Unfusable, read_decoder_config
 from parley.model.networks.network import PackedBatch
@@ -431,7 +431,8 @@ def test_load_errors_are_single_sentences(tmp_path):
 
 def test_load_rejects_weights_larger_than_free_memory(monkeypatch):
     """Guards against running out of memory halfway through the weights."""
-    monkeypatch.setattr(memory, "free_memory", lambda device: 100_000)
+    for module in (memory, weight_size):
+        monkeypatch.setattr(module, "free_memory", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
         load_float32_runner(tiny_models.model_folder("llama"))
 

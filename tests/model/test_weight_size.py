@@ -72,7 +72,8 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch, t
     folder = ZOO["mixtral, GPTQ 4 bits, act-order"].write(tmp_path)[0]
     size = weight_size.plan_weights(plan_decoder(folder))
     assert size > 1.5 * (folder / "model.safetensors").stat().st_size
-    monkeypatch.setattr(memory, "free_memory", lambda device: size - 1)
+    for module in (memory, weight_size):
+        monkeypatch.setattr(module, "free_memory", lambda device: size - 1)
     monkeypatch.setattr(fuse, "fuse_decoder", None)
     for load in (check_model, partial(loader.load_runner, progress=lambda stage, fraction: None)):
         with pytest.raises(LoadError, match="The weights take"):

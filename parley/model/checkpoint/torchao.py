@@ -33,7 +33,6 @@ from parley.native import GroupedWeight
 
 INTEGERS, FLOATS, NIBBLES = ("Int8Tensor", "IntxUnpackedToInt8Tensor"), "Float8Tensor", "Int4Tensor"
 CLASSES = (*INTEGERS, FLOATS, NIBBLES)
-PLAIN_CLASS = "Tensor"
 PARTS = ("qdata", "scale", "zero_point")
 UNUSED_PARTS = ("act_quant_scale", "act_quant_zero_point")
 

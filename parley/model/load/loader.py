@@ -50,7 +50,7 @@ from parley.model.load.reference import DECODER_TOLERANCE, PROBE_TOKENS, decoder
 from parley.model.load.text_encoders.classifier import load_classifier_head
 from parley.model.load.text_encoders.encoders import is_encoder, load_encoder
 from parley.model.load.towers import MediaTowers, load_towers, memory_needed_later, plan_towers
-from parley.model.load.weight_size import plan_weights
+from parley.model.load.weight_size import refuse_weights_beyond_memory
 from parley.model.media.encoder import TransformersEncoder
 from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork
@@ -405,7 +405,7 @@ def _try_fused(
         return None
     quantization, dtype = plan.quantization, plan.dtype
     weights = DecoderWeights(checkpoint, decoder_config, quantization, dtype, plan.device)
-    plan_weights(weights)
+    refuse_weights_beyond_memory(weights)
     decoder = fuse_decoder(weights, max(plan.length, PROBE_TOKENS), progress, packed_cache)
     error = decoder_deviation(decoder, checkpoint, quantization)
     if not error <= DECODER_TOLERANCE[dtype] + quantization.extra_tolerance:

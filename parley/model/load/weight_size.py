@@ -7,8 +7,22 @@ are those of loading: what is kept in few bits and what becomes plain numbers.
 from __future__ import annotations
 
 from parley.model.load.fuse import DecoderWeights, tensor_bytes
-from parley.model.load.memory import refuse_large_weights
+from parley.model.load.memory import free_memory, refuse_large_weights
 from parley.model.load.meta_values import META, MetaValues
+
+# How many times the bytes of their tensors weights take in memory, at most
+MOST_GROWTH = 24  # 1 bit and scales as float32
+MOST_PLAIN_GROWTH = 2  # bfloat16 as float32
+
+
+def refuse_weights_beyond_memory(weights: DecoderWeights) -> None:
+    """Raise LoadError if the weights of the fused decoder do not fit into memory, or as ``plan_weights`` does.
+
+    Measuring makes torch import a second's worth of modules, so weights that fit in any form are not measured.
+    """
+    growth = MOST_GROWTH if weights.quantization.method is not None else MOST_PLAIN_GROWTH
+    if growth * weights.checkpoint.total_bytes > free_memory(weights.device):
+        plan_weights(weights)
 
 
 def plan_weights(weights: DecoderWeights) -> int:
