@@ -19,7 +19,7 @@ from support.certificates import make_authority, make_certificate
 
 from parley.settings.key_file import HashedKey, add_key, make_key
 
-REPLACEMENTS = 60 if os.environ.get("PARLEY_NIGHTLY") else 6
+REPLACEMENTS = 60 if os.environ.get("PARLEY_NIGHTLY") else 4
 COMPLETION = {"prompt": "abc", "max_tokens": 5, "ignore_eos": True}  # 8 tokens
 STREAM = COMPLETION | {"max_tokens": 8000, "stream": True}
 REQUESTS = 40  # that the limited key may send
