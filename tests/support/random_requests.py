@@ -184,7 +184,7 @@ def random_body(path: str, rng: random.Random) -> bytes:
             {"inputs": text, "parameters": {"max_new_tokens": length} | pick_options(TGI_PARAMETERS)} | stream
         ).encode()
     request = {"model": "tiny", "max_tokens": length}
-    if "/v1/responses" in path or path.endswith("/responses"):
+    if "/responses" in path:
         request = {"model": "tiny", "input": [{"role": "user", "content": text}]}
         if path.endswith("/responses"):
             least = 1 if path.startswith(("/v1", "/serving", "/ai")) else 16  # where the API is as strict as OpenAI's
