@@ -195,11 +195,11 @@ def universal_mounts(strict: bool = False, tgi_compat: str = "3", pages: bool = 
     ``strict``: the root has the strict form of each API. ``tgi_compat``: the version of TGI at the root. ``pages``: the
     web page as well.
     """
-    manner = dict(DEDICATED_APIS) if strict else {}
+    dialects = dict(DEDICATED_APIS) if strict else {}
     if tgi_compat != "3":
-        manner["tgi"] = DEDICATED_APIS[f"tgi-{tgi_compat}"]
+        dialects["tgi"] = DEDICATED_APIS[f"tgi-{tgi_compat}"]
     apis = (
-        mount if mount.prefix else ApiMount("", manner.get(mount.dialect.name, mount.dialect)) for mount in API_MOUNTS
+        mount if mount.prefix else ApiMount("", dialects.get(mount.dialect.name, mount.dialect)) for mount in API_MOUNTS
     )
     own, calls = INNER_MOUNTS
     mounts = with_documents((own, *apis, calls))

@@ -59,8 +59,8 @@ class ModelMetrics:
         self.request_decode_seconds = BucketHistogram()  # from its first token to its last
         self.inference_seconds = BucketHistogram()  # from its first step to its last token
         self.load_ratio = BucketHistogram()  # from its arrival to its end, divided by the part after its first step
-        self.recent_ttft = RecentValues(maxlen=RECENT_COUNT)  # like first_token
-        self.recent_gaps = RecentValues(maxlen=RECENT_COUNT)  # like between_tokens
+        self.recent_ttft = RecentValues(maxlen=RECENT_COUNT)  # like time_to_first_token
+        self.recent_gaps = RecentValues(maxlen=RECENT_COUNT)  # like inter_token_seconds
         # per request, counts
         self.choice_counts = BucketHistogram()
         self.prompt_length = BucketHistogram()

@@ -405,9 +405,7 @@ class App:
         return self._path_dialects[path] if path in self._path_dialects else error_dialect(self.mounts, path)
 
     async def _send_error(self, exchange: Exchange, error: ParleyError, extra: HeaderList = ()) -> None:
-        if (
-            exchange.response_begun
-        ):  # too late for an error answer; a cut connection at least does not look like a proper end
+        if exchange.response_begun:  # too late; a cut connection does at least not look like a proper end
             exchange.abort_connection()
             return
         try:

@@ -326,12 +326,12 @@ async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchang
         await replay_stream(registry.background_runs, exchange.tenant.id, exchange, result)
 
 
-async def replay_stream(runs: BackgroundRuns, tenant: str, exchange: Exchange, order: StreamReplay) -> None:
-    """Stream a background request again. Raises the order's refusal if its events are not kept."""
-    run = runs.find(tenant, order.name)
+async def replay_stream(runs: BackgroundRuns, tenant: str, exchange: Exchange, replay: StreamReplay) -> None:
+    """Stream a background request again. Raises its refusal if its events are not kept."""
+    run = runs.find(tenant, replay.name)
     if run is None or not run.is_stream:
-        raise order.refusal
-    await follow_events(exchange, run.kept, order.first_event, Reply.media_type)
+        raise replay.refusal
+    await follow_events(exchange, run.kept, replay.first_event, Reply.media_type)
 
 
 async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

@@ -1,7 +1,7 @@
 """Kinds of option values: how text, or a value of a TOML file, becomes a number, a size, a duration or a choice.
 
-``read`` raises ValueError with a clause that completes the sentence "<value> is not …", including the range; ``show``
-returns text that reads back as the same value. Knows neither options nor sources.
+``OptionKind.parse_raw`` raises ValueError with a clause that completes the sentence "<value> is not …", including the
+range; ``format_value`` returns text that is parsed as the same value. Knows neither options nor sources.
 """
 
 from __future__ import annotations

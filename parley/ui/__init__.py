@@ -1,7 +1,7 @@
 """The files of the web page: HTML, CSS and JavaScript modules, which the server sends as they are.
 
-The pages need no build step and load nothing from other hosts. ``static/`` has the modules by their purpose:
-``apis/`` has one for each API that the playground speaks, the other folders those that the pages share.
+The pages need no build step and load nothing from other hosts. ``static/apis/`` has a module for each API that the
+playground speaks; ``static/`` has the pages themselves and the modules that they share.
 """
 
 from __future__ import annotations

@@ -192,7 +192,8 @@ class ApiKeys:
     def check_admin_key(self, headers: dict[bytes, bytes]) -> None:
         """Check that one of the keys in the headers is an admin key.
 
-        Raises Unauthorized without a key or with an expired one, Forbidden with other keys.
+        Raises Unauthorized without a key, Forbidden if none of the keys may change the server or those that may have
+        expired.
         """
         if not self._has_admin_keys:
             if self._has_keys:

@@ -2,7 +2,7 @@
 
 Extends uvicorn's protocol, which has no such limits. Errors in a request that could be parsed are left to the
 application, which answers in the format of the request's API. A request that cannot be parsed is answered here, and the
-connection is closed. The limits of bodies are in ``exchange``.
+connection is closed. The limits of bodies are in ``request_body``.
 """
 
 from __future__ import annotations

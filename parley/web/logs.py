@@ -106,7 +106,7 @@ class QueueingHandler(logging.Handler):
             return self._formatter.format(record)
 
     def wait_written(self) -> None:
-        """Wait for the last lines to be written, LAST_LINES seconds at most."""
+        """Wait for the last lines to be written, FLUSH_SECONDS at most."""
         deadline = time.monotonic() + FLUSH_SECONDS
         while not self._all_written and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -176,18 +176,18 @@ def log_access(exchange: FinishedRequest) -> None:
 class AccessLogMessage:
     """The message of an access log line. It is formatted in the log thread, not where requests are served."""
 
-    __slots__ = ("_id", "_method", "_note", "_path", "_seconds", "_status")
+    __slots__ = ("_id", "_log_entry", "_method", "_path", "_seconds", "_status")
 
     def __init__(
         self, request_id: str, method: str, path: str, status: int | str, seconds: float, log_entry: AccessLogEntry
     ):
         self._id, self._method, self._path = request_id, method, path[:MAX_LOGGED_PATH]
-        self._status, self._seconds, self._note = status, seconds, log_entry
+        self._status, self._seconds, self._log_entry = status, seconds, log_entry
 
     @property
     def log_fields(self) -> dict[str, Any]:
         """The line's fields by their names in JSON."""
-        log_entry = self._note
+        log_entry = self._log_entry
         fields = {
             "id": self._id,
             "method": self._method,

@@ -19,7 +19,7 @@ class TlsFileError(Exception):
 def server_tls_context(tls: TlsFiles, *, http2: bool = False) -> ssl.SSLContext:
     """Return the TLS context of a port. An encrypted key without a password file is asked for at the terminal.
 
-    ``http2``: offer HTTP/2 as well, if its package is installed. Raises BadTls.
+    ``http2``: offer HTTP/2 as well, if its package is installed. Raises TlsFileError.
     """
     tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls_context.set_alpn_protocols(["h2", "http/1.1"] if http2 and HAS_HTTP2 else ["http/1.1"])
@@ -47,7 +47,7 @@ def reload_certificates(loaded: Iterable[LoadedTls]) -> None:
 
 
 def _load_tls_files(tls_context: ssl.SSLContext, tls: TlsFiles, *, ask_password: bool = True) -> ssl.SSLContext:
-    """Load the files of ``tls`` into a context and return it. Raises BadTls."""
+    """Load the files of ``tls`` into a context and return it. Raises TlsFileError."""
     tls_context.minimum_version = ssl.TLSVersion.TLSv1_2
     load_certificate(tls_context, tls.certificate, tls.key, tls.password_file, ask_password=ask_password)
     for path in tls.client_authorities:
@@ -64,7 +64,7 @@ def _load_tls_files(tls_context: ssl.SSLContext, tls: TlsFiles, *, ask_password:
 def load_certificate(
     tls_context: ssl.SSLContext, certificate: Path, key: Path, password_file: Path | None, *, ask_password: bool = True
 ) -> None:
-    """Load a certificate into a context. ``password_file``: file with the password of its key. Raises BadTls."""
+    """Load a certificate into a context. ``password_file``: file with the password of its key. Raises TlsFileError."""
     key_password = None if ask_password else ""  # with None, OpenSSL asks for it at the terminal
     if password_file is not None:
         with blaming_file(password_file):
@@ -77,7 +77,7 @@ def load_certificate(
 
 
 def client_tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Return the TLS context for connections to instances with the same authorities. Raises BadTls.
+    """Return the TLS context for connections to instances with the same authorities. Raises TlsFileError.
 
     They are identified by their certificates alone; host names are not checked, since addresses are chosen elsewhere.
     """
@@ -88,7 +88,7 @@ def client_tls_context(tls: TlsFiles) -> ssl.SSLContext:
 
 @contextmanager
 def blaming_file(path: Path) -> Iterator[None]:
-    """Raise every error in the block as BadTls that names this file."""
+    """Raise every error in the block as TlsFileError that names this file."""
     try:
         yield
     except ssl.SSLError as error:

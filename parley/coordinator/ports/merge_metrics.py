@@ -39,7 +39,7 @@ def merge_pages(pages: Sequence[tuple[str, float]]) -> str:
                     continue
                 name = parts[2]
                 lines = header_lines.setdefault(name, [])
-                if len(lines) < 2 and not any(owner_series.startswith(f"# {parts[1]} ") for owner_series in lines):
+                if len(lines) < 2 and not any(known.startswith(f"# {parts[1]} ") for known in lines):
                     lines.append(line)
                 if parts[1] == "TYPE":
                     kinds[name] = parts[3] if len(parts) > 3 else "untyped"

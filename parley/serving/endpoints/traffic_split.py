@@ -38,7 +38,7 @@ class BadEndpointFile(Exception):
 class EndpointStore:
     """All endpoints, by name. Without a ``file`` they last as long as the process.
 
-    Raises BadFile if the file cannot be read, has invalid content, or is in use by another server.
+    Raises BadEndpointFile if the file cannot be read, has invalid content, or is in use by another server.
     """
 
     def __init__(self, file: str | None = None):
