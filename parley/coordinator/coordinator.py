@@ -45,7 +45,7 @@ from parley.version import __version__
 from parley.web import banner, logs, tls
 from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admin_limit, divide_descriptors
 from parley.web.hangup import hang_up_handler
-from parley.web.options import TlsFiles as Files
+from parley.web.options import TlsFiles
 from parley.web.port import (
     HttpServer,
     freeze_objects,
@@ -394,12 +394,12 @@ def _front_options(options: CoordinatorOptions, host: str, admin_ports: int, *, 
     )
 
 
-def client_tls_files(tls_config: CoordinatorTls) -> Files | None:
+def client_tls_files(tls_config: CoordinatorTls) -> TlsFiles | None:
     """Return the files of the ports that clients connect to; None for plain HTTP."""
     if tls_config.certificate is None or tls_config.key is None:
         return None
     clients = (Path(tls_config.clients),) if tls_config.clients else ()
-    return Files(Path(tls_config.certificate), Path(tls_config.key), _optional_path(tls_config.password), clients)
+    return TlsFiles(Path(tls_config.certificate), Path(tls_config.key), _optional_path(tls_config.password), clients)
 
 
 def client_tls_context(tls_config: CoordinatorTls, *, http2: bool) -> ssl.SSLContext | None:

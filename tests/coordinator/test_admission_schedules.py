@@ -17,7 +17,7 @@ EVENT_NUMBER = st.integers(0, 30)
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.integers(1, 3000)),
-        st.tuples(st.sampled_from(["cancel", "first", "token", "end", "fail"]), EVENT_NUMBER),
+        st.tuples(st.sampled_from(["cancel", "first token", "token", "end", "fail"]), EVENT_NUMBER),
         st.tuples(st.sampled_from(["lose", "fault", "answer", "restart", "offline", "online", "remove"]), EVENT_NUMBER),
         st.tuples(st.just("wait"), st.integers(1, 200)),
     ),
@@ -64,8 +64,10 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
                 placement_tasks.append(asyncio.ensure_future(scheduler.place_request(request)))
             case "cancel" if placement_tasks:
                 placement_tasks[number % len(placement_tasks)].cancel()
-            case "first" | "token" if placements:
-                getattr(placements[number % len(placements)], action)()
+            case "first token" if placements:
+                placements[number % len(placements)].report_first_token()
+            case "token" if placements:
+                placements[number % len(placements)].report_tokens()
             case "end" | "fail" if placements:
                 placements[number % len(placements)].close_placement(action == "end")
             case "lose" if table.get_instance(instance.id) is instance:
@@ -166,12 +168,12 @@ async def test_load_is_spread_evenly_and_prefill_is_freed_at_first_token():
     assert Counter(each.p.id for each in placements) == {1: 6, 2: 6}
     assert Counter(each.d.id for each in placements) == {3: 4, 4: 4, 5: 4}
     for each in placements:
-        each.first()
-        each.first()
+        each.report_first_token()
+        each.report_first_token()
     assert [each.tasks for each in table] == [0, 0, 4, 4, 4]
     for each in placements:
         with each:
-            each.token()
+            each.report_tokens()
     assert [each.tasks for each in table] == [0] * 5
     assert scheduler.counters.ended.by_label == {"ok": 12, "failed": 0}
 
@@ -227,7 +229,7 @@ async def test_keys_that_no_instance_has_accepted_share_one_line():
     scheduler.queue.accept_tenant("b")
     assert await serve_in_turn(scheduler, "uvwxyzbb") == "bubvwxyz"
     placement = await scheduler.place_request(SchedulingRequest(5, tenant="u"))
-    placement.first()  # an instance has begun to answer
+    placement.report_first_token()  # an instance has begun to answer
     placement.close_placement()
     assert scheduler.queue.line_of("u") == "u" and scheduler.queue.line_of("v") == ""
 

@@ -87,7 +87,7 @@ async def test_controller_changes_a_role_after_its_running_requests_ended():
     ):
         placements = [await scheduler.place_request(SchedulingRequest(10)) for _ in range(4)]
         for each in placements:
-            each.first()
+            each.report_first_token()
         controller.measured_load = lambda *roles: RoleLoad(3, 0.5)
         for _ in range(7):
             clock.now += 1
@@ -167,7 +167,7 @@ async def test_flex_share_follows_the_work_without_a_role_change():
             placements.append(
                 await scheduler.place_request(SchedulingRequest(700))
             )  # the load of 0.7 prefill instances
-            placements[-1].first()
+            placements[-1].report_first_token()
             if second >= 20:
                 placements.pop(0).close_placement()  # the load of 20 % of a decode instance
             controller.control_step()

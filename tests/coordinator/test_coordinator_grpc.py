@@ -357,7 +357,7 @@ async def test_cluster_grpc_cuts_off_a_client_that_does_not_read(both) -> None:
 
 
 async def test_cluster_grpc_late_reader_receives_everything(both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_call, "HOLD", 256)  # bytes; nearly every answer has to wait
+    monkeypatch.setattr(grpc_call, "MAX_QUEUED_BYTES", 256)  # bytes; nearly every answer has to wait
     sides = await both("prefill", "decode", reply=long_reply)
     requests = [seeded_request("a b c", request_id=f"{number}", stream=True, max_tokens=200) for number in range(4)]
     stream = sides.cluster_calls.stream()

@@ -120,7 +120,7 @@ async def test_instance_list_adds_keeps_changes_and_removes_instances():
         assert await say("GET", "/v1/instances/tasks") == (200, b'{"tasks":[]}', False)
         task_query = '{"p_id":1,"d_id":2,"role_change_type":%d}'
         assert await say("POST", "/v1/instances/query_tasks", task_query % 0) == (200, b'{"is_end":false}', False)
-        placement.first()
+        placement.report_first_token()
         assert await say("POST", "/v1/instances/query_tasks", task_query % 0) == (200, b'{"is_end":true}', False)
         assert await say("POST", "/v1/instances/query_tasks", task_query % 1) == (200, b'{"is_end":false}', False)
         placement.close_placement()
@@ -329,10 +329,10 @@ async def test_cluster_metrics_are_summed_and_cached_for_a_while():
     }
     with await scheduler.place_request(SchedulingRequest(100)) as placement:
         clock.now += 0.25
-        placement.first()
+        placement.report_first_token()
         for _ in range(4):
             clock.now += 0.01
-            placement.token()
+            placement.report_tokens()
     async with serve_app(MetricsPort(table, scheduler, net).app) as say:
         page = (await say("GET", "/metrics"))[1].decode()
         lines = page.splitlines()

@@ -224,7 +224,7 @@ async def test_short_prompts_stay_on_decode_and_long_ones_are_separated():
     cached = await scheduler.place_request(SchedulingRequest(400, [PrefixMark(390, 7)]))
     assert cached.separate
     report_status(table, d, prefix_hash=[7])
-    short.first()
+    short.report_first_token()
     assert not (await scheduler.place_request(SchedulingRequest(400, [PrefixMark(390, 7)]))).separate
     table, scheduler = simulated_cluster("prefill", "decode", separate="never")
     assert not (await scheduler.place_request(SchedulingRequest(4000))).separate
@@ -280,10 +280,10 @@ async def test_goodput_is_the_share_of_ended_requests_in_time():
     async def run_request(ttft, token_seconds):
         with await scheduler.place_request(SchedulingRequest(10)) as placement:
             clock.now += ttft
-            placement.first()
+            placement.report_first_token()
             for _ in range(5):
                 clock.now += token_seconds
-                placement.token()
+                placement.report_tokens()
 
     assert scheduler.goodput_share == 0.0
     await run_request(0.5, 0.05)
@@ -394,10 +394,10 @@ async def test_times_of_requests_feed_the_cost_models():
     for length in (100, 400, 1000):
         with await scheduler.place_request(SchedulingRequest(length)) as placement:
             clock.now += length / 500
-            placement.first()
+            placement.report_first_token()
             clock.now += 0.21
             for _ in range(11):
-                placement.token()
+                placement.report_tokens()
                 clock.now += 0.01
     assert p.prefill.time_model.predict_cost(500) == pytest.approx(1.0, rel=0.01)
     assert d.decode.time_model.predict_cost(500) == pytest.approx(0.21, abs=0.02)
@@ -430,8 +430,8 @@ async def test_decode_that_refuses_handovers_is_paused_longer_each_time():
                 placement.report_handover_refused()
             else:
                 clock.now += 0.01
-                placement.first()
-                placement.token()
+                placement.report_first_token()
+                placement.report_tokens()
         return placement.d.id if placement.separate else 0
 
     decode_ids = [await run_request({2}) for _ in range(6)]

@@ -189,9 +189,8 @@ class RequestRunner:
         placement = self._placement = await self._place_attempt()
         attempt_span = self._begin_span(started_at)
         try:
-            if self.attempts and not self._failed_instances.isdisjoint(
-                (placement.p.id, placement.d.id)
-            ):  # no others are left
+            used_ids = (placement.p.id, placement.d.id)
+            if self.attempts and not self._failed_instances.isdisjoint(used_ids):  # no others are left
                 if self._last_refusal is not None and not self._merge.sent and placement.p.id in self._failed_instances:
                     self.client.send_complete(*self._last_refusal)
                     return True
@@ -269,9 +268,8 @@ class RequestRunner:
         self._set_timeout(self._deadline if self._merge.sent else min(self._deadline, self._first_token_due))
 
     def _set_timeout(self, due: float) -> None:
-        if (
-            self._outside_error is None and due != self._timer.when()
-        ):  # mostly it is unchanged, and rescheduling is expensive
+        # Mostly it is unchanged, and rescheduling is expensive.
+        if self._outside_error is None and due != self._timer.when():
             self._timer.reschedule(due)
 
     def _elapsed_seconds(self) -> float:
@@ -299,7 +297,7 @@ class RequestRunner:
         if not merge.sent:
             # Read it now: a restarted instance may have another.
             self._layout = placement.d.layout or placement.p.layout
-        merge.begin_attempt(placement.token)
+        merge.begin_attempt(placement.report_tokens)
         if stream is None or not await stream.wait_until_ready():
             raise AttemptFailed(500, refusals.TEXTS.decode_failed, placement.d)
         stream.register_receiver(self._attempt_id, merge)
@@ -308,7 +306,7 @@ class RequestRunner:
             if prefill_answer is None:
                 self._busy_instances = ()
                 return
-            placement.first()
+            placement.report_first_token()
             if not merge.take_prefill_answer(
                 prefill_answer,
                 stream.native,

@@ -506,9 +506,9 @@ class InferenceFront:
             if not dialect.framed_answers:
                 return error.message.encode()
         assert route.reader is not None
-        head = RequestContext(client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers)
+        context = RequestContext(client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers)
         try:
-            reply = route.reader(body, head)
+            reply = route.reader(body, context)
             return reply.fail_stream(error) if isinstance(reply, Reply) else b""
         except ParleyError:
             return b""

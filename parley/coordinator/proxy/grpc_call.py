@@ -18,7 +18,7 @@ from parley.dialects.triton.rpc.frames import FrameSplitter, StreamFailure
 from parley.dialects.triton.rpc.status import GrpcError, grpc_status
 from parley.web.connection import CYCLE_KEY
 
-HOLD = 64 << 10  # bytes waiting for a slow client, above which senders have to wait too
+MAX_QUEUED_BYTES = 64 << 10  # bytes that wait for a slow client; above this, senders have to wait too
 ANSWERS_UNREAD = "The answers were not read in time."
 STREAM_FATAL_CODES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)  # these end the whole stream
 
@@ -41,8 +41,8 @@ class GrpcAnswerQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether more than HOLD bytes wait to be read."""
-        return self._queued_bytes > HOLD
+        """Whether more than MAX_QUEUED_BYTES wait to be read."""
+        return self._queued_bytes > MAX_QUEUED_BYTES
 
     def queue_message(self, message: bytes) -> None:
         """Queue a message; never waits."""
@@ -60,7 +60,7 @@ class GrpcAnswerQueue:
         await self._room_event.wait()
 
     async def write_messages(self) -> None:
-        """Write messages until the end of the stream. Raises Refused."""
+        """Write messages until the end of the stream. Raises GrpcError."""
         while isinstance(message := await self._queue.get(), bytes):
             try:
                 async with asyncio.timeout(self._write_timeout):
@@ -96,7 +96,7 @@ class GrpcCycle:
     async def run_request(
         self, front: ASGIApp, method: str, path: str, headers: HeaderList, body: bytes = b""
     ) -> bytes:
-        """Run a request and return its answer, except for the parts written to the stream. Raises Refused."""
+        """Run a request and return its answer, except for the parts written to the stream. Raises GrpcError."""
         self._request = body
         scope = {
             "type": "http",

@@ -218,13 +218,12 @@ class CoordinatorGrpcPort:
         entries = msgspec.json.decode(page)["model_stats"]
         path = {"model": message.name, "version": message.version}
         facts = ServerFacts(__version__, [ModelCard(each["name"], 0, None) for each in entries], ready=True)
-        head = RequestContext("", 0, "", path_parts={part: value for part, value in path.items() if value})
+        context = RequestContext("", 0, "", path_parts={part: value for part, value in path.items() if value})
         try:
-            names = {
-                each["name"] for each in decode_http_answer(control.model_statistics(b"", head, facts))["model_stats"]
-            }
+            answer = decode_http_answer(control.model_statistics(b"", context, facts))
         except ParleyError as error:
             raise grpc_error(error) from None
+        names = {each["name"] for each in answer["model_stats"]}
         selected = {"model_stats": [each for each in entries if each["name"] in names]}
         return bytes(fill_message("ModelStatisticsResponse", selected).SerializeToString())
 

@@ -46,11 +46,11 @@ class RequestRefused(Exception):
 class Placement:
     """The instances of one attempt at a request, and the resources it holds there.
 
-    The caller reports ``first``, ``token`` and ``close_placement`` as they happen; each may be called at any time and
-    repeatedly. As a context manager it closes itself.
+    The caller reports what happens: ``report_first_token``, ``report_tokens``, ``close_placement``. Each may be called
+    at any time and repeatedly. As a context manager it closes itself.
     """
 
-    __slots__ = ("_began", "_charges", "_choice", "_failed", "_first", "_fresh", "_last", "_probed", "_second", "d",
+    __slots__ = ("_began", "_charges", "_failed", "_first", "_fresh", "_last", "_probed", "_scheduler", "_second", "d",
                  "length", "ok", "p", "separate", "tenant", "tokens")  # fmt: skip
 
     def __init__(self, scheduler: InstanceScheduler, pair: InstancePair, view: RequestView):
@@ -64,7 +64,7 @@ class Placement:
         scheduler.open_requests += 1
         scheduler.counters.count_placement(self.separate)
         scheduler.queue.start_service(self.tenant, request.length)
-        self._choice = scheduler
+        self._scheduler = scheduler
         prefill_demand = view.demand_on(self.p)
         self._fresh = self.p.prefill.tokens + prefill_demand.tokens  # tokens to compute before its first token
         self._charges: tuple[HeldDemand, HeldDemand] = (
@@ -84,25 +84,25 @@ class Placement:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.close_placement(kind is None)
 
-    def first(self) -> None:
+    def report_first_token(self) -> None:
         """Report that P has answered with the first token."""
         if self._first or self.ok is not None:
             return
-        now = self._choice.table.clock()
+        now = self._scheduler.table.clock()
         self._first = self._last = now
         self.tokens += 1
         self._charges[0].release_demand()
         if self.separate:
             self.p.breaker.close_breaker()
         self.p.prefill.time_model.add_observation(self._fresh, now - self._began)
-        self._choice.counters.record_ttft(now - self._began)
-        self._choice.queue.accept_tenant(self.tenant)
-        self._choice.wake_queue()
+        self._scheduler.counters.record_ttft(now - self._began)
+        self._scheduler.queue.accept_tenant(self.tenant)
+        self._scheduler.wake_queue()
 
     def report_failure(self, instance: ClusterInstance, reason: str) -> None:
         """Report that the attempt failed because of one of its instances."""
         self._failed = True
-        pause = instance.breaker.record_failure(self._choice.table.clock())
+        pause = instance.breaker.record_failure(self._scheduler.table.clock())
         if pause:
             log.warning(
                 "Instance %d at %s fails requests (%s). Others are preferred for %g s.",
@@ -118,25 +118,25 @@ class Placement:
 
     def report_handover_refused(self) -> None:
         """Report that D refused to take the request over from P."""
-        self.p.record_refusal(self.d, self._choice.table.clock())
+        self.p.record_refusal(self.d, self._scheduler.table.clock())
 
-    def token(self, count: int = 1) -> None:
+    def report_tokens(self, count: int = 1) -> None:
         """Report ``count`` further tokens."""
         if not self._second:
             self._record_decode_start()
-        self._last = self._choice.table.clock()
+        self._last = self._scheduler.table.clock()
         self.tokens += count
 
     def _record_decode_start(self) -> None:
         """Record D's first token."""
-        self.first()
-        self._second = self._choice.table.clock()
+        self.report_first_token()
+        self._second = self._scheduler.table.clock()
         if self.separate:
             side = self.d.decode
             gap = self._second - self._first
             self.p.handover_refusals.pop(self.d.id, None)
             side.time_model.add_observation(self._charges[1].demand.tokens, max(0.0, gap - side.token_seconds))
-            self._choice.counters.record_transfer(gap)
+            self._scheduler.counters.record_transfer(gap)
 
     def close_placement(self, ok: bool = True) -> None:
         """End the attempt, successfully or not, and release all it holds."""
@@ -148,7 +148,7 @@ class Placement:
         for instance in self._probed:
             instance.breaker.end_probe()
         decode_tasks = self.d.decode.tasks
-        self._choice.open_requests -= 1
+        self._scheduler.open_requests -= 1
         for charge in self._charges:
             charge.release_demand()
         token_seconds = None
@@ -159,9 +159,9 @@ class Placement:
             side.token_model.add_observation(decode_tasks, token_seconds)
             side.stay_seconds = moving_average(side.stay_seconds, self._last - self._began)
         first = self._first - self._began if self._first else None
-        self._choice.counters.record_end(ok, first, token_seconds, self.length, self.tokens)
-        self._choice.queue.record_service(self.tenant, self.tokens)
-        self._choice.wake_queue()
+        self._scheduler.counters.record_end(ok, first, token_seconds, self.length, self.tokens)
+        self._scheduler.queue.record_service(self.tenant, self.tokens)
+        self._scheduler.wake_queue()
 
 
 def create_policy(options: CoordinatorOptions) -> SchedulingPolicy:
@@ -314,16 +314,16 @@ class InstanceScheduler:
         usable = self.table.usable_instances()
         full_models: set[str] = set()  # models whose first queued request finds no room: later ones may not overtake it
         for queued in self.queue.take_turns():
-            if queued.future.done() or queued.wanted.model in full_models:
+            if queued.future.done() or queued.request.model in full_models:
                 continue
             try:
-                placement = self._try_placement(queued.wanted, usable)
+                placement = self._try_placement(queued.request, usable)
             except RequestRefused as refusal:
                 queued.future.set_exception(refusal)
                 self.queue.remove_request(queued)
                 continue
             if placement is None:
-                full_models.add(queued.wanted.model)
+                full_models.add(queued.request.model)
             else:
                 queued.future.set_result(placement)
                 self.queue.remove_request(queued)

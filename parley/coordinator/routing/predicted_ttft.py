@@ -97,9 +97,9 @@ def _stays_on_decode(view: RequestView, d: ClusterInstance, pair: InstancePair) 
     On D it delays each stream there, and one more that may arrive; when separated it waits for P and is transferred.
     Unless both are measured, nothing counts as short.
     """
-    trend = d.prefill.time_model if d.prefill.time_model.seen else pair.p.prefill.time_model
-    prefill_seconds = trend.predict_cost(view.demand_on(d).tokens)
-    queue_seconds = trend.predict_cost(view.demand_on(d).tokens + d.prefill.tokens)
+    time_model = d.prefill.time_model if d.prefill.time_model.seen else pair.p.prefill.time_model
+    prefill_seconds = time_model.predict_cost(view.demand_on(d).tokens)
+    queue_seconds = time_model.predict_cost(view.demand_on(d).tokens + d.prefill.tokens)
     handover_seconds = pair.d.decode.time_model.predict_cost(view.demand_on(pair.d).tokens)
     if prefill_seconds is None or queue_seconds is None or handover_seconds is None:
         return False
@@ -114,14 +114,14 @@ def predict_ttft(view: RequestView, instance: ClusterInstance) -> tuple[float | 
     A new instance is judged by its reported speed, or else by the measurements of another one.
     """
     side, prompt_tokens = instance.prefill, max(1, view.demand_on(instance).tokens)
-    trend, rate = side.time_model, instance.prefill_rate
-    if not trend.seen and rate > 0:
+    time_model, rate = side.time_model, instance.prefill_rate
+    if not time_model.seen and rate > 0:
         return (prompt_tokens + side.tokens) / rate, side.tokens / rate
-    if not trend.seen:
-        trend = next((each.prefill.time_model for each in view.usable if each.prefill.time_model.seen), trend)
-    if not trend.seen:
+    if not time_model.seen:
+        time_model = next((each.prefill.time_model for each in view.usable if each.prefill.time_model.seen), time_model)
+    if not time_model.seen:
         return None, 0.0
-    a, b = trend.fitted_line()
+    a, b = time_model.fitted_line()
     return a + b * (prompt_tokens + side.tokens), b * side.tokens
 
 

@@ -5,8 +5,8 @@ service. Service is counted in tokens: those of a prompt when it is placed, thos
 gets no credit for time without waiting requests: its count is raised to that of the last tenant whose turn it was (as
 in ``core.wait_queue``). With one tenant that is the configured order.
 
-The coordinator has no API keys. A key becomes a tenant of its own once an instance has answered a request with it;
-until then its requests share one line with those of all other unknown keys, which any client can make up.
+A key becomes a tenant of its own once an instance has answered a request with it. Until then its requests share one
+line with those of all other unknown keys: where only instances check keys, any client can make them up.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ QUEUE_ORDERS: dict[int, Callable[[SchedulingRequest], int]] = {
 
 
 class QueuedRequest(Generic[P]):
-    """A queued request. ``tenant``: whose line it stands in; ``place``: its place there, the order of arrival last;
-    ``future``: its placement."""
+    """A queued request. ``tenant``: whose line it stands in; ``place``: its place there, which later arrivals follow if
+    they are equal otherwise; ``future``: its placement."""
 
-    __slots__ = ("future", "place", "tenant", "wanted")
+    __slots__ = ("future", "place", "request", "tenant")
 
     def __init__(self, request: SchedulingRequest, tenant: str, place: QueuePlace, future: asyncio.Future[P]):
-        self.wanted, self.tenant, self.place, self.future = request, tenant, place, future
+        self.request, self.tenant, self.place, self.future = request, tenant, place, future
 
 
 def _queue_place(queued: QueuedRequest[P]) -> QueuePlace:
