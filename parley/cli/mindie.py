@@ -133,18 +133,15 @@ def _read_media_host(entry: str) -> MediaHost:
 
 
 def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) -> MindIEPlan:
+    """Return the plan of a file, without its name. ``root``: the folder of its relative paths. Raises ConfigError."""
     top.read_members.update(("Version", "LogConfig"))
-    unlimited = top.get_member("EnableDynamicAdjustTimeoutConfig", check_flag, False)
     server, backend = top.get_section("ServerConfig"), top.get_section("BackendConfig")
     deploy, schedule = backend.get_section("ModelDeployConfig"), backend.get_section("ScheduleConfig")
     model = _first_model(deploy)
 
     separated = server.get_member("inferMode", one_of("standard", "dmi"), "standard") == "dmi"
     peer = server.get_member("interCommPort", PORT, 1121)
-    token_timeout = server.get_member("tokenTimeout", integer_between(1, MAX_TOKEN_TIMEOUT), 600)
-    timeout = server.get_member("e2eTimeout", integer_between(1, MAX_TIMEOUT), 600)
-    if unlimited:
-        token_timeout, timeout = MAX_TOKEN_TIMEOUT, MAX_TIMEOUT
+    token_timeout, timeout = _read_timeouts(top, server)
     length = deploy.get_member("maxSeqLen", integer_between(2), 2560)
     prompt = min(deploy.get_member("maxInputTokenLen", integer_between(1, MAX_LENGTH), 2048), length - 1)
     truncation = deploy.get_member("truncation", one_of(False, True, 0, 1, -1), 0)
@@ -167,17 +164,12 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
         "media-size": [("image", limit << 20), ("video", MAX_VIDEO_SIZE), ("audio", limit << 20)],
         "media-request-size": MAX_MEDIA_SIZE,
         "media-limit": [("image", MAX_MEDIA_ITEMS), ("video", MAX_MEDIA_ITEMS), ("audio", MAX_MEDIA_ITEMS)],
-        "drain": float(timeout),
+        "drain": timeout,
         "fake-engine": instance == "StandardMock",
+        **_adapter_options(deploy, root),
     }
     if separated:
         options |= {"role": "none", "peer-port": peer}
-    if modules := deploy.get_member("LoraModules", check_adapters, []):
-        options["lora"] = [(called, str(root / path)) for called, path in modules]
-    if places := deploy.get_member("maxLoras", integer_between(0, 4096), 0):
-        options["max-loras"] = places
-    if rank := deploy.get_member("maxLoraRank", integer_between(0, 256), 0):
-        options["max-lora-rank"] = rank
     if weights is not None:
         options["model"] = [NamedModel((), str(root / weights), {})]
     if kv_gigabytes > 0:
@@ -211,13 +203,34 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
         max_length=length,
         max_prompt=prompt,
         max_output=schedule_limits["max_iter_times"],
-        token_timeout=float(token_timeout),
-        timeout=float(timeout),
+        token_timeout=token_timeout,
+        timeout=timeout,
         unused_members=[
             member for section in (top, server, backend, deploy, model, schedule) for member in section.unread_members()
         ],
         missing_lists=missing_lists,
     )
+
+
+def _read_timeouts(top: ConfigSection, server: ConfigSection) -> tuple[float, float]:
+    """Return the seconds that the next token, and a whole request, may take."""
+    token_timeout = server.get_member("tokenTimeout", integer_between(1, MAX_TOKEN_TIMEOUT), 600)
+    timeout = server.get_member("e2eTimeout", integer_between(1, MAX_TIMEOUT), 600)
+    if top.get_member("EnableDynamicAdjustTimeoutConfig", check_flag, False):
+        token_timeout, timeout = MAX_TOKEN_TIMEOUT, MAX_TIMEOUT
+    return float(token_timeout), float(timeout)
+
+
+def _adapter_options(deploy: ConfigSection, root: Path) -> dict[str, Any]:
+    """Return the options for adapters that the file sets. ``root``: the folder of relative paths."""
+    options: dict[str, Any] = {}
+    if modules := deploy.get_member("LoraModules", check_adapters, []):
+        options["lora"] = [(called, str(root / path)) for called, path in modules]
+    if places := deploy.get_member("maxLoras", integer_between(0, 4096), 0):
+        options["max-loras"] = places
+    if rank := deploy.get_member("maxLoraRank", integer_between(0, 256), 0):
+        options["max-lora-rank"] = rank
+    return options
 
 
 def _first_model(deploy: ConfigSection) -> ConfigSection:

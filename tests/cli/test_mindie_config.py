@@ -9,7 +9,8 @@ import pytest
 
 from parley import hub
 from parley.cli import mindie, serve
-from parley.cli.serve import offered_models, server_options
+from parley.cli.serve import offered_models
+from parley.cli.server_options import server_options
 from parley.dialects.mindie.rules import MindieRules
 from parley.serving.options import ListenAddress
 from parley.settings.config import SERVE_OPTIONS

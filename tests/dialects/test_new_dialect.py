@@ -81,6 +81,7 @@ KNOWING = {  # files that know an API by its name, and why
     "llm.py": "scripts write requests in OpenAI's form",
     "cli/mindie.py": "reads MindIE's configuration file",
     "cli/serve.py": "options",
+    "cli/server_options.py": "options",
     "cli/routes.py": "options",
     "coordinator/config.py": "options",
     **{
