@@ -331,6 +331,21 @@ def test_triton_generate_members_reach_the_request_nested_or_not(members, part, 
     assert part in (request.sampling, request.stop_conditions, request.output_options)
 
 
+@pytest.mark.parametrize(
+    ("vocabulary_size", "end_id", "stop"),
+    [
+        (3072, 3071, stop_with_reserve(ids=[3071], max_tokens=16)),
+        (3072, 3072, stop_with_reserve(max_tokens=16, ignore_eos=True)),
+        (3072, 1048576, stop_with_reserve(max_tokens=16, ignore_eos=True)),
+        (0, 1048576, stop_with_reserve(ids=[1048576], max_tokens=16)),  # the vocabulary is not known yet
+    ],
+)
+def test_triton_generate_end_id_outside_the_vocabulary_ends_no_answer(vocabulary_size, end_id, stop):
+    context = RequestContext("0f", 1, "fp", path_parts=PATH, vocabulary_size=vocabulary_size)
+    body = json.dumps({"text_input": "Hi", "end_id": end_id}).encode()
+    assert generate.read_triton_generate(body, context, stream=False, strict=False).request.stop_conditions == stop
+
+
 def test_triton_generate_reads_sequence_counts_and_beams():
     assert read(n=3).request.n == read(num_return_sequences=3).request.n == read(n=3, best_of=3).request.n == 3
     assert read(n=3, best_of=3).request.best_of is None

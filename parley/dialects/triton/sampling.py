@@ -185,7 +185,7 @@ def read_triton_request(
         return TritonRequest(request_id, embedding_request, "", False, False, outputs)
     top_logprobs = body.integer("logprobs", None, -1, MAX_ALTERNATIVES)
     with_logprobs = not outputs.isdisjoint(LOGPROB_OUTPUTS) or (top_logprobs is not None and "logprobs" in outputs)
-    stop = _read_stop_conditions(body)
+    stop = _read_stop_conditions(body, context.vocabulary_size)
     request = Request(
         id=context.unique_id,
         model=context.path_parts["model"],
@@ -290,9 +290,12 @@ def _read_triton_sampling(body: Fields) -> Sampling:
     return read_sampling(body, max_temperature=MAX_TEMPERATURE)
 
 
-def _read_stop_conditions(body: Fields) -> StopConditions:
+def _read_stop_conditions(body: Fields, vocabulary_size: int) -> StopConditions:
+    """Read when an answer ends. ``vocabulary_size``: in tokens, 0 if it is not known. Raises BadRequest."""
     strings = [string for name in ("stop", "stop_words") for string in _nonempty_strings(body, name)]
     end_id = body.integer("end_id", None, -1, MAX_TOKEN_ID)
+    # Clients turn the end off with -1, or with an id that no model generates: benchmarks of TensorRT-LLM send 1048576.
+    endless = end_id is not None and (end_id == -1 or 0 < vocabulary_size <= end_id)
     ids = body.integers("stop_token_ids", cap=MAX_STOPS, low=0, high=MAX_TOKEN_ID)
     max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 1, MAX_TOKEN_ID)
     min_tokens = body.integer("min_tokens", 0, 0, MAX_TOKEN_ID)
@@ -302,10 +305,10 @@ def _read_stop_conditions(body: Fields) -> StopConditions:
         )
     return StopConditions(
         strings=strings,
-        ids=[*ids, end_id] if end_id is not None and end_id >= 0 else ids,
+        ids=ids if end_id is None or endless else [*ids, end_id],
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        ignore_eos=body.boolean("ignore_eos", False) or end_id == -1,
+        ignore_eos=body.boolean("ignore_eos", False) or endless,
         include_in_output=body.boolean("include_stop_str_in_output", False),
         reserved_tokens=1,
     )
