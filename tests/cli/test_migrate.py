@@ -113,6 +113,12 @@ def test_flags_without_counterpart_are_reported_with_the_reason(capfd):
     assert report.endswith(f"  parley serve m --max-batch 4 --host 0.0.0.0 {engine}\n")
 
 
+@pytest.mark.parametrize("adapter", ["{}", '{"name": "a"}', "a"])
+def test_an_adapter_without_name_or_folder_has_no_counterpart(capfd, adapter):
+    assert main(["migrate", "vllm", "--", "--model", "m", "--lora-modules", adapter]) == 0
+    assert "no counterpart: adapters have a name and a folder here: --lora NAME=FOLDER" in capfd.readouterr().err
+
+
 def test_a_command_that_parley_would_refuse_is_an_error(capfd):
     assert main(["migrate", "tgi", "--", "--model-id", "m", "--max-batch-size", "many"]) == 1
     assert "would refuse this command: --max-batch: 'many' is not a whole number" in capfd.readouterr().err

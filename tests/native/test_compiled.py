@@ -233,8 +233,8 @@ def test_compiled_rope_write_matches_torch_kernels(kernels, rows, dim, half, hea
         queries = implementation.rope_write(qkv.clone(), cos, sin, pool, places, **options)
         results.append((queries, *unpack_pages(pool)))
     # Where two products nearly cancel, the absolute error of the difference is that of the products.
-    # Each rounding to bfloat16 may fall to the other side. A late norm and scales round again.
-    tolerance = (3 if norm == "late" else 2) * 2**-8
+    # Each rounding to bfloat16 may fall to the other side, which is at most 2**-7. A late norm and scales round again.
+    tolerance = (3 if norm == "late" else 1) * 2**-7
     for actual, expected in zip(*results, strict=True):
         assert actual.shape == expected.shape
         assert ((actual.double() - expected.double()).abs() <= expected.double().abs() * tolerance + 1e-5).all()

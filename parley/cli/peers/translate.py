@@ -262,13 +262,16 @@ def _adapter(row: PeerFlag, values: list[str]) -> list[str]:
     for value in values:
         if value.startswith("{"):
             content = json.loads(value)
-            name, folder = (next(v for k, v in content.items() if k.endswith(end)) for end in ("name", "path"))
-            words += [row.to, f"{name}={folder}"]
-            continue
-        for part in value.split(","):
-            if "=" not in part:
+            name, folder = (
+                next((content[key] for key in content if key.endswith(end)), "") for end in ("name", "path")
+            )
+            pairs = [f"{name}={folder}" if name and folder else ""]
+        else:
+            pairs = value.split(",")
+        for pair in pairs:
+            if "=" not in pair:
                 raise NoCounterpart(f"adapters have a name and a folder here: {row.to} NAME=FOLDER")
-            words += [row.to, part]
+            words += [row.to, pair]
     return words
 
 
