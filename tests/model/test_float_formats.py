@@ -213,8 +213,9 @@ def test_plain_numbers_are_plain_whatever_the_config_says(tmp_path):
     assert isinstance(read, PlainWeight) and torch.equal(read.values, plain)
 
 
-def test_model_optimizer_describes_its_weights_in_a_file_of_its_own(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+@pytest.mark.parametrize("config", [{}, {"quantization_config": None}])
+def test_model_optimizer_describes_its_weights_in_a_file_of_its_own(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     (tmp_path / "hf_quant_config.json").write_text(
         json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "nvfp4", "group_size": 16}})
     )

@@ -70,7 +70,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json", "though it was there a moment ago")
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{folder / 'config.json'} does not name a model_type, so the architecture is unknown.")
-    if "quantization_config" not in config and (folder / MODEL_OPT_CONFIG).exists():
+    if config.get("quantization_config") is None and (folder / MODEL_OPT_CONFIG).exists():
         section = _read_json(folder / MODEL_OPT_CONFIG, "though it was there a moment ago").get("quantization")
         if isinstance(section, dict) and section.get("quant_algo"):
             config["quantization_config"] = {**section, "quant_method": "modelopt"}
