@@ -125,13 +125,16 @@ def dequantized_weight(weight: GroupedWeight) -> torch.Tensor:
 def check_accuracy(
     actual: torch.Tensor, x: torch.Tensor, dequantized: torch.Tensor, bias: torch.Tensor | None = None
 ) -> None:
-    """Allow the rounding error of float32 sums of these products, and one step of the result's type."""
+    """Allow the rounding error of sums of these products, and one step of the result's type.
+
+    Without AVX-512 bf16, rows are rounded to 16 bits next to the largest number of a group, which is the larger error.
+    """
     exact = x.double() @ dequantized.T + (0 if bias is None else bias.double())
     # The kernel multiplies numbers up to 8 before it subtracts a zero point up to 8, so rounding applies to those.
     largest_sum = x.double().abs().sum(-1, keepdim=True) * F.pad(dequantized.abs(), (0, 1)).amax(1)
     step = 2**-8 if actual.dtype == torch.bfloat16 else 2**-23
     assert actual.shape == exact.shape
-    assert ((actual.double() - exact).abs() <= exact.abs() * step + largest_sum * 2**-18 + 1e-30).all()
+    assert ((actual.double() - exact).abs() <= exact.abs() * step + largest_sum * 2**-17 + 1e-30).all()
 
 
 SHAPES = [(896, 160, 128), (4864, 40, 128), (333, 77, 32), (1101, 65, 1101), (1, 1, 128)]
