@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -205,7 +206,8 @@ def test_a_process_that_was_starting_knows_reloaded_keys(scripted: ProcessServer
     try:
         assert use_key() == 200
     finally:
-        os.kill(second, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # killed as hung, if the new one took long to start
+            os.kill(second, signal.SIGCONT)
 
 
 def test_a_killed_process_is_started_again_and_others_go_on(slow: ProcessServer):
