@@ -233,11 +233,14 @@ def test_compiled_rope_write_matches_torch_kernels(kernels, rows, dim, half, hea
         queries = implementation.rope_write(qkv.clone(), cos, sin, pool, places, **options)
         results.append((queries, *unpack_pages(pool)))
     # Where two products nearly cancel, the absolute error of the difference is that of the products.
-    # Each rounding to bfloat16 may fall to the other side, which is at most 2**-7. A late norm and scales round again.
-    tolerance = (3 if norm == "late" else 1) * 2**-7
+    # Each rounding to bfloat16 may fall to the other side. A late norm and scales round again: where that comes after
+    # another one on the other side, which is rare, each is a step of up to 2**-7.
+    usual, most = (3 * 2**-8, 3 * 2**-7) if norm == "late" else (2 * 2**-8, 2 * 2**-8)
     for actual, expected in zip(*results, strict=True):
         assert actual.shape == expected.shape
-        assert ((actual.double() - expected.double()).abs() <= expected.double().abs() * tolerance + 1e-5).all()
+        error, size = (actual.double() - expected.double()).abs(), expected.double().abs()
+        assert (error <= size * most + 1e-5).all()
+        assert (error > size * usual + 1e-5).sum() <= 1
 
 
 @settings(max_examples=20, deadline=None)
