@@ -207,6 +207,9 @@ def test_vllm_response_has_its_raw_messages_if_they_are_wanted():
         reply = read(enable_response_messages=True, stop=["\xe9"], include_stop_str_in_output=keeps)
         reply.add_events([prompt, answer, stopped])
         assert json.loads(reply.render_body(USAGE))["output_messages"][0]["message"] == text
+    reply = read(enable_response_messages=True, stop=[".<|end|>"])
+    reply.add_events([prompt, answer, ChoiceDone(0, "stop", USAGE, stop=".<|end|>")])
+    assert json.loads(reply.render_body(USAGE))["output_messages"][0]["message"] == "The é."
     assert not read().request.output_options.ids
 
 

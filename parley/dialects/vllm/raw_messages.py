@@ -37,7 +37,8 @@ class RawMessages:
     def _text(self) -> str:
         text = b"".join(token.raw_bytes for token in self._tokens if not token.is_special).decode(errors="replace")
         if isinstance(self._stop, str) and not self._keeps_stop_string:
-            return text[: text.rfind(self._stop)]
+            # Marks are not part of the text, so a stop string that goes over one is not found.
+            return text[: text.rfind(self._stop)] if self._stop in text else text
         return text
 
 
