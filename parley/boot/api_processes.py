@@ -73,6 +73,7 @@ class ApiProcessSlot:
         self._pool = pool
         self._starts = 0
         self._memory_kills: int | None = None  # before the process was started
+        self._hang = ""  # what the process did, which was killed for it
 
     async def supervise(self) -> None:
         """Run the process until this task is cancelled, and start it again whenever it ends. Raises ApiProcessFailed
@@ -84,6 +85,8 @@ class ApiProcessSlot:
             if self._pool.is_ending:
                 return
             ending = describe_exit(exit_code, self._memory_kills)
+            if self._hang:
+                ending = f"hung: it {self._hang}, and was killed"
             if not has_served and self._starts == 1:
                 raise ApiProcessFailed(f"API process {self.number} {ending} before it was ready.")
             ends_in_a_row = 1 if time.monotonic() - started_at >= HEALTHY_SECONDS else ends_in_a_row + 1
@@ -100,7 +103,7 @@ class ApiProcessSlot:
     async def _run_process(self) -> tuple[bool, int | None]:
         """Start a process and serve it until it ends. Return whether it has served, and its exit code."""
         self._starts += 1
-        self._memory_kills = control_groups.count_memory_kills()
+        self._memory_kills, self._hang = control_groups.count_memory_kills(), ""
         own_link, other_link = socket.socketpair()
         own_passes, other_passes = socket.socketpair()
         sockets = self._pool.listeners
@@ -173,9 +176,9 @@ class ApiProcessSlot:
                 await asyncio.sleep(TICK_SECONDS)
                 frames.send(MainBeat())
                 processor_seconds = read_processor_seconds(process.pid)
-                hang = watchdog.explain_hang(frames.arrivals, processor_seconds, is_serving=self.link is not None)
-                if hang:
-                    log.error("API process %d hung: it %s, and was killed.", self.number, hang)
+                is_serving = self.link is not None
+                self._hang = watchdog.explain_hang(frames.arrivals, processor_seconds, is_serving=is_serving)
+                if self._hang:
                     process.kill()
                     return
 

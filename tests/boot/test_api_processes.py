@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import threading
+import urllib.error
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -191,9 +191,9 @@ def test_reload_of_keys_reaches_all_processes(scripted: ProcessServer, keys):
 
 
 def test_a_process_that_was_starting_knows_reloaded_keys(scripted: ProcessServer, keys):
-    def use_key() -> int:
+    def use_key(timeout: float = 30) -> int:
         body = {"prompt": "a", "max_tokens": 2}
-        return scripted.call("/v1/completions", body, authorization=f"Bearer {key}")[0]
+        return scripted.call("/v1/completions", body, timeout=timeout, authorization=f"Bearer {key}")[0]
 
     first, second = scripted.api_processes
     key, entry = make_key("later")
@@ -202,12 +202,18 @@ def test_a_process_that_was_starting_knows_reloaded_keys(scripted: ProcessServer
     add_key(keys[0], entry)
     scripted.process.send_signal(signal.SIGHUP)
     assert scripted.wait_for(lambda: use_key() == 200)
-    os.kill(second, signal.SIGSTOP)  # so that the new one answers
-    try:
-        assert use_key() == 200
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # killed as hung, if the new one took long to start
+
+    def new_one_knows_the_key() -> bool:
+        os.kill(second, signal.SIGSTOP)  # so that the new one answers; for less time than a process that hangs has
+        try:
+            assert use_key(timeout=1) == 200
+            return True
+        except (TimeoutError, urllib.error.URLError):  # it does not serve yet
+            return False
+        finally:
             os.kill(second, signal.SIGCONT)
+
+    assert scripted.wait_for(new_one_knows_the_key)
 
 
 def test_a_killed_process_is_started_again_and_others_go_on(slow: ProcessServer):
@@ -287,6 +293,7 @@ def test_a_stopped_process_is_killed_and_started_again(scripted: ProcessServer):
     before = scripted.api_processes
     os.kill(before[0], signal.SIGSTOP)
     assert scripted.wait_for(lambda: len({*scripted.api_processes} - {before[0]}) == 2)
+    assert scripted.see(r"API process \d hung: it did nothing for \S+ s, and was killed; its requests were cancelled")
     assert scripted.call("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
 
 

@@ -35,16 +35,18 @@ class ProcessServer(ServerProcess):
     def api_processes(self) -> list[int]:
         return self.children("parley.boot.api_process")
 
-    def open(self, path: str, body: Any = None, **headers: str):
+    def open(self, path: str, body: Any = None, *, timeout: float = 30, **headers: str):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path, data, {"content-type": "application/json", **self.headers, **headers}
         )
-        return urllib.request.urlopen(request, timeout=30)
+        return urllib.request.urlopen(request, timeout=timeout)
 
-    def call(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+    def call(
+        self, path: str, body: Any = None, *, timeout: float = 30, **headers: str
+    ) -> tuple[int, Any, dict[str, str]]:
         try:
-            with self.open(path, body, **headers) as answer:
+            with self.open(path, body, timeout=timeout, **headers) as answer:
                 text, status, answer_headers = answer.read(), answer.status, answer.headers
         except urllib.error.HTTPError as error:
             with error:
