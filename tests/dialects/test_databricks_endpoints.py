@@ -274,7 +274,11 @@ def test_endpoint_refuses_wrong_config(world, config, part):
         ({"name": "a/b", "config": CONFIG}, 400, "INVALID_PARAMETER_VALUE"),
         ({"name": "n" * 64, "config": CONFIG}, 400, "INVALID_PARAMETER_VALUE"),
         ({"name": "n", "config": CONFIG, "rate_limits": [{}]}, 400, "INVALID_PARAMETER_VALUE"),
-        ({"name": "n", "config": CONFIG, "ai_gateway": {"guardrails": {"input": {}}}}, 400, "INVALID_PARAMETER_VALUE"),
+        (
+            {"name": "n", "config": CONFIG, "ai_gateway": {"guardrails": {"input": {"safety": True}}}},
+            400,
+            "INVALID_PARAMETER_VALUE",
+        ),
         (
             {"name": "n", "config": CONFIG, "email_notifications": {"on_update_success": ["a"]}},
             400,
@@ -316,6 +320,35 @@ def test_endpoint_keeps_rate_limits_when_its_config_changes(world):
     assert world.call(endpoints.get_endpoint, endpoint="e")["ai_gateway"]["rate_limits"] == limits
     for part in ("guardrails", "fallback_config"):
         assert "not available" in world.refused(endpoints.change_gateway, {part: {"enabled": True}}, endpoint="e")[2]
+
+
+OFF_FILTERS = {"pii": {"behavior": "NONE"}, "safety": False, "invalid_keywords": []}
+
+
+def test_gateway_parts_that_are_off_are_accepted(world):
+    """Clients such as Terraform's send back every part that they have read."""
+    off = {
+        "guardrails": {"input": OFF_FILTERS, "output": OFF_FILTERS},
+        "fallback_config": {"enabled": False},
+        "usage_tracking_config": {"enabled": False},
+        "inference_table_config": {"enabled": False},
+    }
+    assert world.call(endpoints.change_gateway, off, endpoint="e") == {"rate_limits": []}
+    creation = {"name": "n", "config": CONFIG, "ai_gateway": off, "email_notifications": {"on_update_failure": []}}
+    assert "ai_gateway" not in world.call(endpoints.create_endpoint, creation)
+    masked = {"guardrails": {"input": OFF_FILTERS | {"pii": {"behavior": "MASK"}}}}
+    assert "not available" in world.refused(endpoints.change_gateway, masked, endpoint="e")[2]
+
+
+def test_update_of_a_provisioned_endpoint_has_its_config_in_a_member(world):
+    """The SDK wraps the configuration in this call only; REST examples without the member are taken as well."""
+    update = {route.path: route.reader for route in STRICT.routes}["/api/2.0/serving-endpoints/pt/{endpoint}/config"]
+    entity = {"entity_name": "m", "name": "units", "provisioned_model_units": 100}
+    world.call(update, {"config": {"served_entities": [entity]}}, endpoint="e")
+    assert world.made["e"].shares == [EndpointShare("units", "m", 100)]
+    world.call(update, {"served_entities": [entity | {"name": "bare"}]}, endpoint="e")
+    assert world.made["e"].shares == [EndpointShare("bare", "m", 100)]
+    assert "served_entities" in world.refused(update, {"config": {}}, endpoint="e")[2]
 
 
 def test_databricks_unavailable_routes_say_so():

@@ -170,6 +170,7 @@ def test_triton_settings_are_read_only():
     )
     assert ask(control.trace_settings).body == ask(control.trace_settings, model="m").body == trace
     assert ask(control.trace_settings, body={"trace_level": ["OFF"], "trace_rate": None}).body == trace
+    assert ask(control.trace_settings, body={"trace_level": "OFF"}).body == trace
     assert ask(control.log_settings).body == ask(control.log_settings, body={"log_info": True}).body == log
     assert refusal(control.trace_settings, {"trace_level": ["TIMESTAMPS"]}) == (
         400,

@@ -91,7 +91,7 @@ def _management_routes() -> tuple[Route, ...]:
         ("POST", ENDPOINTS_PATH): endpoints.create_endpoint,
         ("POST", ENDPOINTS_PATH + "/"): endpoints.create_endpoint,
         ("POST", ENDPOINTS_PATH + "/pt"): endpoints.create_endpoint,
-        ("PUT", ENDPOINTS_PATH + "/pt/{endpoint}/config"): endpoints.update_endpoint,
+        ("PUT", ENDPOINTS_PATH + "/pt/{endpoint}/config"): endpoints.update_provisioned_endpoint,
         ("GET", ENDPOINT_PATH): endpoints.get_endpoint,
         ("PUT", ENDPOINT_PATH + "/config"): endpoints.update_endpoint,
         ("DELETE", ENDPOINT_PATH): endpoints.delete_endpoint,

@@ -92,6 +92,15 @@ def update_endpoint(
     )
 
 
+def update_provisioned_endpoint(
+    body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
+) -> EndpointChange:
+    """Replace the configuration, which the SDK puts into ``config`` in this call. Raises UnknownModel, BadRequest."""
+    endpoint, fields = _find_created(context, facts, created), decode_fields(body, ENDPOINT_WORDING)
+    config_object = fields.object("config")
+    return _configure_endpoint(endpoint, fields if config_object is None else config_object, context, facts)
+
+
 def delete_endpoint(
     body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
 ) -> EndpointChange:

@@ -15,7 +15,7 @@ from parley.errors import Unsupported
 MAX_LIMITS = 20  # as many as the original has
 MAX_COUNT = 2**31 - 1
 KEYS = ("user", "endpoint")
-REFUSED_GATEWAY_PARTS = ("guardrails", "fallback_config")
+REFUSED_GATEWAY_PARTS = ("guardrails", "fallback_config", "usage_tracking_config")
 TABLE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 NO_TABLES = (
     'parameter "{}" is not available on this server: it writes inference tables only if it is started with '
@@ -40,11 +40,8 @@ def read_limits(body: Fields) -> list[EndpointLimit]:
 
 
 def read_gateway(body: Fields) -> list[EndpointLimit]:
-    """Read the object of a gateway, whose other parts are refused by name. Raises BadRequest."""
+    """Read the object of a gateway, whose other parts are refused by name unless they are off. Raises BadRequest."""
     config.refuse_members(body, *REFUSED_GATEWAY_PARTS)
-    tracking = body.object("usage_tracking_config")
-    if tracking is not None and tracking.boolean("enabled", False):
-        config.refuse_members(body, "usage_tracking_config")
     return read_limits(body)
 
 

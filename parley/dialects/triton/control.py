@@ -207,7 +207,10 @@ def _unchangeable_settings(body: bytes, current: dict[str, Any]) -> Answer:
     for name, value in (parse_document(body) if body else {}).items():
         if name not in current:
             raise Invalid(f"unknown setting {quote_name(name)}", field=name)
-        if value is not None and value != current[name]:
+        present = current[name]
+        # A setting with several values may be given as one text.
+        same = value == present or (isinstance(value, str) and [value] == present)
+        if value is not None and not same:
             raise Unsupported(f"'{name}' cannot be changed on this server.", field=name)
     return json_answer(current)
 
