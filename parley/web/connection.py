@@ -90,8 +90,9 @@ class HttpCycle:
     """One request and its response, and the connection they belong to.
 
     ``watchers``: the connection's callbacks for its loss. ``default_headers``: put first in every response.
-    ``keep_alive``: keep the connection open after the response. ``expects_continue``: the client waits for
-    "100 Continue" before it sends its body. ``on_complete`` is called once the whole response has been written.
+    ``keep_alive``: keep the connection open after the response. Otherwise it is closed then, or by ``on_complete`` if
+    the rest of the request's body is still on its way. ``expects_continue``: the client waits for "100 Continue" before
+    it sends its body. ``on_complete`` is called once the whole response has been written.
     """
 
     def __init__(
@@ -238,7 +239,7 @@ class HttpCycle:
             self.transport.write(data)
         if last:
             self.response_complete = True
-            if not self.keep_alive:
+            if not self.keep_alive and self.body_complete:
                 self.transport.close()
             self._on_complete()
         return not self.flow.write_paused

@@ -266,7 +266,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self.cycle.end_body()
         if self.cycle.response_complete:  # the connection was only lingering for the body
-            self._timer.schedule_action(self.options.keep_alive, self._close_idle)
+            if self.cycle.keep_alive:
+                self._timer.schedule_action(self.options.keep_alive, self._close_idle)
+            else:
+                self.transport.close()
 
     def on_response_complete(self) -> None:
         """Restart the timer, and start the next queued request."""
@@ -281,6 +284,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif self._in_message and self._in_head:  # the next request, here too
             self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
         elif self._in_message:  # the client is still sending its body: closing at once could lose the response
+            if self.cycle is not None and not self.cycle.keep_alive and self.transport.can_write_eof():
+                self.transport.write_eof()  # RFC 9112, 9.6
             self._timer.schedule_action(LINGER_SECONDS, self.transport.abort)
         else:
             self._timer.schedule_action(self.options.keep_alive, self._close_idle)

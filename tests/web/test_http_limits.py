@@ -84,6 +84,23 @@ async def test_rejects_a_large_content_length_before_reading_the_body(serve):
     connection.close()
 
 
+@pytest.mark.parametrize("connection_header", ["", "connection: close\r\n"], ids=["keep-alive", "close"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/mindie/v1/chat/completions"])
+async def test_answers_a_client_that_sends_a_rejected_body_to_its_end(serve, path, connection_header):
+    """Most clients send the whole body before they read. MindIE's answers close every connection."""
+    server = await serve(body_limit=1000)
+    connection, size = await server.connect(), 16 << 20
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{connection_header}content-length: {size}\r\n\r\n"
+    await connection.send(head.encode())
+    for _ in range(size >> 16):
+        await connection.send(b" " * (1 << 16))
+    assert await answer_status(connection) == 413
+    if connection_header or "mindie" in path:
+        assert await connection.ended() == b""
+    connection.close()
+    assert await server.control()
+
+
 async def test_rejects_a_large_chunked_body_while_reading_it(serve):
     server = await serve(body_limit=1000)
     connection = await server.connect()
