@@ -272,7 +272,7 @@ RouteKind = Literal[
     "pause",  # pause or resume requests: reader(body, RequestContext, ServerFacts) -> PauseAnswer
     "pull",  # download a model: reader(body, RequestContext, ServerFacts) -> PullRequest | Answer
     "stop",  # shut the server down: reader(RequestContext) -> bool (at once?); writer(first call?) -> Answer
-    "metrics",
+    "metrics",  # of the whole server; a reader as for "endpoint" raises if there is no page for this client
     "page",  # a file of the web page, by the path
     "activity",  # data of the status page
     "usage",  # usage of each API key

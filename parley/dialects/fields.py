@@ -1,9 +1,9 @@
 """Reading the members of a JSON body: type, default, range, null and size limits in one place, for every dialect.
 
 A dialect reads one member after another and gets a checked Python value, or one of the errors in ``parley.errors`` is
-raised. The rules that all APIs share are here: an explicit null means the default, a boolean is not a number, a whole
-float (5.0) is an integer, unread members are ignored. The ``ErrorWording`` that is passed in decides how an API words
-its refusals. Nothing here knows the name of any member.
+raised. The rules that all APIs share are here: an explicit null means the default, a boolean is not a number, unread
+members are ignored. The ``ErrorWording`` that is passed in decides how an API words its refusals, and whether a whole
+float (5.0) is an integer. Nothing here knows the name of any member.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Fields:
         return weights
 
     def _checked_integer(self, path: str, value: Any, low: int | None, high: int | None) -> int:
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, float) and value.is_integer() and self._wording.whole_floats:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
             value = self._wording.convert_value(path, "an integer", value)

@@ -12,7 +12,12 @@ from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, ex
 
 
 class ErrorWording:
-    """Builds the errors for wrong members, with the sentences and codes of the OpenAI API. Other dialects override."""
+    """Builds the errors for wrong members, with the sentences and codes of the OpenAI API. Other dialects override.
+
+    ``whole_floats``: 5.0 is an integer, as most readers of JSON have it. Some APIs refuse it.
+    """
+
+    whole_floats = True
 
     def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""

@@ -131,6 +131,7 @@ def _read_endpoint_body(
         route.model_reader(body) if route.model_reader is not None else ""
     )
     endpoint_name = endpoint_name or registry.main_model.name
+    registry.endpoint_store.check_query(endpoint_name, exchange.tenant)
     # Derived from the request's id: every instance draws the same.
     random_fraction = int(exchange.request_uuid[:13], 16) / 16**13
     share = registry.endpoint_store.choose_share(
@@ -140,7 +141,6 @@ def _read_endpoint_body(
         raise UnknownModel(
             f"There is no model {excerpt(share.model)}.", name=endpoint_name, served=registry.served_names
         )
-    registry.endpoint_store.check_query(endpoint_name, exchange.tenant)
     _begin_table_row(registry, exchange, endpoint_name, share.name, body)
     model = registry.find_model(share.model)
     reply = route.reader(body, request_context(registry, model, exchange))

@@ -382,6 +382,9 @@ async def handle_ready(registry: ModelRegistry, route: Route, exchange: Exchange
 
 async def handle_metrics(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Render the metrics page."""
+    if route.reader is not None:
+        context = replace(request_context(registry, registry.main_model, exchange), client=exchange.tenant)
+        route.reader(b"", context, registry.server_facts(), registry.endpoint_store.by_name)
     views = [
         ModelSnapshot(
             model=model.name,

@@ -182,6 +182,10 @@ async def test_databricks_missing_endpoints_and_paths_have_error_codes(serve):
         assert answer.json["error_code"] in (code, "BAD_REQUEST"), path
     large = json.dumps(TALK | {"client_request_id": "x" * (4 << 20)}).encode()
     assert (await server.post("/databricks/serving-endpoints/tiny/invocations", large)).status == 413
+    assert (await server.get("/databricks/api/2.0/serving-endpoints/none/metrics")).json == {
+        "error_code": "RESOURCE_DOES_NOT_EXIST",
+        "message": "Endpoint with name 'none' does not exist.",
+    }
     metrics = await server.get("/api/2.0/serving-endpoints/tiny/metrics")
     assert metrics.headers["content-type"].startswith("text/plain") and b"parley:" in metrics.body
 
@@ -341,6 +345,10 @@ async def test_permissions_hold_for_endpoints_and_for_models_in_every_api(serve)
     message = "This API key does not have permission 'Query' on Endpoint e."
     assert (refused.status, refused.json) == (403, {"error_code": "PERMISSION_DENIED", "message": message})
     assert (await call("bob", "GET", ROOT + "/e")).status == 403
+    unknown = "/serving-endpoints/e/served-models/none/invocations"  # says nothing about the endpoint either
+    assert [(await call(client, "POST", unknown, TALK)).status for client in ("ann", "bob")] == [404, 403]
+    metrics = [(await call(client, "GET", ROOT + "/e/metrics")).status for client in ("ann", "bob", "admin")]
+    assert metrics == [200, 403, 200]
 
     chat = {"model": "tiny"} | TALK
     assert (await call("bob", "POST", "/v1/chat/completions", chat)).status == 200

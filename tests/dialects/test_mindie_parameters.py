@@ -315,12 +315,13 @@ def test_mindie_reads_stop_token_ids_and_include_stop_str(interface: str) -> Non
     assert refusal(interface, "include_stop_str_in_output", 1, stop_token_ids=[5]) == text
 
 
-def test_mindie_old_ignores_stop_token_ids_that_are_no_integers() -> None:
-    """As the manual of that time says."""
+def test_mindie_ignores_stop_token_ids_that_are_no_integers_unless_strict() -> None:
+    """As the manual says; today's server refuses them."""
     value = [13, "a", 2.5, True, None, [], 2**31, 13]
     for interface in "VCOP":
-        reply = read_parameter(interface, "stop_token_ids", value, rules=OLD_RULES)
-        assert reply.request.stop_conditions.ids == [13]
+        for rules in (OLD_RULES, EXTENDED):
+            reply = read_parameter(interface, "stop_token_ids", value, rules=rules)
+            assert reply.request.stop_conditions.ids == [13]
         assert refusal(interface, "stop_token_ids", 13, rules=OLD_RULES) == "Parameter stop_token_ids not array"
         assert refusal(interface, "stop_token_ids", value) == "Parameter stop_token_ids not list[int]"
 
@@ -468,6 +469,10 @@ def test_mindie_reads_adapter_name() -> None:
         assert read_parameter(interface, name, "x" * 256).request.adapter == "x" * 256
         request = read_parameter(interface, name, "None").request
         assert (request.adapter, request.model) == (None, "")
+    named = replace(HEAD, model_names=("chat", "alias"))
+    for name, adapter in (("alias", None), ("other", "other")):
+        body = json.dumps({"prompt": "a", "model": name}).encode()
+        assert vllm.read_mindie_vllm(STRICTLY, body, named).request.adapter == adapter
     assert refusal("V", "model", 5) == "Model must be string type."
     for name in ("", "x" * 257):
         message = f"Input validation error: length of `model` must be in [1, 256], but got {len(name)}"

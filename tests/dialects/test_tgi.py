@@ -215,6 +215,7 @@ def test_tgi_strict_refuses_null_for_top_level_members():
         ({"max_new_tokens": -1}, "parameters.max_new_tokens: invalid value: integer `-1`, expected u32"),
         ({"max_new_tokens": 2**32}, "parameters.max_new_tokens: invalid value: integer `4294967296`, expected u32"),
         ({"max_new_tokens": 1.5}, "parameters.max_new_tokens: invalid type: floating point `1.5`, expected u32"),
+        ({"top_k": 1.0}, "parameters.top_k: invalid type: floating point `1.0`, expected i32"),
         ({"seed": -1}, "parameters.seed: invalid value: integer `-1`, expected u64"),
         ({"seed": "1"}, 'parameters.seed: invalid type: string "1", expected u64'),
         ({"truncate": -1}, "parameters.truncate: invalid value: integer `-1`, expected usize"),
@@ -413,6 +414,7 @@ def test_tgi_extended_accepts_wider_ranges():
     assert lenient(temperature=0, do_sample=True).request.sampling == Sampling(temperature=0)
     assert lenient(top_p=1.0).request.sampling == lenient(typical_p=1).request.sampling == Sampling(temperature=0)
     assert lenient(top_p=1.0, typical_p=1.0, top_k=0, do_sample=True).request.sampling == Sampling()
+    assert lenient(top_k=2.0, do_sample=True).request.sampling == Sampling(top_k=2)
     assert lenient(stop="end").request.stop_conditions.strings == ["end"]
     assert lenient(stop=list("abcdefgh")).request.stop_conditions.strings == list("abcdefgh")
     assert lenient(top_n_tokens=20, details=True).request.output_options.logprobs == 20

@@ -178,6 +178,7 @@ def test_tgi_chat_numbers_tool_call_ids():
     [
         ({"messages": None}, "missing field `messages`"),
         ({"max_tokens": -1}, "max_tokens: invalid value: integer `-1`, expected u32"),
+        ({"max_tokens": 1.0}, "max_tokens: invalid type: floating point `1.0`, expected u32"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "duplicate field `max_tokens`"),
         ({"stop": "a"}, 'stop: invalid type: string "a", expected a sequence'),
         ({"stream": None}, "stream: invalid type: null, expected a boolean"),

@@ -108,7 +108,7 @@ def _management_routes() -> tuple[Route, ...]:
     }
     return (
         *(Route(method, path, "endpoint", reader=handler) for (method, path), handler in calls.items()),
-        Route("GET", ENDPOINT_PATH + "/metrics", "metrics"),
+        Route("GET", ENDPOINT_PATH + "/metrics", "metrics", reader=endpoints.get_endpoint),
         Route("GET", HOST_METADATA_PATH, "probe", reader=endpoints.host_metadata),  # read without an API key
         *(
             Route(method, path, "info", reader=partial(endpoints.refuse_call, subject))

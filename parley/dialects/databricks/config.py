@@ -33,23 +33,12 @@ SIZE_SWITCHES = ("scale_to_zero_enabled", "burst_scaling_enabled")
 
 
 def refuse_members(body: Fields, *names: str) -> None:
-    """Refuse members that would need an action, rather than store them without effect. Raises Unsupported.
-
-    Clients that send back what they have read also send parts that are turned off: these need no action.
-    """
+    """Refuse members that would need an action, rather than store them without effect. Raises Unsupported."""
     for name in names:
-        value = body.raw_value(name)
-        if value and not (isinstance(value, dict) and _is_turned_off(value)):
+        if body.raw_value(name):
             raise Unsupported(
                 f'parameter "{body.member_path(name)}" is not available on this server', field=name, code=INVALID_VALUE
             )
-
-
-def _is_turned_off(part: dict[str, Any]) -> bool:
-    """True if nothing in the object asks for anything: ``{"enabled": False}``, ``{"pii": {"behavior": "NONE"}}``."""
-    return all(
-        _is_turned_off(value) if isinstance(value, dict) else not value or value == "NONE" for value in part.values()
-    )
 
 
 def read_entities(config: Fields, models: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]]] | None:

@@ -27,6 +27,7 @@ ENDPOINT_WORDING = DatabricksErrorWording("Endpoint", config.INVALID_VALUE)
 ENDPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 RESERVED_NAMES = ("chat", "completions", "embeddings", "responses", "v1", "pt", "anthropic")  # used in other paths
 CREATOR = "parley"
+UPDATES = ("on_update_success", "on_update_failure")
 TASKS = {"chat": "llm/v1/chat", "text": "llm/v1/completions", "vectors": "llm/v1/embeddings"}
 LEVEL_NAMES: dict[GrantLevel, str] = {"manage": "CAN_MANAGE", "query": "CAN_QUERY", "view": "CAN_VIEW"}
 
@@ -62,7 +63,13 @@ def create_endpoint(
         raise fields.member_error("name", reason)
     if name in created or name in _model_names(facts):
         raise Conflict(f"Endpoint with name '{name}' already exists.", code="RESOURCE_ALREADY_EXISTS")
-    config.refuse_members(fields, "email_notifications", "telemetry_config")
+    notifications = fields.object("email_notifications")
+    recipients = (
+        [notifications.strings(name, cap=64, total=1 << 16) for name in UPDATES] if notifications is not None else []
+    )
+    if any(recipients):
+        config.refuse_members(fields, "email_notifications")
+    config.refuse_members(fields, "telemetry_config")
     gateway = fields.object("ai_gateway")
     endpoint_limits = limits.read_limits(fields) + (limits.read_gateway(gateway) if gateway is not None else [])
     description = {
@@ -95,10 +102,12 @@ def update_endpoint(
 def update_provisioned_endpoint(
     body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
 ) -> EndpointChange:
-    """Replace the configuration, which the SDK puts into ``config`` in this call. Raises UnknownModel, BadRequest."""
+    """Replace the configuration, which is in ``config`` in this call only. Raises UnknownModel, BadRequest."""
     endpoint, fields = _find_created(context, facts, created), decode_fields(body, ENDPOINT_WORDING)
     config_object = fields.object("config")
-    return _configure_endpoint(endpoint, fields if config_object is None else config_object, context, facts)
+    if config_object is None:
+        raise fields.missing_member("config")
+    return _configure_endpoint(endpoint, config_object, context, facts)
 
 
 def delete_endpoint(

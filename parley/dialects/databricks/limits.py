@@ -15,7 +15,8 @@ from parley.errors import Unsupported
 MAX_LIMITS = 20  # as many as the original has
 MAX_COUNT = 2**31 - 1
 KEYS = ("user", "endpoint")
-REFUSED_GATEWAY_PARTS = ("guardrails", "fallback_config", "usage_tracking_config")
+REFUSED_SWITCHES = ("fallback_config", "usage_tracking_config")
+PII_BEHAVIORS = ("NONE", "BLOCK", "MASK")
 TABLE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 NO_TABLES = (
     'parameter "{}" is not available on this server: it writes inference tables only if it is started with '
@@ -40,9 +41,29 @@ def read_limits(body: Fields) -> list[EndpointLimit]:
 
 
 def read_gateway(body: Fields) -> list[EndpointLimit]:
-    """Read the object of a gateway, whose other parts are refused by name unless they are off. Raises BadRequest."""
-    config.refuse_members(body, *REFUSED_GATEWAY_PARTS)
+    """Read the object of a gateway, whose other parts are refused by name unless they are off. Raises BadRequest.
+
+    Clients that send back what they have read also send the parts that are off.
+    """
+    guardrails = body.object("guardrails")
+    sides = [_has_filters(guardrails.object(side)) for side in ("input", "output")] if guardrails is not None else []
+    if any(sides):
+        config.refuse_members(body, "guardrails")
+    for name in REFUSED_SWITCHES:
+        part = body.object(name)
+        if part is not None and part.boolean("enabled", False):
+            config.refuse_members(body, name)
     return read_limits(body)
+
+
+def _has_filters(filters: Fields | None) -> bool:
+    """True if the guardrails of one side filter anything. Raises BadRequest."""
+    if filters is None:
+        return False
+    personal_data = filters.object("pii")
+    words = [filters.strings(name, cap=1024, total=1 << 16) for name in ("invalid_keywords", "valid_topics")]
+    hides = personal_data is not None and personal_data.string("behavior", "NONE", allowed=PII_BEHAVIORS) != "NONE"
+    return filters.boolean("safety", False) or hides or any(words)
 
 
 def read_table(

@@ -74,7 +74,12 @@ class ParameterTable:
         """Return the interface under these rules."""
         if not rules.strict:
             return replace(
-                self, zero_temperature=True, full_top_p=True, min_top_k=min(self.min_top_k, 0), zeros_allowed=True
+                self,
+                zero_temperature=True,
+                full_top_p=True,
+                min_top_k=min(self.min_top_k, 0),
+                zeros_allowed=True,
+                skips_odd_stop_ids=True,
             )
         keeps_stops = self.separable_stops and not rules.old
         inseparable = () if not rules.separated else INSEPARABLE_NAMES if keeps_stops else tuple(SEPARATION_MESSAGES)
@@ -202,15 +207,8 @@ def _has_effect(name: str, value: Any) -> bool:
     return value is not None and value is not False and value != []
 
 
-def _strict_integer(members: Fields, name: str, low: int, high: int) -> Any:
-    """Like ``Fields.integer``, but refuses 5.0."""
-    if isinstance(members.raw_value(name), float):
-        raise members.mistyped_member(name, "an integer")
-    return members.integer(name, None, low, high)
-
-
 def _integer_reader(low: int, high: int) -> Callable[[Fields, str, ParameterTable], Any]:
-    return lambda value, name, interface: _strict_integer(value, name, low, high)
+    return lambda value, name, interface: value.integer(name, None, low, high)
 
 
 def _read_boolean(members: Fields, name: str, interface: ParameterTable) -> Any:
@@ -222,7 +220,7 @@ def _read_temperature(members: Fields, name: str, interface: ParameterTable) -> 
 
 
 def _read_top_k(members: Fields, name: str, interface: ParameterTable) -> Any:
-    value = _strict_integer(members, name, interface.min_top_k, I32)
+    value = members.integer(name, None, interface.min_top_k, I32)
     if value == 0 and interface.min_top_k == -1 and not interface.zeros_allowed:
         raise value_error(name, value)
     return value
@@ -248,7 +246,7 @@ def _read_penalty(members: Fields, name: str, interface: ParameterTable) -> Any:
 
 
 def _read_truncate(members: Fields, name: str, interface: ParameterTable) -> Any:
-    return _strict_integer(members, name, 0 if interface.zeros_allowed else 1, I32) or None
+    return members.integer(name, None, 0 if interface.zeros_allowed else 1, I32) or None
 
 
 def _read_adapter_id(members: Fields, name: str, interface: ParameterTable) -> Any:
@@ -312,12 +310,12 @@ def _read_include_stop(members: Fields, name: str, interface: ParameterTable) ->
 
 def _read_mindie_logprobs(members: Fields, name: str, interface: ParameterTable) -> Any:
     if interface.error_style == "completions":
-        return _strict_integer(members, name, 0, MAX_LOGPROBS)
+        return members.integer(name, None, 0, MAX_LOGPROBS)
     return members.boolean(name, None)
 
 
 def _read_top_logprobs(members: Fields, name: str, interface: ParameterTable) -> Any:
-    value = _strict_integer(members, name, 0, MAX_TOP)
+    value = members.integer(name, None, 0, MAX_TOP)
     if value is not None and members.raw_value("logprobs") is False:
         message = "Value error, when using top_logprobs, logprobs must be true or null in chat completions"
         raise members.member_error(name, message)

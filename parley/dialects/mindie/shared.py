@@ -89,6 +89,8 @@ TYPE_MESSAGES = {"max_tokens": "Parameter max_tokens not number_integer"}  # mes
 class MindieErrorWording(words.ErrorWording):
     """MindIE's wording. ``unreadable_body``: the message for a body that is no JSON object; each route has its own."""
 
+    whole_floats = False
+
     def __init__(self, unread: str = ""):
         self.unreadable_body = unread
 

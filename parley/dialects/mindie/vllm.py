@@ -35,6 +35,7 @@ class RecordReply(MindieReply):
         interface = parameters.VLLM_TABLE.under_rules(rules)
         values = parameters.read_mindie_parameters(body, interface)
         counts = choices.count_choices(body, values, interface, rules)
+        base_names = (parameters.NO_ADAPTER, *context.model_names)  # clients of vLLM send the served name
         super().__init__(rules, inputs.VLLM_INPUT)
         self._text_start = next((part for part in parts if isinstance(part, str)), "") + " "
         self._text_parts: list[list[str]] = [[] for _ in range(counts.n)]
@@ -60,7 +61,7 @@ class RecordReply(MindieReply):
             ),
             **counts._asdict(),
             stream=stream,
-            adapter=values["model"] if values["model"] != parameters.NO_ADAPTER else None,
+            adapter=None if values["model"] in base_names else values["model"],
         )
 
     def render_chunk(self, events: Sequence[Event]) -> bytes:

@@ -11,7 +11,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import messages, openai, parameters, shared
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
-from parley.dialects.tgi.shared import F32, TGI_WORDING, U32, TgiRules
+from parley.dialects.tgi.shared import F32, U32, TgiRules
 from parley.errors import Invalid, WrongType
 from parley.types import (
     ChoiceDelta,
@@ -32,7 +32,7 @@ PLAIN_CHUNK = b'{"index":0,"delta":{"role":"assistant","content":%b},"logprobs":
 
 def read_tgi_chat(rules: TgiRules, body: bytes, context: RequestContext) -> TgiChatReply | Answer:
     """Read the body of a chat request. Raises BadRequest."""
-    return tgi_chat_reply(rules, decode_fields(body, TGI_WORDING), context)
+    return tgi_chat_reply(rules, decode_fields(body, rules.wording), context)
 
 
 def tgi_chat_reply(rules: TgiRules, body: Fields, context: RequestContext) -> TgiChatReply | Answer:

@@ -19,7 +19,7 @@ FINISH_REASONS = {"eos_token": "stop"}  # for answers in one piece; streams end 
 
 def read_tgi_completion(rules: TgiRules, body: bytes, context: RequestContext) -> TgiCompletionReply | Answer:
     """Read the body of a completion request. Raises BadRequest."""
-    return tgi_completion_reply(rules, decode_fields(body, TGI_WORDING), context)
+    return tgi_completion_reply(rules, decode_fields(body, rules.wording), context)
 
 
 def tgi_completion_reply(rules: TgiRules, body: Fields, context: RequestContext) -> TgiCompletionReply | Answer:

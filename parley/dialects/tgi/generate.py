@@ -15,7 +15,7 @@ from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, R
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import chat, completions, images, parameters, shared
-from parley.dialects.tgi.shared import TGI_WORDING, TgiRules
+from parley.dialects.tgi.shared import TgiRules
 from parley.errors import Invalid, ParleyError, Unsupported, WrongType
 from parley.types import (
     ChoiceDelta,
@@ -38,23 +38,23 @@ EMPTY_TOKEN = TokenInfo(0, "", b"", is_special=True)
 
 def read_generate_any(rules: TgiRules, body: bytes, context: RequestContext) -> Reply | Answer:
     """Read a body; its member ``stream`` selects a stream or one answer, a list. Both include the prompt by default."""
-    fields = decode_fields(body, TGI_WORDING)
+    fields = decode_fields(body, rules.wording)
     return _reply_by_stream_member(rules, fields, context)
 
 
 def read_generate(rules: TgiRules, body: bytes, context: RequestContext) -> TgiGenerateReply:
     """Read a request for an answer in one piece. Raises BadRequest."""
-    return TgiGenerateReply(rules, decode_fields(body, TGI_WORDING), context, stream=False)
+    return TgiGenerateReply(rules, decode_fields(body, rules.wording), context, stream=False)
 
 
 def read_generate_stream(rules: TgiRules, body: bytes, context: RequestContext) -> TgiGenerateReply | Answer:
     """Read a request for a stream. Raises BadRequest."""
-    return _stream_reply(rules, decode_fields(body, TGI_WORDING), context)
+    return _stream_reply(rules, decode_fields(body, rules.wording), context)
 
 
 def read_sagemaker(rules: TgiRules, body: bytes, context: RequestContext) -> Reply | Answer:
     """Read a body of ``POST /``, a conversation or a completion, recognized by its members. Raises BadRequest."""
-    fields = decode_fields(body, TGI_WORDING)
+    fields = decode_fields(body, rules.wording)
     if fields.has_value("inputs") or rules.old:
         return _reply_by_stream_member(rules, fields, context)
     if fields.has_value("messages"):

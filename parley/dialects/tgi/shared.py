@@ -61,8 +61,8 @@ class TgiRules:
     """The limits the original is started with, and whether its ``strict`` readings apply.
 
     Strict: an error of a stream is reported inside it, with status 200. Otherwise: temperature 0 is greedy; a top_p,
-    typical_p or top_k that keeps every token is off; ``stop`` may be a single string; null means the default for every
-    member.
+    typical_p or top_k that keeps every token is off; ``stop`` may be a single string; 5.0 is an integer; null means the
+    default for every member.
     """
 
     strict: bool
@@ -77,6 +77,11 @@ class TgiRules:
     def line_prefix(self) -> bytes:
         """The start of each line of a stream."""
         return b"data:" if self.old else b"data: "
+
+    @property
+    def wording(self) -> TgiErrorWording:
+        """The wording of refusals of a body's members."""
+        return STRICT_TGI_WORDING if self.strict else TGI_WORDING
 
 
 STRICT = TgiRules(strict=True, max_best_of=2, max_stops=4, max_top=5, max_prompts=4, max_body=2_000_000)
@@ -104,6 +109,9 @@ RUST_TYPES = {
 
 class TgiErrorWording(words.ErrorWording):
     """Refusals worded like the original's JSON reader (serde), but without its line and column."""
+
+    def __init__(self, *, whole_floats: bool = True):
+        self.whole_floats = whole_floats
 
     def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
@@ -149,6 +157,7 @@ class TgiErrorWording(words.ErrorWording):
 
 
 TGI_WORDING = TgiErrorWording()
+STRICT_TGI_WORDING = TgiErrorWording(whole_floats=False)
 
 
 def _describe_json_value(value: Any) -> str:

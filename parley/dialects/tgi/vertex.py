@@ -14,7 +14,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import images, messages, parameters, shared
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
-from parley.dialects.tgi.shared import TGI_WORDING, U32, U64, TgiRules
+from parley.dialects.tgi.shared import U32, U64, TgiRules
 from parley.errors import BadRequest, Invalid, Malformed, Missing, ParleyError, WrongType
 from parley.types import ChoiceDelta, Event, OutputOptions, Prompt, Request, Sampling, StopConditions, Usage
 
@@ -26,7 +26,7 @@ VERTEX_FAILURE = "Incomplete generation"  # both message and type of every other
 def read_vertex(rules: TgiRules, body: bytes, context: RequestContext) -> VertexReply | Answer:
     """Read the body of a request. Raises BadRequest."""
     try:
-        return VertexReply(rules, decode_fields(body, TGI_WORDING), context)
+        return VertexReply(rules, decode_fields(body, rules.wording), context)
     except (Malformed, Missing, WrongType):
         raise
     except BadRequest as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import msgspec
@@ -11,18 +10,19 @@ import msgspec
 from parley.dialects.fields import is_shallow
 from parley.dialects.json_body import OverfullJson, decode_json, first_bad_byte
 from parley.dialects.triton.errors import UnreadableInput
+from parley.dialects.triton.parse_faults import ENCODING_FAULT, describe_parse_fault
 from parley.errors import Invalid
 
 MAX_DEPTH = 100
 
+JSON_BLANKS = b" \t\r\n"
 PARSE_FAILURE = "failed to parse the request JSON buffer: "
-BYTE_POSITION = re.compile(r"byte (\d+)")
 
 
 def parse_document(body: bytes) -> dict[str, Any]:
     """Return a body's members. Raises UnreadableInput unless it is a JSON object, Invalid if nested too deep."""
-    if not body:
-        raise UnreadableInput(f"{PARSE_FAILURE}The document is empty. at 0")
+    if not body.strip(JSON_BLANKS):
+        raise UnreadableInput(f"{PARSE_FAILURE}The document is empty. at {len(body)}")
     try:
         value = decode_json(body)
     except RecursionError:
@@ -30,10 +30,9 @@ def parse_document(body: bytes) -> dict[str, Any]:
     except OverfullJson as error:
         raise Invalid(f"The request JSON is too large to be read: {error}") from None
     except UnicodeDecodeError:
-        raise UnreadableInput(f"{PARSE_FAILURE}Invalid encoding in string. at {first_bad_byte(body)}") from None
+        raise UnreadableInput(f"{PARSE_FAILURE}{ENCODING_FAULT} at {first_bad_byte(body)}") from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        position = BYTE_POSITION.search(str(error))
-        raise UnreadableInput(f"{PARSE_FAILURE}Invalid value. at {position[1] if position else len(body)}") from None
+        raise UnreadableInput(PARSE_FAILURE + describe_parse_fault(body, str(error))) from None
     if not isinstance(value, dict):
         raise UnreadableInput("attempt to access JSON non-object as object")
     if not is_shallow(value, MAX_DEPTH):

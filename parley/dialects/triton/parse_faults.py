@@ -1,0 +1,77 @@
+"""What is wrong with a body that is not JSON, in the words of RapidJSON, which the original reads bodies with.
+
+Python's own parser finds the place; RapidJSON names it by its byte, and has a sentence for most kinds of faults.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from parley.dialects.json_body import check_json_size
+
+VALUE_FAULT = "Invalid value."
+ENCODING_FAULT = "Invalid encoding in string."
+UNCLOSED_STRING_FAULT = "Missing a closing quotation mark in string."
+SURROGATE_FAULT = "The surrogate pair in string is invalid."
+MEMBER_FAULT = "Missing a comma or } after an object member."
+ELEMENT_FAULT = "Missing a comma or ] after an array element."
+FAULTS_BY_MESSAGE = {  # the beginnings of Python's messages
+    "Expecting property name": "Missing a name for object member.",
+    "Expecting ':' delimiter": "Missing a colon after a name of object member.",
+    "Extra data": "The document root must not be followed by other values.",
+    "Unterminated string": UNCLOSED_STRING_FAULT,
+    "Invalid control character": ENCODING_FAULT,
+    "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
+    "Invalid \\escape": "Invalid escape character in string.",
+}
+BYTE_POSITION = re.compile(r"byte (\d+)")
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+LONE_SURROGATE = re.compile(
+    rb"(?<!\\)(?:\\\\)*(?P<escape>\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2}))"
+)
+
+
+def describe_parse_fault(body: bytes, reason: str) -> str:
+    """Return the fault of a body in UTF-8 and its place: "Invalid value. at 5".
+
+    ``reason``: what the reader of bodies said, for faults that only that reader has.
+    """
+    found = BYTE_POSITION.search(reason)
+    fault, position = VALUE_FAULT, int(found[1]) if found else len(body)
+    try:
+        check_json_size(body)
+        json.loads(body.decode())
+        lone = LONE_SURROGATE.search(body)
+        if lone is not None:  # Python takes these
+            fault, position = SURROGATE_FAULT, lone.start("escape")
+    except json.JSONDecodeError as error:
+        fault = _name_fault(error)
+        position = len(error.doc[: error.pos].encode())
+        if fault == UNCLOSED_STRING_FAULT:
+            position = len(body)
+        elif "escape" in error.msg:
+            position = body.rfind(b"\\", 0, position + 2)
+    except (ValueError, RecursionError):
+        pass
+    return f"{fault} at {position}"
+
+
+def _name_fault(error: json.JSONDecodeError) -> str:
+    if error.msg.startswith("Expecting ',' delimiter"):
+        outside_strings = STRING.sub("", error.doc[: error.pos])
+        return MEMBER_FAULT if _is_inside_object(outside_strings) else ELEMENT_FAULT
+    return next((fault for start, fault in FAULTS_BY_MESSAGE.items() if error.msg.startswith(start)), VALUE_FAULT)
+
+
+def _is_inside_object(text: str) -> bool:
+    """True if the innermost bracket that is open at the end is that of an object."""
+    depth = 0
+    for character in reversed(text):
+        if character in "}]":
+            depth += 1
+        elif character in "{[":
+            if depth == 0:
+                return character == "{"
+            depth -= 1
+    return False
