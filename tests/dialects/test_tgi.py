@@ -463,6 +463,14 @@ def test_tgi_extended_accepts_wider_ranges():
             },
         ),
         (
+            ContextLength("Far too long.", limit=100, prompt_over=200),
+            422,
+            {
+                "error": "Input validation error: `inputs` must have less than 99 tokens. Given: over 200",
+                "error_type": "validation",
+            },
+        ),
+        (
             ContextLength("Far too long."),
             422,
             {"error": "Input validation error: Far too long.", "error_type": "validation"},

@@ -433,6 +433,11 @@ def test_vllm_stream_reports_engine_refusal_as_event():
           "257 input "
           "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
           "prompt. (parameter=input_tokens, value=257)", "type": "BadRequestError", "param": "input_tokens"}),
+        (ContextLength("x", limit=256, prompt_over=256), 400,
+         {"message": "This model's maximum context length is 256 tokens. However, your prompt contains at least "
+          "257 input "
+          "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
+          "prompt. (parameter=input_tokens, value=257)", "type": "BadRequestError", "param": "input_tokens"}),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )  # fmt: skip

@@ -260,8 +260,12 @@ def _error_sentence(error: BadRequest) -> str:
         return "`inputs` cannot be empty"
     if isinstance(error, BadMedia):
         return media_sentence(error)
-    if not isinstance(error, ContextLength) or error.prompt is None or error.limit is None:
+    if not isinstance(error, ContextLength) or error.limit is None:
         return error.message
+    if error.prompt is None:
+        if error.prompt_over is None:
+            return error.message
+        return f"`inputs` must have less than {error.limit - 1} tokens. Given: over {error.prompt_over}"
     if error.requested is None or error.prompt >= error.limit:
         return f"`inputs` must have less than {error.limit - 1} tokens. Given: {error.prompt}"
     return (
