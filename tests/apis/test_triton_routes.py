@@ -107,9 +107,11 @@ async def test_strict_generate_rejects_compressed_bodies(serve):
     lenient = await server.call("POST", GENERATE, body, {"content-encoding": "deflate"})
     strict = await server.call("POST", f"/triton{GENERATE}", body, {"content-encoding": "deflate"})
     assert lenient.status == 200
-    assert (strict.status, strict.body) == (
-        400, b'{"error":"Unsupported content-encoding, only \'identity\' is supported."}'
-    )  # fmt: skip
+    unknown = await server.call("POST", f"/triton{GENERATE}_stream", b"{}", {"content-encoding": "br"})
+    for refused in (strict, unknown):
+        assert (refused.status, refused.body) == (
+            400, b'{"error":"Unsupported content-encoding, only \'identity\' is supported."}'
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

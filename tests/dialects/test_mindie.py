@@ -218,7 +218,9 @@ def test_mindie_errors_have_documented_status_and_body():
     )
     far_too_long = status_and_body(ContextLength("x", field="prompt", limit=100, prompt_over=1_048_576))
     assert far_too_long[0] == 424 and far_too_long[1]["error"].endswith("than 99,the input ids length is over 1048576")
-    assert status_and_body(TooLarge("x")) == (413, {"message": "Request body too large. Maximum allowed size is 40MB."})
+    text = "Request body too large. Maximum allowed size is {}MB."
+    for limit, size in ((0, 40), (1 << 20, 1), (40 << 20, 40), (41 << 20, 40)):
+        assert status_and_body(TooLarge("x", limit=limit)) == (413, {"message": text.format(size)})
     assert status_and_body(UnknownModel("x", name="m")) == (
         404,
         {"error": "Model m not found.", "error_type": "NotFoundError"},

@@ -7,6 +7,7 @@ with the bare text of the error.
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from parley.dialects import words
@@ -144,8 +145,9 @@ def utf16_length(text: str) -> int:
 def mindie_error_answer(error: ParleyError, rules: MindieRules = DEFAULT_RULES) -> Answer:
     """Return an error as a whole answer."""
     match error:
-        case TooLarge():
-            text = f"Request body too large. Maximum allowed size is {rules.limit}MB."
+        case TooLarge(limit=limit):
+            megabytes = min(rules.limit, (limit or sys.maxsize) / 2**20)  # the server's own limit may be lower
+            text = f"Request body too large. Maximum allowed size is {megabytes:g}MB."
             return Answer(413, encode_json({"message": text}))
         case ContextLength():
             return mindie_error_json(424, _context_length_message(error), "Generation Error")

@@ -45,13 +45,16 @@ def _repository_routes(path: str, strict: bool) -> tuple[Route, ...]:
 
 def _model_routes(path: str, strict: bool) -> tuple[Route, ...]:
     read_generate = partial(generate.read_triton_generate, strict=strict)
+    render = generate.strict_generate_error if strict else None
     return (
         Route("GET", path, "info", reader=control.model_metadata_answer),
         Route("GET", f"{path}/ready", "info", reader=control.model_ready_answer, content_types=()),
         Route("GET", f"{path}/config", "info", reader=control.model_config_answer),
         Route("GET", f"{path}/stats", "summed_info", reader=control.model_statistics),
-        Route("POST", f"{path}/generate", "generate", reader=partial(read_generate, stream=False)),
-        Route("POST", f"{path}/generate_stream", "generate", reader=partial(read_generate, stream=True)),
+        *(
+            Route("POST", path + verb, "generate", reader=partial(read_generate, stream=stream), render_error=render)
+            for verb, stream in (("/generate", False), ("/generate_stream", True))
+        ),
         Route("POST", f"{path}/infer", "generate", reader=partial(infer.read_triton_infer, strict=strict)),
     )
 

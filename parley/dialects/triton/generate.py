@@ -31,9 +31,10 @@ from parley.dialects.triton.outputs import TritonOutputs
 from parley.dialects.triton.sampling import STRUCTURED_NAMES, TRITON_FIELD_NAMES, TritonRequest, require_inputs
 from parley.dialects.triton.sampling import read_triton_request as read_triton_request
 from parley.dialects.triton.tensors import TritonTensor, elements_from_json, tensor_to_json
-from parley.errors import BadRequest, EngineError, Invalid, ParleyError, UnknownModel
+from parley.errors import BadRequest, EngineError, Invalid, ParleyError, UnknownCoding, UnknownModel
 from parley.types import Event, Usage
 
+IDENTITY_ONLY = "Unsupported content-encoding, only 'identity' is supported."
 NESTED_PREFIX = "Converting keyword: 'parameters': "
 SEVERAL_RESPONSES = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -103,6 +104,13 @@ def model_error_event(error: ParleyError) -> Answer:
     return Answer(triton_error_answer(error).status, triton_failure_frame(error), TritonReply.media_type.encode())
 
 
+def strict_generate_error(error: ParleyError) -> Answer:
+    """Return an error as a whole answer. Unlike elsewhere, no coding of bodies is known."""
+    if isinstance(error, UnknownCoding):
+        return Answer(400, triton_error_body(IDENTITY_ONLY))
+    return triton_error_answer(error)
+
+
 def read_triton_generate(data: bytes, context: RequestContext, *, stream: bool, strict: bool) -> TritonReply | Answer:
     """Read a generate request. As in the original, a stream reports refusals of the model as events.
 
@@ -110,7 +118,7 @@ def read_triton_generate(data: bytes, context: RequestContext, *, stream: bool, 
     """
     versions.check_version(context.path_parts)
     if strict and context.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise Invalid("Unsupported content-encoding, only 'identity' is supported.")
+        raise Invalid(IDENTITY_ONLY)
     document = parse_document(data)
     request_id = document.pop("id", "")
     if request_id is None and not strict:
