@@ -192,7 +192,8 @@ def test_endpoint_answers_permissions_openapi_and_logs(world):
     assert world.call(permissions.list_permissions, id=endpoint_id)["access_control_list"] == []
     levels = world.call(permissions.list_permission_levels, id=endpoint_id)["permission_levels"]
     assert [level["permission_level"] for level in levels] == ["CAN_MANAGE", "CAN_QUERY", "CAN_VIEW"]
-    assert world.refused(permissions.list_permissions, id="none")[0] == 404
+    by_name = world.refused(permissions.list_permissions, id="e")  # there is one of that name
+    assert by_name == (404, "RESOURCE_DOES_NOT_EXIST", "Endpoint with id 'e' does not exist.")
     assert list(world.call(endpoints.endpoint_openapi, endpoint="e")["paths"]) == ["/serving-endpoints/e/invocations"]
     assert world.call(endpoints.empty_logs, endpoint="e", served="a") == {"logs": ""}
     assert world.refused(endpoints.empty_logs, endpoint="e", served="x")[:2] == (404, "RESOURCE_DOES_NOT_EXIST")

@@ -249,11 +249,11 @@ def _find_created(context: RequestContext, facts: ServerFacts, created: Endpoint
 
 
 def find_by_id(context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Endpoint:
-    """Return the endpoint with the path's id. Raises UnknownModel."""
+    """Return the endpoint with the path's id. Raises NotFound."""
     path_id = context.path_parts["id"]
     endpoint = next((each for each in _all_endpoints(facts, created) if endpoint_id(each) == path_id), None)
     if endpoint is None:
-        raise UnknownModel("There is no endpoint with this id.", name=path_id)
+        raise NotFound(f"Endpoint with id '{path_id[:100]}' does not exist.", code="RESOURCE_DOES_NOT_EXIST")
     return endpoint
 
 

@@ -56,7 +56,7 @@ NO_KEYS = (
 
 
 def list_permissions(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
-    """Return the permissions of each user and group. Raises UnknownModel, Forbidden."""
+    """Return the permissions of each user and group. Raises NotFound, Forbidden."""
     endpoint = find_by_id(context, facts, created)
     endpoint.check_client(context.client, "view")
     return json_answer(_access_list(endpoint))
@@ -65,7 +65,7 @@ def list_permissions(body: bytes, context: RequestContext, facts: ServerFacts, c
 def list_permission_levels(
     body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
 ) -> Answer:
-    """Return the levels of permission and their descriptions. Raises UnknownModel, Forbidden."""
+    """Return the levels of permission and their descriptions. Raises NotFound, Forbidden."""
     find_by_id(context, facts, created).check_client(context.client, "view")
     levels = [{"permission_level": level, "description": text} for level, text in LEVEL_TEXTS.items()]
     return json_answer({"permission_levels": levels})
@@ -74,7 +74,7 @@ def list_permission_levels(
 def set_permissions(
     body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
 ) -> EndpointChange:
-    """Replace all permissions; none: every client may do everything. Raises UnknownModel, BadRequest, NotFound."""
+    """Replace all permissions; none: every client may do everything. Raises NotFound, BadRequest."""
     grants = _read_grants(decode_fields(body, ENDPOINT_WORDING), facts)
     return _change_grants(find_by_id(context, facts, created), grants, facts)
 
@@ -82,7 +82,7 @@ def set_permissions(
 def update_permissions(
     body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
 ) -> EndpointChange:
-    """Change the permissions of these principals, or add them. Raises UnknownModel, BadRequest, NotFound."""
+    """Change the permissions of these principals, or add them. Raises NotFound, BadRequest."""
     grants = _read_grants(decode_fields(body, ENDPOINT_WORDING), facts)
     endpoint = find_by_id(context, facts, created)
     changed = {(grant.kind, grant.principal) for grant in grants}
