@@ -33,8 +33,8 @@ from parley.serving.served_model import ServedModel
 from parley.settings.key_file import make_key
 from parley.types import Settings
 from parley.web import logs
-from parley.web.options import TlsFiles
-from parley.web.tls import server_tls_context
+from parley.web.tls.contexts import server_tls_context
+from parley.web.tls.files import TlsFiles
 
 GUARDS = ("tls", "keys", "usage")
 PLENTY = 10**12  # a limit that is counted and never reached

@@ -61,7 +61,8 @@ from parley.web import logs
 from parley.web.exchange import Exchange
 from parley.web.port import CorsByPath, HttpServer, freeze_objects, uvicorn_config
 from parley.web.shared_listener import ConnectionCounts
-from parley.web.tls import LoadedTls, TlsFileError, reload_certificates, server_tls_context
+from parley.web.tls.contexts import LoadedTls, reload_certificates, server_tls_context
+from parley.web.tls.files import TlsFileError
 
 log = logging.getLogger("parley.server")
 

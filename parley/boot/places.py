@@ -19,7 +19,7 @@ from parley.dialects.mounts import (
 from parley.serving.options import ListenAddress, ServerOptions
 from parley.settings.kinds import UNIX_PREFIX
 from parley.web.auth import PortReach, is_loopback, port_reach
-from parley.web.options import TlsFiles
+from parley.web.tls.files import TlsFiles
 
 OPEN_PLANE = (
     "the role {role} takes {what} at {host} port {port}, which {whom}. Set --cluster-secret for all instances and "

@@ -65,8 +65,9 @@ from parley.web.port import (
     remove_unix_socket,
     uvicorn_config,
 )
-from parley.web.tls import LoadedTls, TlsFileError, client_tls_context, reload_certificates, server_tls_context
-from parley.web.tls_watch import list_tls_files, watch_certificates
+from parley.web.tls.certificate_watch import watch_certificates
+from parley.web.tls.contexts import LoadedTls, client_tls_context, reload_certificates, server_tls_context
+from parley.web.tls.files import TlsFileError, list_tls_files
 
 if TYPE_CHECKING:
     from parley.serving.grpc.grpc_port import TritonGrpcPort

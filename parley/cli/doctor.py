@@ -326,7 +326,8 @@ def _check_server_options(options: ServerOptions) -> Iterator[Finding]:
     """Make the checks of serve before it listens: planes open to strangers, certificates, the endpoints file."""
     from parley.boot.places import find_open_plane, listening_places
     from parley.serving.endpoints.traffic_split import BadEndpointFile, read_endpoint_file
-    from parley.web.tls import TlsFileError, client_tls_context, server_tls_context
+    from parley.web.tls.contexts import client_tls_context, server_tls_context
+    from parley.web.tls.files import TlsFileError
 
     places = listening_places(options)
     if open_plane := find_open_plane(options, places):

@@ -36,7 +36,7 @@ from parley.settings.kinds import NamedModel
 from parley.settings.media_hosts import MediaHost, parse_media_host
 from parley.settings.options import ConfigError
 from parley.types import EngineSettings
-from parley.web.options import TlsFiles
+from parley.web.tls.files import TlsFiles
 
 MAX_TOKEN_TIMEOUT, MAX_TIMEOUT = 3600, 65_535  # seconds
 MAX_LENGTH = 4_194_304

@@ -17,7 +17,7 @@ from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean
 
 if TYPE_CHECKING:
     from parley.serving.options import ListenAddress, MediaOptions, ServerOptions
-    from parley.web.options import TlsFiles
+    from parley.web.tls.files import TlsFiles
 
 GRPC = "grpc"  # its name in --listen
 PEER_PORT_ATTEMPTS = 64  # instances on one host that need no --peer-port of their own
@@ -242,7 +242,7 @@ def read_cluster_secret(config: ResolvedOptions) -> str:
 
 def port_tls_files(config: ResolvedOptions) -> TlsFiles | None:
     """Return the TLS files of the ports, if any. Raises ConfigError."""
-    from parley.web.options import TlsFiles
+    from parley.web.tls.files import TlsFiles
 
     names = ("tls-cert", "tls-key", "tls-key-password-file", "tls-client-ca")
     certificate, key, password_file, authority = (Path(config[name]) if config[name] else None for name in names)
@@ -257,7 +257,7 @@ def port_tls_files(config: ResolvedOptions) -> TlsFiles | None:
 
 def peer_tls_files(config: ResolvedOptions) -> TlsFiles | None:
     """Return the TLS files for handovers between instances, if any. Raises ConfigError."""
-    from parley.web.options import TlsFiles
+    from parley.web.tls.files import TlsFiles
 
     files = [config[name] for name in ("cluster-cert", "cluster-key", "cluster-ca")]
     if not any(files):

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp
 
 from parley.child_process import keep_standard_streams
 from parley.coordinator.access import coordinator_reach, find_open_management
-from parley.coordinator.config import CoordinatorOptions, CoordinatorTls
+from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.controller import RoleController
 from parley.coordinator.ports.management import ManagementPort
 from parley.coordinator.ports.metrics import MetricsPort
@@ -32,6 +31,12 @@ from parley.coordinator.proxy.front import InferenceFront, wrap_cors
 from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_table import InstanceTable
+from parley.coordinator.tls_contexts import (
+    instance_tls_context,
+    load_instance_tls,
+    port_tls_context,
+    port_tls_files,
+)
 from parley.dialects.mounts import universal_mounts
 from parley.log_lines import LogFormat, LogLevel
 from parley.serving.keys.usage_store import BadUsageFile
@@ -42,10 +47,9 @@ from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.tracing.otlp import open_span_exporter
 from parley.version import __version__
-from parley.web import banner, logs, tls
+from parley.web import banner, logs
 from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admin_limit, divide_descriptors
 from parley.web.hangup import hang_up_handler
-from parley.web.options import TlsFiles
 from parley.web.port import (
     HttpServer,
     freeze_objects,
@@ -54,7 +58,9 @@ from parley.web.port import (
     uvicorn_config,
 )
 from parley.web.request_body import BodyBudget
-from parley.web.tls_watch import list_tls_files, watch_certificates
+from parley.web.tls.certificate_watch import watch_certificates
+from parley.web.tls.contexts import LoadedTls, reload_certificates
+from parley.web.tls.files import TlsFileError, list_tls_files
 
 if TYPE_CHECKING:
     from parley.coordinator.proxy import grpc_port
@@ -140,7 +146,7 @@ class Coordinator:
             name: replace(port_options(options, host), connection_limit=admin_limit()) for name, host in hosts.items()
         }
         limits["predict"] = front_options
-        self._context = client_tls_context(options.tls, http2=options.http2)
+        self._context = port_tls_context(options.tls, http2=options.http2)
         self._servers = [HttpServer(uvicorn_config(limits[port.name], port.app, self._context)) for port in self._ports]
         self._stop_event, self._force_event = asyncio.Event(), asyncio.Event()
         self._received_signals: list[int] = []
@@ -228,15 +234,15 @@ class Coordinator:
 
     def _tls_files(self) -> tuple[Path, ...]:
         authority = self.options.tls.ca
-        files = list_tls_files([client_tls_files(self.options.tls)])
+        files = list_tls_files([port_tls_files(self.options.tls)])
         return files if authority is None else (*files, Path(authority))
 
     def _reload_certificates(self) -> None:
         """Load all certificates again. Raises TlsFileError before anything has changed."""
-        files = client_tls_files(self.options.tls)
+        files = port_tls_files(self.options.tls)
         instance_tls_context(self.options.tls, ask_password=False)
         if self._context is not None and files is not None:
-            tls.reload_certificates([tls.LoadedTls(self._context, files)])
+            reload_certificates([LoadedTls(self._context, files)])
         if self._instance_context is not None:
             load_instance_tls(self._instance_context, self.options.tls, ask_password=False)
         if self._grpc_port is not None:
@@ -250,7 +256,7 @@ class Coordinator:
         from parley.coordinator.proxy import grpc_port  # imports packages of the extra "grpc"
 
         self._grpc_port = grpc_port.CoordinatorGrpcPort(self.table, self.front, self.options, self._front_options)
-        files = client_tls_files(self.options.tls)
+        files = port_tls_files(self.options.tls)
         address = await self._grpc_port.start_server(self.options.host, self.options.grpc_port, files)
         return [f"  {'gRPC':<10} {address}"]
 
@@ -331,7 +337,7 @@ def run_coordinator(
 
         try:
             return runner.run(serve_coordinator())
-        except tls.TlsFileError as error:
+        except TlsFileError as error:
             banner.print_failure(f"{error}.")
             return 1
         except (BadRecordFile, BadUsageFile) as error:
@@ -392,43 +398,3 @@ def _front_options(options: CoordinatorOptions, host: str, admin_ports: int, *, 
         grpc_connections=shares.grpc,
         body_budget=BodyBudget(options.memory_limit // 2),  # so that unfinished bodies leave room for open requests
     )
-
-
-def client_tls_files(tls_config: CoordinatorTls) -> TlsFiles | None:
-    """Return the files of the ports that clients connect to; None for plain HTTP."""
-    if tls_config.certificate is None or tls_config.key is None:
-        return None
-    clients = (Path(tls_config.clients),) if tls_config.clients else ()
-    return TlsFiles(Path(tls_config.certificate), Path(tls_config.key), _optional_path(tls_config.password), clients)
-
-
-def client_tls_context(tls_config: CoordinatorTls, *, http2: bool) -> ssl.SSLContext | None:
-    """Return the TLS context for clients' connections; None for plain HTTP. Raises TlsFileError."""
-    files = client_tls_files(tls_config)
-    return None if files is None else tls.server_tls_context(files, http2=http2)
-
-
-def instance_tls_context(tls_config: CoordinatorTls, *, ask_password: bool = True) -> ssl.SSLContext | None:
-    """Return the TLS context for https connections to instances; None for the default. Raises TlsFileError."""
-    if tls_config.ca is None:
-        return None
-    with tls.blaming_file(Path(tls_config.ca)):
-        context = ssl.create_default_context(cafile=tls_config.ca)
-    load_instance_tls(context, tls_config, ask_password=ask_password)
-    return context
-
-
-def load_instance_tls(context: ssl.SSLContext, tls_config: CoordinatorTls, *, ask_password: bool) -> None:
-    """Load the files for connections to instances into a context. Raises TlsFileError."""
-    assert tls_config.ca is not None
-    with tls.blaming_file(Path(tls_config.ca)):
-        context.load_verify_locations(tls_config.ca)
-    if tls_config.certificate is not None and tls_config.key is not None:
-        password = _optional_path(tls_config.password)
-        tls.load_certificate(
-            context, Path(tls_config.certificate), Path(tls_config.key), password, ask_password=ask_password
-        )
-
-
-def _optional_path(name: str | None) -> Path | None:
-    return Path(name) if name else None

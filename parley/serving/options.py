@@ -14,7 +14,8 @@ from parley.log_lines import LogFormat, LogLevel
 from parley.settings.key_file import HashedKey
 from parley.settings.media_hosts import MediaHost
 from parley.types import EngineSettings, KeyOwner, MediaKind, Tenant
-from parley.web.options import HttpOptions, TlsFiles
+from parley.web.options import HttpOptions
+from parley.web.tls.files import TlsFiles
 
 EngineKind = Literal["process", "thread", "scripted", "vllm", "attached"]  # a scripted engine runs no model
 RoleName = Literal["none", "prefill", "decode", "flex", "mixed"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames
-from parley.web.tls import TlsFileError
+from parley.web.tls.files import TlsFileError
 
 log = logging.getLogger("parley.server")
 

@@ -1,27 +1,11 @@
-"""Options of an HTTP port as plain data: limits, timeouts and TLS."""
+"""Options of an HTTP port as plain data: limits, timeouts and the origins of web pages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
 
 from parley.web.connection_limit import MAX_GRPC_CONNECTIONS, ConnectionLimit
 from parley.web.request_body import BodyBudget
-
-
-class TlsFiles(NamedTuple):
-    """TLS settings of a port: paths of files in PEM format.
-
-    ``password_file``: file with the password of the key. With ``client_authorities``, files of certificate authorities,
-    a client must present a certificate that one of them issued and that is on none of the ``revocation_lists``.
-    """
-
-    certificate: Path
-    key: Path
-    password_file: Path | None = None
-    client_authorities: tuple[Path, ...] = ()
-    revocation_lists: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

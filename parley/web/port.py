@@ -24,9 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from parley.settings.kinds import UNIX_PREFIX
 from parley.web.framing import HAS_HTTP2
 from parley.web.http_protocol import LimitedHttpProtocol
+from parley.web.listener import ConnectionListener
 from parley.web.options import HttpOptions
 from parley.web.shared_listener import ConnectionCounts, SharedListener
-from parley.web.tls_listener import TlsListener
 
 LISTEN_BACKLOG = 2048
 SOCKET_MODE = 0o660  # of Unix sockets
@@ -146,7 +146,7 @@ class HttpServer(uvicorn.Server):
     ``counts``: the connections of the processes that share these sockets; None: no others do.
     """
 
-    servers: list[asyncio.Server | TlsListener]  # type: ignore[assignment]
+    servers: list[asyncio.Server | ConnectionListener]  # type: ignore[assignment]
 
     def __init__(self, config: uvicorn.Config, counts: ConnectionCounts | None = None):
         super().__init__(config)
@@ -164,7 +164,7 @@ class HttpServer(uvicorn.Server):
             elif self.config.ssl is not None:
                 if HAS_HTTP2:
                     import parley.web.framing.http2_protocol  # noqa: F401  # now, and not while the first client waits
-                self.servers.append(TlsListener(sock, self.config.ssl, self._create_protocol))
+                self.servers.append(ConnectionListener(sock, self.config.ssl, self._create_protocol))
             else:
                 create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
                 self.servers.append(await create(self._create_protocol, sock=sock, backlog=LISTEN_BACKLOG))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ssl import SSLContext
 
 from parley.web.http_protocol import LimitedHttpProtocol
-from parley.web.tls_listener import TlsListener
+from parley.web.listener import ConnectionListener
 
 COUNT = struct.Struct("=i")
 NOT_SERVING = -1
@@ -56,7 +56,7 @@ class ConnectionCounts:
         return count
 
 
-class SharedListener(TlsListener):
+class SharedListener(ConnectionListener):
     """Accepts the connections of one listening socket, each for a protocol of ``create_protocol``; encrypted ones with
     ``context``, others without."""
 

@@ -33,8 +33,8 @@ from parley.settings.media_hosts import MediaHost
 from parley.settings.options import ConfigError, resolve_options
 from parley.types import KeyOwner
 from parley.web.connection_limit import ConnectionLimit
-from parley.web.options import TlsFiles
 from parley.web.request_body import BodyBudget
+from parley.web.tls.files import TlsFiles
 
 
 @pytest.fixture(scope="module")

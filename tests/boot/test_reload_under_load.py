@@ -19,7 +19,7 @@ from support.running_instance import run_instance
 
 from parley.serving.options import ServerOptions
 from parley.settings.key_file import HashedKey, add_key, make_key, read_key_table
-from parley.web.options import TlsFiles
+from parley.web.tls.files import TlsFiles
 
 KEY_REPLACEMENTS, CERTIFICATE_REPLACEMENTS = (100, 40) if os.environ.get("PARLEY_NIGHTLY") else (10, 4)
 COMPLETION = {"model": "tiny", "prompt": "Hello", "max_tokens": 2}

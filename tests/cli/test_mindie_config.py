@@ -18,7 +18,7 @@ from parley.settings.kinds import NamedModel
 from parley.settings.media_hosts import MediaHost
 from parley.settings.options import ConfigError, resolve_options
 from parley.types import Settings
-from parley.web.options import TlsFiles
+from parley.web.tls.files import TlsFiles
 
 MODEL = "BackendConfig.ModelDeployConfig.ModelConfig[0]."
 NAME_RULE = "1 to 256 letters, digits, - . and _, none of these marks at the ends."

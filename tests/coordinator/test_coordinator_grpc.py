@@ -24,9 +24,9 @@ from parley.dialects.triton.rpc import control
 from parley.disagg.kv.receiver import KVReceiver
 from parley.serving.grpc import grpc_port as alone
 from parley.types import EngineRequest
-from parley.web.grpc_certificate import GrpcCertificate
-from parley.web.options import HttpOptions, TlsFiles
-from parley.web.tls import TlsFileError
+from parley.web.options import HttpOptions
+from parley.web.tls.files import TlsFileError, TlsFiles
+from parley.web.tls.grpc_certificate import GrpcCertificate
 
 KEY = "sk-right-key-0123456789"
 

@@ -14,7 +14,7 @@ from parley.dialects.mounts import ADMIN_PLANES, DEDICATED_APIS, dedicated_mount
 from parley.disagg.wire.role import InstanceAddress
 from parley.instance.prefill import SEND_FAILED, UNKNOWN_TARGET
 from parley.serving.options import ListenAddress, ServerOptions
-from parley.web.options import TlsFiles
+from parley.web.tls.files import TlsFiles
 
 SECRET = {"parley-secret": "s"}
 COMMAND = {"req-id": "1a", "req-type": "prefill"}

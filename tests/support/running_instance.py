@@ -15,7 +15,7 @@ from parley.boot.places import listening_places
 from parley.engine.fake import FakeEngine
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.types import Settings
-from parley.web.tls import server_tls_context
+from parley.web.tls.contexts import server_tls_context
 
 
 @contextlib.asynccontextmanager

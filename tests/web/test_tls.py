@@ -18,7 +18,7 @@ from support.http_client import MODEL_INFO, Answer, Connection, build_request
 from parley.boot import engines, server
 from parley.boot.places import listening_places
 from parley.coordinator import config as cluster
-from parley.coordinator.coordinator import instance_tls_context
+from parley.coordinator.tls_contexts import instance_tls_context
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkError
@@ -26,8 +26,9 @@ from parley.engine.fake import FakeEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, Settings
 from parley.web.connection_limit import OPENING_SECONDS, ConnectionLimit
-from parley.web.options import HttpOptions, TlsFiles
-from parley.web.tls import TlsFileError, client_tls_context, server_tls_context
+from parley.web.options import HttpOptions
+from parley.web.tls.contexts import client_tls_context, server_tls_context
+from parley.web.tls.files import TlsFileError, TlsFiles
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
 

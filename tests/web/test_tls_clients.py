@@ -13,7 +13,7 @@ from support.certificates import make_authority, make_certificate
 from support.running_instance import run_instance
 
 from parley.serving.options import ServerOptions
-from parley.web.options import TlsFiles
+from parley.web.tls.files import TlsFiles
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
 

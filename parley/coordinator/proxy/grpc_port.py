@@ -39,11 +39,12 @@ from parley.errors import Invalid, ParleyError
 from parley.version import __version__
 from parley.web.banner import local_address
 from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
-from parley.web.grpc_certificate import GrpcCertificate
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
 from parley.web.offload import off_loop
-from parley.web.options import HttpOptions, TlsFiles
+from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
+from parley.web.tls.files import TlsFiles
+from parley.web.tls.grpc_certificate import GrpcCertificate
 
 GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
 STATISTICS_METHOD = f"{SERVICE_PATH}/ModelStatistics"

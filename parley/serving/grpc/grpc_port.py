@@ -35,10 +35,10 @@ from parley.serving.served_model import ServedModel
 from parley.types import NO_LIMITS
 from parley.web.auth import ApiKeys
 from parley.web.banner import local_address
-from parley.web.grpc_certificate import GrpcCertificate
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
 from parley.web.offload import off_loop
-from parley.web.options import TlsFiles
+from parley.web.tls.files import TlsFiles
+from parley.web.tls.grpc_certificate import GrpcCertificate
 
 GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
 CallHandler = Callable[[GrpcCall, Any, GrpcContext], Awaitable[bytes | None]]

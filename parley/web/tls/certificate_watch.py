@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from parley.settings.file_changes import POLL_SECONDS, file_changes
-from parley.web.options import TlsFiles
-from parley.web.tls import TlsFileError
+from parley.web.tls.files import TlsFileError
 
 log = logging.getLogger("parley.server")
-
-
-def list_tls_files(used: Iterable[TlsFiles | None]) -> tuple[Path, ...]:
-    """Return every file that these settings name, once."""
-    files = {
-        path
-        for tls in used
-        if tls is not None
-        for path in (tls.certificate, tls.key, tls.password_file, *tls.client_authorities, *tls.revocation_lists)
-        if path is not None
-    }
-    return tuple(sorted(files))
 
 
 async def watch_certificates(

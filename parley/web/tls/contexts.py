@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from parley.web.framing import HAS_HTTP2
-from parley.web.options import TlsFiles
-
-
-class TlsFileError(Exception):
-    """A TLS file cannot be used. The message names it."""
+from parley.web.tls.files import TlsFiles, blaming_file
 
 
 def server_tls_context(tls: TlsFiles, *, http2: bool = False) -> ssl.SSLContext:
@@ -84,16 +79,3 @@ def client_tls_context(tls: TlsFiles) -> ssl.SSLContext:
     tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls_context.check_hostname = False
     return _load_tls_files(tls_context, tls)
-
-
-@contextmanager
-def blaming_file(path: Path) -> Iterator[None]:
-    """Raise every error in the block as TlsFileError that names this file."""
-    try:
-        yield
-    except ssl.SSLError as error:
-        raise TlsFileError(f"{path} cannot be used: {error.reason or error}") from None
-    except OSError as error:
-        raise TlsFileError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise TlsFileError(f"{path} cannot be used: {error}") from None

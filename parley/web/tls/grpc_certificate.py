@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 
-from parley.web.options import TlsFiles
-from parley.web.tls import TlsFileError, blaming_file, server_tls_context
+from parley.web.tls.contexts import server_tls_context
+from parley.web.tls.files import TlsFileError, TlsFiles, blaming_file
 
 
 class GrpcCertificate:

@@ -1,4 +1,4 @@
-"""Accepts encrypted connections: handshakes count as connections, and have the time limit of request heads.
+"""Accepts connections. The handshakes of encrypted ones count as connections, with the time limit of request heads.
 
 asyncio's own servers create a protocol only after the handshake, so clients that stay silent would not be counted.
 """
@@ -20,7 +20,7 @@ log = logging.getLogger("parley.server")
 ACCEPT_RETRY_SECONDS = 0.2  # after a connection could not be accepted: there may be too many open files
 
 
-class TlsListener:
+class ConnectionListener:
     """Accepts the connections of one listening socket, each for a protocol of ``create_protocol``.
 
     uvicorn closes it like asyncio's servers.
