@@ -22,6 +22,7 @@ from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
 from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
 from parley.disagg.wire.vouched_client import USED_HEADER, ReservedTokens
 from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
+from parley.serving import model_facts
 from parley.serving.generation import Generation
 from parley.serving.keys.accounts import RequestAccount
 from parley.serving.keys.scopes import check_key_models
@@ -240,16 +241,16 @@ def _admit_to_endpoint(registry: ModelRegistry, exchange: Exchange, reply: Reply
 
 def request_context(registry: ModelRegistry, model: ServedModel, exchange: Exchange) -> RequestContext:
     """Return the server state that a dialect needs to read this request."""
-    query = exchange.scope.get("query_string", b"")
-    return model.request_context(
+    return model_facts.request_context(
+        model,
         exchange.request_uuid,
         exchange.path_params,
         exchange.headers,
-        query,
-        exchange.created_at,
-        exchange.tenant.id,
-        registry.reasoning_seal,
-        _tenant_records(registry, exchange),
+        query_string=exchange.scope.get("query_string", b""),
+        created=exchange.created_at,
+        tenant_id=exchange.tenant.id,
+        reasoning_seal=registry.reasoning_seal,
+        records=_tenant_records(registry, exchange),
     )
 
 

@@ -21,10 +21,11 @@ from parley.serving.keys.accounts import RequestAccount
 from parley.serving.keys.scopes import check_key_models
 from parley.serving.media.loader import MediaLease
 from parley.serving.media.request_media import drop_media, request_media
+from parley.serving.open_requests import RequestProgress
 from parley.serving.prepare import check_adapter, check_request, prepare_engine_requests, reserved_counts
 from parley.serving.prompt_stream import PromptStream
 from parley.serving.request_metrics import RequestMetrics
-from parley.serving.served_model import RequestProgress, ServedModel
+from parley.serving.served_model import ServedModel
 from parley.serving.stage import RequestStage
 from parley.text import PreparedPrompt, StopAutomaton
 from parley.text.media_prompt import count_media_tokens
@@ -125,16 +126,17 @@ class Generation:
     def progress(self) -> RequestProgress:
         """How far it is."""
         log_entry = self._request_metrics.log_entry
+        choices = (choice for stream in self._prompt_streams for choice in stream.choices)
         return RequestProgress(
             self._request.id,
             log_entry.api,
             log_entry.key,
             log_entry.model,
-            round(self._request_metrics.seconds_since_arrival, 3),
-            self._request.sequences,
-            self.usage.prompt_tokens,
-            sum(choice.usage.completion_tokens for stream in self._prompt_streams for choice in stream.choices),
-            not self._request_metrics.awaits_first_token,
+            seconds=round(self._request_metrics.seconds_since_arrival, 3),
+            choices=self._request.sequences,
+            prompt_tokens=self.usage.prompt_tokens,
+            output_tokens=sum(choice.usage.completion_tokens for choice in choices),
+            started=not self._request_metrics.awaits_first_token,
         )
 
     async def submit_request(self) -> None:

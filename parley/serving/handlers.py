@@ -24,10 +24,12 @@ from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.records import StreamReplay
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.metrics.recorded import ModelSnapshot
-from parley.serving import adapters, control, metrics_page, pull
+from parley.serving.admin import adapters, control, pull
 from parley.serving.generate import follow_events, handle_generate, read_generation_body, request_context
 from parley.serving.keys.usage_page import handle_usage
 from parley.serving.media.request_media import prompt_media
+from parley.serving.model_facts import describe_name
+from parley.serving.pages import metrics_page
 from parley.serving.pages.activity import handle_activity
 from parley.serving.pages.page_files import handle_page
 from parley.serving.prepare import check_request, prepare_engine_requests
@@ -192,7 +194,7 @@ async def handle_model(registry: ModelRegistry, route: Route, exchange: Exchange
 
 def _find_model_card(registry: ModelRegistry, name: str) -> ModelCard:
     model = registry.find_model(name)
-    return model.describe_name(model.answer_name(name))
+    return describe_name(model, model.answer_name(name))
 
 
 async def handle_tokenizer(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
@@ -221,7 +223,7 @@ async def handle_server_info(registry: ModelRegistry, route: Route, exchange: Ex
     main = registry.main_model
     settings, engine_info = main.settings, main.engine.info
     device = settings.device if engine_info is None else engine_info.device  # the option may be "auto"
-    server_info = ServerInfo(main.describe_name(main.name), main.total_slots, __version__, settings.dtype, device)
+    server_info = ServerInfo(describe_name(main, main.name), main.total_slots, __version__, settings.dtype, device)
     await exchange.send_response(route.writer(server_info))
 
 

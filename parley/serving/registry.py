@@ -23,11 +23,13 @@ from parley.serving.endpoints.rate_limits import EndpointUsage
 from parley.serving.endpoints.traffic_split import EndpointStore
 from parley.serving.keys.accounts import KeyLedger
 from parley.serving.keys.usage_store import UsageStore
+from parley.serving.model_facts import model_cards, server_status
+from parley.serving.open_requests import OpenRequest
 from parley.serving.options import ServerOptions
 from parley.serving.pages.activity_history import ActivityHistory
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.opening import open_record_store
-from parley.serving.served_model import OpenRequest, ServedModel
+from parley.serving.served_model import ServedModel
 from parley.tracing.request_trace import SpanExporter
 from parley.types import KeyOwner, Tenant
 from parley.version import __version__
@@ -197,7 +199,7 @@ class ModelRegistry:
 
     def server_facts(self) -> ServerFacts:
         """Return the facts about the server that dialects report."""
-        cards = [card for model in self.models for card in model.model_cards()]
+        cards = [card for model in self.models for card in model_cards(model)]
         main = self.main_model
         ready = self.first_unready_model() is None
         keys = (*self.options.api_keys, *self.options.admin_keys) if self.options.has_keys else None
@@ -208,11 +210,11 @@ class ModelRegistry:
             __version__,
             cards,
             ready,
-            main.server_status(),
-            main.settings.cache_events,
-            owners,
-            self.inference_tables is not None,
-            self.options.root_path,
+            status=server_status(main),
+            cache_events=main.settings.cache_events,
+            key_owners=owners,
+            keeps_tables=self.inference_tables is not None,
+            root_path=self.options.root_path,
         )
 
     def set_pause(self, pause_state: str) -> None:

@@ -186,13 +186,13 @@ class RequestMetrics:
         """Add the spans of the generation and its phases."""
         assert self._request is not None
         times = GenerationTimes(
-            self._arrival_time,
-            self._submit_time,
-            now,
-            self._first_step_time,
-            self._first_token_time,
-            max(self._last_token_times.values(), default=0.0),
-            self._prefill_chunks,
+            arrived=self._arrival_time,
+            submitted=self._submit_time,
+            ended=now,
+            first_step=self._first_step_time,
+            first_token=self._first_token_time,
+            last_token=max(self._last_token_times.values(), default=0.0),
+            chunks=self._prefill_chunks,
         )
         incomplete = "" if handed_over or not unfinished else "error" if failed else "abort"
         request = self._request
@@ -200,17 +200,17 @@ class RequestMetrics:
             operation_name(request),
             request.id,
             request.model,
-            request.stream,
-            request.n,
-            request.stop_conditions.max_tokens,
-            None if request.pooling is not None else request.sampling,
-            self._usage,
-            times,
-            delivered,
-            (*self._finish_reasons, *([incomplete] * unfinished if incomplete else ())),
-            sum(self._preemptions.values()),
-            self._resumed,
-            incomplete,
+            stream=request.stream,
+            n=request.n,
+            max_tokens=request.stop_conditions.max_tokens,
+            sampling=None if request.pooling is not None else request.sampling,
+            usage=self._usage,
+            times=times,
+            output_tokens=delivered,
+            finish_reasons=(*self._finish_reasons, *([incomplete] * unfinished if incomplete else ())),
+            preemptions=sum(self._preemptions.values()),
+            resumed=self._resumed,
+            error=incomplete,
         )
         trace.add_later(partial(encode_generation_spans, trace, ended))
 

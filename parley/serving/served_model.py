@@ -14,17 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
 
 from parley import hub
-from parley.dialects.dialect import RequestContext
-from parley.dialects.facts import ModelCard, ServerStatus
 from parley.dialects.mounts import known_spelling
-from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
-from parley.dialects.records import NO_RECORDS, TenantRecords
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
-from parley.errors import NotReady, Overloaded, ParleyError, Stopping, Unsupported
+from parley.errors import NotReady, Overloaded, Stopping, Unsupported
 from parley.gguf.folder import LINK_PATTERN
 from parley.hub.license_text import read_license
 from parley.metrics.recorded import ModelMetrics
@@ -32,59 +27,16 @@ from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.workers import MediaWorkers
-from parley.serving.metrics_page import fit_buckets
+from parley.serving.open_requests import OpenRequest
 from parley.serving.options import MediaOptions, ServerOptions
+from parley.serving.pages.metrics_page import fit_buckets
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.text import TextPipeline
 from parley.text.tokens.tokenizer import read_json_object
-from parley.types import ALL_ENGINE_FEATURES, EngineSettings, Media, MediaKind, ModelAbility, ModelInfo, Tenant
+from parley.types import EngineSettings, Media, ModelInfo, Tenant
 from parley.version import __version__
 
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
-
-
-class RequestProgress(NamedTuple):
-    """How far an open request is. ``key`` is the name of its API key, ``seconds`` its age; ``output_tokens`` are those
-    of all choices; ``started``: its first token has been generated."""
-
-    id: str
-    api: str
-    key: str
-    model: str
-    seconds: float
-    choices: int
-    prompt_tokens: int
-    output_tokens: int
-    started: bool
-
-
-class OpenRequest(Protocol):
-    """A request between admission and its last event.
-
-    ``adapter_state``: the name of its adapter, and whether no token has arrived yet.
-    """
-
-    @property
-    def tenant(self) -> Tenant:
-        """Its owner, who alone may cancel it by an id."""
-
-    @property
-    def cancel_ids(self) -> tuple[str, ...]:
-        """The ids that its owner can cancel it by."""
-
-    @property
-    def adapter_state(self) -> tuple[str, bool] | None:
-        """Its adapter, if any, and whether it still waits for its first token."""
-
-    @property
-    def progress(self) -> RequestProgress:
-        """How far it is."""
-
-    def cancel_by_id(self, cancel_id: str) -> None:
-        """Cancel it at the request of a client or an operator, by one of its cancel ids."""
-
-    def fail_on_shutdown(self, error: ParleyError) -> None:
-        """Fail it because the server shuts down."""
 
 
 class ServedModel:
@@ -117,9 +69,9 @@ class ServedModel:
         self.pause_state = ""  # "held" or "prepared": requests are refused until admission resumes
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
         self._own_adapters: frozenset[str] = frozenset()  # of these, those that the engine has without being asked
-        self._text_pipeline: TextPipeline | None = None
-        self._config: Mapping[str, object] = {}  # of the model's config.json
-        self._license = ""  # the text of the license in the model's folder
+        self.loaded_pipeline: TextPipeline | None = None  # None until it is loaded
+        self.config: Mapping[str, object] = {}  # of the model's config.json
+        self.license_text = ""  # of the license in the model's folder
         self.media_workers: MediaWorkers | None = None  # of a model that reads media
         self._media_loader: MediaLoader | None = None
         self._media_start: asyncio.Task[None] | None = None  # the start of a process before the first item
@@ -167,8 +119,8 @@ class ServedModel:
     def _load_text_pipeline(self) -> TextPipeline:
         """Load the tokenizer and all else that text needs; slow, so call it in a thread."""
         settings = self.settings
-        self._config = read_json_object(Path(settings.model) / "config.json")
-        self._license = read_license(Path(settings.model))
+        self.config = read_json_object(Path(settings.model) / "config.json")
+        self.license_text = read_license(Path(settings.model))
         return TextPipeline.from_folder(
             settings.model, settings.tool_parser, settings.reasoning_parser, settings.trust_marks
         )
@@ -178,7 +130,7 @@ class ServedModel:
         pipeline_task = asyncio.create_task(asyncio.to_thread(self._load_text_pipeline))
         try:
             await self.engine.start()
-            self._text_pipeline = await pipeline_task
+            self.loaded_pipeline = await pipeline_task
             info = await self.engine.wait_until_ready()
             fit_buckets(self.metrics, info.max_model_len)
             for name, folder in list(self.settings.adapters.items()):
@@ -249,9 +201,9 @@ class ServedModel:
     @property
     def text_pipeline(self) -> TextPipeline:
         """The text pipeline. Raises NotReady until it is loaded."""
-        if self._text_pipeline is None:
+        if self.loaded_pipeline is None:
             raise self._loading_error()
-        return self._text_pipeline
+        return self.loaded_pipeline
 
     @property
     def model_info(self) -> ModelInfo:
@@ -272,7 +224,7 @@ class ServedModel:
         if self.pause_state:
             return NotReady("The server is paused.", retry_after=5)
         match self.engine.state:
-            case "ready" if self._text_pipeline is not None:
+            case "ready" if self.loaded_pipeline is not None:
                 return None
             case "restarting":
                 reason = self.engine.failure or f"The engine of {self.name} stopped and is being restarted."
@@ -310,111 +262,6 @@ class ServedModel:
     def answer_name(self, name: str) -> str:
         """Return the name that answers carry if the request used ``name``."""
         return known_spelling(name, self.names) or known_spelling(name, self.adapters) or self.name
-
-    def model_cards(self) -> list[ModelCard]:
-        """Return one card for each name, adapters last."""
-        return [self.describe_name(name) for name in (*self.names, *self.adapters)]
-
-    def describe_name(self, name: str) -> ModelCard:
-        """Describe the model, or one of its adapters, under this name."""
-        info = self.engine.info
-        context = info.max_model_len if info is not None else None
-        created, folder = self.created, ""
-        if name in self.adapters:
-            created, folder = self.adapters[name], self.settings.adapters[name]
-        totals = self.metrics.totals
-        return ModelCard(
-            name,
-            created,
-            context,
-            self.name,
-            self.model_phase,
-            totals,
-            self._model_purpose,
-            folder,
-            info,
-            self._abilities,
-            self._config,
-            self._text_pipeline.generation_defaults if self._text_pipeline is not None else {},
-            self._text_pipeline.tokenizer.vocab_size if self._text_pipeline is not None else None,
-            self._license,
-        )
-
-    @property
-    def _abilities(self) -> frozenset[ModelAbility]:
-        return self._text_pipeline.abilities if self._text_pipeline is not None else frozenset()
-
-    @property
-    def _media_counts(self) -> dict[MediaKind, int]:
-        """The kinds of media that the model reads, with the most items in a request."""
-        if (info := self.engine.info) is None:
-            return {}
-        limits = self.options.media.counts
-        return {kind: min(limits[kind], info.media_counts.get(kind, limits[kind])) for kind in info.media_kinds}
-
-    @property
-    def _model_purpose(self) -> Literal["chat", "text", "vectors"]:
-        if self.is_encoder:
-            return "vectors"
-        return "chat" if self._text_pipeline is None or self._text_pipeline.template else "text"
-
-    def server_status(self) -> ServerStatus:
-        """Return slots, engine statistics and mean latencies at this moment."""
-        first, gap = self.metrics.recent_ttft.recent_mean, self.metrics.recent_gaps.recent_mean
-        batch, stats = self.settings.max_batch, self.engine.stats
-        return ServerStatus(
-            self.model_phase, self.total_slots, self.used_slots, batch, stats, self.engine.info, first, gap
-        )
-
-    def request_context(
-        self,
-        unique_id: str,
-        path_parts: Mapping[str, str],
-        headers: Mapping[bytes, bytes],
-        query_string: bytes = b"",
-        created: int | None = None,
-        tenant_id: str = "",
-        reasoning_seal: ReasoningSeal = RANDOM_SEAL,
-        records: TenantRecords = NO_RECORDS,
-    ) -> RequestContext:
-        """Return the server state that a dialect needs to read request ``unique_id``; ``created`` defaults to now."""
-        info, stats = self.engine.info, self.engine.stats
-        context, device, block_size = (
-            (info.max_model_len, info.device, info.block_size) if info is not None else (0, "", 0)
-        )
-        cached, capacity, waiting = stats.blocks_used * block_size, stats.blocks_total * block_size, stats.waiting
-        generation_defaults = self._text_pipeline.generation_defaults if self._text_pipeline is not None else {}
-        created = int(time.time()) if created is None else created
-        fingerprint = self.fingerprint
-        return RequestContext(
-            unique_id,
-            created,
-            fingerprint,
-            context,
-            device,
-            path_parts,
-            headers,
-            query_string,
-            cached,
-            capacity,
-            generation_defaults,
-            waiting,
-            self.names,
-            tuple(self.adapters),
-            info is None or info.generates,
-            info.pooling_tasks if info is not None else frozenset(),
-            info.labels if info is not None else (),
-            self._media_counts,
-            self.options.api_options,
-            self._text_pipeline.media_family if self._text_pipeline is not None else "",
-            tenant_id,
-            reasoning_seal,
-            self._abilities,
-            records,
-            info.vocab_size if info is not None else 0,
-            block_size if self.settings.prefix_cache else 0,
-            engine_features=info.features if info is not None else ALL_ENGINE_FEATURES,
-        )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:
         """Take a slot for each choice. A request is admitted as a whole if one slot is free. Raises Overloaded.

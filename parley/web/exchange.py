@@ -355,14 +355,14 @@ class Exchange:
             end = HttpRequestEnd(
                 time.perf_counter(),
                 self.scope["method"],
-                self.route_path,
-                self.scope["path"],
-                self.status,
-                self.client_host,
-                self.dialect.name,
-                self.request_id,
-                self.log_entry.key,
-                self.log_entry.error,
+                route=self.route_path,
+                path=self.scope["path"],
+                status=self.status,
+                client=self.client_host,
+                api=self.dialect.name,
+                request_id=self.request_id,
+                key=self.log_entry.key,
+                error=self.log_entry.error,
             )
             self.trace.finish(partial(encode_http_span, self.trace, end))
 

@@ -279,7 +279,7 @@ async def test_forced_stop_service_answers_before_running_requests_end(serve_pla
 
 @pytest.mark.parametrize("path", ["/stopService", "/stopService?mode=Force"])
 async def test_stop_service_ends_requests_that_outlast_the_drain_time(serve_planes, monkeypatch, path):
-    monkeypatch.setattr("parley.serving.control.FORCED_DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr("parley.serving.admin.control.FORCED_DRAIN_SECONDS", 0.1)
     server = await serve_planes(tick=0.01, drain=0.1)
     ended = asyncio.Event()
     server.service.stop_server = ended.set

@@ -20,7 +20,7 @@ from parley.coordinator.coordinator import Coordinator
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.fake import FakeEngine, echo_prompt
-from parley.serving import registry, served_model
+from parley.serving import model_facts, registry, served_model
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
@@ -144,11 +144,11 @@ async def serve(
 
 def fix_identities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give all requests the same id and creation time, and all servers the same key for seals."""
-    original_head = ServedModel.request_context
+    make_context = model_facts.request_context
     monkeypatch.setattr(
-        ServedModel,
+        model_facts,
         "request_context",
-        lambda self, *arguments: original_head(self, *arguments[:4], CREATED, *arguments[5:]),
+        lambda *arguments, **options: make_context(*arguments, **{**options, "created": CREATED}),
     )
     monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
     monkeypatch.setattr(registry, "ReasoningSeal", lambda secret: ReasoningSeal(secret or "one for all"))

@@ -35,8 +35,9 @@ from parley.serving.api_processes.messages import (
 )
 from parley.serving.api_processes.relayed_error import RelayedError, relay_error
 from parley.serving.keys.accounts import RequestAccount
+from parley.serving.open_requests import RequestProgress
 from parley.serving.registry import ModelRegistry
-from parley.serving.served_model import RequestProgress, ServedModel
+from parley.serving.served_model import ServedModel
 from parley.types import NO_LIMITS, NO_TENANT, EngineOutput, EngineRequest, KeyLimitStates, Tenant, Usage
 
 log = logging.getLogger("parley.server")
@@ -85,7 +86,15 @@ class RelayedRequest:
         """How far it is."""
         order = self._order
         return self.reported or RequestProgress(
-            order.cancel_ids[0], order.api, order.key_name, order.answer_name, 0.0, order.choices, 0, 0, False
+            order.cancel_ids[0],
+            order.api,
+            order.key_name,
+            order.answer_name,
+            seconds=0.0,
+            choices=order.choices,
+            prompt_tokens=0,
+            output_tokens=0,
+            started=False,
         )
 
     @property

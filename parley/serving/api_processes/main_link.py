@@ -200,14 +200,14 @@ class RelayedAdmission:
                 account.id,
                 exchange.tenant,
                 account.key_name,
-                model.name,
-                name,
-                adapter,
-                request.sequences,
-                request.exclusive_id or "",
-                (request.id, *request.cancel_ids),
-                exchange.log_entry.api,
-                exchange.arrived_at,
+                model=model.name,
+                answer_name=name,
+                adapter=adapter,
+                choices=request.sequences,
+                exclusive_id=request.exclusive_id or "",
+                cancel_ids=(request.id, *request.cancel_ids),
+                api=exchange.log_entry.api,
+                arrived_at=exchange.arrived_at,
             )
         )
         generation = begin_generation(model, exchange, reply, account)

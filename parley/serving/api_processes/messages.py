@@ -9,7 +9,7 @@ from parley.metrics.http_requests import HttpRequestShare
 from parley.metrics.recorded import ModelShare
 from parley.serving.api_processes.plan import ApiProcessPlan, ModelFacts, OptionValues
 from parley.serving.api_processes.relayed_error import RelayedError
-from parley.serving.served_model import RequestProgress
+from parley.serving.open_requests import RequestProgress
 from parley.types import EngineOutput, EngineStats, KeyLimitStates, Tenant
 
 

@@ -17,6 +17,7 @@ import grpc
 from parley.dialects.dialect import RequestContext
 from parley.dialects.triton.rpc.status import GrpcError, grpc_error
 from parley.errors import ParleyError
+from parley.serving import model_facts
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.tracing.encode_spans import Attributes
@@ -58,7 +59,7 @@ class GrpcCall:
 
     def request_context(self, model: ServedModel, path: Mapping[str, str]) -> RequestContext:
         """Return the server state that a dialect needs to read this call."""
-        return model.request_context(self.request_uuid, path, self.headers)
+        return model_facts.request_context(model, self.request_uuid, path, self.headers)
 
     @contextmanager
     def reporting_outcome(self) -> Iterator[None]:

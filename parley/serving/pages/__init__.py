@@ -1,1 +1,1 @@
-"""The web page of a server: its files, and the data of its status page."""
+"""Pages of a server: the files of its web page, the data of its status page, and its metrics."""
