@@ -5,7 +5,6 @@ Knows the tokenizer, the chat template and the neutral prompt, but no engine and
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -14,13 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from parley.errors import BadRequest, Invalid, UnknownPromptName, Unsupported, excerpt
+from parley.errors import BadRequest, Invalid, Unsupported
 from parley.text.fill_in_middle import find_fill_layout, write_gap
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
 from parley.text.grammar.answer_question import CompilerSetup
 from parley.text.media_family import MediaMarks, read_media_family
 from parley.text.media_prompt import find_media_items, insert_replacements, replace_marks, template_marks
+from parley.text.model_defaults import EmbeddingPrompts, read_sampling_defaults
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.client_special_tokens import ClientSpecialTokens
@@ -54,50 +54,8 @@ from parley.types import (
     TruncationSide,
 )
 
-# The sampling values of generation_config.json, and the range of each that all APIs allow: requests have them in place
-# of members that they lack, so a value beyond it would refuse requests that do not even name it.
-SAMPLING_DEFAULTS: dict[str, tuple[float, float]] = {
-    "temperature": (0, 2),
-    "top_p": (sys.float_info.min, 1),
-    "top_k": (0, 2**31 - 1),
-    "min_p": (0, 1),
-    "repetition_penalty": (sys.float_info.min, 100),
-    "max_new_tokens": (1, 2**31 - 1),
-}
-WHOLE_NUMBERS = ("top_k", "max_new_tokens")
 TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a closing mark
 EncodeText = Callable[[TextEncoder, str, bool], list[int]]  # with limits; True: add special tokens around the text
-
-
-@dataclass(frozen=True)
-class EmbeddingPrompts:
-    """The prompts that sentence-transformers puts before a text to embed, by name, and the name of the default one."""
-
-    prompts: dict[str, str] = field(default_factory=dict)
-    default_name: str | None = None
-    lowercase: bool = False  # lower-case the texts
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> EmbeddingPrompts:
-        """Load the prompts of a model folder. Raises BadTokenizer."""
-        config = read_json_object(folder / "config_sentence_transformers.json")
-        prompts, default_name = config.get("prompts"), config.get("default_prompt_name")
-        prompts = prompts if isinstance(prompts, dict) else {}
-        prompts = {name: text for name, text in prompts.items() if isinstance(text, str)}
-        lower = any(
-            read_json_object(path).get("do_lower_case") is True for path in folder.glob("sentence_*_config.json")
-        )
-        return cls(prompts, default_name if isinstance(default_name, str) and default_name in prompts else None, lower)
-
-    def apply_prompt(self, text: str, prompt_name: str | None) -> str:
-        """Return the text with the named (or default) prompt before it. Raises UnknownPromptName."""
-        prompt_name = self.default_name if prompt_name is None else prompt_name
-        if prompt_name is not None and prompt_name not in self.prompts:
-            known_names = sorted(self.prompts)
-            message = f"The model has no prompt {excerpt(prompt_name)}; it has {', '.join(known_names) or 'none'}."
-            raise UnknownPromptName(message, name=prompt_name, known=known_names, field="prompt_name")
-        prefixed = self.prompts[prompt_name] + text if prompt_name is not None else text
-        return prefixed.lower() if self.lowercase else prefixed
 
 
 @dataclass(slots=True)
@@ -185,7 +143,7 @@ class TextPipeline:
         return cls(
             tokenizer,
             template,
-            _read_sampling_defaults(Path(folder)),
+            read_sampling_defaults(Path(folder)),
             EmbeddingPrompts.from_folder(Path(folder)),
             markup,
             trust_marks,
@@ -474,18 +432,3 @@ def _must_call(prompt: Prompt) -> bool:
 
 def _as_user_turn(prompt: Text) -> Chat:
     return Chat([Message("user", prompt.text, media=prompt.media)])
-
-
-def _read_sampling_defaults(folder: Path) -> dict[str, float]:
-    """Return the sampling values in generation_config.json that are numbers of their range. Raises BadTokenizer."""
-    config = read_json_object(folder / "generation_config.json")
-    defaults: dict[str, float] = {}
-    for name, (least, most) in SAMPLING_DEFAULTS.items():
-        value = config.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            continue
-        if name not in WHOLE_NUMBERS:
-            defaults[name] = value
-        elif value == int(value):
-            defaults[name] = int(value)
-    return defaults
