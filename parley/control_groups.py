@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, by the limits of Linux's control groups.
+"""The cores and the memory that this process may use, by the limits of Linux's control groups.
 
 Containers and services of systemd are such groups. ``docker --cpus=2`` or a limit of Kubernetes leaves every core
 visible, but pauses all threads of the group once they have used the time of two; more threads than that only wait for
@@ -40,7 +40,8 @@ def describe_cores(root: Path = ROOT) -> str:
 
 
 def free_memory(root: Path = ROOT) -> int:
-    """Return the bytes of memory that this process may still allocate: what the machine has, and no group forbids."""
+    """Return the bytes of memory that this process may still allocate: free on the machine, and not above the limit of
+    a group."""
     free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # not Linux
         if available := re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.M):
@@ -82,8 +83,9 @@ def _processor_shares(root: Path) -> Iterator[float]:
 
 
 def _memory_limits(root: Path, *, hard: bool = False) -> Iterator[tuple[int, int]]:
-    """Yield the limits of each group, and what of them is used, in bytes. Cached files do not count, such as a model
-    that was just read; the kernel drops them when memory is needed. ``hard``: without limits that only slow a group."""
+    """Yield each limit of each group, and the memory that counts against it, in bytes. Cached files do not count, such
+    as a model that was just read; the kernel drops them when memory is needed. ``hard``: without limits that only slow
+    a group."""
     for folder, version in _groups("memory", root):
         limits, use, prefix = (
             (("memory.max", "memory.high"), "memory.current", "")
@@ -101,8 +103,8 @@ def _memory_limits(root: Path, *, hard: bool = False) -> Iterator[tuple[int, int
 
 
 def _groups(controller: str, root: Path) -> Iterator[_Group]:
-    """Yield this process's group and those above it, as far as they are visible, in each hierarchy that may limit
-    what ``controller`` counts."""
+    """Yield this process's group and those above it, as far as they are visible, in each hierarchy that may have
+    limits of this ``controller``."""
     paths: dict[str, str] = {}  # of the process's group, by controller; "" means version 2
     mounts = ""
     with contextlib.suppress(OSError, ValueError):

@@ -66,7 +66,7 @@ from parley.web.tls.files import TlsFileError
 
 log = logging.getLogger("parley.server")
 
-REPORT_SECONDS = 1.0  # between two reports of what was recorded
+REPORT_SECONDS = 1.0  # between two reports of metrics
 COUNTS_PER_REPORT = 10  # counts of connections
 LAST_WRITES_SECONDS = 3.0  # for the last bytes of answers
 
@@ -126,7 +126,7 @@ class ApiProcess:
         freeze_objects()
 
     def start_serving(self) -> asyncio.Future[list[None]]:
-        """Accept connections from now on. Return what ends when the servers have ended."""
+        """Accept connections from now on. Return a future that is done when the servers have ended."""
         pairs = zip(self._servers, self._sockets, strict=True)
         return asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in pairs))
 
@@ -155,7 +155,7 @@ class ApiProcess:
                 self._stopping.set()
 
     def use_facts(self, facts: dict[str, ModelFacts]) -> None:
-        """Take over what is known of the models."""
+        """Take over new facts about the models."""
         for model in self._models:
             if model.name in facts:
                 use_facts(model, facts[model.name])
@@ -174,7 +174,7 @@ class ApiProcess:
         self.has_current_options.set()
 
     async def _generate(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-        """Answer a generating request here, unless it needs what the main process alone has."""
+        """Answer a generating request here, unless it needs state that only the main process has."""
         if route.names_endpoint or route.inliner is not None or is_from_coordinator(exchange.headers):
             await self._pass_to_main(registry, route, exchange)
             return
@@ -199,9 +199,9 @@ class ApiProcess:
         await pass_request(self._main_client, self._places[exchange.scope["app"]], exchange, body)
 
     async def report(self) -> None:
-        """Send what was recorded, and count connections, again and again, until this task is cancelled."""
+        """Send metrics each second, and count connections more often, until this task is cancelled."""
         while True:
-            if not self._link.main_hangs:  # it would be kept in memory, message by message
+            if not self._link.main_hangs:  # which would let the messages pile up in memory
                 self._link.send_snapshot(self.registry)
             for _ in range(COUNTS_PER_REPORT):
                 self._counts.set_own(sum(len(server.server_state.connections) for server in self._servers))
@@ -220,7 +220,7 @@ class ApiProcess:
                 self._note_hang(hang)
 
     def _note_hang(self, hang: str) -> None:
-        """Take note whether the main process hangs. Called again and again, since requests that are being prepared
+        """Take note whether the main process hangs. Called at each tick, since requests that are being prepared
         reach it later. ``hang``: as from ``Watchdog.explain_hang``."""
         was_hanging, self._link.main_hangs = self._link.main_hangs, bool(hang)
         if hang:
@@ -232,7 +232,7 @@ class ApiProcess:
             log.warning("The main process answers again.")
 
     async def stop(self, serving: asyncio.Future[list[None]]) -> None:
-        """Write what is left, and report for the last time."""
+        """Let open answers be written, and send the last metrics."""
         for server in self._servers:
             server.should_exit = True
         await asyncio.wait([serving], timeout=LAST_WRITES_SECONDS)
@@ -268,7 +268,7 @@ async def serve_link(link_socket: socket.socket, pass_socket: socket.socket) -> 
 
 
 def end_at_once(ended: asyncio.Future[None]) -> None:
-    """End the process because the link has ended: nobody would get an answer."""
+    """End the process because the link has ended: no request could be answered."""
     if (error := ended.exception()) is not None:
         log.error("The connection to the main process failed.", exc_info=error)
     sys.stderr.flush()

@@ -1,8 +1,8 @@
 """The API processes of a server, as its main process starts, restarts and ends them (``--api-processes``).
 
 They accept on the same listening sockets, so a connection that one of them has not accepted yet goes to another. The
-main process accepts until the first of them serves, and whenever none does. It answers what they pass to it, over
-connections that they send.
+main process accepts until the first of them serves, and whenever none does. It answers the requests that they pass to
+it, over connections that they send.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from parley.web.shared_listener import COUNT, ConnectionCounts
 log = logging.getLogger("parley.server")
 
 API_PROCESS_COMMAND = python_command("-m", "parley.boot.api_process")
-END_SECONDS = 6.0  # that a process has to write what is left
+END_SECONDS = 6.0  # that a process has to finish its answers
 LISTEN_RETRY_SECONDS = 1.0
 EXIT_SECONDS = 2.0  # from the end of its socket to the end of a process
 
@@ -73,7 +73,7 @@ class ApiProcessSlot:
         self._pool = pool
         self._starts = 0
         self._memory_kills: int | None = None  # before the process was started
-        self._hang = ""  # what the process did, which was killed for it
+        self._hang = ""  # its behaviour, if it was killed because it hung
 
     async def supervise(self) -> None:
         """Run the process until this task is cancelled, and start it again whenever it ends. Raises ApiProcessFailed
@@ -183,7 +183,7 @@ class ApiProcessSlot:
                     return
 
     def end(self) -> None:
-        """Let the process write what is left and end."""
+        """Let the process finish its answers and end."""
         if self.link is not None:
             self.link.send(EndProcess())
 
@@ -199,7 +199,7 @@ async def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 class ApiProcessPool:
     """All API processes. ``listeners``: the listening sockets, by the number of their place; ``servers``: those of the
-    main process for them, by the same numbers; ``passed_server``: the one for what is passed to it."""
+    main process for them, by the same numbers; ``passed_server``: the one for requests that are passed to it."""
 
     def __init__(
         self,
@@ -311,13 +311,13 @@ class ApiProcessPool:
             pass_socket.close()
 
     def send_state(self, new_link: ApiLink) -> None:
-        """Let a process serve, and tell it before what may have changed while it was loading."""
+        """Let a process serve, after sending it the facts and options that may have changed while it was loading."""
         new_link.send(self._facts_message())
         new_link.send(self._options_message(self.registry.options))
         self.note_change()
 
     def send_facts(self) -> None:
-        """Tell the processes what is known of the models."""
+        """Send the processes the facts about the models."""
         message = self._facts_message()
         for link in self.links:
             link.send(message)
@@ -340,12 +340,12 @@ class ApiProcessPool:
             link.send(AnnounceShutdown())
 
     async def refresh(self) -> None:
-        """Let the processes report what they have recorded until now."""
+        """Have the processes report their metrics of this moment."""
         if links := self.links:
             await asyncio.gather(*(link.refresh() for link in links))
 
     async def close(self) -> None:
-        """Let the processes write what is left, and end them."""
+        """Let the processes finish their answers, and end them."""
         self.is_ending = True
         for slot in self._slots:
             slot.end()
@@ -359,7 +359,7 @@ class ApiProcessPool:
 
 
 def with_refresh(refresh: Callable[[], Awaitable[None]], handler: RouteHandler) -> RouteHandler:
-    """Return a handler that refreshes what was recorded before it answers."""
+    """Return a handler that refreshes the metrics before it answers."""
 
     async def refresh_and_answer(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
         await refresh()

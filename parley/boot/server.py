@@ -86,10 +86,10 @@ RELOADED_OPTIONS = frozenset(
         "token_timeout", "drain", "access_log", "log_bodies", *KEY_OPTIONS,
     }
 )  # fmt: skip
-# Routes that report what API processes record.
+# Routes that report metrics of API processes.
 REPORTING_KINDS: tuple[RouteKind, ...] = ("metrics", "activity", "info", "summed_info")
 PASSED_HEADER_BYTES = 4096
-PASSED_KEEP_ALIVE = 1.5 * IDLE_SECONDS  # after which API processes do not use a connection again
+PASSED_KEEP_ALIVE = 1.5 * IDLE_SECONDS  # longer than API processes keep an idle connection
 LOAD_FAILURES = (EngineFailed, BadTokenizer)
 
 
@@ -469,7 +469,7 @@ class ServerInstance:
             task.cancel()
         await self.registry.close_models()
         if self._api_processes is not None:
-            await self._api_processes.close()  # and hear from them what their last requests have used
+            await self._api_processes.close()  # which report the usage of their last requests
         await self._parts.close_parts()
         if self._grpc_port is not None:
             await self._grpc_port.stop_server(GRPC_STOP_SECONDS)

@@ -92,7 +92,7 @@ def with_limits(options: ServerOptions, config: ResolvedOptions) -> ServerOption
 
 
 def with_key_options(options: ServerOptions, config: ResolvedOptions) -> ServerOptions:
-    """Return the options with the keys of clients, and what is kept of their use. Raises ConfigError."""
+    """Return the options with the keys of clients and the stores of their usage. Raises ConfigError."""
     from parley.types import KeyOwner
 
     hashed_keys = hashed_keys_of(config["api-key-file"])

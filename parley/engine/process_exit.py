@@ -11,7 +11,7 @@ from parley import control_groups
 def describe_exit(exit_code: int | None, memory_kills: int | None, root: Path = control_groups.ROOT) -> str:
     """Describe how a child process ended: "was killed by SIGTERM".
 
-    ``exit_code``: as of ``Popen``; ``memory_kills``: what ``count_memory_kills`` returned when the process was started.
+    ``exit_code``: as of ``Popen``; ``memory_kills``: the result of ``count_memory_kills`` when the process was started.
     """
     if exit_code is None or exit_code == 0:
         return "ended unexpectedly"

@@ -233,5 +233,5 @@ class RemoteEngine(MessagePageTransfer):
 
 
 def _identity(info: ModelInfo) -> tuple[object, ...]:
-    """Return what stays the same as long as the files are those of one model, as far as the engine says."""
+    """Return values that differ between models: if they change, the files are those of another one."""
     return info.architecture, info.vocab_size, info.parameters, info.dimensions, info.labels

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from parley.metrics.key_names import KeyNames
-from parley.metrics.series import BucketHistogram, HistogramShare, format_labels, metric_header, scalar_lines
+from parley.metrics.series import BucketHistogram, HistogramDelta, format_labels, metric_header, scalar_lines
 
 UNKNOWN_PATH = "none"
 OTHER_METHOD = "OTHER"
@@ -23,14 +23,14 @@ COARSE_BOUNDS = (0.1, 0.5, 1)
 FINE_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
 
 
-class HttpRequestShare(NamedTuple):
-    """What one process has recorded: counts by path, method and status, and by API, key and status; seconds by path and
-    method, and of all requests."""
+class HttpRequestDelta(NamedTuple):
+    """The requests of one process since the last delta: counts by path, method and status, and by API, key and status;
+    seconds by path and method, and of all requests."""
 
     by_path: list[tuple[str, str, int, int]]
     by_client: list[tuple[str, str, int, int]]
-    seconds: list[tuple[str, str, HistogramShare]]
-    all_seconds: HistogramShare
+    seconds: list[tuple[str, str, HistogramDelta]]
+    all_seconds: HistogramDelta
 
 
 class HttpRequestMetrics:
@@ -56,27 +56,27 @@ class HttpRequestMetrics:
         self._histogram_of(path, method).observe(seconds)
         self._all_seconds.observe(seconds)
 
-    def take_share(self) -> HttpRequestShare:
-        """Return what was recorded, for another process to add, and begin anew."""
-        share = HttpRequestShare(
+    def take_delta(self) -> HttpRequestDelta:
+        """Return the counts since the last call, for another process to add, and reset them."""
+        delta = HttpRequestDelta(
             [(*place, count) for place, count in self._by_path.items()],
             [(*client, count) for client, count in self._by_client.items()],
-            [(*place, histogram.take_share()) for place, histogram in self._seconds.items()],
-            self._all_seconds.take_share(),
+            [(*place, histogram.take_delta()) for place, histogram in self._seconds.items()],
+            self._all_seconds.take_delta(),
         )
         self._by_path.clear()
         self._by_client.clear()
-        return share
+        return delta
 
-    def add_share(self, share: HttpRequestShare) -> None:
-        """Add what another process has recorded."""
-        for path, method, status, count in share.by_path:
+    def add_delta(self, delta: HttpRequestDelta) -> None:
+        """Add the counts of another process."""
+        for path, method, status, count in delta.by_path:
             self._by_path[path, method, status] += count
-        for api, key, status, count in share.by_client:
+        for api, key, status, count in delta.by_client:
             self._by_client[api, self._key_names.series_name(key), status] += count
-        for path, method, seconds in share.seconds:
-            self._histogram_of(path, method).add_share(seconds)
-        self._all_seconds.add_share(share.all_seconds)
+        for path, method, seconds in delta.seconds:
+            self._histogram_of(path, method).add_delta(seconds)
+        self._all_seconds.add_delta(delta.all_seconds)
 
     def _histogram_of(self, path: str, method: str) -> BucketHistogram:
         histogram = self._seconds.get((path, method))

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parley.metrics.key_names import KeyNames
-from parley.metrics.series import BucketHistogram, HistogramShare, LabelledCounter, RateMeter, RecentValues
+from parley.metrics.series import BucketHistogram, HistogramDelta, LabelledCounter, RateMeter, RecentValues
 from parley.metrics.totals import RequestTotals
 from parley.types import EngineStats, ModelInfo
 
 RECENT_COUNT, RATE_SECONDS = 1000, 10
 
 
-class ModelShare(NamedTuple):
-    """What one process has recorded of a model's requests: series by the names of their members of ``ModelMetrics``,
-    and tokens by API key and kind."""
+class ModelMetricsDelta(NamedTuple):
+    """The metrics of a model's requests in one process since the last delta: series by the names of their members of
+    ``ModelMetrics``, and tokens by API key and kind."""
 
     totals: RequestTotals
     counters: dict[str, dict[str, float]]
-    histograms: dict[str, HistogramShare]
+    histograms: dict[str, HistogramDelta]
     recent: dict[str, list[float]]
     key_tokens: list[tuple[str, str, int]]
 
@@ -85,27 +85,27 @@ class ModelMetrics:
         for kind, count in counts.items():
             self.key_tokens[name, kind] += count
 
-    def take_share(self) -> ModelShare:
-        """Return what was recorded of requests, for another process to add, and begin anew."""
+    def take_delta(self) -> ModelMetricsDelta:
+        """Return the metrics of requests since the last call, for another process to add, and reset them."""
         series = vars(self).items()
-        share = ModelShare(
-            self.totals.take_share(),
-            {name: each.take_share() for name, each in series if isinstance(each, LabelledCounter)},
-            {name: each.take_share() for name, each in series if isinstance(each, BucketHistogram)},
-            {name: each.take_share() for name, each in series if isinstance(each, RecentValues)},
+        delta = ModelMetricsDelta(
+            self.totals.take_delta(),
+            {name: each.take_delta() for name, each in series if isinstance(each, LabelledCounter)},
+            {name: each.take_delta() for name, each in series if isinstance(each, BucketHistogram)},
+            {name: each.take_delta() for name, each in series if isinstance(each, RecentValues)},
             [(*key_and_kind, count) for key_and_kind, count in self.key_tokens.items()],
         )
         self.key_tokens.clear()
-        return share
+        return delta
 
-    def add_share(self, share: ModelShare) -> None:
-        """Add what another process has recorded of requests."""
-        self.totals.add_share(share.totals)
-        for name, series_share in (*share.counters.items(), *share.histograms.items()):
-            getattr(self, name).add_share(series_share)
-        for name, values in share.recent.items():
+    def add_delta(self, delta: ModelMetricsDelta) -> None:
+        """Add the metrics of requests of another process."""
+        self.totals.add_delta(delta.totals)
+        for name, series_delta in (*delta.counters.items(), *delta.histograms.items()):
+            getattr(self, name).add_delta(series_delta)
+        for name, values in delta.recent.items():
             getattr(self, name).extend(values)
-        for key, kind, count in share.key_tokens:
+        for key, kind, count in delta.key_tokens:
             self.record_key_tokens(key, {kind: count})
 
     def record_step(self, stats: EngineStats) -> None:

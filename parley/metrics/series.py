@@ -38,14 +38,14 @@ class LabelledCounter:
         """Increase the counter of one label value."""
         self.by_label[value] = self.by_label.get(value, 0.0) + amount
 
-    def take_share(self) -> dict[str, float]:
-        """Return the counts, for another process to add, and begin anew."""
-        share, self.by_label = self.by_label, dict.fromkeys(self.by_label, 0.0)
-        return share
+    def take_delta(self) -> dict[str, float]:
+        """Return the counts since the last call, for another process to add, and reset them."""
+        delta, self.by_label = self.by_label, dict.fromkeys(self.by_label, 0.0)
+        return delta
 
-    def add_share(self, share: Mapping[str, float]) -> None:
+    def add_delta(self, delta: Mapping[str, float]) -> None:
         """Add the counts of another process."""
-        for value, amount in share.items():
+        for value, amount in delta.items():
             self.add_count(amount, value)
 
     @property
@@ -60,7 +60,7 @@ TTFT_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
 TPOT_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 
 
-class HistogramShare(NamedTuple):
+class HistogramDelta(NamedTuple):
     """The numbers that a histogram has recorded: their sum, and counts by the name of a scale."""
 
     total: float
@@ -98,18 +98,18 @@ class BucketHistogram:
         if len(self._unsorted) >= SORT_BATCH:
             self._sort_observed()
 
-    def take_share(self) -> HistogramShare:
-        """Return the recorded numbers, for another process to add, and begin anew."""
+    def take_delta(self) -> HistogramDelta:
+        """Return the recorded numbers since the last call, for another process to add, and reset them."""
         self._sort_observed()
-        share = HistogramShare(self._sum, self._count, self._bucket_counts)
+        delta = HistogramDelta(self._sum, self._count, self._bucket_counts)
         self._clear()
-        return share
+        return delta
 
-    def add_share(self, share: HistogramShare) -> None:
+    def add_delta(self, delta: HistogramDelta) -> None:
         """Add the numbers of another process, whose histogram has the same scales."""
-        self._sum += share.total
-        self._count += share.observed
-        for name, counts in share.bucket_counts.items():
+        self._sum += delta.total
+        self._count += delta.observed
+        for name, counts in delta.bucket_counts.items():
             own_counts = self._bucket_counts[name]
             self._bucket_counts[name] = [own + further for own, further in zip(own_counts, counts, strict=True)]
 
@@ -157,11 +157,11 @@ class BucketHistogram:
 class RecentValues(deque[float]):
     """The last numbers, as many as ``maxlen`` of ``deque``."""
 
-    def take_share(self) -> list[float]:
-        """Return the numbers, for another process to add, and begin anew."""
-        share = list(self)
+    def take_delta(self) -> list[float]:
+        """Return the numbers since the last call, for another process to add, and reset them."""
+        delta = list(self)
         self.clear()
-        return share
+        return delta
 
     @property
     def recent_mean(self) -> float:

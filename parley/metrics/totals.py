@@ -20,16 +20,16 @@ class RequestTotals:
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
 
-    def take_share(self) -> RequestTotals:
-        """Return the totals, for another process to add, and begin anew."""
-        share = replace(self)
+    def take_delta(self) -> RequestTotals:
+        """Return the totals since the last call, for another process to add, and reset them."""
+        delta = replace(self)
         for field in fields(self):
             setattr(self, field.name, field.default)
-        return share
+        return delta
 
-    def add_share(self, share: RequestTotals) -> None:
+    def add_delta(self, delta: RequestTotals) -> None:
         """Add the totals of another process."""
-        last_end = max(self.last_end, share.last_end)
+        last_end = max(self.last_end, delta.last_end)
         for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(share, field.name))
+            setattr(self, field.name, getattr(self, field.name) + getattr(delta, field.name))
         self.last_end = last_end

@@ -47,7 +47,7 @@ class StartedDecodes:
 
 
 def _copy_to_host(numbers: torch.Tensor) -> torch.Tensor:
-    """Return a pinned tensor, to which the device copies these numbers after its work so far."""
+    """Return a pinned tensor that the device fills with these numbers after its work so far."""
     return torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
 
 

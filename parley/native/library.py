@@ -98,7 +98,7 @@ def open_level(level: str) -> ctypes.CDLL:
 
 
 def _remove_unfinished_builds(folder: Path) -> None:
-    """Remove what processes left that were ended while they compiled."""
+    """Remove the folders of processes that were ended while they compiled."""
     for unfinished in folder.glob(".build-*"):
         with suppress(OSError):  # another process removes it, too
             if time.time() - unfinished.stat().st_mtime > build.COMPILE_TIMEOUT:

@@ -278,7 +278,7 @@ class ModelRegistry:
         await self.wait_all_idle(CLOSE_GRACE_SECONDS)
 
     async def close_stores(self) -> None:
-        """Write what is kept of requests, all of which have ended, and close the files."""
+        """Write usage, records and tables to their files, and close them. All requests have ended."""
         self.record_store.close()
         if self.inference_tables is not None:
             await asyncio.to_thread(self.inference_tables.close)

@@ -35,8 +35,8 @@ class GenerationTimes:
 
 
 class EndedGeneration(NamedTuple):
-    """What the spans of a generation say. ``sampling``: None if it generated no text; ``resumed``: another server
-    prefilled the prompts; ``error``: why it failed, "" if it did not."""
+    """The values that the spans of a generation report. ``sampling``: None if it generated no text; ``resumed``:
+    another server prefilled the prompts; ``error``: why it failed, "" if it did not."""
 
     operation: str
     request_id: str
@@ -99,7 +99,7 @@ def encode_generation_spans(trace: RequestTrace, ended: EndedGeneration) -> byte
 
 
 def operation_name(request: Request) -> str:
-    """Return the name of what a request asks for, by the conventions."""
+    """Return the name of a request's operation in OpenTelemetry's conventions for generative AI."""
     if request.pooling is not None:
         return "embeddings"
     return "chat" if isinstance(request.prompts[0], Chat) else "text_completion"

@@ -175,7 +175,7 @@ class Exchange:
         self._peeked_body = body
 
     def keep_body(self, body: bytes) -> None:
-        """Keep the body that was read until it is known that nobody else has to answer the request."""
+        """Keep the body that was read, in case the request has to be passed to another process."""
         self.kept_body = body
 
     def take_kept_body(self) -> bytes:

@@ -101,7 +101,7 @@ class HttpClientConnection(asyncio.Protocol):
             sink.receive_end(ConnectionBroken(message, answer_begun=self._answer_begun, abandoned=abandoned))
 
     def set_reading_paused(self, sink: AnswerSink, paused: bool) -> None:
-        """Pause or resume reading, at the wish of the sink of the current answer.
+        """Pause or resume reading, as the sink of the current answer asks.
 
         The sink of an earlier answer has no say any more: the connection may serve another request by now.
         """

@@ -69,7 +69,7 @@ class UnixListener(socket.socket):
 
 
 def _file_id(path: str) -> tuple[int, int, int]:
-    """Return what tells a file from others. A number of an inode is used again soon."""
+    """Return numbers that identify a file. The time is one of them, because inode numbers are soon used again."""
     status = os.lstat(path)
     return status.st_dev, status.st_ino, status.st_mtime_ns
 

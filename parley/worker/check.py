@@ -20,9 +20,9 @@ TIMEOUT = 120  # seconds
 class ModelCheck(msgspec.Struct):
     """The result of a check. Both texts are empty if the model loads.
 
-    ``refusal``: the sentence with which the engine would refuse the model. ``doubt``: a clause about what only loading
-    can show. ``memory_bytes``: what its weights and encoders take; None if it does not load, or if another engine loads
-    it.
+    ``refusal``: the engine's sentence, if it would refuse the model. ``doubt``: a clause about the properties that only
+    loading can show. ``memory_bytes``: the memory of its weights and encoders; None if it does not load, or if another
+    engine loads it.
     """
 
     refusal: str = ""

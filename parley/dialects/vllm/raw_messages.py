@@ -18,7 +18,7 @@ class RawMessages:
         self._stop: str | int | None = None
 
     def add_events(self, events: Sequence[Event]) -> None:
-        """Keep what these events tell."""
+        """Keep the prompt, the tokens and the stop string of these events."""
         for event in events:
             match event:
                 case PromptAccepted():

@@ -48,7 +48,8 @@ class TorchaoClass(NamedTuple):
 
 @dataclass(frozen=True)
 class TorchaoWeight:
-    """A weight [out, in] in the tensors ``name`` stands for; with ``experts``, those of so many, [experts, out, in]."""
+    """A weight [out, in] in the tensors ``name`` stands for; with ``experts``, the weights of this number of experts,
+    [experts, out, in]."""
 
     checkpoint: Checkpoint
     name: str

@@ -19,8 +19,8 @@ SCALAR_OPERATORS = {
 class MetaValues(TorchDispatchMode):
     """Answers 0 where code asks for a number of a tensor without data, and that such tensors are equal.
 
-    An operation on tensors of which any has no data gives one without data. One that changes a tensor with data raises
-    TypeError: what it was meant to hold would be unknown.
+    The result of an operation has no data if one of its tensors has none. An operation that would write such numbers
+    into a tensor with data raises TypeError.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

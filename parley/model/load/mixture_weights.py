@@ -21,7 +21,7 @@ log = logging.getLogger("parley.engine")
 
 
 class LinearReader(Protocol):
-    """What ``DecoderWeights`` offers: the checkpoint, and its linear layers."""
+    """The part of ``DecoderWeights`` that is used here: the checkpoint, and its linear layers."""
 
     checkpoint: Checkpoint
     config: DecoderConfig
@@ -155,7 +155,8 @@ class MixtureWeights:
         return weights, view(parts[0].name + ".bias", parts[0].out) if parts[0].bias else None
 
     def read_choice_bias(self, layer: int) -> torch.Tensor | None:
-        """Return what is added to scores to choose, float32 [experts]; None for nothing. Raises LoadError."""
+        """Return the numbers that are added to the scores for the choice alone, float32 [experts]; None without any.
+        Raises LoadError."""
         routing, name = self._config.layers[layer].routing, self.names.choice_bias
         if routing is None or name is None:
             return None

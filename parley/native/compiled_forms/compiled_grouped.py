@@ -164,7 +164,7 @@ class _GroupedPart:
 
 
 class _PiecewisePart:
-    """A weight of which one piece after another is made and packed."""
+    """A weight whose pieces are made and packed one after the other."""
 
     def __init__(self, weight: GroupedPieces):
         self.out = weight.out

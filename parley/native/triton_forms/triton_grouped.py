@@ -135,7 +135,7 @@ def piece_width(weight: GroupedWeight) -> int:
 
 
 def _kernel_code(weight: GroupedWeight) -> str:
-    """Return the code by which a kernel reads a weight."""
+    """Return the code that a kernel uses to read a weight."""
     return WIDER_CODES.get(weight.code, weight.code)
 
 

@@ -1,1 +1,1 @@
-"""What administrators ask of a running server: adapters, a self-test, a pause, its end, and downloads of models."""
+"""Requests of administrators: adapters, a self-test, a pause, the end of the server, and downloads of models."""

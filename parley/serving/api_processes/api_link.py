@@ -162,7 +162,7 @@ class ApiLink:
                 self._take_snapshot(message)
 
     def _answer(self, request_id: int, tenant: Tenant, work: Callable[[], None]) -> None:
-        """Do what a question of a client asks for, and answer it."""
+        """Do the work that a message asks for, and answer it."""
         refusal: RelayedError | None = None
         try:
             work()
@@ -262,7 +262,7 @@ class ApiLink:
             del self._streams[request_id]
 
     async def refresh(self) -> None:
-        """Let the process report what it has recorded, unless that takes too long."""
+        """Have the process report its metrics, and wait for them for a limited time."""
         number = next(self._snapshot_ids)
         self._snapshots[number] = asyncio.get_running_loop().create_future()
         self.send(TakeSnapshot(number))
@@ -273,10 +273,10 @@ class ApiLink:
 
     def _take_snapshot(self, snapshot: Snapshot) -> None:
         for model in self._registry.models:
-            if (share := snapshot.models.get(model.name)) is not None:
-                model.metrics.add_share(share)
-        self._registry.http_requests.add_share(snapshot.requests)
-        self._registry.http_responses.add_share(snapshot.responses)
+            if (delta := snapshot.models.get(model.name)) is not None:
+                model.metrics.add_delta(delta)
+        self._registry.http_requests.add_delta(snapshot.requests)
+        self._registry.http_responses.add_delta(snapshot.responses)
         for request_id, progress in snapshot.progress.items():
             if (request := self._requests.get(request_id)) is not None:
                 request.reported = progress

@@ -85,7 +85,7 @@ class MainLink:
             question.set_result(answer)
 
     def fail_open_requests(self) -> None:
-        """Fail all requests that wait for the main process. It is told, and reads that when it goes on."""
+        """Fail all requests that wait for the main process. It is told, and reads the message when it runs again."""
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(main_hangs_error())
@@ -106,13 +106,13 @@ class MainLink:
                 generation.fail_on_shutdown(restore_error(error))
 
     def send_snapshot(self, registry: ModelRegistry, question_id: int = -1) -> None:
-        """Send what was recorded since the last snapshot."""
+        """Send the metrics since the last snapshot."""
         self.send(
             Snapshot(
                 question_id,
-                {model.name: model.metrics.take_share() for model in registry.models},
-                registry.http_requests.take_share(),
-                registry.http_responses.take_share(),
+                {model.name: model.metrics.take_delta() for model in registry.models},
+                registry.http_requests.take_delta(),
+                registry.http_responses.take_delta(),
                 {number: generation.progress for number, generation in self.generations.items()},
             )
         )
@@ -176,7 +176,7 @@ class RelayedAdmission:
             exchange.limit_states = account.states
             try:
                 await account.ask(OpenAccount(account.id, tenant, account.key_name))
-            except BaseException:  # the request may have been counted, and nobody else knows the account
+            except BaseException:  # the request may have been counted, and no other part knows the account
                 account.cancel()
                 raise
         return account

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from parley.engine.messages import CancelRequest, FinishBeamSearch, SubmitRequest
-from parley.metrics.http_requests import HttpRequestShare
-from parley.metrics.recorded import ModelShare
+from parley.metrics.http_requests import HttpRequestDelta
+from parley.metrics.recorded import ModelMetricsDelta
 from parley.serving.api_processes.plan import ApiProcessPlan, ModelFacts, OptionValues
 from parley.serving.api_processes.relayed_error import RelayedError
 from parley.serving.open_requests import RequestProgress
@@ -14,7 +14,7 @@ from parley.types import EngineOutput, EngineStats, KeyLimitStates, Tenant
 
 
 class ProcessReady(msgspec.Struct, tag="process_ready", array_like=True):
-    """The API process has loaded everything. It accepts connections as soon as it is told the options of now."""
+    """The API process has loaded everything. It accepts connections as soon as it has the current options."""
 
 
 class OpenAccount(msgspec.Struct, tag="open_account", array_like=True):
@@ -76,12 +76,12 @@ class EngineOrder(msgspec.Struct, tag="order", array_like=True):
 
 
 class Snapshot(msgspec.Struct, tag="snapshot", array_like=True):
-    """What an API process has recorded since the last snapshot, of models by their main names. ``id``: of the question;
-    -1 without one. ``responses``: by status; ``progress``: how far its open requests are, by id."""
+    """The metrics of an API process since the last snapshot, those of models by their main names. ``id``: of the
+    question; -1 without one. ``responses``: by status; ``progress``: how far its open requests are, by id."""
 
     id: int
-    models: dict[str, ModelShare]
-    requests: HttpRequestShare
+    models: dict[str, ModelMetricsDelta]
+    requests: HttpRequestDelta
     responses: dict[str, float]
     progress: dict[int, RequestProgress]
 
@@ -104,20 +104,20 @@ class UseOptions(msgspec.Struct, tag="options", array_like=True):
 
 
 class UseFacts(msgspec.Struct, tag="facts", array_like=True):
-    """What is known of the models has changed, by their main names."""
+    """New facts about the models, by their main names."""
 
     facts: dict[str, ModelFacts]
 
 
 class Granted(msgspec.Struct, tag="granted", array_like=True):
-    """The answer yes to the last question about request ``id``. ``states``: the limits of its key, if it has any."""
+    """Allows the last message about request ``id``. ``states``: the limits of its key, if it has any."""
 
     id: int
     states: KeyLimitStates | None = None
 
 
 class Refused(msgspec.Struct, tag="refused", array_like=True):
-    """The answer no to the last question about request ``id``. ``states``: as in ``Granted``."""
+    """Refuses the last message about request ``id``. ``states``: as in ``Granted``."""
 
     id: int
     error: RelayedError
@@ -163,7 +163,7 @@ class AnnounceShutdown(msgspec.Struct, tag="announce_shutdown", array_like=True)
 
 
 class EndProcess(msgspec.Struct, tag="end_process", array_like=True):
-    """Write what is left, and end."""
+    """Finish the open answers, and end."""
 
 
 ToApiProcess = (

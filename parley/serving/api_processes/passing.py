@@ -1,7 +1,7 @@
 """Passes a request to the main process over HTTP, and its answer to the client.
 
-A connection to the main process is a socket pair, one end of which is sent there; so nobody else can connect, and no
-file or port is left behind. A header, which is never taken from a client, says who the client is.
+A connection to the main process is a socket pair, one end of which is sent there; so no other process can connect, and
+no file or port remains. A header, which is never taken from a client, says who the client is.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class PassedAnswer:
         self._parts.put_nowait(error)
 
     def abandon(self) -> None:
-        """End the connection, unless the answer has arrived already: nobody wants the rest."""
+        """End the connection, unless the answer has arrived already: its rest is not needed."""
         if not self._has_arrived:
             self._connection.abort_silently()
 
@@ -156,7 +156,7 @@ async def pass_request(client: MainHttpClient, place: int, exchange: Exchange, b
 
 
 class OriginKeeper:
-    """Keeps what a request to ``app`` says of itself, for the case that it is passed on."""
+    """Keeps the path, query and client of a request to ``app``, in case it is passed on."""
 
     def __init__(self, app: ASGIApp):
         self._app = app

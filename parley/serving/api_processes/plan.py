@@ -1,4 +1,4 @@
-"""What an API process is started with, and what it hears of the models and options later."""
+"""The plan that an API process is started with, and the facts about models and options that it gets later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NETWORK_FIELDS = frozenset({"trusted_proxies", "cluster_networks"})
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What is known of a model that may change: adapters with the time of their loading, and their folders."""
+    """Facts about a model that may change: adapters with the time of their loading, and their folders."""
 
     info: ModelInfo
     stats: EngineStats
@@ -78,7 +78,7 @@ def shared_options(options: ServerOptions, count: int) -> ServerOptions:
     """Return the options of one of ``count`` API processes.
 
     It has an equal part of the memory for bodies, and of the connections if their number is limited. The main process
-    has what is shared: slots, the usage of keys, records and endpoints.
+    has the shared state: slots, the usage of keys, records and endpoints.
     """
     connections, body_memory = options.connection_limit, options.body_budget.limit
     if options.max_connections is None:  # descriptors belong to one process; some are for what it passes

@@ -1,4 +1,4 @@
-"""Options of ``parley serve`` about clients: their keys, and what is kept of their requests."""
+"""Options of ``parley serve`` about clients: their keys, and the files that keep their usage and requests."""
 
 from __future__ import annotations
 
