@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 SERIES_LINE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
 # Name suffixes of averaged gauges.
@@ -25,63 +26,78 @@ HIT_RATES = {  # hit rate -> the counters (hits, lookups) that it is computed fr
 }
 
 
+UNMERGED_PREFIXES = ("process_", "nv_cpu_", "parley_build_info")  # of metrics about one process or machine
+
+WeightedValue = tuple[float, float]  # a value of one page, and the weight of that page
+
+
+class _Metric:
+    """One metric of all pages: its HELP and TYPE lines, its ``kind``, and the values of each of its series."""
+
+    def __init__(self) -> None:
+        self.header_lines: list[str] = []
+        self.kind = "untyped"
+        self.series: dict[str, list[WeightedValue]] = {}
+
+    def add_header(self, line: str, keyword: str, value: str) -> None:
+        """Take a HELP or TYPE line, unless another page had one before; the last TYPE counts."""
+        if not any(known.startswith(f"# {keyword} ") for known in self.header_lines):
+            self.header_lines.append(line)
+        if keyword == "TYPE":
+            self.kind = value or "untyped"
+
+
 def merge_pages(pages: Sequence[tuple[str, float]]) -> str:
     """Merge ``pages``, each with its weight. Series keep the order of first appearance, below their HELP and TYPE."""
-    header_lines: dict[str, list[str]] = {}
-    order: dict[str, dict[str, list[tuple[float, float]]]] = {}  # head -> series -> values and weights
-    kinds: dict[str, str] = {}
+    metrics: dict[str, _Metric] = {}
     for page, weight in pages:
-        name = ""
-        for line in page.splitlines():
-            if line.startswith("#"):
-                parts = line.split(maxsplit=3)
-                if len(parts) < 3 or parts[1] not in ("HELP", "TYPE"):
-                    continue
-                name = parts[2]
-                lines = header_lines.setdefault(name, [])
-                if len(lines) < 2 and not any(known.startswith(f"# {parts[1]} ") for known in lines):
-                    lines.append(line)
-                if parts[1] == "TYPE":
-                    kinds[name] = parts[3] if len(parts) > 3 else "untyped"
-                continue
-            match = SERIES_LINE.fullmatch(line.strip())
-            if match is None:
-                continue
-            try:
+        _read_page(page, weight, metrics)
+    lines: list[str] = []
+    for name, metric in metrics.items():
+        if metric.series and not name.startswith(UNMERGED_PREFIXES):
+            lines += metric.header_lines
+            lines += [f"{series} {_merged_value(name, series, metrics)}" for series in metric.series]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _read_page(page: str, weight: float, metrics: dict[str, _Metric]) -> None:
+    """Add the lines of a page to the metrics, by name. Lines of other forms are left out."""
+    name = ""  # of the metric whose header lines were read last
+    for line in page.splitlines():
+        if line.startswith("#"):
+            _, keyword, *rest = [*line.split(maxsplit=3), "", ""]
+            if keyword in ("HELP", "TYPE") and rest[0]:
+                name = rest[0]
+                metrics.setdefault(name, _Metric()).add_header(line, keyword, rest[1])
+        elif (match := SERIES_LINE.fullmatch(line.strip())) is not None:
+            series_name, labels = match[1], match[2] or ""
+            with suppress(ValueError):
                 value = float(match[3])
-            except ValueError:
-                continue
-            owner = name if match[1].startswith(name) and name else match[1]
-            series = match[1] + (match[2] or "")
-            order.setdefault(owner, {}).setdefault(series, []).append((value, weight))
-    parts = []
-    for name, owner_series in order.items():
-        if name.startswith(("process_", "nv_cpu_", "parley_build_info")):
-            continue
-        parts += [f"{line}\n" for line in header_lines.get(name, ())]
-        if name.endswith("_info"):
-            parts += [f"{series} 1\n" for series in owner_series]
-            continue
-        averaged = kinds.get(name, "gauge") in ("gauge", "untyped") and name.endswith(AVERAGED_SUFFIXES)
-        for series, values in owner_series.items():
-            parts.append(f"{series} {_merged_value(name, series, values, order, averaged):.17g}\n")
-    return "".join(parts)
+                # The series of a histogram have suffixes: NAME_bucket, NAME_sum.
+                owner = name if name and series_name.startswith(name) else series_name
+                series = metrics.setdefault(owner, _Metric()).series
+                series.setdefault(series_name + labels, []).append((value, weight))
 
 
-def _merged_value(
-    name: str,
-    series: str,
-    values: Sequence[tuple[float, float]],
-    all_series: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
-    averaged: bool,
-) -> float:
+def _merged_value(name: str, series: str, metrics: Mapping[str, _Metric]) -> str:
+    """Return the value of a series over all pages, as text."""
+    metric = metrics[name]
+    if name.endswith("_info"):
+        return "1"
     if name in HIT_RATES:
-        hits, lookups = (
-            sum(value for value, _ in all_series.get(part, {}).get(series.replace(name, part, 1), ()))
-            for part in HIT_RATES[name]
-        )
-        return hits / lookups if lookups else 0.0
-    if averaged:
-        weights = sum(weight for _, weight in values)
-        return sum(value * weight for value, weight in values) / weights if weights else 0.0
-    return sum(value for value, _ in values)
+        hits, lookups = (_sum_of(metrics.get(part), series.replace(name, part, 1)) for part in HIT_RATES[name])
+        return _format(hits / lookups if lookups else 0.0)
+    if metric.kind in ("gauge", "untyped") and name.endswith(AVERAGED_SUFFIXES):
+        weights = sum(weight for _, weight in metric.series[series])
+        total = sum(value * weight for value, weight in metric.series[series])
+        return _format(total / weights if weights else 0.0)
+    return _format(_sum_of(metric, series))
+
+
+def _sum_of(metric: _Metric | None, series: str) -> float:
+    """Return the sum of a series over all pages; 0 without the series."""
+    return sum(value for value, _ in metric.series.get(series, ())) if metric is not None else 0.0
+
+
+def _format(value: float) -> str:
+    return f"{value:.17g}"
