@@ -5,6 +5,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from parley import native
+from parley.native import build, library
+from parley.native.compiled_forms.compiled_kernels import CompiledKernels
+
 
 @pytest.fixture(autouse=True)
 def inference_mode() -> Iterator[None]:
@@ -19,3 +23,12 @@ def threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=["off", *(build.usable_levels() if library.load_kernels() else [])])
+def kernel_level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
+    kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "compiled_kernels", lambda: kernels)
+        yield request.param

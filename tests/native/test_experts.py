@@ -9,22 +9,12 @@ from hypothesis import strategies as st
 from support.random_tensors import random_tensor
 
 from parley import native
-from parley.native import build, library
-from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.torch_forms import torch_experts
 
 FORMATS = ("bf16", "int8", "int4", "e2m1")
 
 
-@pytest.fixture(
-    scope="module", autouse=True, params=["off", *(build.usable_levels() if library.load_kernels() else [])]
-)
-def kernel_level(request):
-    """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
-    kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "compiled_kernels", lambda: kernels)
-        yield request.param
+pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
 def pack_random(kind: str, out: int, into: int, seed: int) -> native.PackedWeight:

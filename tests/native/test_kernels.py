@@ -16,23 +16,13 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native import build, library
-from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.layout import LayerKV, Span
 from parley.native.torch_forms import torch_attention
 
 ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
 
 
-@pytest.fixture(
-    scope="module", autouse=True, params=["off", *(build.usable_levels() if library.load_kernels() else [])]
-)
-def kernel_level(request):
-    """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
-    kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "compiled_kernels", lambda: kernels)
-        yield request.param
+pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
 def empty_pool(pages: int, layer: LayerKV, int8: bool = False) -> native.PagePool:

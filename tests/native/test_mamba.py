@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from support.random_tensors import random_tensor
 
 from parley import native
-from parley.native import build, library
-from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.torch_forms import torch_mamba
 
 SHAPES = [
@@ -23,15 +21,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(
-    scope="module", autouse=True, params=["off", *(build.usable_levels() if library.load_kernels() else [])]
-)
-def kernel_level(request):
-    """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
-    kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "compiled_kernels", lambda: kernels)
-        yield request.param
+pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
 def random_weights(shape: native.Mamba2Shape, *, has_bias: bool = True, has_norm: bool = True) -> native.StateWeights:

@@ -7,22 +7,12 @@ import torch
 from support.random_tensors import random_tensor
 
 from parley import native
-from parley.native import build, library
-from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.torch_forms import torch_selective
 
 SHAPES = [native.Mamba1Shape(70, 16, 8, 4), native.Mamba1Shape(5, 3, 2, 1), native.Mamba1Shape(136, 5, 3, 3)]
 
 
-@pytest.fixture(
-    scope="module", autouse=True, params=["off", *(build.usable_levels() if library.load_kernels() else [])]
-)
-def kernel_level(request):
-    """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
-    kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "compiled_kernels", lambda: kernels)
-        yield request.param
+pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
 def random_weights(shape: native.Mamba1Shape, *, has_bias: bool = True) -> native.StateWeights:

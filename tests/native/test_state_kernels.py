@@ -10,8 +10,6 @@ import torch
 from support.random_tensors import random_tensor
 
 from parley import native
-from parley.native import build, library
-from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.layer import StateWeights
 from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
 from parley.native.torch_forms import torch_states
@@ -28,15 +26,7 @@ MAMBA_SHAPES = [Mamba2Shape(4, 24, 16, 2, 4, 2), Mamba2Shape(2, 12, 5, 1, 2)]
 TOKENS = 21
 
 
-@pytest.fixture(
-    scope="module", autouse=True, params=["off", *(build.usable_levels() if library.load_kernels() else [])]
-)
-def kernel_level(request):
-    """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
-    kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "compiled_kernels", lambda: kernels)
-        yield request.param
+pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
 def numbers(*sizes: int, seed: int) -> torch.Tensor:
