@@ -16,9 +16,9 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint import quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.load import fuse as lowering
-from parley.model.load import memory, plan, reference, weight_size
+from parley.model.load import fuse, memory, plan, weight_size
 from parley.model.load.loader import load_runner
+from parley.model.load.numeric_check import decoder_check
 from parley.model.networks.config import RopeConfig, Unfusable, read_decoder_config
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
@@ -48,9 +48,9 @@ PLAIN_WEIGHTS = quantization.read_quantization({}, "none")
 
 def fuse_checkpoint(checkpoint, shape, dtype):
     device = torch.device("cpu")
-    weights = lowering.DecoderWeights(checkpoint, shape, PLAIN_WEIGHTS, dtype, device)
-    lowering.check_tensor_names(weights)
-    return lowering.fuse_decoder(weights, 64, lambda fraction: None)
+    weights = fuse.DecoderWeights(checkpoint, shape, PLAIN_WEIGHTS, dtype, device)
+    fuse.check_tensor_names(weights)
+    return fuse.fuse_decoder(weights, 64, lambda fraction: None)
 
 
 def load_float32_runner(folder, **settings):
@@ -185,7 +185,7 @@ def test_fused_layer_runs_few_torch_operators(architecture, most):
 def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
     """Guards against serving wrong answers from a checkpoint that only looks like a known architecture."""
     folder = tiny_models.model_folder("qwen3")
-    parts = lowering.DecoderWeights.linear_parts
+    parts = fuse.DecoderWeights.linear_parts
 
     def swap_gate_and_up(self, layer):
         layer_parts = parts(self, layer)
@@ -198,11 +198,11 @@ def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
 
     def error():
         decoder = fuse_checkpoint(checkpoint, shape, torch.bfloat16)
-        return reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS)
+        return decoder_check.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS)
 
-    assert error() < reference.DECODER_TOLERANCE[torch.bfloat16] / 2
-    monkeypatch.setattr(lowering.DecoderWeights, "linear_parts", swap_gate_and_up)
-    assert error() > reference.DECODER_TOLERANCE[torch.bfloat16] * 2
+    assert error() < decoder_check.DECODER_TOLERANCE[torch.bfloat16] / 2
+    monkeypatch.setattr(fuse.DecoderWeights, "linear_parts", swap_gate_and_up)
+    assert error() > decoder_check.DECODER_TOLERANCE[torch.bfloat16] * 2
     with caplog.at_level("INFO"):
         assert not load_float32_runner(folder, dtype="bfloat16")[1].fused
     assert "not used" in caplog.text
@@ -216,10 +216,10 @@ def test_decoder_check_reads_positions_on_three_axes(monkeypatch, is_interleaved
     section = (pairs - 2 * (pairs // 3), pairs // 3, pairs // 3)
     rope = replace(shape.rope, mrope_section=section, mrope_interleaved=is_interleaved)
     decoder = fuse_checkpoint(checkpoint, replace(shape, ropes=(rope,)), torch.float32)
-    assert reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS) < 1e-5
+    assert decoder_check.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS) < 1e-5
     monkeypatch.setattr(decoder, "_frequency_axes", decoder._frequency_axes.flip(0))
     monkeypatch.setattr(decoder, "select_layers", lambda layers, config: decoder)
-    assert reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS) > 1e-3
+    assert decoder_check.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS) > 1e-3
 
 
 def test_nan_weights_fail_the_decoder_check(tmp_path):
@@ -233,8 +233,8 @@ def test_nan_weights_fail_the_decoder_check(tmp_path):
     checkpoint, shape = Checkpoint(folder), read_decoder_config(read_config(folder))
     decoder = fuse_checkpoint(checkpoint, shape, torch.float32)
     assert (
-        not reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS)
-        <= reference.DECODER_TOLERANCE[torch.float32]
+        not decoder_check.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS)
+        <= decoder_check.DECODER_TOLERANCE[torch.float32]
     )
 
 

@@ -17,7 +17,8 @@ from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.stacked import StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec
-from parley.model.load import fuse, plan, reference
+from parley.model.load import fuse, plan
+from parley.model.load.numeric_check import decoder_check
 from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
@@ -40,8 +41,8 @@ def load_decoder(folder: Path, dtype: str = "bfloat16", quantization: str = "non
         method, cpu = decoder_plan.quantization, torch.device("cpu")
         weights = fuse.DecoderWeights(checkpoint, config, method, decoder_plan.dtype, cpu)
         decoder = fuse.fuse_decoder(weights, 64, lambda fraction: None)
-        tolerance = reference.DECODER_TOLERANCE[decoder_plan.dtype] + method.extra_tolerance
-        assert reference.decoder_deviation(decoder, checkpoint, method) < tolerance
+        tolerance = decoder_check.DECODER_TOLERANCE[decoder_plan.dtype] + method.extra_tolerance
+        assert decoder_check.decoder_deviation(decoder, checkpoint, method) < tolerance
         return decoder
 
 

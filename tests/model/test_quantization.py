@@ -14,8 +14,9 @@ from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.quantization import read_quantization
 from parley.model.checkpoint.weights import Int8Weight
-from parley.model.load import fuse, reference
+from parley.model.load import fuse
 from parley.model.load.loader import load_runner
+from parley.model.load.numeric_check import decoder_check
 from parley.model.networks.config import read_decoder_config
 from parley.native.torch_forms import torch_int8
 from parley.types import EngineRequest, Sampling, Settings
@@ -245,13 +246,13 @@ def test_wrong_weight_scale_fails_the_decoder_check(tmp_path):
         checkpoint, read_decoder_config(config), quantization, torch.bfloat16, torch.device("cpu")
     )
     decoder = fuse.fuse_decoder(weights, 64, lambda fraction: None)
-    tolerance = reference.DECODER_TOLERANCE[torch.bfloat16] + quantization.extra_tolerance
-    assert reference.decoder_deviation(decoder, checkpoint, quantization) < tolerance / 2
+    tolerance = decoder_check.DECODER_TOLERANCE[torch.bfloat16] + quantization.extra_tolerance
+    assert decoder_check.decoder_deviation(decoder, checkpoint, quantization) < tolerance / 2
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.gate_proj.weight_scale"
     tensors[name] = tensors[name].flip(0) * 1.5
     save_file(tensors, folder / "model.safetensors")
-    assert reference.decoder_deviation(decoder, Checkpoint(folder), quantization) > tolerance
+    assert decoder_check.decoder_deviation(decoder, Checkpoint(folder), quantization) > tolerance
 
 
 def test_int8_weights_round_to_the_nearest_value():

@@ -14,8 +14,8 @@ from support.run_model import load_test_runner, serve_requests
 from transformers import AutoModelForCausalLM
 
 from parley.model.checkpoint.files import LoadError
-from parley.model.load.proof import transformers_deviation
-from parley.model.load.reference import DECODER_TOLERANCE
+from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE
+from parley.model.load.numeric_check.transformers_check import transformers_deviation
 from parley.model.load.transformers import TransformersNetwork, load_transformers, one_line
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV

@@ -1,4 +1,4 @@
-"""Turns a checkpoint of a model of a known family into the fused decoder; ``load/reference.py`` checks it numerically.
+"""Turns a checkpoint of a model of a known family into the fused decoder; ``numeric_check`` compares its logits.
 
 Weights are merged and packed straight from the mapped files, one layer after another, so a second copy of the model
 never exists in memory.

@@ -33,6 +33,7 @@ from parley.model.load.memory import (
     refuse_large_weights,
     staging_page_count,
 )
+from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
 from parley.model.load.packed_cache import PackedWeightCache, open_packed_cache
 from parley.model.load.plan import (
     DRAFT_KEEPS_STATES,
@@ -46,7 +47,6 @@ from parley.model.load.plan import (
     plan_decoder,
     plan_encoder,
 )
-from parley.model.load.reference import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
 from parley.model.load.text_encoders.classifier import load_classifier_head
 from parley.model.load.text_encoders.encoders import is_encoder, load_encoder
 from parley.model.load.towers import MediaTowers, load_towers, memory_needed_later, plan_towers

@@ -3,7 +3,7 @@
 Transformers allows a model's attention to be replaced by name. This replacement writes keys and values into the KV
 pages and attends there, on a packed batch: batch dimension 1, explicit positions, no Transformers cache and no masks.
 Everything else (norms, experts, scalings, the head) is the model's own code and needs no support here. A model that
-keeps state other than keys and values cannot be served this way; the numeric check (``load/proof.py``) detects that.
+keeps state other than keys and values cannot be served this way; the numeric check at load detects that.
 
 Weights come from safetensors, and code shipped in a model folder is never run.
 """
@@ -40,9 +40,9 @@ from transformers.utils import logging as transformers_logging
 from parley import native
 from parley.heartbeat import beat
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE
+from parley.model.load.numeric_check.transformers_check import body_of, transformers_deviation
 from parley.model.load.padded_weights import pad_products
-from parley.model.load.proof import body_of, transformers_deviation
-from parley.model.load.reference import DECODER_TOLERANCE
 from parley.model.media.encoder import encoder_parts
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.native.layout import LayerKV

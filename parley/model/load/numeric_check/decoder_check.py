@@ -13,7 +13,7 @@ from parley.core.rope_positions import RopePositions
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization
-from parley.model.load.reference_decoder import ReferenceDecoder
+from parley.model.load.numeric_check.reference_decoder import ReferenceDecoder
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch

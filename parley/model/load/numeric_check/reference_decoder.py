@@ -11,7 +11,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization, read_plain_weight
 from parley.model.load.fuse import DecoderWeights
-from parley.model.load.reference_layer import ReferenceLayer, ReferenceNorms
+from parley.model.load.numeric_check.reference_layer import ReferenceLayer, ReferenceNorms
 from parley.model.networks.config import DecoderConfig
 
 

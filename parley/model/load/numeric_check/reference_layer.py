@@ -12,7 +12,7 @@ import torch
 
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load.fuse import DecoderWeights
-from parley.model.load.reference_routing import expert_shares
+from parley.model.load.numeric_check.reference_routing import expert_shares
 from parley.model.load.states.state_reference import run_state_layer
 from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.native.layer_shape import LatentShape
