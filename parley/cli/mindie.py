@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -132,84 +132,137 @@ def _read_media_host(entry: str) -> MediaHost:
         raise ConfigError(f"{MEDIA_HOSTS_VARIABLE}: {entry[:60]!r} is not {form}.") from None
 
 
+class _Sections(NamedTuple):
+    """The sections of a file that have members with an effect here. ``model``: the only one of the models."""
+
+    top: ConfigSection
+    server: ConfigSection
+    backend: ConfigSection
+    deploy: ConfigSection
+    model: ConfigSection
+    schedule: ConfigSection
+
+
+class _MainMembers(NamedTuple):
+    """Members that options and rules both depend on. ``limit``: of a body, in MiB; ``links``: ``maxLinkNum``."""
+
+    separated: bool
+    peer_port: int
+    token_timeout: float
+    timeout: float
+    length: int
+    prompt: int
+    truncation: bool | int
+    limit: int
+    links: int
+    instance: str
+    kv_gigabytes: float
+    schedule: dict[str, Any]
+    weights: str | None
+
+
 def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) -> MindIEPlan:
     """Return the plan of a file, without its name. ``root``: the folder of its relative paths. Raises ConfigError."""
     top.read_members.update(("Version", "LogConfig"))
     server, backend = top.get_section("ServerConfig"), top.get_section("BackendConfig")
     deploy, schedule = backend.get_section("ModelDeployConfig"), backend.get_section("ScheduleConfig")
-    model = _first_model(deploy)
-
-    separated = server.get_member("inferMode", one_of("standard", "dmi"), "standard") == "dmi"
-    peer = server.get_member("interCommPort", PORT, 1121)
-    token_timeout, timeout = _read_timeouts(top, server)
-    length = deploy.get_member("maxSeqLen", integer_between(2), 2560)
-    prompt = min(deploy.get_member("maxInputTokenLen", integer_between(1, MAX_LENGTH), 2048), length - 1)
-    truncation = deploy.get_member("truncation", one_of(False, True, 0, 1, -1), 0)
-    limit = server.get_member("maxRequestLength", integer_between(1, 100), 40)
-    links = server.get_member("maxLinkNum", integer_between(1, 4096), 1000)
-    instance = model.get_member("modelInstanceType", one_of("Standard", "StandardMock"), "Standard")
-    kv_gigabytes = model.get_member("npuMemSize", check_memory_size, -1)
-    schedule_limits = _read_schedule(schedule, prompt, length)
-    batch = schedule_limits["max_batch_size"]
-    weights = model.get_member("modelWeightPath", check_string, None)
-
-    options: dict[str, Any] = {
-        "port": None,  # the port of all APIs opens only if an option asks for it
-        "name": [model.get_member("modelName", check_name, "llama_65b")],
-        "max-batch": min(batch, MAX_BATCH),
-        "max-queue": max(0, 3 * links - batch),  # ``links`` requests run, and twice as many wait
-        "step-tokens": min(max(schedule_limits["max_prefill_tokens"], STEP_TOKENS[0]), STEP_TOKENS[1]),
-        "body-limit": limit << 20,
-        "media-body-limit": limit << 20,
-        "media-size": [("image", limit << 20), ("video", MAX_VIDEO_SIZE), ("audio", limit << 20)],
-        "media-request-size": MAX_MEDIA_SIZE,
-        "media-limit": [("image", MAX_MEDIA_ITEMS), ("video", MAX_MEDIA_ITEMS), ("audio", MAX_MEDIA_ITEMS)],
-        "drain": timeout,
-        "fake-engine": instance == "StandardMock",
-        **_adapter_options(deploy, root),
-    }
-    if separated:
-        options |= {"role": "none", "peer-port": peer}
-    if weights is not None:
-        options["model"] = [NamedModel((), str(root / weights), {})]
-    if kv_gigabytes > 0:
-        options["kv-memory"] = max(1 << 20, round(kv_gigabytes * 2**30))
-    if allowed_hosts := environment.get(MEDIA_HOSTS_VARIABLE):
-        options["media-hosts"] = [_read_media_host(entry.strip()) for entry in allowed_hosts.split(",")]
+    sections = _Sections(top, server, backend, deploy, _first_model(deploy), schedule)
+    members = _read_main_members(sections)
+    options = _plan_options(sections, members, root, environment)
+    rules = _plan_rules(sections, members, environment)
     missing_lists: list[Path] = []
-    rules = schedule_limits | {
-        "vllm": server.get_member("openAiSupport", check_string, "vllm") == "vllm",
-        "full_text": server.get_member("fullTextEnabled", check_flag, False),
-        "limit": limit,
-        "separated": separated,
-        "truncation": {0: None, 1: "tail", -1: "head"}[-1 if truncation is True else int(truncation)],
-        "max_seq_len": length,
-        "max_input_token_len": prompt,
-        "npu_mem_size": kv_gigabytes,
-        "cpu_mem_size": model.get_member("cpuMemSize", integer_between(0), 5),
-        "world_size": model.get_member("worldSize", integer_between(1), 4),
-        "weights": Path(weights or "").name,
-        "instance": instance,
-        "monitored": environment.get("MIES_SERVICE_MONITOR_MODE") == "1",
-    }
     return MindIEPlan(
         file="",
         listen=_read_listeners(server, root, environment, missing_lists),
         options=options,
         rules=rules,
-        peer_tls=_peer_tls_files(server, root, missing_lists) if separated else None,
+        peer_tls=_peer_tls_files(server, root, missing_lists) if members.separated else None,
         figures=environment.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
-        weights=weights,
-        max_length=length,
-        max_prompt=prompt,
-        max_output=schedule_limits["max_iter_times"],
-        token_timeout=token_timeout,
-        timeout=timeout,
-        unused_members=[
-            member for section in (top, server, backend, deploy, model, schedule) for member in section.unread_members()
-        ],
+        weights=members.weights,
+        max_length=members.length,
+        max_prompt=members.prompt,
+        max_output=members.schedule["max_iter_times"],
+        token_timeout=members.token_timeout,
+        timeout=members.timeout,
+        unused_members=[member for section in sections for member in section.unread_members()],
         missing_lists=missing_lists,
     )
+
+
+def _read_main_members(sections: _Sections) -> _MainMembers:
+    """Read the main members, in the order in which MindIE reports errors in them. Raises ConfigError."""
+    server, deploy, model = sections.server, sections.deploy, sections.model
+    separated = server.get_member("inferMode", one_of("standard", "dmi"), "standard") == "dmi"
+    peer_port = server.get_member("interCommPort", PORT, 1121)
+    token_timeout, timeout = _read_timeouts(sections.top, server)
+    length = deploy.get_member("maxSeqLen", integer_between(2), 2560)
+    prompt = min(deploy.get_member("maxInputTokenLen", integer_between(1, MAX_LENGTH), 2048), length - 1)
+    return _MainMembers(
+        separated,
+        peer_port,
+        token_timeout,
+        timeout,
+        length,
+        prompt,
+        truncation=deploy.get_member("truncation", one_of(False, True, 0, 1, -1), 0),
+        limit=server.get_member("maxRequestLength", integer_between(1, 100), 40),
+        links=server.get_member("maxLinkNum", integer_between(1, 4096), 1000),
+        instance=model.get_member("modelInstanceType", one_of("Standard", "StandardMock"), "Standard"),
+        kv_gigabytes=model.get_member("npuMemSize", check_memory_size, -1),
+        schedule=_read_schedule(sections.schedule, prompt, length),
+        weights=model.get_member("modelWeightPath", check_string, None),
+    )
+
+
+def _plan_options(
+    sections: _Sections, members: _MainMembers, root: Path, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the values of parley's options that a file sets. Raises ConfigError."""
+    limit, batch = members.limit << 20, members.schedule["max_batch_size"]
+    options: dict[str, Any] = {
+        "port": None,  # the port of all APIs opens only if an option asks for it
+        "name": [sections.model.get_member("modelName", check_name, "llama_65b")],
+        "max-batch": min(batch, MAX_BATCH),
+        "max-queue": max(0, 3 * members.links - batch),  # ``links`` requests run, and twice as many wait
+        "step-tokens": min(max(members.schedule["max_prefill_tokens"], STEP_TOKENS[0]), STEP_TOKENS[1]),
+        "body-limit": limit,
+        "media-body-limit": limit,
+        "media-size": [("image", limit), ("video", MAX_VIDEO_SIZE), ("audio", limit)],
+        "media-request-size": MAX_MEDIA_SIZE,
+        "media-limit": [("image", MAX_MEDIA_ITEMS), ("video", MAX_MEDIA_ITEMS), ("audio", MAX_MEDIA_ITEMS)],
+        "drain": members.timeout,
+        "fake-engine": members.instance == "StandardMock",
+        **_adapter_options(sections.deploy, root),
+    }
+    if members.separated:
+        options |= {"role": "none", "peer-port": members.peer_port}
+    if members.weights is not None:
+        options["model"] = [NamedModel((), str(root / members.weights), {})]
+    if members.kv_gigabytes > 0:
+        options["kv-memory"] = max(1 << 20, round(members.kv_gigabytes * 2**30))
+    if allowed_hosts := environment.get(MEDIA_HOSTS_VARIABLE):
+        options["media-hosts"] = [_read_media_host(entry.strip()) for entry in allowed_hosts.split(",")]
+    return options
+
+
+def _plan_rules(sections: _Sections, members: _MainMembers, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of ``MindieRules`` that a file sets. Raises ConfigError."""
+    server, model, truncation = sections.server, sections.model, members.truncation
+    return members.schedule | {
+        "vllm": server.get_member("openAiSupport", check_string, "vllm") == "vllm",
+        "full_text": server.get_member("fullTextEnabled", check_flag, False),
+        "limit": members.limit,
+        "separated": members.separated,
+        "truncation": {0: None, 1: "tail", -1: "head"}[-1 if truncation is True else int(truncation)],
+        "max_seq_len": members.length,
+        "max_input_token_len": members.prompt,
+        "npu_mem_size": members.kv_gigabytes,
+        "cpu_mem_size": model.get_member("cpuMemSize", integer_between(0), 5),
+        "world_size": model.get_member("worldSize", integer_between(1), 4),
+        "weights": Path(members.weights or "").name,
+        "instance": members.instance,
+        "monitored": environment.get("MIES_SERVICE_MONITOR_MODE") == "1",
+    }
 
 
 def _read_timeouts(top: ConfigSection, server: ConfigSection) -> tuple[float, float]:
