@@ -338,7 +338,7 @@ def _read_with_dialect(
     members = _OptionMembers({"model": "", **body})
     adapter = members.pop("adapter", None)
     context = RequestContext(
-        secrets.token_hex(8), int(time.time()), "", context_length, media_limits=media_limits or {}
+        secrets.token_hex(8), int(time.time()), "", context_length=context_length, media_limits=media_limits or {}
     )
     request = reply(Fields(members), context).request
     request.adapter = adapter

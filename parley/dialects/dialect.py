@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -62,49 +62,44 @@ DEFAULT_API_OPTIONS = ApiOptions()
 
 @dataclass(slots=True)  # never changed, but a frozen one takes nine times as long to make
 class RequestContext:
-    """Everything besides the body that a dialect needs to read a request and write its answer.
+    """Everything besides the body that a dialect needs to read a request and write its answer."""
 
-    About the answer: a unique id without prefix, the creation time in whole seconds, the model's fingerprint. About the
-    requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
-    cache holds and can hold, the number of waiting sequences, the sampling defaults of its generation_config.json,
-    under the names used there, its own names, those of its adapters, whether it generates text (an encoder does not),
-    the tasks that it computes instead (``pooling_tasks``), the names of its classes if it is a classifier, how many
-    items of each kind of media a request may have (a kind that is missing: the model cannot read it), its model type if
-    it reads media, its ``abilities``, by its chat template and tokenizer, the ``vocabulary_size`` in tokens, and
-    ``page_tokens``, those of a page of its prefix cache (0 without one; both 0 before it is loaded), and the features
-    of its engine. About the server: ``api_options``, the seal of reasoning that clients send back, and the tenant's
-    records. About the HTTP request: the decoded path parts that the route names, the headers with lower-case names, the
-    query string, and the tenant's id; where endpoints are managed, also the ``client`` itself.
-    """
+    # the answer
+    unique_id: str  # without a prefix
+    created: int  # seconds since the epoch
+    fingerprint: str  # of the model
+    _: KW_ONLY
 
-    unique_id: str
-    created: int
-    fingerprint: str
-    context_length: int = 0
-    device: str = "cpu"
-    path_parts: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[bytes, bytes] = field(default_factory=dict)
-    query_string: bytes = b""
-    cached_tokens: int = 0
-    cache_capacity: int = 0
-    generation_defaults: Mapping[str, float] = field(default_factory=dict)
-    waiting_sequences: int = 0
+    # the requested model; before it is loaded, its numbers are 0
     model_names: Collection[str] = ()
-    adapters: Collection[str] = ()
-    generates: bool = True
+    adapters: Collection[str] = ()  # their names
+    context_length: int = 0  # tokens
+    vocabulary_size: int = 0  # tokens
+    device: str = "cpu"  # its kind
+    cached_tokens: int = 0  # tokens in the KV cache now
+    cache_capacity: int = 0  # tokens that the KV cache can hold
+    page_tokens: int = 0  # tokens in a page of the prefix cache; 0 without one
+    waiting_sequences: int = 0
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json, by its names
+    generates: bool = True  # False: it computes numbers and no text
     pooling_tasks: frozenset[PoolingTask] = frozenset({"embed"})
-    labels: Sequence[str] = ()
-    media_limits: Mapping[MediaKind, int] = field(default_factory=dict)
-    api_options: ApiOptions = DEFAULT_API_OPTIONS
-    media_family: str = ""
-    tenant: str = ""
-    reasoning_seal: ReasoningSeal = RANDOM_SEAL
-    abilities: frozenset[ModelAbility] = ALL_MODEL_ABILITIES
-    records: TenantRecords = NO_RECORDS
-    vocabulary_size: int = 0
-    page_tokens: int = 0
-    client: Tenant = NO_TENANT
+    labels: Sequence[str] = ()  # names of its classes, for a classifier
+    media_limits: Mapping[MediaKind, int] = field(default_factory=dict)  # items in a request, of kinds that it reads
+    media_family: str = ""  # its model type, if it reads media
+    abilities: frozenset[ModelAbility] = ALL_MODEL_ABILITIES  # by its chat template and tokenizer
     engine_features: frozenset[EngineFeature] = ALL_ENGINE_FEATURES
+
+    # the server
+    api_options: ApiOptions = DEFAULT_API_OPTIONS
+    reasoning_seal: ReasoningSeal = RANDOM_SEAL  # of reasoning that clients send back
+    records: TenantRecords = NO_RECORDS
+
+    # the HTTP request
+    path_parts: Mapping[str, str] = field(default_factory=dict)  # decoded, by the names in the route
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)  # by lower-case names
+    query_string: bytes = b""
+    tenant: str = ""  # its id
+    client: Tenant = NO_TENANT  # set only for routes that manage endpoints
 
     def seal_reasoning(self, data: bytes) -> str:
         """Return reasoning as a text that the tenant can send back."""

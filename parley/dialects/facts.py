@@ -15,32 +15,24 @@ from parley.types import CacheEventSettings, EngineStats, KeyOwner, ModelAbility
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model name that the server offers. ``root`` is the main name of its model.
-
-    ``max_model_len`` is None until the model is loaded. ``phase``: loading, ready, restarting, draining, failed,
-    closed; held or prepared after a ``PauseCommand`` of that kind. ``adapter_folder``: the folder of the adapter, if
-    the name is an adapter's; ``root`` is then its base model. ``totals``: counts over all names of the model.
-    ``purpose``: the model's task as far as it is known: conversations and text, text only, vectors only. ``info``: the
-    engine's description, None until the model is loaded. ``abilities``: by its chat template and tokenizer.
-    ``config``: its config.json. ``sampling_defaults``: the values in its generation_config.json, by their names there.
-    ``tokenizer_size``: how many ids its tokenizer knows, None until it is loaded; models are often padded to more.
-    ``license``: the text of the license in its folder, "" without one.
-    """
+    """A model name that the server offers."""
 
     name: str
-    created: int
-    max_model_len: int | None
-    root: str = ""
-    phase: str = "ready"
-    totals: RequestTotals = field(default_factory=RequestTotals)
-    purpose: Literal["chat", "text", "vectors"] = "chat"
-    adapter_folder: str = ""
-    info: ModelInfo | None = None
-    abilities: frozenset[ModelAbility] = frozenset()
-    config: Mapping[str, Any] = field(default_factory=dict)
-    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    tokenizer_size: int | None = None
-    license: str = ""
+    created: int  # seconds since the epoch
+    max_model_len: int | None  # None until the model is loaded
+    root: str = ""  # the main name of its model, which is the base model if the name is an adapter's
+    phase: str = "ready"  # loading, ready, restarting, draining, failed, closed; held, prepared: see ``PauseCommand``
+    totals: RequestTotals = field(default_factory=RequestTotals)  # over all names of the model
+    purpose: Literal["chat", "text", "vectors"] = (
+        "chat"  # as far as it is known: chat and text, text only, vectors only
+    )
+    adapter_folder: str = ""  # of the adapter, if the name is an adapter's
+    info: ModelInfo | None = None  # the engine's description; None until the model is loaded
+    abilities: frozenset[ModelAbility] = frozenset()  # by its chat template and tokenizer
+    config: Mapping[str, Any] = field(default_factory=dict)  # its config.json
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json, by its names
+    tokenizer_size: int | None = None  # ids that its tokenizer knows; models are often padded to more; None: not loaded
+    license: str = ""  # text of the license in its folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +56,16 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Everything that the server reports about itself. ``cards``: every name it serves, the main one first. ``ready``:
-    all its models accept requests.
-    ``cache_events``: where the main model's engine publishes the events of its prefix cache. ``key_owners``: of its API
-    keys; None if it has no keys. ``keeps_tables``: whether the operator lets endpoints record their requests.
-    ``root_path``: the path below which a proxy shows the server."""
+    """Everything that the server reports about itself."""
 
     version: str
-    cards: Sequence[ModelCard]
-    ready: bool
+    cards: Sequence[ModelCard]  # every name that it serves, the main one first
+    ready: bool  # all its models accept requests
     status: ServerStatus = ServerStatus()
-    cache_events: CacheEventSettings | None = None
-    key_owners: Sequence[KeyOwner] | None = None
-    keeps_tables: bool = False
-    root_path: str = ""
+    cache_events: CacheEventSettings | None = None  # where the main model's engine publishes events of its prefix cache
+    key_owners: Sequence[KeyOwner] | None = None  # of its API keys; None if it has no keys
+    keeps_tables: bool = False  # whether the operator lets endpoints record their requests
+    root_path: str = ""  # the path below which a proxy shows the server
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from parley.errors import (
 )
 from parley.types import ModelInfo, PoolingOptions, PromptVector, Text, TextPair, Tokens, Usage
 
-ENCODER = RequestContext("0f", 1700000000, "fp", 100, "cpu", generates=False, model_names=("m",))
+ENCODER = RequestContext("0f", 1700000000, "fp", context_length=100, device="cpu", generates=False, model_names=("m",))
 RERANKER = replace(ENCODER, labels=["LABEL_0"])
 CLASSIFIER = replace(ENCODER, labels=["bad", "good"])
 USAGE = Usage(prompt_tokens=9)

@@ -32,5 +32,5 @@ async def loaded_model(**settings: Any) -> AsyncIterator[ServedModel]:
 
 def completion_request(model: ServedModel, body: dict[str, Any]) -> Request:
     """Read the body of a completion as the server does."""
-    context = RequestContext("1", 0, "", model.model_info.max_model_len)
+    context = RequestContext("1", 0, "", context_length=model.model_info.max_model_len)
     return CompletionReply(decode_fields(json.dumps(body).encode()), context).request
