@@ -299,21 +299,8 @@ class Route:
     """One path of an API and the operation that the server performs there.
 
     The reader gets the braced parts of the path in its RequestContext. A generating route with ``{model}`` in its path
-    is for that model, which is resolved before the body is read. ``model_reader`` returns the model name in a body, for
-    routes whose bodies name their model; other routes use the main model. ``resolve_model_first``: the model is
-    resolved before the rest of the body is read. ``names_endpoint``: the name in the body, or ``{endpoint}`` in the
-    path, is an endpoint's, and ``{served}`` one of its models. ``claiming_members``: where several APIs share a path, a
-    body with one of these members belongs to this route; ``claiming_header``: so does a request with this header;
-    ``claiming_media_type``: so does one whose Accept header names this media type.
-    ``yields_unclaimed``: a body without any claiming member belongs to another route if there is one.
-    ``for_encoders``: where several APIs share a path, it gets requests before the others if the main model is an
-    encoder, and none otherwise.
-    ``refuse_headers``: returns the answer to a tokenizing request whose headers are refused, else None; the readers of
-    generating routes see the headers themselves. ``reads_form``: the body is multipart/form-data rather than JSON.
-    ``inliner``: where bodies refer to records, returns the request with these records for a coordinator, which keeps
-    them. ``query``: the JSON schemas of the query's parameters, by name. ``body_paths``: the paths of other routes of
-    its API, if it reads all that they read. ``content_types``: those of its answers, besides a ``Reply``'s.
-    ``render_error``: as in ``Dialect``, for a route whose errors have another form than those of its API.
+    is for that model, which is resolved before the body is read; with ``{endpoint}`` and ``{served}``, for an endpoint
+    and one of its models. Where several APIs share a path, claims decide which route a request belongs to.
     """
 
     method: str
@@ -321,21 +308,24 @@ class Route:
     kind: RouteKind
     reader: Callable[..., Any] | None = None
     writer: Callable[[Any], Any] | None = None
-    model_reader: Callable[[bytes], str] | None = None
-    resolve_model_first: bool = False
-    names_endpoint: bool = False
-    claiming_members: tuple[str, ...] = ()
-    claiming_header: bytes = b""
-    claiming_media_type: bytes = b""
-    yields_unclaimed: bool = False
-    for_encoders: bool = False
+    model_reader: Callable[[bytes], str] | None = None  # returns the model's name in a body; without it: the main model
+    resolve_model_first: bool = False  # the model is resolved before the rest of the body is read
+    names_endpoint: bool = False  # the name in the body or the path is an endpoint's
+    claiming_members: tuple[str, ...] = ()  # a body with one of these members belongs to this route
+    claiming_header: bytes = b""  # so does a request with this header
+    claiming_media_type: bytes = b""  # so does one whose Accept header names this media type
+    yields_unclaimed: bool = False  # a body that no route claims belongs to another route, if there is one
+    for_encoders: bool = False  # it comes first if the main model is an encoder, and gets no request otherwise
+    # Returns the answer to a tokenizing request whose headers are refused, else None; the readers of generating routes
+    # see the headers themselves.
     refuse_headers: Callable[[Mapping[bytes, bytes]], Answer | None] | None = None
-    reads_form: bool = False
+    reads_form: bool = False  # the body is multipart/form-data rather than JSON
+    # Where bodies refer to records, returns the request with these records for a coordinator, which keeps them.
     inliner: Callable[[bytes, RequestContext], InlinedRequest] | None = None
-    query: QuerySchemas = field(default_factory=dict, hash=False)
-    body_paths: tuple[str, ...] = ()
-    content_types: tuple[str, ...] = ("application/json",)
-    render_error: Callable[[ParleyError], Answer] | None = None
+    query: QuerySchemas = field(default_factory=dict, hash=False)  # schemas of the query's parameters
+    body_paths: tuple[str, ...] = ()  # of other routes of its API, if it reads all that they read
+    content_types: tuple[str, ...] = ("application/json",)  # of its answers, besides those of a ``Reply``
+    render_error: Callable[[ParleyError], Answer] | None = None  # for errors in another form than those of its API
 
     @property
     def claims(self) -> bool:
@@ -378,53 +368,35 @@ class PromptMembers:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One API. ``base_path`` is its base URL in its clients' terms, relative to the server's root.
-
-    ``prompt_members``: where a coordinator finds the prompts of this API, which it needs for routing.
-    ``render_error`` returns the answer to an error, whose field the server has already translated. ``common_headers``
-    returns the API's own response headers, given the seconds that the request has taken so far; ``limit_headers``
-    those that report the limits of the client's key, given the time in seconds since the epoch;
-    ``whole_answer_headers``: those of answers that are no streams. ``body_limit``: the maximum body size of this API in
-    bytes, where it is below the server's. ``retry_hints``: errors may say when to
-    retry. ``chunk_per_event``: each event of a stream is one HTTP chunk, for clients that rely on it. ``other_bases``:
-    further paths that belong to this API with everything below them. ``shared_metrics`` writes the server's metrics
-    under this API's names, for the page that all APIs at the root share; ``own_metrics`` writes the whole page, where
-    this API has one of its own; ``add_buckets`` adds the buckets of both to the histograms of a model, given the length
-    of its context in tokens. ``any_model``: a regular expression of names that stand for any model, in requests of
-    every API. ``default_tag``: the end that a model's name may have or lack, in requests of every API;
-    ``name_prefixes``: beginnings that it may have. ``bench_apis``: how ``parley bench`` calls this API, by the name of
-    its option. ``web_origins``: a regular expression of the origins whose pages may call this API from a browser,
-    besides those that the server's options allow.
-
-    For the coordinator of a cluster: ``documented_errors``: clients of this API get errors as the plain texts that
-    MindIE documents; ``no_memory_body``: the body of the refusal when memory is exhausted, empty for the usual one;
-    ``framed_answers``: an answer consists of messages and cannot contain a plain text.
-    """
+    """One API: its routes, the form of its errors and headers, and its names for the server's metrics and models."""
 
     name: str
     title: str
-    base_path: str
+    base_path: str  # its base URL in its clients' terms, relative to the server's root
     routes: Sequence[Route]
-    render_error: Callable[[ParleyError], Answer]
-    prompt_members: PromptMembers = field(kw_only=True)
+    render_error: Callable[[ParleyError], Answer]  # the field of the error is in the API's own words already
+    prompt_members: PromptMembers = field(kw_only=True)  # where a coordinator finds prompts, for routing
+    # Returns the API's own response headers, given the seconds that the request has taken so far.
     common_headers: Callable[[float], HeaderList] = field(default=lambda seconds: ())
+    # Returns headers that report the limits of the client's key, given the time in seconds since the epoch.
     limit_headers: Callable[[KeyLimitStates, float], HeaderList] = field(default=lambda states, now: ())
-    whole_answer_headers: HeaderList = ()
-    body_limit: int | None = None
-    retry_hints: bool = True
-    chunk_per_event: bool = False
-    other_bases: Sequence[str] = ()
-    shared_metrics: MetricsWriter | None = None
-    own_metrics: MetricsWriter | None = None
+    whole_answer_headers: HeaderList = ()  # of answers that are no streams
+    body_limit: int | None = None  # in bytes, where it is below the server's
+    retry_hints: bool = True  # errors may say when to retry
+    chunk_per_event: bool = False  # each event of a stream is one HTTP chunk, for clients that rely on it
+    other_bases: Sequence[str] = ()  # further paths that belong to this API with everything below them
+    shared_metrics: MetricsWriter | None = None  # for the page that all APIs at the root share
+    own_metrics: MetricsWriter | None = None  # the whole page, where this API has one of its own
+    # Adds the buckets of both to the histograms of a model, given the length of its context in tokens.
     add_buckets: Callable[[ModelMetrics, int], None] | None = None
-    any_model: str = ""
-    bench_apis: Mapping[str, BenchApi] = field(default_factory=dict, hash=False)
-    documented_errors: bool = False
-    no_memory_body: bytes = b""
-    framed_answers: bool = False
-    default_tag: str = ""
-    name_prefixes: Sequence[str] = ()
-    web_origins: str = ""
+    any_model: str = ""  # regular expression of names that stand for any model, in requests of every API
+    bench_apis: Mapping[str, BenchApi] = field(default_factory=dict, hash=False)  # for ``parley bench``, by option
+    documented_errors: bool = False  # a coordinator's errors are the plain texts that MindIE documents
+    no_memory_body: bytes = b""  # a coordinator's refusal when memory is exhausted; empty: the usual one
+    framed_answers: bool = False  # an answer consists of messages, so a coordinator cannot answer in plain text
+    default_tag: str = ""  # the end that a model's name may have or lack, in requests of every API
+    name_prefixes: Sequence[str] = ()  # beginnings that it may have
+    web_origins: str = ""  # regular expression of origins whose pages may call this API, besides the server's options
     body_schemas: str = ""  # the name of its schemas of bodies in bodies.json; without one they are not known
     id_header: bytes = b""  # the name of the header that carries the request's unique id in all answers
     id_prefix: bytes = b""  # before the id in that header

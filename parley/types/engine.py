@@ -30,61 +30,46 @@ class ReasoningLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     """One prompt for the engine. Choice k of n draws with seed + k, exactly as a single request with that seed would.
 
-    ``beam``: search instead of sampling; the choices are the n best outputs, sent whole when the search ends.
-    ``logprobs``, ``prompt_logprobs``: number of alternatives besides the chosen token; -1 disables log-probabilities.
-    ``stop_ids`` already contains the model's end tokens unless the request ignores them.
-    ``token_costs``: report with each output how long its tokens took.
-    ``grammar``: constrains the output, in llguidance's JSON; "" means unconstrained.
-    ``reasoning_limit``: caps the reasoning part of the output.
-    ``priority``: lower values run first. ``tenant``: owner of the request; tenants of equal priority get equal shares.
-    ``tenant_priority``: lower values are admitted first among waiting requests of the same priority and tenant.
-    ``adapter``: name of the LoRA adapter; "" means the base model.
-    ``prior_tokens``: for each choice, output tokens that another instance drew; empty if there are none. They count as
-    drawn here, and outputs start after them. The caller must cancel a choice that these tokens already finish.
-    ``resumed``: another instance already counted this prompt; do not count it, or its prefix cache hits, again.
-    ``lease``: pin the whole pages of the prompt and of choice 0's prior tokens from the moment they are computed until
-    ``ReleaseLease``, even if the request ends early; ``PagesComputed`` reports their numbers. Release it at the latest
-    when all choices have outputs, because other requests wait for these pages. Needs the prefix cache; excludes
-    ``beam``.
-    ``release_group``: requests with the same name are submitted together and released together, once all have outputs.
-    ``prediction``: tokens that the output may contain. They serve as draft tokens and never change a result.
-    ``logprob_ids``: report log-probabilities of these tokens, in this order, instead of the most likely ones. Excludes
-    ``beam``.
-    ``media``: the pictures, videos and clips in the prompt, in order. ``token_ids`` has placeholders at their places.
-    ``second_text_start``: where the tokens of a pair's second text begin, for models that tell the two apart; 0: they
-    do not, or there is one text.
-    ``transfer``: the ``EngineOutput.transfer`` of the instance that computed the prompt; empty if there is none.
+    The order of the fields is that of the message to the engine process.
     """
 
     id: str
-    token_ids: list[int]
+    token_ids: list[int]  # with placeholders at the places of ``media``
     max_tokens: int
     sampling: Sampling = Sampling()
     seed: int = 0
     n: int = 1
     min_tokens: int = 0
-    stop_ids: list[int] = []
-    logprobs: int = -1
-    prompt_logprobs: int = -1
+    stop_ids: list[int] = []  # with the model's end tokens, unless the request ignores them
+    logprobs: int = -1  # alternatives besides the drawn token; -1: no log-probabilities
+    prompt_logprobs: int = -1  # the same for the tokens of the prompt
     cache_salt: str = ""
-    token_costs: bool = False
+    token_costs: bool = False  # report with each output how long its tokens took
     pooling: PoolingOptions | None = None
-    grammar: str = ""
-    reasoning_limit: ReasoningLimit | None = None
-    priority: int = 0
-    tenant: str = ""
-    tenant_priority: int = 0
-    beam: BeamOptions | None = None
-    adapter: str = ""
+    grammar: str = ""  # constrains the output, in llguidance's JSON; "" means unconstrained
+    reasoning_limit: ReasoningLimit | None = None  # caps the reasoning part of the output
+    priority: int = 0  # lower values run first
+    tenant: str = ""  # its owner; tenants of equal priority get equal shares
+    tenant_priority: int = 0  # lower values are admitted first, of waiting requests of the same priority and tenant
+    beam: BeamOptions | None = None  # search; the choices are the n best outputs, sent whole when the search ends
+    adapter: str = ""  # name of the LoRA adapter; "" means the base model
+    # For each choice, output tokens that another instance drew; empty if there are none. They count as drawn here, and
+    # outputs start after them. The caller must cancel a choice that these tokens already finish.
     prior_tokens: list[list[int]] = []
-    resumed: bool = False
+    resumed: bool = False  # another instance counted this prompt and its prefix cache hits: they do not count again
+    # Pin the whole pages of the prompt and of choice 0's prior tokens from the moment they are computed until
+    # ``ReleaseLease``, even if the request ends early; ``PagesComputed`` reports their numbers. Release it at the
+    # latest when all choices have outputs, because other requests wait for these pages. Needs the prefix cache;
+    # excludes ``beam``.
     lease: bool = False
-    release_group: str = ""
-    prediction: list[int] = []
-    logprob_ids: list[int] = []
-    media: list[MediaItem] = []
+    release_group: str = ""  # requests of a group are submitted together, and released once all have outputs
+    prediction: list[int] = []  # tokens that the output may contain: draft tokens, which never change a result
+    logprob_ids: list[int] = []  # report their log-probabilities, in this order, not the likeliest's; excludes ``beam``
+    media: list[MediaItem] = []  # the pictures, videos and clips in the prompt, in order
+    # Where the tokens of a pair's second text begin, for models that tell the two apart; 0: they do not, or there is
+    # one text.
     second_text_start: int = 0
-    transfer: bytes = b""
+    transfer: bytes = b""  # the ``EngineOutput.transfer`` of the instance that computed the prompt, if any
 
 
 class KVPrefix(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -143,32 +128,28 @@ EngineFinishReason = Literal["stop", "length", "cancel", "error"]
 
 
 class EngineOutput(msgspec.Struct, array_like=True, gc=False):
-    """The output of one step for one choice. Exactly one output of a choice has ``finish_reason``: its last.
-
-    ``stop_id``: the stop token that ended the choice, also the last of ``token_ids``; None with "stop" means that its
-    grammar was complete. ``prompt_scores`` comes once, with the first output of choice 0; its first entry is None, as
-    nothing precedes the first token. ``queue_seconds``: time in the engine's queue, set on a choice's first output.
-    ``preemptions``: number of preemptions so far. ``vector``: the embedding, the embeddings of all tokens, or the
-    scores of all classes as float32, little endian, in the only output of a request with ``pooling``.
-    ``prefill_chunks``: the steps that computed the prompt, with a choice's first output, if there were several.
-    ``transfer``: how the engine of another instance gets the KV pages of this choice, for engines that move pages
-    themselves; only the two engines understand it. It comes with the last output of choice 0 of a request with a lease.
-    """
+    """The output of one step for one choice. Exactly one output of a choice has ``finish_reason``: its last."""
 
     id: str
     index: int
     token_ids: list[int] = []
     scores: list[TokenScore] | None = None
     finish_reason: EngineFinishReason | None = None
+    # The stop token that ended the choice, also the last of ``token_ids``; None with "stop": its grammar was complete.
     stop_id: int | None = None
     error: str | None = None
     cached_tokens: int = 0
+    # Once, with the first output of choice 0; the first entry is None, as nothing precedes the first token.
     prompt_scores: list[TokenScore | None] | None = None
-    queue_seconds: float = 0.0
-    preemptions: int = 0
+    queue_seconds: float = 0.0  # time in the engine's queue, with a choice's first output
+    preemptions: int = 0  # so far
     token_costs: list[TokenCost] | None = None
+    # In the only output of a request with ``pooling``: the embedding, the embeddings of all tokens, or the scores of
+    # all classes, as float32, little endian.
     vector: bytes | None = None
-    prefill_chunks: list[PrefillChunk] | None = None
+    prefill_chunks: list[PrefillChunk] | None = None  # steps of the prompt, if several, with a choice's first output
+    # How the engine of another instance gets the KV pages of this choice, for engines that move pages themselves; only
+    # the two engines understand it. It comes with the last output of choice 0 of a request with a lease.
     transfer: bytes = b""
 
 
