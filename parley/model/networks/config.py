@@ -56,28 +56,7 @@ OLD_LAYER_TYPES = {"attention": FULL, "mamba": "linear_attention"}
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The sizes of a decoder, and its computation, with that of each of its ``layers``.
-
-    ``biases``: the kinds of linear layers that have a bias: qkv, output, gate_up, down, head, convolution, or state
-    (the linear layers of layers with a state). All norms have ``eps``; ``norm_offset`` is added to their stored
-    weights. ``are_norms_centered``: they are LayerNorms, not RMS norms. ``max_len``: tokens of the longest context.
-
-    Embeddings are multiplied by ``embedding_scale``, rounded to the dtype of the model, and logits by ``logit_scale``;
-    then a ``logit_softcap`` c makes them c * tanh(logit / c).
-
-    Layers with a mixture of experts have one of ``mixture_layouts``. ``expert_width`` and ``shared_width`` are the
-    inner sizes of an expert and of the shared one. ``extra_layers`` of the checkpoint follow the last layer and are not
-    used.
-
-    ``has_grouped_qkv``: the checkpoint merges queries, keys and values of each key/value head, not of all heads.
-    ``qkv_shards``: the heads are divided into this number of equal parts, and the checkpoint merges the queries, values
-    and keys of each part, in this order; 0: it does not.
-    ``has_headwise_qk_norm``: the norms of queries and keys have weights of their own for each head.
-    ``has_transposed_linears``: the weights of layers are stored [in, out]. ``position_offset``: the row of the position
-    embeddings that position 0 has. ``sinusoids``: how position embeddings are computed that the checkpoint does not
-    store. ``query_scaling``: the factor of queries, for layers that scale them. ``latent``: the sizes of multi-head
-    latent attention, for models that have it. ``state_tensors``: the names of tensors in layers that keep a state.
-    """
+    """The sizes of a decoder, and its computation, with that of each of its ``layers``."""
 
     vocab: int
     hidden: int
@@ -85,32 +64,36 @@ class DecoderConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    max_len: int
-    eps: float
+    max_len: int  # tokens of the longest context
+    eps: float  # of all norms
     ropes: tuple[RopeConfig, ...]
     layers: tuple[LayerShape, ...]
     tied: bool = False
+    # Kinds of linear layers that have a bias: qkv, output, gate_up, down, head, convolution, or state (the linear
+    # layers of layers with a state).
     biases: frozenset[str] = frozenset()
     tensors: TensorNames = LLAMA_TENSORS
-    norm_offset: float = 0.0
-    are_norms_centered: bool = False
+    norm_offset: float = 0.0  # is added to the stored weights of norms
+    are_norms_centered: bool = False  # they are LayerNorms, not RMS norms
     have_norms_bias: bool = False
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_softcap: float | None = None
-    mixture_layouts: tuple[MixtureNames, ...] = ()
-    expert_width: int = 0
-    shared_width: int = 0
-    extra_layers: int = 0
-    has_grouped_qkv: bool = False
+    embedding_scale: float = 1.0  # multiplies embeddings, rounded to the dtype of the model
+    logit_scale: float = 1.0  # multiplies logits
+    logit_softcap: float | None = None  # after that, c makes them c * tanh(logit / c)
+    mixture_layouts: tuple[MixtureNames, ...] = ()  # layers with a mixture of experts have one of them
+    expert_width: int = 0  # inner size of an expert
+    shared_width: int = 0  # inner size of the shared expert
+    extra_layers: int = 0  # unused layers that follow the last one in the checkpoint
+    has_grouped_qkv: bool = False  # the checkpoint merges queries, keys and values of each key/value head, not of all
+    # The heads are divided into this number of equal parts, and the checkpoint merges the queries, values and keys of
+    # each part, in this order; 0: it does not.
     qkv_shards: int = 0
-    has_headwise_qk_norm: bool = False
-    has_transposed_linears: bool = False
-    position_offset: int = 0
-    sinusoids: Sinusoids | None = None
-    query_scaling: QueryScaling | None = None
-    latent: LatentShape | None = None
-    state_tensors: StateNames | None = None
+    has_headwise_qk_norm: bool = False  # the norms of queries and keys have weights of their own for each head
+    has_transposed_linears: bool = False  # the weights of layers are stored [in, out]
+    position_offset: int = 0  # the row of the position embeddings that position 0 has
+    sinusoids: Sinusoids | None = None  # how position embeddings are computed that the checkpoint does not store
+    query_scaling: QueryScaling | None = None  # the factor of queries, for layers that scale them
+    latent: LatentShape | None = None  # the sizes of multi-head latent attention, for models that have it
+    state_tensors: StateNames | None = None  # the names of tensors in layers that keep a state
 
     @property
     def layer_kv(self) -> LayerKV:

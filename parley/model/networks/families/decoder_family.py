@@ -136,67 +136,53 @@ def alibi_slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
 class DecoderFamily:
     """How the decoders of one model type differ from Llama.
 
-    ``fields``: those that the type knows, with their defaults. ``renamed``: its own names of fields, to Llama's.
-    ``required``: fields that must have this value, or the model has no fused decoder. ``biases``: for each group of
-    linear layers (qkv, output, gate_up, down, head) with a bias, the field that says so, or True.
-    ``layer_types``: of layers if the config does not list them. ``mrope``: whether the axes of M-RoPE are interleaved,
-    and its section if the config has none.
-
-    ``norm_offset`` is added to the weights of all norms. ``are_norms_centered``: they are LayerNorms, not RMS norms.
-    ``has_embedding_scale``: embeddings are multiplied by the square root of their size; or the field that says so.
-    ``local_theta``: the field with the base of the rotary embedding of sliding layers, if that differs.
-    ``is_rope_interleaved``: as in ``RopeConfig``, or the field that says so. ``resolve_rope``: returns usual parameters
-    of a rotary embedding for those of a config; its last argument is the size of a head.
-    ``rotated``: which layers have a rotary embedding. ``activation``: of all layers, if not that of hidden_act. The
-    others are fields of ``LayerShape``.
-    ``has_output_gate``: as in ``LayerShape``; the queries' layer gives a head's query and then its gate.
-    ``is_parallel``: as in ``LayerShape``, or the field that says so. ``has_grouped_qkv``, ``qkv_shards``,
-    ``has_headwise_qk_norm``, ``has_transposed_linears`` and ``position_offset``: as in ``DecoderConfig``.
-    ``has_sinusoidal_positions``: embeddings of positions are computed. ``slopes``: returns those of ``LayerShape``.
-    ``query_scaling``: returns how queries are scaled, or None.
-    ``has_single_parts``: a layer is either an MLP, or attention or a layer with a state. ``is_hybrid``:
-    as in ``LayerShape``. ``layer_factors``: reads its factors from a config; that of scores multiplies ``score_scale``.
-    ``mixture``: how the layers with a mixture of experts choose them. ``extra_layers``: the field with the number of
-    layers after the last that predict further tokens, and are not used. ``variant``: returns the row for a config, if
-    names of tensors depend on it. ``state``: how the layers that keep a state are read.
+    Fields without a comment are those of ``LayerShape`` or ``DecoderConfig`` with the same name. Where a field may be a
+    text, it names the field of the config that says so.
     """
 
-    fields: Mapping[str, Any]
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    required: Mapping[str, Any] = field(default_factory=dict)
-    biases: Mapping[str, str | bool] = field(default_factory=dict)
+    # the config
+    fields: Mapping[str, Any]  # those that the type knows, with their defaults
+    renamed: Mapping[str, str] = field(default_factory=dict)  # its own names of fields, to Llama's
+    required: Mapping[str, Any] = field(default_factory=dict)  # with other values the model has no fused decoder
+    biases: Mapping[str, str | bool] = field(default_factory=dict)  # of qkv, output, gate_up, down, head
     tensors: TensorNames = LLAMA_TENSORS
-    layer_types: Callable[[dict[str, Any], int], list[str]] = all_full
-    mrope: tuple[bool, tuple[int, ...]] | None = None
+    layer_types: Callable[[dict[str, Any], int], list[str]] = all_full  # of layers, if the config does not list them
+    mrope: tuple[bool, tuple[int, ...]] | None = None  # whether axes are interleaved; the section, if not in the config
+
+    # norms, embeddings, positions
     norm_offset: float = 0.0
     are_norms_centered: bool = False
     have_norms_bias: bool = False
-    has_embedding_scale: bool | str = False
-    local_theta: str | None = None
-    is_rope_interleaved: bool | str = False
+    has_embedding_scale: bool | str = False  # embeddings are multiplied by the square root of their size
+    local_theta: str | None = None  # the field with the base of the rotary embedding of sliding layers, if it differs
+    is_rope_interleaved: bool | str = False  # as in ``RopeConfig``
+    # Returns the usual parameters of a rotary embedding for those of a config; the last argument is the size of a head.
     resolve_rope: Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]] | None = None
-    rotated: Callable[[dict[str, Any], list[str]], list[bool]] = all_rotated
+    rotated: Callable[[dict[str, Any], list[str]], list[bool]] = all_rotated  # which layers have a rotary embedding
     has_whole_qk_norm: bool = False
     has_headwise_qk_norm: bool = False
     is_qk_norm_late: bool = False
     has_transposed_linears: bool = False
     position_offset: int = 0
-    has_sinusoidal_positions: bool = False
-    slopes: Callable[[dict[str, Any]], tuple[float, ...]] | None = None
-    query_scaling: Callable[[dict[str, Any]], QueryScaling | None] | None = None
+    has_sinusoidal_positions: bool = False  # embeddings of positions are computed
+    slopes: Callable[[dict[str, Any]], tuple[float, ...]] | None = None  # returns those of ``LayerShape``
+    query_scaling: Callable[[dict[str, Any]], QueryScaling | None] | None = None  # returns how queries are scaled
+
+    # layers
     is_gated: bool = True
     is_parallel: bool | str = False
     has_grouped_qkv: bool = False
     qkv_shards: int = 0
-    has_output_gate: bool = False
-    has_single_parts: bool = False
+    has_output_gate: bool = False  # the queries' layer gives a head's query and then its gate
+    has_single_parts: bool = False  # a layer is either an MLP, or attention or a layer with a state
     is_hybrid: bool = False
+    # Reads factors of ``LayerShape`` from a config; that of scores multiplies ``score_scale``.
     layer_factors: Callable[[dict[str, Any]], dict[str, float]] | None = None
-    activation: str | None = None
-    mixture: MixtureFamily | None = None
-    state: StateFamily | None = None
-    extra_layers: str | None = None
-    variant: Callable[[Mapping[str, Any]], DecoderFamily] | None = None
+    activation: str | None = None  # of all layers, if not that of hidden_act
+    mixture: MixtureFamily | None = None  # how the layers with a mixture of experts choose them
+    state: StateFamily | None = None  # how the layers that keep a state are read
+    extra_layers: str | None = None  # the field with the number of unused layers that predict further tokens
+    variant: Callable[[Mapping[str, Any]], DecoderFamily] | None = None  # returns the row for a config
 
 
 # "heads": same as heads. An intermediate_size of None is four times the hidden one.
