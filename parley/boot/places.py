@@ -55,47 +55,34 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
 
     APIs that were given the same port share a place.
     """
-    found_places = []
+    places = []
     keeps_client_routes = partial(_is_client_route, options)
     shared = universal_mounts(options.strict, options.tgi_compat, pages=options.ui)
     if options.port is not None:
-        found_places.append(
-            ListeningPlace(
-                options.host,
-                options.port,
-                shared,
-                options.tls,
-                keeps=keeps_client_routes,
-            )
-        )
+        places.append(ListeningPlace(options.host, options.port, shared, options.tls, keeps=keeps_client_routes))
     dialects = {**DEDICATED_APIS, **options.apis}
     by_address: dict[tuple[str, int], list[ListenAddress]] = {}
     for number, address in enumerate(options.listen):
         unix = is_unix_socket(address.host)
         by_address.setdefault((address.host, address.port or (0 if unix else -number)), []).append(address)
-    found_places += [
-        ListeningPlace(
-            first.host,
-            first.port,
-            dedicated_mounts(first.api, *(address.api for address in others), apis=dialects),
-            first.tls or options.tls,
-            all(address.api in ADMIN_PLANES for address in (first, *others)),
-            keeps=_any_route
-            if all(address.api in ADMIN_PLANES for address in (first, *others))
-            else keeps_client_routes,
-        )
-        for first, *others in by_address.values()
-    ]
-    if options.metrics_port is not None:
-        host = "127.0.0.1" if is_unix_socket(options.host) else options.host
-        found_places.append(
-            ListeningPlace(host, options.metrics_port, shared, options.tls, True, "metrics", _is_metrics_route)
-        )
-    if options.admin_port is not None:
-        found_places.append(
-            ListeningPlace(options.admin_host, options.admin_port, shared, options.tls, True, "admin", _is_admin_route)
-        )
-    return found_places
+    for first, *others in by_address.values():
+        is_admin = all(address.api in ADMIN_PLANES for address in (first, *others))
+        mounts = dedicated_mounts(first.api, *(address.api for address in others), apis=dialects)
+        keeps = _any_route if is_admin else keeps_client_routes
+        tls = first.tls or options.tls
+        places.append(ListeningPlace(first.host, first.port, mounts, tls, is_admin=is_admin, keeps=keeps))
+    for host, port, title, keeps in (
+        (
+            "127.0.0.1" if is_unix_socket(options.host) else options.host,
+            options.metrics_port,
+            "metrics",
+            _is_metrics_route,
+        ),
+        (options.admin_host, options.admin_port, "admin", _is_admin_route),
+    ):
+        if port is not None:
+            places.append(ListeningPlace(host, port, shared, options.tls, is_admin=True, title=title, keeps=keeps))
+    return places
 
 
 def _any_route(route: Route) -> bool:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from starlette.types import Message
+from starlette.types import Message, Scope
 
 from parley.core.rope_positions import hashed_items
 from parley.dialects.dialect import Answer
@@ -283,17 +283,7 @@ async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: 
     except ParleyError as error:
         await receiver.refuse_handover(error.message)
         return
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "scheme": "http",
-        "method": message.method,
-        "path": message.path,
-        "root_path": "",
-        "query_string": message.query,
-        "headers": message.headers,
-        CYCLE_KEY: stage.response_writer,
-    }
+    scope = _request_scope(message, stage.response_writer)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": message.body, "more_body": False}
@@ -311,3 +301,19 @@ async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: 
     finally:
         channel.close_channel()
         await receiver.refuse_handover(stage.refusal_reason)  # has no effect if the request was accepted
+
+
+def _request_scope(message: handover.HandoverMessage, writer: RemoteResponseWriter) -> Scope:
+    """Return the client's request as it reached the prefill instance, as an ASGI scope; ``writer`` takes the place of
+    its connection. So the app reads the request as any other."""
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": message.method,
+        "path": message.path,
+        "root_path": "",
+        "query_string": message.query,
+        "headers": message.headers,
+        CYCLE_KEY: writer,
+    }
