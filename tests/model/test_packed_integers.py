@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from parley.model.checkpoint import quantization
+from parley.model.checkpoint import fp8, quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.weights import LinearSpec
 
@@ -144,10 +144,75 @@ def test_gptq_layers_of_any_bits_are_read_as_defined(bits, checkpoint_format, re
         (compressed_config(9, "channel"), r"weights\.num_bits is 9"),
         (compressed_config(4, "group", group_size=12), r"group_size is 12; only a multiple of 8"),
         (compressed_config(4, "group", group_size=GROUP, actorder="random"), "actorder is random"),
-        (compressed_config(4, "channel", stored_as="int-quantized"), r"num_bits is 4; only 8"),
+        (compressed_config(1, "channel", stored_as="int-quantized"), r"num_bits is 1; only 2 or 3"),
         (compressed_config(4, "channel", stored_as="mixed-precision"), "format is mixed-precision"),
     ],
 )
 def test_refuses_what_it_cannot_read(config, match):
     with pytest.raises(LoadError, match=match):
         quantization.read_quantization({"quantization_config": config}, "none")
+
+
+@pytest.mark.parametrize(
+    ("places", "match"),
+    [
+        (["weight_input", "weight_output"], ""),
+        (["weight_output", "input"], "transform_config is at input; only weight_input or weight_output is supported"),
+    ],
+)
+def test_transforms_are_refused_unless_the_file_has_them_in_its_weights(places, match):
+    apply = [{"targets": ["Linear"], "location": place, "inverse": False} for place in places]
+    config = compressed_config(4, "channel")
+    config["transform_config"] = {"config_groups": {"R1": {"type": "hadamard", "apply": apply}}}
+    if not match:
+        assert quantization.read_quantization({"quantization_config": config}, "none").find_format("a") is not None
+        return
+    with pytest.raises(LoadError, match=match):
+        quantization.read_quantization({"quantization_config": config}, "none")
+
+
+def test_quark_describes_layers_by_names_and_globs():
+    spec = {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}
+    block = {"dtype": "fp8_e4m3", "qscheme": "per_block", "block_size": [32, 32], "scale_format": "e8m0"}
+    config = {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": spec},
+        "layer_quant_config": {"*.mlp.*": {"weight": block}, "*o_proj": {"weight": None}, "*.k_proj": {"output": {}}},
+    }
+    find = quantization.read_quantization({"quantization_config": config}, "none").find_format
+    assert find("model.layers.3.mlp.up_proj") == fp8.Fp8Format((32, 32))
+    assert find("model.layers.3.self_attn.q_proj") == fp8.Fp8Format()
+    assert find("model.layers.3.self_attn.o_proj") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"layer_quant_config": ["a"]}, r"layer_quant_config is \['a'\]; only an object"),
+        ({"global_quant_config": {"weight": "int8"}}, r"global_quant_config\.weight is int8; only an object"),
+        ({"export": {"pack_method": "swizzle"}}, r"export\.pack_method is swizzle; only reorder or order"),
+        ({"layer_quant_config": {"a": {"weight": {"dtype": "bf16"}}}}, r"layer_quant_config\.a\.weight has numbers of"),
+        ({"global_quant_config": {"weight": {"dtype": "int8", "qscheme": "per_channel"}}}, "symmetric is None"),
+        ({"global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group"}}}, "scale_format is None"),
+        ({"global_quant_config": {"weight": {"dtype": "int4", "qscheme": "per_group"}}}, "symmetric is None"),
+    ],
+)
+def test_refuses_what_quark_writes_in_other_layouts(changes, match):
+    config = {"quant_method": "quark", "global_quant_config": {}} | changes
+    with pytest.raises(LoadError, match=match):
+        quantization.read_quantization({"quantization_config": config}, "none")
+
+
+def test_refuses_integers_of_more_bits_than_the_config_says(tmp_path):
+    numbers = torch.full((OUT, INTO), 7, dtype=torch.int8)
+    scale = torch.ones(OUT, 1)
+    config = compressed_config(4, "channel", stored_as="int-quantized")
+    read_layer(tmp_path, config, {"weight": numbers, "weight_scale": scale})
+    numbers[3, 5] = -9
+    with pytest.raises(LoadError, match=r"up_proj\.weight has integers of more than 4 bits"):
+        read_layer(tmp_path, config, {"weight": numbers, "weight_scale": scale})
+    packed = torch.zeros(OUT // 4, INTO, dtype=torch.uint8)
+    read_layer(tmp_path, {"quant_method": "bitnet"}, {"weight": packed, "weight_scale": torch.ones(1)})
+    packed[1, 2] = 0b110000
+    with pytest.raises(LoadError, match="numbers other than -1, 0 and 1"):
+        read_layer(tmp_path, {"quant_method": "bitnet"}, {"weight": packed, "weight_scale": torch.ones(1)})

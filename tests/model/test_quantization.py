@@ -170,7 +170,7 @@ GROUP_0 = "config_groups.group_0."
         (changed_config("config_groups", [1]), "no config_groups"),
         (changed_config("config_groups", {"a": 3}), "no config_groups"),
         (changed_config(GROUP_0 + "weights", None), "weights is nothing"),
-        (changed_config(GROUP_0 + "weights.num_bits", 4), r"weights\.num_bits is 4; only 8"),
+        (changed_config(GROUP_0 + "weights.num_bits", 9), r"weights\.num_bits is 9; only 2 or 3"),
         (changed_config(GROUP_0 + "weights.num_bits", True), r"weights\.num_bits is True"),
         (changed_config(GROUP_0 + "weights.type", "float"), r"weights\.type is float"),
         (changed_config(GROUP_0 + "weights.symmetric", False), "no tensor .*weight_zero_point"),

@@ -1,7 +1,8 @@
 """Reads checkpoints in the compressed-tensors format: which layers are quantized, and how each is stored.
 
 The config's groups select layers by name, pattern or class; ``ignore`` lists the layers that stay unquantized.
-int-quantized: ``weight`` int8 [out, in]. float-quantized: ``fp8.py``. nvfp4 and mxfp4: ``fp4.py``. pack-quantized:
+int-quantized: ``weight`` int8 [out, in]. float-quantized and mxfp8: ``fp8.py``. nvfp4 and mxfp4: ``fp4.py``.
+pack-quantized:
 ``weight_packed`` int32, numbers of 2 to 8 bits along the inputs, first in the lowest bits. All have ``weight_scale``:
 one scale, [out, 1] or [out, groups]; asymmetric ones ``weight_zero_point``, of the same shape or packed along the
 outputs; reordered ones ``weight_g_idx`` [in], the group of each input. int8 weights with dynamic int8 activations
@@ -21,13 +22,13 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp4 import MXFP4_GROUP, NVFP4_GROUP, Fp4Format
-from parley.model.checkpoint.fp8 import BLOCK_MULTIPLE, Fp8Format, read_block
+from parley.model.checkpoint.fp8 import BLOCK_MULTIPLE, MXFP8_BLOCK, Fp8Format, read_block
 from parley.model.checkpoint.packed_words import count_groups, input_order, integer_bits, packed_size, unpack_rows
 from parley.model.checkpoint.weights import GroupedLinearWeight, Int8Weight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
 PLAIN_INTEGERS, PACKED_INTEGERS, FLOATS = "int-quantized", "pack-quantized", "float-quantized"
-NVFP4, MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+NVFP4, MXFP4, MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
 # The stored forms of the weight types that a format can have. naive-quantized stores any type unpacked.
 STORED_FORMS = {
     PLAIN_INTEGERS: {"int": PLAIN_INTEGERS},
@@ -36,7 +37,10 @@ STORED_FORMS = {
     FLOATS: {"float": FLOATS},
     NVFP4: {"float": NVFP4},
     MXFP4: {"float": MXFP4},
+    MXFP8: {"float": MXFP8},
 }
+# The places of transforms that are already part of the weights in the file
+STORED_TRANSFORMS = ("weight_input", "weight_output")
 # The values of a group's activations that are computed as int8. An absent field has the first value.
 INT8_ACTIVATIONS = {
     "num_bits": (8,),
@@ -70,7 +74,7 @@ class PerChannelInt8:
 
 @dataclass(frozen=True)
 class IntegerFormat:
-    """Integers of ``bits`` in groups, packed into words or as int8.
+    """Integers of ``bits`` in groups, packed into words or each as int8.
 
     ``group`` None: all inputs are one group. ``one_scale``: all outputs share it. ``indexed``: inputs were reordered.
     """
@@ -86,7 +90,7 @@ class IntegerFormat:
         """Return the names of the weight and its scales, and of zero points and groups of inputs if it has them."""
         names = ["weight_packed" if self.packed else "weight", "weight_scale"]
         names += ["weight_zero_point"] * (not self.symmetric) + ["weight_g_idx"] * self.indexed
-        unused = ["weight_shape", "input_scale", "input_zero_point"]
+        unused = ["weight_shape", "input_scale", "input_zero_point"] + ["weight_zero_point"] * self.symmetric
         names += [name for name in unused if f"{linear.name}.{name}" in checkpoint]
         return [f"{linear.name}.{name}" for name in names]
 
@@ -114,7 +118,11 @@ class IntegerFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight, reordered group by group where that is required. Raises LoadError."""
         stored, scales, *others = self.view_tensors(checkpoint, linear)
-        values = unpack_rows(stored, linear.into, self.bits) if self.packed else self._shift_range(stored)
+        if self.packed:
+            values = unpack_rows(stored, linear.into, self.bits)
+        else:
+            self._check_range(stored, self.tensor_names(checkpoint, linear)[0])
+            values = self._shift_range(stored)
         scales = scales.float().reshape(-1, scales.shape[-1] if scales.dim() > 1 else 1)
         zeros = self._zero_points(scales, *others[: not self.symmetric])
         group = min(self.group or linear.into, linear.into)
@@ -123,6 +131,11 @@ class IntegerFormat:
             values = values[:, order]
         shape, code = (linear.out, scales.shape[1]), f"int{integer_bits(self.bits)}"
         return GroupedLinearWeight(GroupedWeight(values, scales.expand(shape), zeros.expand(shape), group, order, code))
+
+    def _check_range(self, numbers: torch.Tensor, name: str) -> None:
+        """Raise LoadError if a number has more bits than the config says."""
+        if self.bits < 8 and (numbers < -(1 << (self.bits - 1))).logical_or(numbers >= 1 << (self.bits - 1)).any():
+            raise LoadError(f"Tensor {name} has integers of more than {self.bits} bits; the file is damaged.")
 
     def _shift_range(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return signed numbers, int8, as uint8 from 0 on."""
@@ -152,8 +165,7 @@ PER_CHANNEL = PerChannelInt8()
 def read_compressed_tensors(config: dict[str, Any]) -> Callable[[str], WeightFormat | None]:
     """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
     _require_known(config, "quantization_status", ("compressed", None))
-    if config.get("transform_config"):
-        raise _unsupported_field("transform_config", "something", "nothing")
+    _require_stored_transforms(config.get("transform_config"))
     sparsity = config.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
         raise _unsupported_field("sparsity_config.format", sparsity["format"], "dense")
@@ -177,6 +189,19 @@ def read_compressed_tensors(config: dict[str, Any]) -> Callable[[str], WeightFor
         return next((weight_format for test, weight_format in by_name + by_class if test(name)), None)
 
     return find_layer_format
+
+
+def _require_stored_transforms(transforms: Any) -> None:
+    """Raise LoadError if a ``transform_config`` changes numbers while the model runs."""
+    if not transforms:
+        return
+    try:
+        groups = transforms["config_groups"].values()
+        places = {place["location"] for group in groups for place in group["apply"]}
+    except (TypeError, KeyError, AttributeError):
+        raise _unsupported_field("transform_config", "not an object of groups", "one") from None
+    for place in sorted(places - set(STORED_TRANSFORMS), key=str):
+        raise _unsupported_field("transform_config", f"at {place}", " or ".join(STORED_TRANSFORMS))
 
 
 def _read_group(config: dict[str, Any], group: dict[str, Any], where: str) -> WeightFormat:
@@ -205,6 +230,10 @@ def _read_group(config: dict[str, Any], group: dict[str, Any], where: str) -> We
         _require_known(weights, "num_bits", (4,), where)
         _require_known(weights, "group_size", (size,), where)
         return Fp4Format(size)
+    if form == MXFP8:
+        _require_known(weights, "num_bits", (8,), where)
+        _require_known(weights, "group_size", MXFP8_BLOCK[1:], where)
+        return Fp8Format(MXFP8_BLOCK)
     integers = _read_integers(weights, form == PACKED_INTEGERS, where)
     if _has_int8_activations(group) and integers == IntegerFormat(8, False, None, True):
         return PER_CHANNEL
@@ -231,7 +260,7 @@ def _read_floats(weights: dict[str, Any], where: str) -> Fp8Format:
 
 
 def _read_integers(weights: dict[str, Any], packed: bool, where: str) -> IntegerFormat:
-    _require_known(weights, "num_bits", (*range(2, 9),) if packed else (8,), where)
+    _require_known(weights, "num_bits", tuple(range(2, 9)), where)
     _require_known(weights, "symmetric", (True, False), where)
     _require_known(weights, "strategy", ("channel", "group", "tensor"), where)
     actorder = weights.get("actorder")

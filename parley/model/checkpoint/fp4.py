@@ -22,9 +22,10 @@ ACTIVATION_NAMES = ("input_global_scale", "input_scale")
 
 @dataclass(frozen=True)
 class Fp4Format:
-    """``group``: inputs that share a scale, NVFP4_GROUP or MXFP4_GROUP."""
+    """``group``: inputs that share a scale, NVFP4_GROUP or MXFP4_GROUP. ``numbers``: the end of the numbers' name."""
 
     group: int
+    numbers: str = "weight_packed"
 
     @property
     def has_global_scale(self) -> bool:
@@ -33,7 +34,7 @@ class Fp4Format:
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of numbers and scales, and of the scales of activations that the file has."""
-        names = ["weight_packed", "weight_scale"] + ["weight_global_scale"] * self.has_global_scale
+        names = [self.numbers, "weight_scale"] + ["weight_global_scale"] * self.has_global_scale
         unused = [name for name in ACTIVATION_NAMES if f"{linear.name}.{name}" in checkpoint]
         return [f"{linear.name}.{name}" for name in names + unused]
 

@@ -2,7 +2,8 @@
 
 A quantized layer has ``weight`` float8_e4m3fn [out, in] and scales that the weight is multiplied by: one, one for each
 output, or one for each block, [ceil(out / block_out), ceil(in / block_in)]. Their tensor is ``weight_scale``, or
-``weight_scale_inv`` in the format of DeepSeek. Only weights count: activations stay in the dtype of the model, so
+``weight_scale_inv`` in the format of DeepSeek. Scales of uint8 (MXFP8: blocks of 1 x 32) are exponents: a byte means 2
+to the power of byte - 127. Only weights count: activations stay in the dtype of the model, so
 ``input_scale`` and the like are not read, and results are closer to the original model than with 8-bit activations.
 """
 
@@ -22,6 +23,7 @@ SCALE_NAMES = ("weight_scale_inv", "weight_scale")
 # Scales of activations, which are not used.
 ACTIVATION_NAMES = ("input_scale", "activation_scale", "input_scale_ub", "input_global_scale")
 BLOCK_MULTIPLE = 8  # inputs of a block must be a multiple of this
+MXFP8_BLOCK = (1, 32)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,10 @@ class Fp8Format:
         """Return weight and scales as views of the file. Raises LoadError."""
         weight, scale, *_ = self.tensor_names(checkpoint, linear)
         values = checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.float8_e4m3fn)
-        return [values, checkpoint.view_tensor(scale, *self._scale_shape(checkpoint, linear, scale))]
+        shape = self._scale_shape(checkpoint, linear, scale)
+        if checkpoint.tensor_form(scale)[0] == torch.uint8:
+            return [values, checkpoint.view_tensor(scale, *shape, dtype=torch.uint8).view(torch.float8_e8m0fnu)]
+        return [values, checkpoint.view_tensor(scale, *shape)]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError, also if a number of it is NaN."""
@@ -75,14 +80,21 @@ def read_fp8(
 
 
 def read_fp8_config(config: dict[str, Any]) -> Callable[[str], Fp8Format]:
-    """Return a function from layer name to format, for a ``quantization_config`` of fp8 (DeepSeek, Qwen) or fbgemm_fp8.
+    """Return a function from layer name to format, for a ``quantization_config`` of fp8 (DeepSeek, Qwen), fbgemm_fp8
+    or mxfp8.
 
     Raises LoadError.
     """
     if config.get("fmt") not in (None, "e4m3"):
         raise LoadError(f"The checkpoint's quantization_config.fmt is {config['fmt']}; only e4m3 is supported.")
-    fp8 = Fp8Format(read_block(config.get("weight_block_size"), "weight_block_size"))
+    fp8 = Fp8Format(read_config_block(config))
     return lambda name: fp8
+
+
+def read_config_block(config: dict[str, Any]) -> tuple[int, int] | None:
+    """Return outputs and inputs of the blocks of a ``quantization_config``, None if it has none. Raises LoadError."""
+    block = read_block(config.get("weight_block_size"), "weight_block_size")
+    return MXFP8_BLOCK if block is None and config.get("quant_method") == "mxfp8" else block
 
 
 def read_block(value: Any, field: str) -> tuple[int, int] | None:

@@ -4,9 +4,10 @@ GPTQ has 2, 3, 4 or 8 bits, packed into int32 along the inputs, first value in t
 three integers, so that some cross them):
 ``qweight`` [in * bits / 32, out], ``qzeros`` [groups, out * bits / 32], ``scales`` [groups, out]; ``g_idx`` [in]
 assigns inputs to groups. Its first format stores zero points minus one, subtracted from the packed integers as a whole;
-``gptq_v2`` stores them unchanged. AWQ (gemm) has 4 bits, packed along the outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7:
-``qweight`` [in, out / 8], the rest as in GPTQ but without ``g_idx``. Other layouts are refused with the name of the
-differing field.
+``gptq_v2`` stores them unchanged. AWQ has 4 bits. Its version gemm packs along the outputs, in the order 0, 2, 4, 6, 1,
+3, 5, 7: ``qweight`` [in, out / 8], the rest as in GPTQ but without ``g_idx``. Version gemv packs along the inputs and
+groups, first value in the lowest bits: ``qweight`` [out, in / 8], ``qzeros`` [out, words], ``scales`` [out, 8 * words],
+where more groups than there are may follow. Other layouts are refused with the name of the differing field.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ GPTQ_BITS = (2, 3, 4, 8)
 AWQ_BITS = 4
 PLAIN_BITS = 16  # AutoRound's word for layers that are not quantized
 PATTERN_MARKS = set("*+?^$()[]{}|\\")  # a name with any of these is a pattern
-AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of values 0 to 7 within an integer
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # positions of values 0 to 7 within an integer
+GEMV_INPUTS = 128  # groups of fewer inputs are padded, so that a row's groups are whole words for as many inputs
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,48 @@ class GptqFormat:
 
 @dataclass(frozen=True)
 class AwqFormat:
-    """The AWQ gemm format. ``group`` None: all inputs are one group."""
+    """The AWQ gemm format. ``group`` None: all inputs are one group. ``order``: positions of values within an integer.
+
+    ``parts``: the ends of the names of words, zero points and scales. ``is_signed``: values are in two's complement,
+    and there are no zero points.
+    """
+
+    group: int | None
+    parts: tuple[str, str, str] = ("qweight", "qzeros", "scales")
+    order: tuple[int, ...] = AWQ_ORDER
+    is_signed: bool = False
+
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
+        """Return the names of the weight's tensors; zero points that are not used come last."""
+        words, zeros, scales = (f"{linear.name}.{part}" for part in self.parts)
+        return [words, scales] + [zeros] * (not self.is_signed or zeros in checkpoint)
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return words and scales, and zero points unless there are none, as views of the file. Raises LoadError."""
+        words, scales, *zeros = self.tensor_names(checkpoint, linear)
+        groups, packed = count_groups(self.group, linear.into), packed_size(linear.out, AWQ_BITS)
+        views = [
+            checkpoint.view_tensor(words, linear.into, packed, dtype=torch.int32),
+            checkpoint.view_tensor(scales, groups, linear.out),
+        ]
+        return views + [
+            checkpoint.view_tensor(name, groups, packed, dtype=torch.int32) for name in zeros if not self.is_signed
+        ]
+
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
+        """Read the weight. Raises LoadError."""
+        words, scales, *zeros = self.view_tensors(checkpoint, linear)
+        values, wide = _unpack_awq(words, linear.out, self.order), scales.float().t().contiguous()
+        group = min(self.group or linear.into, linear.into)
+        if self.is_signed:
+            middle = torch.full(wide.shape, 1 << (AWQ_BITS - 1), dtype=torch.uint8)
+            return GroupedLinearWeight(GroupedWeight(values ^ (1 << (AWQ_BITS - 1)), wide, middle, group))
+        return GroupedLinearWeight(GroupedWeight(values, wide, _unpack_awq(zeros[0], linear.out, self.order), group))
+
+
+@dataclass(frozen=True)
+class AwqGemvFormat:
+    """The AWQ gemv format. ``group`` None: all inputs are one group."""
 
     group: int | None
 
@@ -108,28 +151,35 @@ class AwqFormat:
         return [f"{linear.name}.{part}" for part in ("qweight", "qzeros", "scales")]
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
-        """Return words, zero points and scales as views of the file. Raises LoadError."""
+        """Return words, zero points and scales as views of the file, the latter for more groups than there are.
+
+        Raises LoadError.
+        """
         words, zeros, scales = self.tensor_names(checkpoint, linear)
-        groups = count_groups(self.group, linear.into)
+        multiple = max(1, GEMV_INPUTS // (self.group or linear.into))
+        width = -(-packed_size(count_groups(self.group, linear.into), AWQ_BITS) // multiple) * multiple
         return [
-            checkpoint.view_tensor(words, linear.into, packed_size(linear.out, AWQ_BITS), dtype=torch.int32),
-            checkpoint.view_tensor(zeros, groups, packed_size(linear.out, AWQ_BITS), dtype=torch.int32),
-            checkpoint.view_tensor(scales, groups, linear.out),
+            checkpoint.view_tensor(words, linear.out, packed_size(linear.into, AWQ_BITS), dtype=torch.int32),
+            checkpoint.view_tensor(zeros, linear.out, width, dtype=torch.int32),
+            checkpoint.view_tensor(scales, linear.out, width * (32 // AWQ_BITS)),
         ]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
-        *packed, scales = self.view_tensors(checkpoint, linear)
-        values, zero_points = (_unpack_awq(words, linear.out) for words in packed)
-        group = min(self.group or linear.into, linear.into)
-        return GroupedLinearWeight(GroupedWeight(values, scales.float().t().contiguous(), zero_points, group))
+        words, zeros, scales = self.view_tensors(checkpoint, linear)
+        group, groups = min(self.group or linear.into, linear.into), count_groups(self.group, linear.into)
+        values, wide = unpack_rows(words, linear.into, AWQ_BITS), scales[:, :groups].float()
+        return GroupedLinearWeight(GroupedWeight(values, wide, unpack_rows(zeros, groups, AWQ_BITS), group))
 
 
-def _unpack_awq(words: torch.Tensor, count: int) -> torch.Tensor:
-    """Unpack ``count`` values along each row of int32 [m, n], eight per integer at AWQ_ORDER: uint8 [count, m]."""
+AWQ_VERSIONS: dict[str, Callable[[int | None], AwqFormat | AwqGemvFormat]] = {"gemm": AwqFormat, "gemv": AwqGemvFormat}
+
+
+def _unpack_awq(words: torch.Tensor, count: int, order: tuple[int, ...]) -> torch.Tensor:
+    """Unpack ``count`` values along each row of int32 [m, n], eight per integer at ``order``: uint8 [count, m]."""
     parts = words.t().flatten().view(torch.uint8).view(words.shape[1], -1, 4)
-    numbers = torch.empty(words.shape[1], len(AWQ_ORDER), words.shape[0], dtype=torch.uint8, device=words.device)
-    for number, place in enumerate(AWQ_ORDER):
+    numbers = torch.empty(words.shape[1], len(order), words.shape[0], dtype=torch.uint8, device=words.device)
+    for number, place in enumerate(order):
         part = parts[..., place // 2]
         numbers[:, number] = part >> 4 if place % 2 else part & 15
     return numbers.view(-1, words.shape[0])[:count]
@@ -161,31 +211,25 @@ def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | Non
             raise _unsupported_option("dynamic", own, "an object for each rule that does not begin with -:")
     blocks = config.get("modules_in_block_to_quantize") or []
     suffixes = tuple("." + name for name in _flatten_names(blocks, "modules_in_block_to_quantize"))
-    head = config.get("lm_head") is True
+    heads = ("lm_head",) * (config.get("lm_head") is True)
 
     def find_gptq_format(name: str) -> GptqFormat | None:
         for pattern, own in rules:
             if pattern.match(name):
                 return own
-        if "layers." not in name:
-            return weight_format if head else None
-        return weight_format if not suffixes or name.endswith(suffixes) else None
+        return weight_format if not suffixes or name.endswith(suffixes) or name in heads else None
 
     return find_gptq_format
 
 
-def read_awq_config(config: dict[str, Any]) -> Callable[[str], AwqFormat | None]:
+def read_awq_config(config: dict[str, Any]) -> Callable[[str], AwqFormat | AwqGemvFormat | None]:
     """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
     _known_option(config, ("bits", "w_bit"), 4)
     _known_option(config, ("zero_point",), True)
-    _known_option(config, ("version", "format"), "gemm", None)
-    weight_format = AwqFormat(_group_size(config, "group_size", "q_group_size"))
+    version = _known_option(config, ("version", "format"), *AWQ_VERSIONS, None)
+    weight_format = AWQ_VERSIONS[version or "gemm"](_group_size(config, "group_size", "q_group_size"))
     skipped = _flatten_names(config.get("modules_to_not_convert") or [], "modules_to_not_convert")
-
-    def find_awq_format(name: str) -> AwqFormat | None:
-        return None if "layers." not in name or any(part in name for part in skipped) else weight_format
-
-    return find_awq_format
+    return lambda name: None if any(part in name for part in skipped) else weight_format
 
 
 def read_auto_round_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | AwqFormat | None]:
@@ -222,7 +266,7 @@ def read_auto_round_config(config: dict[str, Any]) -> Callable[[str], GptqFormat
         if name in by_name:
             return by_name[name]
         found = [own for pattern, own in tests if pattern.search(name)]
-        return found[0] if found else usual if "layers." in name else None
+        return found[0] if found else usual
 
     return find_auto_round_format
 

@@ -1,6 +1,7 @@
-"""Reads checkpoints of NVIDIA's Model Optimizer: weights of FP8 or NVFP4 with scales.
+"""Reads checkpoints of NVIDIA's Model Optimizer: weights of FP8, MXFP8 or NVFP4 with scales.
 
-FP8: ``weight`` float8_e4m3fn [out, in], times ``weight_scale``: one, or one for each output. NVFP4: ``weight`` uint8
+FP8: ``weight`` float8_e4m3fn [out, in], times ``weight_scale``: one, or one for each output. MXFP8: as FP8, but
+``weight_scale`` uint8 [out, in / 32] has exponents. NVFP4: ``weight`` uint8
 [out, in / 2] has two numbers in a byte as ``fp4.py`` says; each 16 inputs of an output share a scale, ``weight_scale``
 float8_e4m3fn [out, in / 16], and the whole weight is multiplied by ``weight_scale_2``. Only weights count: activations
 keep the dtype of the model.
@@ -17,14 +18,14 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp4 import NVFP4_GROUP, read_nvfp4, view_nvfp4
-from parley.model.checkpoint.fp8 import Fp8Format
+from parley.model.checkpoint.fp8 import MXFP8_BLOCK, Fp8Format
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight
 
-ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
+ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
 
 
 class ModelOptFormat(Fp8Format):
-    """The format of a linear layer, which its tensors tell: FP8 or NVFP4."""
+    """The format of a linear layer, which its tensors tell: FP8, MXFP8 or NVFP4."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight, its scales, and of the scales of activations that the file has."""
@@ -35,15 +36,21 @@ class ModelOptFormat(Fp8Format):
         """Return the weight and its scales as views of the file. Raises LoadError."""
         names = self.tensor_names(checkpoint, linear)
         if not self._is_nvfp4(names):
-            return super().view_tensors(checkpoint, linear)
+            return self._fp8_format(checkpoint, names).view_tensors(checkpoint, linear)
         return view_nvfp4(checkpoint, linear, *names[:3])
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
-        if not self._is_nvfp4(self.tensor_names(checkpoint, linear)):
-            return super().read_weight(checkpoint, linear)
+        names = self.tensor_names(checkpoint, linear)
+        if not self._is_nvfp4(names):
+            return self._fp8_format(checkpoint, names).read_weight(checkpoint, linear)
         packed, scales, factor = self.view_tensors(checkpoint, linear)
         return read_nvfp4(packed, scales, factor.float())
+
+    @staticmethod
+    def _fp8_format(checkpoint: Checkpoint, names: list[str]) -> Fp8Format:
+        has_exponents = checkpoint.tensor_form(names[1])[0] == torch.uint8
+        return Fp8Format(MXFP8_BLOCK if has_exponents else None)
 
     @staticmethod
     def _is_nvfp4(names: list[str]) -> bool:

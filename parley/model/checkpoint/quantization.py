@@ -14,7 +14,17 @@ from typing import Any, Protocol
 
 import torch
 
-from parley.model.checkpoint import bitsandbytes, compressed_tensors, fp8, gptq_awq, hqq, modelopt, torchao
+from parley.model.checkpoint import (
+    bitnet,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq_awq,
+    hqq,
+    modelopt,
+    quark,
+    torchao,
+)
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.gguf_blocks import grouped_bits
 from parley.model.checkpoint.stacked import StackedFormat, StackedFp8Format, StackedMxfp4Format
@@ -73,19 +83,24 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     "awq": gptq_awq.read_awq_config,
     "auto-round": gptq_awq.read_auto_round_config,
     "modelopt": modelopt.read_modelopt_config,
+    "quark": quark.read_quark_config,
+    "bitnet": bitnet.read_bitnet_config,
     "bitsandbytes": bitsandbytes.read_bitsandbytes_config,
     "hqq": hqq.read_hqq_config,
     "torchao": torchao.read_torchao_config,
     "fp8": fp8.read_fp8_config,
     "fbgemm_fp8": fp8.read_fp8_config,
+    "mxfp8": fp8.read_fp8_config,
     "mxfp4": lambda section: lambda name: None,  # quantizes experts only
     GGUF_METHOD: lambda section: lambda name: None,
 }
 # The format of tensors that hold the weights of all experts, for each quant_method that quantizes them.
 STACKED_FORMATS: dict[str, Callable[[dict[str, Any]], StackedFormat]] = {
     "mxfp4": lambda section: StackedMxfp4Format(),
+    "quark": lambda section: StackedMxfp4Format(),
     "torchao": lambda section: torchao.StackedTorchaoFormat(),
-    "fp8": lambda section: StackedFp8Format(fp8.read_block(section.get("weight_block_size"), "weight_block_size")),
+    "fp8": lambda section: StackedFp8Format(fp8.read_config_block(section)),
+    "mxfp8": lambda section: StackedFp8Format(fp8.read_config_block(section)),
 }
 PLAIN_FORMAT = PlainFormat()
 

@@ -50,7 +50,7 @@ LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
 # Frequencies, sines and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, not used; and
 # the layers of ERNIE and Qwen that predict further tokens.
 IGNORED_TENSORS = re.compile(
-    r"rotary_emb\.inv_freq$|\.embed_positions\.weights$|\.(attention|attn)\.((masked_)?bias|causal_mask)$|self_attn\.([kv]_proj\.(output|[kv])|(attn\.)?[qkv])_scale$|^(model\.)?mtp[._]"
+    r"rotary_emb\.inv_freq$|\.embed_positions\.weights$|\.(attention|attn)\.((masked_)?bias|causal_mask)$|self_attn\.([qkv]_proj\.(output|[kv])|(attn\.)?([qkv]|prob(_output)?))_scale$|^(model\.)?mtp[._]"
 )
 
 

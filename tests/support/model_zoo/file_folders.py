@@ -89,22 +89,38 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "quantization_config.include_input_output_embeddings is true; only false is supported",
     ),
-    "AWQ for GEMV": (
+    "AWQ for GEMV fast": (
+        {
+            "model_type": "llama",
+            "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+            | {"version": "gemv_fast"},
+        },
+        "quantization_config.version is gemv_fast; only gemm or gemv is supported",
+    ),
+    "ModelOpt AWQ": (
+        {"model_type": "llama", "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}},
+        "quantization_config.quant_algo is NVFP4_AWQ; only FP8",
+    ),
+    "Quark MXFP6": (
         {
             "model_type": "llama",
             "quantization_config": {
-                "quant_method": "awq",
-                "bits": 4,
-                "group_size": 32,
-                "zero_point": True,
-                "version": "gemv",
+                "quant_method": "quark",
+                "global_quant_config": {"weight": {"dtype": "fp6_e3m2", "qscheme": "per_group", "group_size": 32}},
             },
         },
-        "quantization_config.version is gemv; only gemm is supported",
+        "quantization_config.global_quant_config.weight has numbers of fp6_e3m2 per_group; only fp8_e4m3 per_tensor",
     ),
-    "ModelOpt MXFP8": (
-        {"model_type": "llama", "quantization_config": {"quant_method": "modelopt", "quant_algo": "MXFP8"}},
-        "quantization_config.quant_algo is MXFP8; only FP8",
+    "BitNet before rounding": (
+        {
+            "model_type": "llama",
+            "quantization_config": {
+                "quant_method": "bitnet",
+                "linear_class": "autobitlinear",
+                "quantization_mode": "online",
+            },
+        },
+        "quantization_config.quantization_mode is online; only offline is supported",
     ),
     "AutoRound FP8": (
         {

@@ -7,6 +7,7 @@ names, and what they mean. Rounding is plain: what matters is that both agree.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -167,6 +168,53 @@ def quantize_awq(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     return parts, expand(values, scales, zeros)
 
 
+def quantize_awq_gemv(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write AWQ's tensors for its kernel gemv: a row's scales and zero points fill whole words for 128 inputs."""
+    values, scales, zeros = round_asymmetric(weight, 4, GROUP)
+    words = math.ceil(math.ceil(scales.shape[1] / 8) / 4) * 4
+    pad = (0, 8 * words - scales.shape[1])
+    parts = {
+        "qweight": pack_bits(values, 4),
+        "qzeros": pack_bits(torch.nn.functional.pad(zeros, pad), 4),
+        "scales": torch.nn.functional.pad(scales, pad).half(),
+    }
+    return parts, expand(values, scales, zeros)
+
+
+def quantize_quark_int4(order: tuple[int, ...], *, symmetric: bool):
+    """Return a function that writes Quark's int4: as AWQ's, with other names; symmetric ones in two's complement."""
+
+    def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        if symmetric:
+            scales = (in_groups(weight).abs().amax(-1) / 7).bfloat16().float()
+            signed = (in_groups(weight) / scales[..., None]).round().clamp(-8, 7).flatten(1)
+            values, zeros, meant = signed % 16, None, expand(signed, scales, 0.0)
+        else:
+            values, scales, zeros = round_asymmetric(weight, 4, GROUP)
+            meant = expand(values, scales, zeros)
+        places = torch.arange(len(weight)).view(-1, 8)[:, list(order)].flatten()
+        parts = {"weight": pack_bits(values.T[:, places], 4), "weight_scale": scales.T.float()}
+        if zeros is not None:
+            parts["weight_zero_point"] = pack_bits(zeros.T[:, places], 4)
+        return parts, meant
+
+    return quantize
+
+
+def quantize_bitnet(*, multiplied: bool):
+    """Return a function that writes weights of -1, 0 and 1, each plus one, four in a byte."""
+
+    def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        scale = weight.abs().mean().bfloat16().float()
+        values = (weight / scale).round().clamp(-1, 1)
+        rows = (values + 1).to(torch.uint8).view(4, -1, weight.shape[1])
+        packed = rows[0] | rows[1] << 2 | rows[2] << 4 | rows[3] << 6
+        stored = scale if multiplied else (1 / scale).bfloat16().float()
+        return {"weight": packed, "weight_scale": stored.reshape(1)}, values * (stored if multiplied else 1 / stored)
+
+    return quantize
+
+
 def quantize_packed(bits: int, group: int | None, *, symmetric: bool = True):
     """Return a function that writes the tensors of compressed-tensors' pack-quantized."""
 
@@ -197,6 +245,30 @@ def quantize_int8(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     scales = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
     values = (weight / scales.float()).round().clamp(-128, 127)
     return {"weight": values.to(torch.int8), "weight_scale": scales}, values * scales.float()
+
+
+def quantize_int4_in_bytes(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write integers of 4 bits, each in a byte (compressed-tensors' int-quantized for W4A8)."""
+    scales = (weight.abs().amax(1, keepdim=True) / 7).bfloat16()
+    values = (weight / scales.float()).round().clamp(-8, 7)
+    return {"weight": values.to(torch.int8), "weight_scale": scales}, values * scales.float()
+
+
+def quantize_quark_int8(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write Quark's int8 weights with a scale for each output."""
+    parts, meant = quantize_int8(weight)
+    parts |= {"weight_scale": parts["weight_scale"].float().flatten(), "input_scale": torch.tensor(0.1)}
+    zeros = torch.zeros(len(weight), dtype=torch.int8)
+    return parts | {"weight_zero_point": zeros, "input_zero_point": torch.tensor(0, dtype=torch.int8)}, meant
+
+
+def quantize_mxfp8(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write MXFP8: groups of 32 with a power of two as their scale, which is an exponent in a byte."""
+    grouped = in_groups(weight, 32)
+    exponents = (grouped.abs().amax(-1) / 448).log2().ceil().clamp(-127, 127)
+    values = (grouped / 2.0 ** exponents[..., None]).to(torch.float8_e4m3fn)
+    parts = {"weight": values.flatten(1), "weight_scale": (exponents + 127).to(torch.uint8)}
+    return parts, (values.float() * 2.0 ** exponents[..., None]).flatten(1)
 
 
 def quantize_fp8(scale_name: str, block: tuple[int, int] | None = None, *, per_output: bool = False):
@@ -267,6 +339,24 @@ def quantize_mxfp4(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     codes = nearest_e2m1(grouped / 2.0 ** exponents[..., None])
     parts = {"weight_packed": pack_nibbles(codes.flatten(1)), "weight_scale": (exponents + 127).to(torch.uint8)}
     return parts, (E2M1[codes.int()] * 2.0 ** exponents[..., None]).flatten(1)
+
+
+def quantize_quark_mxfp4(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Write Quark's MXFP4: other names."""
+    parts, meant = quantize_mxfp4(weight)
+    return {"weight": parts["weight_packed"], "weight_scale": parts["weight_scale"]}, meant
+
+
+def quark(pack_method: str = "reorder", **weight: Any) -> dict[str, Any]:
+    """Return a config of Quark."""
+    return {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": weight, "input_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+        "exclude": ["lm_head"],
+        "export": {"kv_cache_group": [], "pack_method": pack_method},
+        "layer_quant_config": {},
+        "layer_type_quant_config": {},
+    }
 
 
 def compressed(stored_as: str, activations: dict[str, Any] | None = None, **weights: Any) -> dict[str, Any]:
@@ -340,6 +430,12 @@ FORMS: dict[str, QuantizedForm] = {
     "MXFP4 of compressed-tensors": QuantizedForm(
         compressed("mxfp4-pack-quantized", type="float", num_bits=4, strategy="group", group_size=32), quantize_mxfp4
     ),
+    "MXFP8 of compressed-tensors": QuantizedForm(
+        compressed("mxfp8-quantized", type="float", num_bits=8, strategy="group", group_size=32), quantize_mxfp8
+    ),
+    "W4A8": QuantizedForm(
+        compressed("int-quantized", TOKEN_INT8, num_bits=4, strategy="channel"), quantize_int4_in_bytes
+    ),
     "GPTQ 4 bits": QuantizedForm(GPTQ, quantize_gptq(4, GROUP)),
     "GPTQ 4 bits, act-order": QuantizedForm(GPTQ | {"desc_act": True}, quantize_gptq(4, GROUP, reorder=True)),
     "GPTQ 4 bits, version 2": QuantizedForm(
@@ -351,6 +447,30 @@ FORMS: dict[str, QuantizedForm] = {
     "GPTQ 3 bits": QuantizedForm(GPTQ | {"bits": 3}, quantize_gptq(3, GROUP)),
     "ModelOpt FP8": QuantizedForm(MODEL_OPT | {"quant_algo": "FP8"}, quantize_fp8("weight_scale")),
     "ModelOpt NVFP4": QuantizedForm(MODEL_OPT | {"quant_algo": "NVFP4", "group_size": 16}, quantize_modelopt_nvfp4),
+    "ModelOpt MXFP8": QuantizedForm(MODEL_OPT | {"quant_algo": "MXFP8"}, quantize_mxfp8),
+    "Quark FP8": QuantizedForm(quark(dtype="fp8_e4m3", qscheme="per_tensor"), quantize_fp8("weight_scale")),
+    "Quark FP8, channels": QuantizedForm(
+        quark(dtype="fp8_e4m3", qscheme="per_channel", ch_axis=0), quantize_fp8("weight_scale", per_output=True)
+    ),
+    "Quark int8": QuantizedForm(quark(dtype="int8", qscheme="per_channel", symmetric=True), quantize_quark_int8),
+    "Quark MXFP4": QuantizedForm(
+        quark(dtype="fp4", qscheme="per_group", group_size=32, scale_format="e8m0"), quantize_quark_mxfp4
+    ),
+    "Quark int4": QuantizedForm(
+        quark(dtype="uint4", qscheme="per_group", group_size=GROUP, symmetric=False),
+        quantize_quark_int4((0, 2, 4, 6, 1, 3, 5, 7), symmetric=False),
+    ),
+    "Quark int4, symmetric": QuantizedForm(
+        quark("order", dtype="int4", qscheme="per_group", group_size=GROUP, symmetric=True),
+        quantize_quark_int4(tuple(range(8)), symmetric=True),
+    ),
+    "BitNet": QuantizedForm(
+        {"quant_method": "bitnet", "modules_to_not_convert": None}, quantize_bitnet(multiplied=False)
+    ),
+    "BitNet, autobitlinear": QuantizedForm(
+        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"},
+        quantize_bitnet(multiplied=True),
+    ),
     "AutoRound 4 bits": QuantizedForm(AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}, quantize_gptq(4, GROUP)),
     "AutoRound 4 bits, as AWQ": QuantizedForm(AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}, quantize_awq),
     "bitsandbytes nf4": QuantizedForm(BITS4, quantize_table("nf4", nested=False)),
@@ -385,6 +505,10 @@ FORMS: dict[str, QuantizedForm] = {
     "bitsandbytes int8": QuantizedForm({"quant_method": "bitsandbytes", "load_in_8bit": True}, quantize_llm_int8),
     "AWQ": QuantizedForm(
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, quantize_awq
+    ),
+    "AWQ for GEMV": QuantizedForm(
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemv", "zero_point": True},
+        quantize_awq_gemv,
     ),
 }  # fmt: skip
 

@@ -20,8 +20,11 @@ FORMS = (
     "FP8, 128 x 128 blocks", "FP8, one scale", "FP8 of fbgemm", "FP8 of compressed-tensors, one scale",
     "FP8 of compressed-tensors, channels", "FP8 of compressed-tensors, blocks", "W4A16, groups", "W4A16, channels",
     "W4A16, zero points", "W8A16, groups", "W8A16, channels", "W8A8", "NVFP4", "MXFP4 of compressed-tensors",
+    "MXFP8 of compressed-tensors", "W4A8",
     "GPTQ 4 bits", "GPTQ 4 bits, act-order", "GPTQ 4 bits, version 2", "GPTQ 4 bits, no groups", "GPTQ 8 bits",
-    "GPTQ 2 bits", "GPTQ 3 bits", "AWQ", "ModelOpt FP8", "ModelOpt NVFP4", "AutoRound 4 bits",
+    "GPTQ 2 bits", "GPTQ 3 bits", "AWQ", "AWQ for GEMV", "ModelOpt FP8", "ModelOpt MXFP8", "ModelOpt NVFP4",
+    "Quark FP8", "Quark FP8, channels", "Quark int8", "Quark MXFP4", "Quark int4", "Quark int4, symmetric",
+    "BitNet", "BitNet, autobitlinear", "AutoRound 4 bits",
     "AutoRound 4 bits, as AWQ", "bitsandbytes nf4", "bitsandbytes nf4, double", "bitsandbytes int8",
     "bitsandbytes fp4", "bitsandbytes fp4, double", "HQQ 4 bits", "HQQ 8 bits", "HQQ 3 bits", "HQQ 2 bits", "HQQ 1 bit",
     "HQQ 4 and 8 bits", "HQQ 4 bits, some layers", "torchao int8", "torchao int4 in bytes", "torchao int4",
@@ -30,7 +33,10 @@ FORMS = (
 PUBLISHED_FORMS = {
     "qwen2": ("GPTQ 4 bits", "AWQ", "W8A8", "FP8, one scale", "bitsandbytes nf4, double"),
     "qwen3": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "NVFP4", "torchao FP8", "torchao int4"),
-    "qwen3_moe": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "W4A16, groups", "NVFP4", "ModelOpt NVFP4"),
+    "qwen3_moe": (
+        "FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "W4A16, groups", "NVFP4", "ModelOpt NVFP4", "Quark MXFP4",
+        "Quark FP8",
+    ),
     "mixtral": (
         "HQQ 4 bits", "HQQ 4 and 8 bits", "AWQ", "GPTQ 4 bits, act-order", "FP8 of compressed-tensors, one scale",
         "W4A16, groups",
@@ -41,6 +47,7 @@ PUBLISHED_FORMS = {
     "gemma2": ("W8A8", "W4A16, groups"),
     "gemma3": ("GPTQ 4 bits", "bitsandbytes nf4, double", "FP8 of compressed-tensors, channels"),
     "granite": ("FP8 of compressed-tensors, channels", "W4A16, groups"),
+    "gpt_neo": ("GPTQ 4 bits", "AWQ"),
     "minimax_m2": ("FP8, 128 x 128 blocks", "AWQ"),
 }  # fmt: skip
 # Forms of tensors that hold the weights of all experts
