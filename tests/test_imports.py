@@ -18,6 +18,7 @@ FLOORS = (
         "types",
         "errors",
         "foreign_files",
+        "weight_shards",
         "control_groups",
         "heartbeat",
         "interrupt",

@@ -17,6 +17,7 @@ from parley.gguf.header import GgufError, part_paths
 from parley.hub.derived_folder import TOKENIZER_SOURCES, UnusableOverride, derive_folder
 from parley.hub.download import ModelMissing, ReportProgress, download_model, find_cached, is_hub_name
 from parley.types import ModelOverrides
+from parley.weight_shards import INDEX_NAME, MAKER_PREFIX, find_shards
 
 BUILT_IN = "parley-demo"
 NO_OVERRIDES = ModelOverrides()
@@ -209,12 +210,13 @@ def _config_problem(folder: Path) -> str:
 
 def _weights_problem(folder: Path) -> str:
     """Return the reason why a folder's weights cannot be used, as a clause; empty if they can."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX_NAME
     if not index.is_file():
-        weights = [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]
+        weights = [path for path in folder.glob("*.safetensors") if not path.name.startswith(MAKER_PREFIX)]
         if not weights and not any(folder.glob(LINK_PATTERN)):
             return foreign_files.weights_problem(folder) or "its folder has no *.safetensors weights"
-        return next(filter(None, map(foreign_files.pointer_problem, sorted(weights))), "")
+        problem = "" if (folder / "model.safetensors").is_file() else find_shards(folder)[1]
+        return problem or next(filter(None, map(foreign_files.pointer_problem, sorted(weights))), "")
     try:
         shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

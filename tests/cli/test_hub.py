@@ -409,6 +409,16 @@ def test_names_the_first_missing_weight_shard(tmp_path):
     assert hub.folder_problem(tmp_path) == f"2 of its 3 weight files are missing, first {shards[1]}"
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     assert hub.folder_problem(tmp_path) == "its model.safetensors.index.json cannot be read"
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert hub.folder_problem(tmp_path) == f"2 of its 3 weight files are missing, first {shards[1]}"
+    for shard in shards:
+        (tmp_path / shard).write_bytes(b"")
+    assert hub.folder_problem(tmp_path) == ""
+    (tmp_path / "other-00001-of-00001.safetensors").write_bytes(b"")
+    assert hub.folder_problem(tmp_path) == (
+        "its folder has the weights model-*-of-00003 and other-*-of-00001, and no model.safetensors.index.json that "
+        "says which are the model's"
+    )
 
 
 @pytest.mark.parametrize(

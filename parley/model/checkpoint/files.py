@@ -25,6 +25,7 @@ from parley import foreign_files
 from parley.gguf import architectures
 from parley.gguf.folder import LINK_PATTERN
 from parley.gguf.header import BlockType, GgufError, GgufModel, read_model
+from parley.weight_shards import INDEX_NAME, find_shards
 
 MODEL_OPT_CONFIG = "hf_quant_config.json"  # of NVIDIA's Model Optimizer, beside or instead of quantization_config
 SAFETENSORS_DTYPES = {
@@ -354,13 +355,18 @@ class Checkpoint:
 def _weight_files(folder: Path) -> list[Path]:
     if gguf_links := sorted(folder.glob(LINK_PATTERN)):
         return gguf_links
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX_NAME
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     if not index.is_file():
+        shards, problem = find_shards(folder)
+        if problem:
+            raise LoadError(f"{folder} cannot be served: {problem}.")
+        if shards:
+            return shards
         if problem := foreign_files.weights_problem(folder):
             raise LoadError(f"{folder} cannot be served: {problem}.")
-        raise LoadError(f"{folder} has neither model.safetensors nor model.safetensors.index.json.")
+        raise LoadError(f"{folder} has neither model.safetensors nor {INDEX_NAME}.")
     weights = _read_json(index, "though it was there a moment ago").get("weight_map")
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
         raise LoadError(f"{index.name} has no weight_map from tensor to file names.")

@@ -209,6 +209,18 @@ def file_folders() -> list[ZooFolder]:
             "tokenizer.json of the model cannot be read",
         )
     )
+    folders.append(
+        ZooFolder("llama in parts without an index", "llama", "several safetensors files, no index", _write_parts)
+    )
+    folders.append(
+        ZooFolder(
+            "refused: parts without one",
+            "llama",
+            "other files",
+            partial(_write_parts, absent=2),
+            "weight files are missing, first model-00002-of-",
+        )
+    )
     folders += [ZooFolder(kind, kind, "safetensors", partial(_write_encoder, kind=kind)) for kind in ENCODERS]
     folders += [
         ZooFolder(f"{kind} for sequences", kind, "encoder-decoder", partial(_write_sequence_model, kind=kind), refusal=
@@ -364,6 +376,16 @@ CHANGES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "llama with a vocabulary and merges": ("vocab.json and merges.txt", use_vocabulary),
     "llama with tekken": ("tekken.json", use_tekken),
 }
+
+
+def _write_parts(home: Path, *, absent: int = 0) -> tuple[Path, Path]:
+    """Write a model in several files without an index. ``absent``: the number of a file that is left out."""
+    plain = write_plain(home / "plain", "llama", {})
+    parts = write_plain(home / "parts", "llama", {}, max_shard_size="100KB")
+    (parts / "model.safetensors.index.json").unlink()
+    for path in parts.glob(f"model-{absent:05}-of-*"):
+        path.unlink()
+    return parts, plain
 
 
 def _write_encoder(home: Path, *, kind: str) -> tuple[Path, Path]:
