@@ -181,8 +181,8 @@ GROUP_0 = "config_groups.group_0."
         (changed_config(GROUP_0 + "weights.strategy", "group"), r"weights\.group_size is None; only a multiple of 8"),
         (changed_config(GROUP_0 + "output_activations", {"num_bits": 8}), "output_activations"),
         (changed_config(GROUP_0 + "targets", "Linear"), "targets is not a list"),
-        (changed_config("ignore", ["re:("]), r"broken pattern re:\("),
-        (changed_config("ignore", ["re:a{99999999999}"]), r"broken pattern re:a\{"),
+        (changed_config("ignore", ["re:("]), r"broken or unsupported pattern re:\("),
+        (changed_config("ignore", ["re:a{99999999999}"]), r"broken or unsupported pattern re:a\{"),
         (
             changed_config("ignore", ["lm_head", "model.layers.0.self_attn.q_proj"]),
             "has a tensor .*q_proj.weight_scale",

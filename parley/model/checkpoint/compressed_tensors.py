@@ -12,10 +12,8 @@ Other schemes of the format are refused with the name of the differing field.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp4 import MXFP4_GROUP, NVFP4_GROUP, Fp4Format
 from parley.model.checkpoint.fp8 import BLOCK_MULTIPLE, MXFP8_BLOCK, Fp8Format, read_block
+from parley.model.checkpoint.name_patterns import BadPattern, NamePattern
 from parley.model.checkpoint.packed_words import count_groups, input_order, integer_bits, packed_size, unpack_rows
 from parley.model.checkpoint.weights import GroupedLinearWeight, Int8Weight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
@@ -298,13 +297,11 @@ def _compile_test(entry: str, where: str) -> NameTest:
     if not entry.startswith("re:"):
         return lambda name: entry in (name, "Linear")
     try:
-        return partial(_matches_name, re.compile(entry.removeprefix("re:")))
-    except (re.error, OverflowError, RecursionError):
-        raise LoadError(f"The checkpoint's quantization_config.{where} has a broken pattern {entry}.") from None
-
-
-def _matches_name(pattern: re.Pattern[str], name: str) -> bool:
-    return pattern.match(name) is not None
+        return NamePattern(entry.removeprefix("re:")).matches_start
+    except BadPattern:
+        raise LoadError(
+            f"The checkpoint's quantization_config.{where} has a broken or unsupported pattern {entry}."
+        ) from None
 
 
 def _require_known(fields: dict[str, Any], field: str, allowed: tuple[Any, ...], where: str = "") -> None:

@@ -12,6 +12,7 @@ import json
 import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,9 @@ SAFETENSORS_DTYPES = {
 SCALED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # others are blocks of bytes
 MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
+# Members of config.json that say how many parts a model has, with any prefix or suffix, and the most of them
+PART_COUNT = re.compile(r"(?:^|_)(?:n|num|decoder|encoder)_(?:\w+_)?(?:layers?|heads?|experts?|blocks?)(?:_|$)")
+MAX_PARTS = 1 << 16
 
 
 class LoadError(Exception):
@@ -71,11 +75,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json", "though it was there a moment ago")
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{folder / 'config.json'} does not name a model_type, so the architecture is unknown.")
+    _check_part_counts(config)
     if config.get("quantization_config") is None and (folder / MODEL_OPT_CONFIG).exists():
         section = _read_json(folder / MODEL_OPT_CONFIG, "though it was there a moment ago").get("quantization")
         if isinstance(section, dict) and section.get("quant_algo"):
             config["quantization_config"] = {**section, "quant_method": "modelopt"}
     return config
+
+
+def _check_part_counts(config: dict[str, Any]) -> None:
+    """Raise LoadError if a config claims more parts than any model has, because work is planned for each of them."""
+    pending = [config]
+    while pending:
+        for name, value in pending.pop().items():
+            if isinstance(value, dict):
+                pending.append(value)
+            elif type(value) is int and value > MAX_PARTS and PART_COUNT.search(name):
+                raise LoadError(f"The model's config.json gives {name} as {value}; at most {MAX_PARTS} are possible.")
 
 
 @dataclass(frozen=True)

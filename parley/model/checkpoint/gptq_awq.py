@@ -12,7 +12,6 @@ where more groups than there are may follow. Other layouts are refused with the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.name_patterns import BadPattern, NamePattern
 from parley.model.checkpoint.packed_words import (
     GROUP_MULTIPLE,
     count_groups,
@@ -192,14 +192,14 @@ def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | Non
     _known_option(config, ("is_marlin_format",), False, None)
     layout = _known_option(config, ("checkpoint_format", "format"), "gptq", "gptq_v2", None)
     weight_format = GptqFormat(bits, _group_size(config, "group_size"), layout != "gptq_v2")
-    rules: list[tuple[re.Pattern[str], GptqFormat | None]] = []
+    rules: list[tuple[NamePattern, GptqFormat | None]] = []
     overrides = config.get("dynamic") or {}
     if not isinstance(overrides, dict):
         raise _unsupported_option("dynamic", overrides, "an object of rules")
     for rule, own in overrides.items():
         try:
-            pattern = re.compile(rule.removeprefix("-:").removeprefix("+:"))
-        except (re.error, OverflowError, RecursionError):
+            pattern = NamePattern(rule.removeprefix("-:").removeprefix("+:"))
+        except BadPattern:
             raise _unsupported_option("dynamic", rule, "a pattern") from None
         if rule.startswith("-:"):
             rules.append((pattern, None))
@@ -215,7 +215,7 @@ def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | Non
 
     def find_gptq_format(name: str) -> GptqFormat | None:
         for pattern, own in rules:
-            if pattern.match(name):
+            if pattern.matches_start(name):
                 return own
         return weight_format if not suffixes or name.endswith(suffixes) or name in heads else None
 
@@ -255,17 +255,17 @@ def read_auto_round_config(config: dict[str, Any]) -> Callable[[str], GptqFormat
     if not isinstance(extra, dict) or not all(isinstance(own, dict) for own in extra.values()):
         raise _unsupported_option("extra_config", extra, "an object of objects")
     by_name = {name: read_own({**config, **own}) for name, own in extra.items()}
-    tests: list[tuple[re.Pattern[str], GptqFormat | AwqFormat | None]] = []
+    tests: list[tuple[NamePattern, GptqFormat | AwqFormat | None]] = []
     for name in by_name:
         try:
-            tests += [(re.compile(name), by_name[name])] if PATTERN_MARKS & set(name) else []
-        except (re.error, OverflowError, RecursionError):
+            tests += [(NamePattern(name), by_name[name])] if PATTERN_MARKS & set(name) else []
+        except BadPattern:
             raise _unsupported_option("extra_config", name, "a name or a pattern") from None
 
     def find_auto_round_format(name: str) -> GptqFormat | AwqFormat | None:
         if name in by_name:
             return by_name[name]
-        found = [own for pattern, own in tests if pattern.search(name)]
+        found = [own for pattern, own in tests if pattern.is_found(name)]
         return found[0] if found else usual
 
     return find_auto_round_format

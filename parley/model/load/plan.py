@@ -39,6 +39,7 @@ ENCODER_DTYPE = torch.float32
 # The names of the context length in config.json, most common first.
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 FALLBACK_LENGTH = 2048
+MAX_LENGTH = 1 << 24  # tokens; the angles of later positions would be computed from rounded numbers
 DRAFT_KEEPS_STATES = "{} cannot guess tokens: it has layers that keep a state of each sequence."
 # The embeddings of checkpoints of a body without its head, as embedding models and GPT-2 are, and the missing prefix.
 BODY_EMBEDDINGS = {
@@ -209,9 +210,11 @@ def read_context_length(config: dict[str, Any], requested: int | None) -> int:
         (config[name] for name in LENGTH_FIELDS if type(config.get(name)) is int and config[name] > 0), None
     )
     if requested is None:
-        return declared or FALLBACK_LENGTH
+        return min(declared or FALLBACK_LENGTH, MAX_LENGTH)
     if requested < 1:
         raise LoadError(f"max_model_len is {requested}; it must be at least 1.")
+    if requested > MAX_LENGTH:
+        raise LoadError(f"max_model_len is {requested}; it must be at most {MAX_LENGTH}.")
     if declared is not None and requested > declared:
         raise LoadError(f"max_model_len is {requested}, but the model was made for at most {declared} tokens.")
     return requested

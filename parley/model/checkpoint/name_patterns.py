@@ -1,0 +1,203 @@
+"""Regular expressions in the quantization configs of checkpoints, matched against the names of layers.
+
+Python's ``re`` tries one way after another, which for some patterns takes longer than anybody waits, such as those that
+repeat repetitions. For these, all ways are followed at once: for each part of the pattern and place in
+the name it is computed once where the part can end. That tells whether a name matches, and is all that configs need.
+There, parts that depend on what others matched (references to groups, possessive repetitions) and flags are not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from re import _constants as codes  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+MAX_PATTERN = 4096  # characters
+MAX_DEPTH = 40  # groups within groups
+USUAL_NAME = 64  # characters
+QUICK_TIMES = 8  # repetitions of what has several ways, at most
+MOST_WAYS = 2e7  # patterns with at most so many ways to match such a name are left to ``re``
+REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
+CHARACTER_CLASSES = {
+    codes.CATEGORY_DIGIT: r"\d", codes.CATEGORY_NOT_DIGIT: r"\D", codes.CATEGORY_SPACE: r"\s",
+    codes.CATEGORY_NOT_SPACE: r"\S", codes.CATEGORY_WORD: r"\w", codes.CATEGORY_NOT_WORD: r"\W",
+}  # fmt: skip
+
+Part = tuple[Any, Any]  # an operation and its argument, as ``re`` parses them
+
+
+class BadPattern(ValueError):
+    """The pattern is broken, or has parts that are not read."""
+
+
+class NamePattern:
+    """A compiled pattern. Raises BadPattern."""
+
+    def __init__(self, text: str):
+        try:
+            if len(text) > MAX_PATTERN:
+                raise BadPattern
+            quick, parsed = re.compile(text), parser.parse(text)
+            self._parts: list[Part] = list(parsed)
+            self._quick = quick if _count_ways(self._parts, MAX_DEPTH) <= MOST_WAYS else None
+            if self._quick is None and (parsed.state.flags & ~re.UNICODE or not _are_read(self._parts)):
+                raise BadPattern
+        except (re.error, OverflowError, RecursionError):
+            raise BadPattern from None
+
+    def matches_start(self, name: str) -> bool:
+        """Whether the pattern matches from the first character on, as ``re.match``."""
+        if self._quick is not None:
+            return self._quick.match(name) is not None
+        return bool(_Match(name).ends_of(self._parts, 0))
+
+    def is_found(self, name: str) -> bool:
+        """Whether the pattern matches anywhere, as ``re.search``."""
+        if self._quick is not None:
+            return self._quick.search(name) is not None
+        match = _Match(name)
+        return any(match.ends_of(self._parts, start) for start in range(len(name) + 1))
+
+
+def _count_ways(parts: Iterable[Part], depth: int) -> float:
+    """Return a bound of the ways in which a sequence can match a usual name, before any is found not to.
+
+    Raises BadPattern if groups lie in too many others.
+    """
+    if not depth:
+        raise BadPattern
+    total = 1.0
+    for code, argument in parts:
+        ways = [_count_ways(inner, depth - 1) for inner in _inner_parts(code, argument)]
+        if code in (*REPEATS, codes.POSSESSIVE_REPEAT):
+            least, most = (min(times, USUAL_NAME) for times in argument[:2])
+            total *= (most - least + 1) * (2 * MOST_WAYS if ways[0] > 1 and most > QUICK_TIMES else ways[0] ** most)
+        elif ways:
+            total *= sum(ways) if code in (codes.BRANCH, codes.GROUPREF_EXISTS) else ways[0]
+        total = min(total, 2 * MOST_WAYS)
+    return total
+
+
+def _are_read(parts: Iterable[Part]) -> bool:
+    """Whether all parts are read without ``re``."""
+    return all(
+        code in PARTS
+        and not (code is codes.SUBPATTERN and (argument[1] or argument[2]))
+        and all(map(_are_read, _inner_parts(code, argument)))
+        for code, argument in parts
+    )
+
+
+def _inner_parts(code: Any, argument: Any) -> Iterable[Iterable[Part]]:
+    """Return the sequences of parts that a part consists of."""
+    if code is codes.BRANCH:
+        return list(argument[1])
+    if code is codes.GROUPREF_EXISTS:
+        return [part for part in argument[1:] if part is not None]
+    if code is codes.ATOMIC_GROUP:
+        return [argument]
+    is_nested = code in (codes.SUBPATTERN, codes.ASSERT, codes.ASSERT_NOT, codes.POSSESSIVE_REPEAT, *REPEATS)
+    return [argument[-1]] if is_nested else []
+
+
+class _Match:
+    """Where the parts of one pattern end in one name."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self._known: dict[tuple[int, int], frozenset[int]] = {}
+
+    def ends_of(self, parts: Iterable[Part], start: int) -> frozenset[int]:
+        """Return where a sequence that begins at ``start`` can end."""
+        ends = frozenset((start,))
+        for part in parts:
+            ends = self._ends_of_all(part, ends)
+        return ends
+
+    def _ends_of_all(self, part: Part, starts: frozenset[int]) -> frozenset[int]:
+        return frozenset().union(*(self._ends_of_part(part, start) for start in starts))
+
+    def _ends_of_part(self, part: Part, start: int) -> frozenset[int]:
+        key = id(part), start
+        if key not in self._known:
+            self._known[key] = PARTS[part[0]](self, part, start)
+        return self._known[key]
+
+    def character(self, part: Part, start: int) -> frozenset[int]:
+        """One character."""
+        fits = start < len(self.name) and _fits(part, self.name[start])
+        return frozenset((start + 1,)) if fits else frozenset()
+
+    def place(self, part: Part, start: int) -> frozenset[int]:
+        """Nothing, but only at some places."""
+        before, after = (bool(re.fullmatch(r"\w", self.name[at : at + 1])) if at >= 0 else False
+                         for at in (start - 1, start))  # fmt: skip
+        fits = {
+            codes.AT_BEGINNING: start == 0,
+            codes.AT_BEGINNING_STRING: start == 0,
+            codes.AT_END: start == len(self.name),
+            codes.AT_END_STRING: start == len(self.name),
+            codes.AT_BOUNDARY: before != after,
+            codes.AT_NON_BOUNDARY: before == after,
+        }[part[1]]
+        return frozenset((start,)) if fits else frozenset()
+
+    def branch(self, part: Part, start: int) -> frozenset[int]:
+        """One of several sequences."""
+        return frozenset().union(*(self.ends_of(each, start) for each in part[1][1]))
+
+    def group(self, part: Part, start: int) -> frozenset[int]:
+        """One sequence."""
+        return self.ends_of(part[1][-1], start)
+
+    def repeat(self, part: Part, start: int) -> frozenset[int]:
+        """A sequence some times. Once the ends no longer change, more times do not change them."""
+        least, most, inner = part[1]
+        ends, found = frozenset((start,)), frozenset((start,) if least == 0 else ())
+        for count in range(1, least + len(self.name) + 2):
+            if count > most:
+                break
+            longer = frozenset().union(*(self.ends_of(inner, each) for each in ends))
+            is_stable = longer == ends
+            ends = longer
+            if count >= least or is_stable:
+                found |= ends
+            if not ends or is_stable:
+                break
+        return found
+
+    def look(self, part: Part, start: int) -> frozenset[int]:
+        """Nothing, but only where a sequence follows, or lies before, or does not."""
+        direction, inner = part[1]
+        if direction > 0:
+            fits = bool(self.ends_of(inner, start))
+        else:
+            fits = any(start in self.ends_of(inner, begin) for begin in range(start + 1))
+        return frozenset((start,)) if fits == (part[0] is codes.ASSERT) else frozenset()
+
+
+def _fits(part: Part, character: str) -> bool:
+    """Whether a character is one that a part allows."""
+    code, argument = part
+    if code is codes.IN:
+        negated = argument[0][0] is codes.NEGATE
+        return any(_fits(each, character) for each in argument[negated:]) != negated
+    if code is codes.RANGE:
+        return bool(argument[0] <= ord(character) <= argument[1])
+    if code is codes.CATEGORY:
+        return re.fullmatch(CHARACTER_CLASSES[argument], character) is not None
+    if code is codes.ANY:
+        return character != "\n"
+    return bool(ord(character) == argument) == (code is codes.LITERAL)
+
+
+PARTS: dict[Any, Callable[[_Match, Part, int], frozenset[int]]] = {
+    **dict.fromkeys((codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN), _Match.character),
+    **dict.fromkeys((codes.ASSERT, codes.ASSERT_NOT), _Match.look),
+    **dict.fromkeys(REPEATS, _Match.repeat),
+    codes.AT: _Match.place,
+    codes.BRANCH: _Match.branch,
+    codes.SUBPATTERN: _Match.group,
+}
