@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from parley.native import memory
-from parley.native.compiled_forms.compiled_grouped import SEVERAL, SEVERAL_HEADER, GroupedPacked
+from parley.native.compiled_forms.compiled_grouped import GroupedPacked
 from parley.native.packed import PackedWeight
 from parley.native.torch_forms.torch_kernels import TorchPacked
 from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonInt8Packed, TritonPacked
@@ -74,9 +74,7 @@ def _form(weight: PackedWeight, names: list[str]) -> list[object]:
     shapes = [getattr(weight, name).shape for name in names]
     if not isinstance(weight, GroupedPacked):
         return [type(weight), shapes]
-    has_header = weight.code == SEVERAL and not weight.weight.is_meta
-    header = weight.weight[:SEVERAL_HEADER].tolist() if has_header else []
-    return [type(weight), shapes, weight.code, weight.group, header]
+    return [type(weight), shapes, weight.code, weight.group, weight.parts]
 
 
 def _dense(weight: PackedWeight) -> PackedWeight:

@@ -6,7 +6,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from support.model_zoo.zoo import ZOO
+from support.model_zoo.zoo_folder import write_plain
 from support.tiny_models import model_folder
 
 from parley import hub
@@ -20,6 +23,7 @@ from parley.types import Settings
 FORMS = [
     "llama", "gemma2", "gpt2", "xglm", "deepseek_v3", "gpt_oss, MXFP4", "llama, HQQ 4 and 8 bits",
     "llama, HQQ 4 bits, some layers", "llama, GPTQ 4 bits, act-order", "mixtral, HQQ 4 and 8 bits",
+    "mixtral, HQQ 4 and 8 bits, in several orders",
     "mixtral, GPTQ 4 bits, act-order", "llama, bitsandbytes nf4, double", "llama, NVFP4", "llama, W8A8",
     "llama, torchao int4 in bytes", "llama, FP8, 128 x 128 blocks", "llama, GGUF Q4_K_M", "qwen3_moe, GGUF Q4_K_M",
     "qwen3_moe, FP8, 128 x 128 blocks, experts in one tensor", "qwen3_next", "jamba", "bamba", "nemotron_h",
@@ -44,6 +48,20 @@ def test_the_measured_bytes_are_those_of_the_loaded_weights(name, dtype, tmp_pat
     measured = weight_size.plan_weights(weights)
     loaded = fuse.fuse_decoder(weights, 64, lambda fraction: None).weights_bytes
     assert measured == pytest.approx(loaded, rel=0.01)
+
+
+@pytest.mark.parametrize(("device", "changed", "tied"), [("cuda", 0, True), ("cuda", 1, False), ("cpu", 0, False)])
+def test_a_gpu_holds_a_head_once_that_repeats_the_embedding(device, changed, tied, tmp_path):
+    """On a CPU the embedding stays in the file."""
+    folder = write_plain(tmp_path / "model", "llama", {"tie_word_embeddings": True})
+    tensors = load_file(folder / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"].clone()
+    head[5, 7] += changed
+    save_file({**tensors, "lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
+    decoder_plan = plan.plan_decoder(Settings(model=str(folder)), read_config(folder))
+    decoder_plan = decoder_plan._replace(device=torch.device(device))
+    config = plan.find_fused_config(plan.open_decoder(folder, decoder_plan), decoder_plan)
+    assert config is not None and config.tied is tied
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -7,6 +7,7 @@ who started the server.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,10 +141,12 @@ def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:
 def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfig | None:
     """Return the config for the fused decoder, None if the model must run through Transformers. Raises LoadError."""
     config = plan.config
-    if has_own_head(checkpoint):
-        config = {**config, "tie_word_embeddings": False}
     try:
         decoder_config = read_decoder_config(config)
+        if has_own_head(checkpoint) and not (
+            plan.device.type == "cuda" and repeats_embedding(checkpoint, decoder_config)
+        ):
+            decoder_config = replace(decoder_config, tied=False)
         check_tensor_names(DecoderWeights(checkpoint, decoder_config, plan.quantization, plan.dtype, plan.device))
     except Unfusable as reason:
         if plan.quantization:
@@ -151,6 +154,21 @@ def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfi
         log.info("The model runs through Transformers: %s.", reason)
         return None
     return decoder_config
+
+
+def repeats_embedding(checkpoint: Checkpoint, config: DecoderConfig) -> bool:
+    """Whether the config ties the head, and the file has it with the same numbers as the embedding.
+
+    It reads both, so that a GPU does not hold them twice; a CPU leaves the embedding in the file anyway.
+    """
+    names = [f"{name}.weight" for name in (config.tensors.head, config.tensors.embedding)]
+    shape = config.vocab, config.hidden
+    if not config.tied or not all(map(checkpoint.has_plain_numbers, names)):
+        return False
+    if any(checkpoint.tensor_shape(name) != shape for name in names):
+        return False
+    head, embedding = (checkpoint.view_tensor(name, *shape) for name in names)
+    return head.dtype == embedding.dtype and torch.equal(head, embedding)
 
 
 def architecture_name(config: dict[str, Any]) -> str:

@@ -49,6 +49,7 @@ class GroupedPacked:
 
     ``scales`` float32 [out]: factors of the outputs, besides the scales of groups; or None.
     ``order`` int64 [into]: the permutation of a row's numbers that the packed weight needs, or None for no permutation.
+    ``parts``: code, group and outputs of each part, if they are SEVERAL.
     """
 
     code: str
@@ -59,6 +60,7 @@ class GroupedPacked:
     group: int
     out: int
     into: int
+    parts: str = ""
 
 
 def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch.Tensor | None) -> GroupedPacked:
@@ -102,9 +104,9 @@ def pack_grouped_parts(
         for part in parts:
             table += [GROUPED_CODES.index(part.code), part.group, part.out]
         packed[:header] = torch.tensor(table + [0] * (header - len(table)), dtype=torch.int32)
-    return GroupedPacked(
-        code, packed, None, _packed_bias(bias), None, group, sum(part.out for part in parts), parts[0].into
-    )
+    described = ", ".join(f"{part.code} {part.group} {part.out}" for part in parts) if header else ""
+    out = sum(part.out for part in parts)
+    return GroupedPacked(code, packed, None, _packed_bias(bias), None, group, out, parts[0].into, described)
 
 
 def _packed_bias(bias: torch.Tensor | None) -> torch.Tensor | None:

@@ -487,6 +487,9 @@ FORMS: dict[str, QuantizedForm] = {
     "HQQ 2 bits": QuantizedForm(HQQ, quantize_hqq(2)),
     "HQQ 1 bit": QuantizedForm(HQQ, quantize_hqq(1)),
     "HQQ 4 and 8 bits": QuantizedForm(HQQ, quantize_in_turn(quantize_hqq(4), quantize_hqq(8))),
+    "HQQ 4 and 8 bits, in several orders": QuantizedForm(
+        HQQ, quantize_in_turn(*(quantize_hqq(bits) for bits in (4, 4, 8, 8, 4, 4)))
+    ),
     "HQQ 4 bits, some layers": QuantizedForm(HQQ, quantize_in_turn(quantize_hqq(4), keep_plain)),
     "torchao int8": QuantizedForm(
         TORCHAO, quantize_torchao_integers(8, None), lambda shape: describe_torchao("Int8Tensor", (1, shape[1]))

@@ -38,7 +38,8 @@ PUBLISHED_FORMS = {
         "Quark FP8",
     ),
     "mixtral": (
-        "HQQ 4 bits", "HQQ 4 and 8 bits", "AWQ", "GPTQ 4 bits, act-order", "FP8 of compressed-tensors, one scale",
+        "HQQ 4 bits", "HQQ 4 and 8 bits", "HQQ 4 and 8 bits, in several orders", "AWQ",
+        "GPTQ 4 bits, act-order", "FP8 of compressed-tensors, one scale",
         "W4A16, groups",
     ),
     "glm4_moe": ("FP8 of compressed-tensors, channels", "AWQ"),
