@@ -50,6 +50,7 @@ BY_NIGHT = {
     "ministral3",
     "solar_open",
     "hunyuan_moe",
+    "granitemoe_swa",
 }  # each part of them is in another family, too
 # The schedules of all others run by night; ``test_layers`` draws every variation of a layer.
 KERNEL_FAMILIES = [

@@ -57,6 +57,26 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "exaone_moe",
         ROUTED | {"sliding_window": 20, "num_hidden_layers": 4, "num_shared_experts": 2, "n_group": 2},
     ),
+    "granite_swa": (
+        "granite_swa",
+        {"sliding_window": 20, "num_hidden_layers": 4, "layer_rope_theta": [5e4, 0, 5e4, 0], "attention_bias": True,
+         "attention_multiplier": 0.3, "residual_multiplier": 0.4, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    ),
+    "granitemoe_swa": (
+        "granitemoe_swa",
+        {"sliding_window": 20, "num_local_experts": 8, "num_experts_per_tok": 2, "attention_multiplier": 0.3,
+         "shared_intermediate_size": 48},
+    ),
+    "mellum": (
+        "mellum",
+        HEADS | ROUTED | {"sliding_window": 20, "num_hidden_layers": 3, "rope_parameters": OLMO3_ROPE,
+                          "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                          "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "flint": (
+        "flint",
+        HEADS | ROUTED | {"sliding_window": 20, "num_hidden_layers": 5, "shared_expert_intermediate_size": 48},
+    ),
     "hyperclovax": ("hyperclovax", {"logits_scaling": 0.125, "residual_multiplier": 0.3}),
     "hyperclovax without norms after": ("hyperclovax", {"use_post_norm": False, "embedding_multiplier": 3.0}),
     "cwm": ("cwm", HEADS | {"sliding_window": 20, "num_hidden_layers": 3}),

@@ -68,6 +68,11 @@ def sparse_mlp_types(fields: Mapping[str, Any], layer: int) -> bool:
     return bool(types[layer] == "sparse")
 
 
+def sparse_or_all(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: ``mlp_layer_types`` says so; without it, all have."""
+    return fields["mlp_layer_types"] is None or sparse_mlp_types(fields, layer)
+
+
 def mixture_typed(fields: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a mixture: ``layer_types`` says so (Nemotron-H)."""
     return bool(fields["layer_types"][layer] == "moe")
@@ -238,6 +243,13 @@ GPT_OSS_MIXTURE = MixtureFamily(
     normalized=True,
 )
 QWEN3_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), _gguf_layout(MixtureNames())), has_mixture=sparse_steps)
+MELLUM_MIXTURE = replace(OLMOE_MIXTURE, has_mixture=sparse_or_all)
+FLINT_MIXTURE = MixtureFamily(
+    _both_layouts(MixtureNames()),
+    has_mixture=sparse_steps,
+    is_sigmoid=True,
+    shared=1,
+)
 QWEN3_VL_MIXTURE = MixtureFamily(
     (MixtureNames(gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj", transposed=None),),
     has_mixture=sparse_steps,

@@ -34,6 +34,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, yarn": ("llama", {"rope_parameters": YARN}),
     "llama, linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
     "llama, dynamic rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "granite_swa, two bases": ("granite_swa", {"sliding_window": 20, "layer_rope_theta": [1e4, 5e4]}),
+    "granite_swa, one base": ("granite_swa", {"sliding_window": 20}),
+    "mellum, own bases": ("mellum", WINDOW | EXPERTS),
     "llama, one key head": ("llama", {"num_key_value_heads": 1}),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "mistral, wide heads": ("mistral", {"head_dim": 48, "num_attention_heads": 2, "sliding_window": None}),
@@ -49,7 +52,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi, normed queries": ("phi", {"qk_layernorm": True}),
 }
 RUN_BY_TRANSFORMERS = {
-    "llama, dynamic rope", "stablelm, normed queries", "stablelm, parallel", "phi, normed queries",
+    "granite_swa, two bases", "llama, dynamic rope", "stablelm, normed queries", "stablelm, parallel",
+    "phi, normed queries",
 }  # fmt: skip
 # Families that run Transformers' code
 THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,7 +70,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "aria_text": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
     "nanochat": ("nanochat", {}),
-    "granite_swa": ("granite_swa", {"sliding_window": 20}),
     "gemma4_text": ("gemma4_text", HEADS | {"vocab_size_per_layer_input": 640, "sliding_window": 20,
                                             "hidden_size_per_layer_input": 16, "global_head_dim": 32}),
     "gemma4_unified_text": ("gemma4_unified_text", WINDOW),
@@ -86,12 +89,8 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "dbrx": ("dbrx", {
         "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64}}),
-    "flint": ("flint", WINDOW | SHARED_EXPERT),
-    "granitemoe_swa": (
-        "granitemoe_swa", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 20}),
     "kolibri1": ("kolibri1", WINDOW | SHARED_EXPERT),
     "laguna": ("laguna", WINDOW | SHARED_EXPERT),
-    "mellum": ("mellum", WINDOW | EXPERTS),
     "mimo_v2_flash": ("mimo_v2_flash", WINDOW | ROUTED | {"v_head_dim": 16}),
     "minimax_m3_vl_text": (
         "minimax_m3_vl_text",

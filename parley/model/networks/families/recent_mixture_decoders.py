@@ -12,6 +12,7 @@ from parley.model.networks.families.decoder_family import (
     COMMON_FIELDS,
     FULL,
     NORMED_HEADS,
+    SLIDING,
     DecoderFamily,
     QueryScaling,
     TensorNames,
@@ -21,15 +22,17 @@ from parley.model.networks.families.decoder_family import (
     rotated_beside_windows,
     sliding_rotated,
 )
-from parley.model.networks.families.mixture_decoders import GLM4_MOE
-from parley.model.networks.families.rms_norm_decoders import EXAONE4, HUNYUAN, OLMO2
+from parley.model.networks.families.mixture_decoders import GLM4_MOE, GRANITE_MOE_SHARED
+from parley.model.networks.families.rms_norm_decoders import EXAONE4, GRANITE_SWA, HUNYUAN, OLMO2
 from parley.model.networks.mixtures import (
     AFMOE_MIXTURE,
     EXAONE_MIXTURE,
+    FLINT_MIXTURE,
     GLM4_MIXTURE,
     HUNYUAN_MIXTURE,
     HY3_MIXTURE,
     LLAMA4_MIXTURE,
+    MELLUM_MIXTURE,
     OLMOE_MIXTURE,
     PHIMOE_MIXTURE,
 )
@@ -258,4 +261,83 @@ AFMOE = DecoderFamily(
     has_embedding_scale="mup_enabled",
     has_output_gate=True,
     mixture=AFMOE_MIXTURE,
+)
+GRANITE_MOE_SWA = replace(
+    GRANITE_MOE_SHARED,
+    fields={
+        **GRANITE_MOE_SHARED.fields,
+        "sliding_window": 128,
+        "layer_types": None,
+        "layer_rope_theta": None,
+    },
+    tensors=GRANITE_SWA.tensors,
+    layer_types=GRANITE_SWA.layer_types,
+    rotated=GRANITE_SWA.rotated,
+    resolve_rope=GRANITE_SWA.resolve_rope,
+)
+# Mellum 2
+MELLUM = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 98304,
+        "hidden_size": 2304,
+        "intermediate_size": 7168,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": 1024,
+        "layer_types": None,
+        "attention_bias": False,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 896,
+        "norm_topk_prob": True,
+        "mlp_layer_types": None,
+    },
+    renamed={
+        "num_local_experts": "num_experts",
+        **dict.fromkeys(("rope_theta", "rope_local_base_freq"), ""),
+    },  # the bases are in rope_parameters
+    biases=ATTENTION_BIASES,
+    tensors=NORMED_HEADS,
+    local_theta="rope_local_base_freq",
+    mixture=MELLUM_MIXTURE,
+)
+
+
+def flint_layers(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the first two, each fourth from the second on and the last see all."""
+    return [FULL if i < 2 or i % 4 == 1 or i == count - 1 else SLIDING for i in range(count)]
+
+
+FLINT = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 150144,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 49,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "sliding_window": 513,
+        "layer_types": None,
+        "attention_bias": False,
+        "num_experts": 256,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 1024,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": (0, 1),
+    },
+    renamed={"num_local_experts": "num_experts"},
+    biases=ATTENTION_BIASES,
+    tensors=replace(NORMED_HEADS, sinks="self_attn.softmax_offset"),
+    layer_types=flint_layers,
+    rotated=sliding_rotated,
+    mixture=FLINT_MIXTURE,
 )

@@ -23,7 +23,7 @@ from parley.model.networks.families.decoder_family import (
     rotated_beside_windows,
     sliding_after_full,
 )
-from parley.model.networks.rope import rename_longrope, resolve_alpha, rope_parameters
+from parley.model.networks.rope import Unfusable, rename_longrope, resolve_alpha, rope_parameters
 
 LLAMA = DecoderFamily(
     COMMON_FIELDS | {"attention_bias": False, "mlp_bias": False}, biases=ATTENTION_BIASES | MLP_BIASES
@@ -288,7 +288,7 @@ EXAONE4 = DecoderFamily(
 
 
 def full_first(fields: dict[str, Any], count: int) -> list[str]:
-    """Return the types of ``count`` layers: the first of each four sees the whole context (CWM)."""
+    """Return the types of ``count`` layers: the first of each four sees the whole context."""
     return [SLIDING if i % 4 else FULL for i in range(count)]
 
 
@@ -319,6 +319,45 @@ CWM = DecoderFamily(
     },
     biases=MLP_BIASES,
     layer_types=full_first,
+)
+
+
+def rotated_by_base(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: those whose base in ``layer_rope_theta`` is not 0."""
+    bases = fields["layer_rope_theta"]
+    return [True] * len(layer_types) if bases is None else [bool(base) for base in bases]
+
+
+def common_base(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Return the parameters of the rotary embedding, with the base that ``layer_rope_theta`` gives. Raises Unfusable
+    if it gives several."""
+    bases = [base for base in fields["layer_rope_theta"] or () if base]
+    if len(set(bases)) > 1:
+        raise Unfusable("the bases of its rotary embedding differ between layers")
+    return {**parameters, "rope_theta": bases[0]} if bases else parameters
+
+
+GRANITE_SWA = replace(
+    GRANITE,
+    fields={
+        **GRANITE.fields,
+        "vocab_size": 100352,
+        "hidden_size": 2560,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "sliding_window": 128,
+        "layer_types": None,
+        "layer_rope_theta": None,
+    },
+    tensors=TensorNames(sinks="self_attn.sinks"),
+    layer_types=full_first,
+    rotated=rotated_by_base,
+    resolve_rope=common_base,
 )
 HELIUM = DecoderFamily(
     COMMON_FIELDS
