@@ -70,6 +70,14 @@ ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 FACTOR_TOLERANCE = 1e-5  # relative; factors are stored as float32
 
+# What files hold that are no models, by their ``general.type`` or architecture
+FOREIGN_KINDS = {
+    "an encoder of pictures or sound, which is not read; name the language model beside it": ("mmproj", "clip"),
+    "a LoRA adapter, which is not read from GGUF; name its model, and the adapter as safetensors": ("adapter",),
+    "the statistics of a quantizer and no model": ("imatrix",),
+    "a vocabulary without weights": ("vocab",),
+}
+
 ReadFactors = Callable[[str], tuple[float, ...] | None]
 
 
@@ -117,6 +125,9 @@ ARCHITECTURES = {
 def find_architecture(model: GgufModel) -> Architecture:
     """Return the file's architecture. Raises GgufError if it is none that is read."""
     name, file = model.metadata.get("general.architecture"), model.paths[0].name
+    for holds, kinds in FOREIGN_KINDS.items():
+        if name in kinds or model.metadata.get("general.type") in kinds:
+            raise GgufError(f"{file} holds {holds}")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise GgufError(f"{file} has the architecture {str(name)[:100]}, which is not read from GGUF; {known} are")

@@ -106,10 +106,12 @@ def _read_vocabulary(metadata: dict[str, Any], name: str) -> _Vocabulary:
 
 def _byte_level_parts(vocabulary: _Vocabulary, name: str) -> dict[str, Any]:
     split_name = vocabulary.field("pre")
+    if split_name is None:
+        raise GgufError(f"{name} names no pre-tokenizer, so texts would become wrong tokens; convert its model anew")
     if not isinstance(split_name, str) or split_name not in PRE_TOKENIZERS:
-        shown = "none" if split_name is None else str(split_name)[:100]
         raise GgufError(
-            f"{name} names the pre-tokenizer {shown}, which is not known, so texts would become wrong tokens"
+            f"{name} names the pre-tokenizer {str(split_name)[:100]}, which is not known, so texts would become wrong "
+            "tokens"
         )
     split = PRE_TOKENIZERS[split_name]
     merges = vocabulary.field("merges")

@@ -227,7 +227,7 @@ def test_reads_the_ends_of_an_answer_and_the_sampling_that_a_file_recommends():
         ({"token_type": [1]}, "x is damaged: tokenizer.ggml.token_type does not have one value for each token"),
         ({"tokens": ["a", "a"]}, "x is damaged: tokenizer.ggml.tokens has the same token twice"),
         ({"merges": ["a"]}, "x has no tokenizer.ggml.merges"),
-        ({"pre": None}, "x names the pre-tokenizer none, which is not known"),
+        ({"pre": None}, "x names no pre-tokenizer, so texts would become wrong tokens"),
     ],
 )
 def test_refuses_a_tokenizer_that_would_make_wrong_tokens(changes, reason):

@@ -103,6 +103,7 @@ STACKED_FORMATS: dict[str, Callable[[dict[str, Any]], StackedFormat]] = {
     "mxfp8": lambda section: StackedFp8Format(fp8.read_config_block(section)),
 }
 PLAIN_FORMAT = PlainFormat()
+MLX_FIELDS = {"bits", "group_size"}  # its configs name no method
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
     if setting not in QUANTIZATION_SETTINGS:
         raise LoadError(f"quantization {setting} is unknown; it must be one of {', '.join(QUANTIZATION_SETTINGS)}.")
     section = config.get("quantization_config") or config.get("compression_config")  # the latter's former name
+    _refuse_mlx(section or config.get("quantization"))
     if not section:
         return Quantization(None, setting, lambda name: None)
     method = section.get("quant_method") if isinstance(section, dict) else None
@@ -205,3 +207,12 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
     find_format = METHOD_READERS[method](section)
     stacked_format = STACKED_FORMATS[method](section) if method in STACKED_FORMATS else None
     return Quantization(method, setting, find_format, stacked_format)
+
+
+def _refuse_mlx(section: Any) -> None:
+    """Raise LoadError if a config describes the weights of MLX."""
+    if isinstance(section, dict) and section.get("quant_method") is None and section.keys() >= MLX_FIELDS:
+        raise LoadError(
+            "The checkpoint is quantized for MLX, Apple's framework, which is not supported; name the model that it "
+            "was made from, or a GGUF file of it."
+        )

@@ -129,6 +129,10 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "quantization_config.data_type is fp; only int is supported",
     ),
+    "MLX": (
+        {"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}},
+        "is quantized for MLX, Apple's framework, which is not supported",
+    ),
     "EXL2": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "is quantized (exl2)"),
     "AQLM": ({"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}}, "is quantized (aqlm)"),
 }
