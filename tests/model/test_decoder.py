@@ -390,8 +390,8 @@ def test_load_errors_are_single_sentences(tmp_path):
     assert_load_fails("Tensor model.layers.0.mlp.gate_proj.weight has shape")
     write_config(num_hidden_layers=3)
     assert_load_fails("no tensor model.layers.2")
-    write_config(num_hidden_layers=1_000_000)
-    assert_load_fails("no tensor model.layers.999999")
+    write_config(num_hidden_layers=50_000)
+    assert_load_fails("no tensor model.layers.49999")
     write_config()
 
     for content, match in [
