@@ -260,6 +260,24 @@ def test_anthropic_counts_what_the_cache_found_and_stores():
             }  # fmt: skip
 
 
+def input_counts(usage: dict[str, Any]) -> dict[str, int]:
+    """Return the counts that clients add up to the length of the prompt."""
+    return {name: usage[name] for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")}
+
+
+@pytest.mark.parametrize("control", [None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])
+def test_anthropic_stream_counts_no_token_twice(control: dict[str, str] | None):
+    """Claude Code keeps the counts of message_start for which message_delta says 0."""
+    events = stream([ChoiceDelta(0, "a"), done()], cache_control=control)
+    data = [json.loads(line[6:]) for line in events.splitlines() if line.startswith(b"data: ")]
+    first = next(each["message"]["usage"] for each in data if each["type"] == "message_start")
+    last = next(each["usage"] for each in data if each["type"] == "message_delta")
+    assert sum(input_counts(first).values()) == sum(input_counts(last).values()) == 12
+    kept = {name: count or input_counts(first)[name] for name, count in input_counts(last).items()}
+    assert kept == input_counts(last)
+    assert sum(first["cache_creation"].values()) == first["cache_creation_input_tokens"]
+
+
 def test_anthropic_reports_no_edits_of_the_context():
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     assert whole([done()], context_management=edits)["context_management"] == {"applied_edits": []}

@@ -202,8 +202,11 @@ class MessagesReply(Reply):
         return sse_event("error", shared.error_object(error, self._context.unique_id))
 
     def message_start(self, prompt_tokens: int) -> bytes:
-        """Return the first event. Which tokens the cache has is not known yet; ``message_delta`` says it."""
-        usage = shared.usage_object(Usage(prompt_tokens=prompt_tokens), None, reasons=False)
+        """Return the first event. Which tokens the cache has is not known yet; ``message_delta`` says it.
+
+        Claude Code keeps a count of this event if ``message_delta`` says 0, so all tokens are in one that will not be.
+        """
+        usage = shared.usage_object(Usage(prompt_tokens=prompt_tokens), self._cache_ttl, reasons=False)
         message = self._envelope([], None, None, usage)
         return sse_event("message_start", {"type": "message_start", "message": message})
 
