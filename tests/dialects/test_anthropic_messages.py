@@ -164,6 +164,14 @@ def test_anthropic_omits_thinking_and_still_signs_it():
     assert text == {"type": "text", "text": "So"}
 
 
+@pytest.mark.parametrize("rules", [LENIENT_RULES, STRICT_RULES])
+def test_anthropic_shows_thinking_as_updates(rules: AnthropicRules):
+    reply = read(rules, thinking={"type": "adaptive", "display": "updates"})
+    reply.add_events([ACCEPTED, ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "So"), done()])
+    thinking, _ = json.loads(reply.render_body(USAGE))["content"]
+    assert thinking["thinking"] == "hm"
+
+
 def test_anthropic_hides_thinking_that_was_not_asked_for():
     events = [ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "So"), done()]
     assert whole(events)["content"] == [{"type": "text", "text": "So"}]

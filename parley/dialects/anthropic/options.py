@@ -22,6 +22,7 @@ MAX_USER_ID = 256  # characters; strict only, because Claude Code's is longer
 LEAST_BUDGET = 1024  # tokens of thinking that the original takes
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING_TYPES = ("enabled", "disabled", "adaptive", "between_tools")
+THINKING_DISPLAYS = ("summarized", "omitted", "updates")  # updates: Claude Code's; it gets the thinking
 THINKING_MEMBERS = {"type", "budget_tokens", "display"}
 OUTPUT_MEMBERS = {"effort", "format", "task_budget"}
 FORMAT_MEMBERS = {"type", "schema"}
@@ -56,7 +57,7 @@ def read_thinking(body: Fields, rules: AnthropicRules, max_tokens: int | None, *
     if kind is None:
         raise config.missing_member("type")
     check_members(config, THINKING_MEMBERS, rules, kind)
-    omitted = config.string("display", "summarized", allowed=("summarized", "omitted")) == "omitted"
+    omitted = config.string("display", "summarized", allowed=THINKING_DISPLAYS) == "omitted"
     budget = config.integer("budget_tokens", None, LEAST_BUDGET if rules.strict else 1, MAX_TOKENS)
     if kind == "disabled":
         return Thinking()
