@@ -7,6 +7,8 @@ from pathlib import Path
 
 from parley import control_groups
 
+_explained_kills: dict[Path, int] = {}  # of the kernel's kills, those that have explained the end of a process; by root
+
 
 def describe_exit(exit_code: int | None, memory_kills: int | None, root: Path = control_groups.ROOT) -> str:
     """Describe how a child process ended: "was killed by SIGTERM".
@@ -21,7 +23,9 @@ def describe_exit(exit_code: int | None, memory_kills: int | None, root: Path = 
         kills = control_groups.count_memory_kills(root)
         if kills is None or memory_kills is None:
             return "was killed by SIGKILL, perhaps for lack of memory"
-        if kills > memory_kills:
+        explained = max(memory_kills, _explained_kills.get(root, 0))
+        if kills > explained:
+            _explained_kills[root] = explained + 1  # one kill ends one process
             limit = control_groups.memory_limit(root)
             group = "" if limit is None else f" (the limit of its control group is {limit >> 20} MiB)"
             return f"was killed by the kernel because memory ran out{group}"

@@ -8,7 +8,6 @@ thread, but never the server.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import queue
@@ -67,6 +66,8 @@ class QueueingHandler(logging.Handler):
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread for the first record of a batch
         self._all_written = True
         self._dropped_lines = 0
+        self._lost_lines, self._write_error = 0, ""  # lines that could not be written, and why
+        self._is_within_line = False  # the last write was cut short
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record; drop and count it if the queue is full."""
@@ -85,16 +86,42 @@ class QueueingHandler(logging.Handler):
             time.sleep(WRITE_INTERVAL)  # waking for every line would cost the event loop more than the line itself
             lines = b""
             while self._records:
-                lines += f"{self._format_record(self._records.popleft())}\n".encode("utf-8", "backslashreplace")
+                lines += self._encode_record(self._records.popleft())
             if self._dropped_lines:
                 dropped, self._dropped_lines = self._dropped_lines, 0
                 text = "%d log lines were dropped: they came faster than they could be written."
-                record = logging.LogRecord("parley.log", logging.WARNING, "", 0, text, (dropped,), None)
-                lines += f"{self._format_record(record)}\n".encode("utf-8", "backslashreplace")
-            with contextlib.suppress(OSError):  # a closed pipe, a full disk
-                while lines:
-                    lines = lines[os.write(2, lines) :]
+                lines += self._encode_warning(text, dropped)
+            self._write_lines(lines)
             self._all_written = not self._records
+
+    def _write_lines(self, lines: bytes) -> None:
+        """Write lines. Those that cannot be written are lost; once lines can be written again, one tells how many."""
+        if self._lost_lines:
+            text = "%d log lines are lost: they could not be written (%s)."
+            if self._write_bytes(self._encode_warning(text, self._lost_lines, self._write_error)):
+                self._lost_lines += lines.count(b"\n")
+                return
+        self._lost_lines = self._write_bytes(lines).count(b"\n")
+
+    def _write_bytes(self, data: bytes) -> bytes:
+        """Write whole lines, and return what could not be written: the pipe is closed, or the disk full."""
+        try:
+            if self._is_within_line:
+                os.write(2, b"\n")
+                self._is_within_line = False
+            while data:
+                count = os.write(2, data)
+                self._is_within_line = data[count - 1 : count] != b"\n"
+                data = data[count:]
+        except OSError as error:
+            self._write_error = error.strerror or str(error)
+        return data
+
+    def _encode_warning(self, text: str, *args: object) -> bytes:
+        return self._encode_record(logging.LogRecord("parley.log", logging.WARNING, "", 0, text, args, None))
+
+    def _encode_record(self, record: logging.LogRecord) -> bytes:
+        return f"{self._format_record(record)}\n".encode("utf-8", "backslashreplace")
 
     def _format_record(self, record: logging.LogRecord) -> str:
         """Format a record. If that fails, the line names its logger instead, and the records after it are kept."""

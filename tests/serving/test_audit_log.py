@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
 from pathlib import Path
 
 from support.http_client import HELLO_CHAT
 
+from parley.child_process import python_command
 from parley.settings.key_file import make_key
 
 
@@ -35,3 +38,28 @@ async def test_the_body_of_an_admin_call_is_recorded_and_a_full_disk_does_not_fa
     assert json.loads(line["body"]) == {"lora_name": "a", "lora_path": "b"} and line["status"] >= 400
     full = await serve(audit_log="/dev/full")
     assert (await full.post("/reset_prefix_cache")).status == 200
+
+
+# A limit on the size of files behaves as a disk that becomes full: the write of a line is cut short.
+FULL_DISK = """
+import errno, os, resource, sys
+from parley.serving.keys.audit_log import append_line
+file = sys.argv[1]
+append_line(file, "first")
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8, most))
+try:
+    append_line(file, "second")
+except OSError as error:
+    print(error.strerror)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+append_line(file, "third")
+"""
+
+
+def test_no_part_of_a_line_stays_in_the_file_when_the_disk_becomes_full(tmp_path: Path):
+    file = tmp_path / "audit.jsonl"
+    command = python_command("-c", FULL_DISK, str(file))
+    run = subprocess.run(command, env=os.environ, check=True, capture_output=True, text=True)
+    assert run.stdout == "No space left on device\n"
+    assert file.read_text() == "first\nthird\n"

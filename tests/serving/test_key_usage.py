@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from support.http_client import HELLO_CHAT, build_request
 
 from parley.child_process import python_command
+from parley.serving.keys import usage_store
 from parley.serving.keys.usage_store import SCHEMA_VERSION, BadUsageFile, UsageStore, day_text
 from parley.settings.key_file import make_key
 
@@ -99,6 +101,44 @@ def test_a_locked_file_loses_nothing(tmp_path: Path) -> None:
     (row,) = store.list_usage("0000-00-00", "9999-99-99", "", "", 9)
     assert (row.requests, row.prompt_tokens, row.key_name) == (2, 2, "alice")
     store.close()
+
+
+def test_a_full_disk_is_logged_once_and_loses_what_exceeds_memory(tmp_path: Path, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(usage_store, "WRITE_SECONDS", 0.001)
+    monkeypatch.setattr(usage_store, "MAX_PENDING", 100)
+    store = UsageStore(str(tmp_path / "usage.db"))
+    (pages,) = store._database.execute("PRAGMA page_count").fetchone()
+    store._database.execute(f"PRAGMA max_page_count = {pages}")
+    for number in range(110):
+        store.add_request("k", "alice", f"model {number} {'x' * 100}", 1, 0, 1)
+    for _ in range(3):
+        with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+            store.write_pending()
+    while not caplog.records:  # the thread has tried as well
+        time.sleep(0.01)
+    store._database.execute("PRAGMA max_page_count = 1000")
+    store.write_pending()
+    assert len(store.list_usage("0000-00-00", "9999-99-99", "", "", 999)) == 100
+    store.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "The usage of keys cannot be written, and is kept in memory: database or disk is full.",
+        "The usage of keys is written again.",
+        "Usage is lost, since it was more than memory keeps. Requests: 10.",
+    ]
+
+
+def test_usage_that_is_lost_at_the_end_is_logged(tmp_path: Path, caplog) -> None:
+    file = str(tmp_path / "usage.db")
+    store = UsageStore(file)
+    store._database.execute("PRAGMA busy_timeout = 1")
+    with sqlite3.connect(file, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        store.add_request("k", "alice", "m", 1, 0, 1)
+        store.close()
+    other.close()
+    assert caplog.records[-1].getMessage() == (
+        "Usage is lost, since the file cannot be written: database is locked. Requests: 1."
+    )
 
 
 KILLED = """

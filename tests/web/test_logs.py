@@ -1,13 +1,17 @@
-"""Log lines: a record that cannot be formatted must not stop the lines after it."""
+"""Log lines: neither a record that cannot be formatted nor a full disk stops the lines after it."""
 
 import json
 import logging
+import os
 import re
+import subprocess
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 
+from parley.child_process import python_command
 from parley.log_lines import (
     FORMAT_VARIABLE,
     LEVEL_VARIABLE,
@@ -31,6 +35,36 @@ def test_unformattable_log_line_does_not_stop_the_log(form: type[logging.Formatt
     assert "half of a pair: \\udcff" in first and "parley.x" in second and "the last" in last
     if form is JsonFormatter:
         assert [json.loads(line)["level"] for line in (first, second, last)] == ["warning"] * 3
+
+
+# A limit on the size of files behaves as a disk that becomes full: a write is cut short, and the next ones fail.
+FULL_DISK = """
+import logging, os, resource
+from parley.log_lines import TextFormatter
+from parley.web.logs import QueueingHandler
+
+def write(*messages):
+    records = (logging.LogRecord("parley.x", logging.INFO, "", 0, message, (), None) for message in messages)
+    handler._write_lines(b"".join(map(handler._encode_record, records)))
+
+handler = QueueingHandler(TextFormatter())
+write("first")
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (os.fstat(2).st_size + 25, most))
+write("second", "third")
+write("fourth")
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+write("fifth")
+write("sixth")
+"""
+
+
+def test_lines_that_a_full_disk_does_not_take_are_counted_and_later_ones_are_whole(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("ab") as file:
+        subprocess.run(python_command("-c", FULL_DISK), env=os.environ, stderr=file, check=True)
+    first, cut, warning, fifth, sixth = (tmp_path / "log").read_text().splitlines()
+    assert first.endswith(" first") and cut.endswith(" secon") and fifth.endswith(" fifth") and sixth.endswith(" sixth")
+    assert warning.endswith("warning 3 log lines are lost: they could not be written (File too large).")
 
 
 @pytest.fixture

@@ -155,3 +155,7 @@ def test_an_exit_is_blamed_on_memory_if_the_kernel_says_so(tmp_path):
     }
     for (exit_code, kills), text in endings.items():
         assert describe_exit(exit_code, kills, root) == text
+    # The kill has explained the first end. Somebody else killed a process that ran at that time, too.
+    assert describe_exit(-9, 2, root) == "was killed by SIGKILL"
+    write_files(tmp_path, {"sys/fs/cgroup/memory.events": "oom_kill 4\n"})
+    assert describe_exit(-9, 2, root).startswith("was killed by the kernel because memory ran out")

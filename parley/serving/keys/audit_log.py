@@ -5,6 +5,8 @@ The file is opened for each line and only appended to, so that it may be rotated
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -54,7 +56,11 @@ def append_line(file: str, line: str = "") -> None:
     """Append a line to a file, which is made readable by its owner only; "" makes the file. Raises OSError."""
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        if line:
-            os.write(descriptor, line.encode() + b"\n")  # one call, so that lines of several servers do not mix
+        data = line.encode() + b"\n" if line else b""
+        written = os.write(descriptor, data) if data else 0  # one call, so that lines of several servers do not mix
+        if written < len(data):  # the disk has become full
+            with contextlib.suppress(OSError):  # such as a file that may only be appended to
+                os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)

@@ -6,7 +6,6 @@ killed, at most the last second is missing. Rows of old days are removed.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sqlite3
@@ -16,6 +15,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
+
+from parley.serving.lasting_fault import LastingFault
 
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -42,7 +43,6 @@ KEPT_DAYS = 400
 DAY_SECONDS = 86_400
 MAX_PENDING = 100_000  # rows in memory while the file cannot be written; further ones are lost
 LOCK_SECONDS = 5.0  # how long to wait for another process that writes
-WARNING_SECONDS = 60.0  # between two warnings about the file
 
 log = logging.getLogger("parley.server")
 
@@ -82,7 +82,8 @@ class UsageStore:
         self._key_names: dict[str, str] = {}
         self._closed, self._has_news = threading.Event(), threading.Event()
         self._last_day = ""
-        self._warned_at = -WARNING_SECONDS
+        self._lost_requests = 0  # since the file could be written the last time
+        self._fault = LastingFault("The usage of keys is written again.")
         self._thread = threading.Thread(target=self._run_writer, name="parley-usage", daemon=True)
         self._thread.start()
 
@@ -96,6 +97,7 @@ class UsageStore:
             counts = self._pending.get(key)
             if counts is None:
                 if len(self._pending) >= MAX_PENDING:
+                    self._lost_requests += 1
                     return
                 counts = self._pending[key] = [0, 0, 0, 0]
                 self._key_names[key_id] = key_name
@@ -136,17 +138,25 @@ class UsageStore:
             except sqlite3.Error:
                 self._keep_pending(pending)
                 raise
+            self._fault.end()
             with self._lock:
+                lost, self._lost_requests = self._lost_requests, 0
                 names = self._key_names  # with those of requests that ended meanwhile
                 self._key_names = {key_id: names[key_id] for _, key_id, _ in self._pending}
+            if lost:
+                log.error("Usage is lost, since it was more than memory keeps. Requests: %d.", lost)
 
     def close(self) -> None:
         """Write everything, and close the file."""
         self._closed.set()
         self._has_news.set()
         self._thread.join()
-        with contextlib.suppress(sqlite3.Error):
+        try:
             self.write_pending()
+        except sqlite3.Error as error:
+            requests = self._lost_requests + sum(counts[0] for counts in self._pending.values())
+            if requests:
+                log.error("Usage is lost, since the file cannot be written: %s. Requests: %d.", error, requests)
         with self._database_lock:
             self._database.close()
 
@@ -168,9 +178,7 @@ class UsageStore:
                 self.write_pending()
             except sqlite3.Error as error:
                 self._has_news.set()  # try again
-                if time.monotonic() - self._warned_at >= WARNING_SECONDS:
-                    self._warned_at = time.monotonic()
-                    log.error("The usage of keys cannot be written, and is kept in memory: %s.", error)
+                self._fault.report("The usage of keys cannot be written, and is kept in memory: %s.", error)
             self._closed.wait(WRITE_SECONDS)
 
 

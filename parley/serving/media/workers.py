@@ -88,7 +88,7 @@ class MediaWorker(WorkerProcess[FromMediaProcess]):
             return message
         exit_code = self.end()
         if not self._killed:
-            log.warning("A media process %s during a job.", describe_exit(exit_code, None))
+            log.warning("A media process %s during a job.", describe_exit(exit_code, self.memory_kills))
         return TOO_SLOW if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) else CRASHED
 
     def kill(self) -> None:

@@ -5,7 +5,6 @@ When the store is full, the tenant whose records are the largest loses its oldes
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from parley.dialects.records import RecordChange
 from parley.errors import NotReady
+from parley.serving.lasting_fault import LastingFault
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -46,8 +46,6 @@ EXPIRY_SECONDS = 1.0  # between two looks for expired records
 LOCK_SECONDS, NEXT_LOCK_SECONDS = 1.0, 0.02
 IMPATIENT_SECONDS = 10.0
 
-log = logging.getLogger("parley.server")
-
 
 class BadRecordFile(Exception):
     """The file of the store cannot be used. The message is one sentence for an operator."""
@@ -68,11 +66,13 @@ class RecordStore:
         self._database = _open_database(file)
         self._lock_seconds = LOCK_SECONDS
         self._failed_at = float("-inf")
+        self._fault = LastingFault("The store of responses can be used again.")
 
     def keep(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record, and drop expired and old ones."""
         with self._use_database():
             self._write(tenant, name, data, parts)
+        self._fault.end()  # on a full disk, records are still found
 
     def change(self, tenant: str, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``. Return whether the record exists."""
@@ -81,6 +81,8 @@ class RecordStore:
             data = self._select(BY_NAME, tenant, name)
             if data is not None:
                 self._write(tenant, name, *change(data))
+        if data is not None:
+            self._fault.end()
         return data is not None
 
     def find(self, tenant: str, name: str) -> bytes | None:
@@ -126,7 +128,7 @@ class RecordStore:
             except sqlite3.DatabaseError as error:
                 self._failed_at = time.monotonic()
                 self._wait_for_locks(NEXT_LOCK_SECONDS)
-                log.error("The store of responses cannot be used: %s.", error)
+                self._fault.report("The store of responses cannot be used: %s.", error)
                 raise NotReady(f"The store of responses cannot be used now: {error}.") from None
             if time.monotonic() - self._failed_at > IMPATIENT_SECONDS:
                 self._wait_for_locks(LOCK_SECONDS)

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from parley import wire
+from parley import control_groups, wire
 from parley.errors import NotReady
 from parley.tenant_executor import TenantExecutor
 
@@ -55,6 +55,7 @@ class WorkerProcess(Generic[MessageT]):
         self._silence_seconds, self._end_seconds = silence_seconds, end_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket
+        self.memory_kills: int | None = None  # of the control group, before the process was started
 
     @property
     def process_id(self) -> int | None:
@@ -71,6 +72,7 @@ class WorkerProcess(Generic[MessageT]):
         self.end()
         self._socket, process_end = socket.socketpair()
         self._socket.settimeout(START_SECONDS)
+        self.memory_kills = control_groups.count_memory_kills()
         with process_end:
             try:
                 self._process = subprocess.Popen(
