@@ -370,14 +370,14 @@ def read_terminal(chat: Conversation) -> int:
             except KeyboardInterrupt:
                 print("\n/bye or Ctrl-D ends the conversation.")
                 continue
-            if _is_command(line):
-                if _execute_line(chat, line) is None:
-                    return 0
-            elif line:
-                try:
+            try:
+                if _is_command(line):
+                    if _execute_line(chat, line) is None:
+                        return 0
+                elif line:
                     print_answer(chat, line)
-                except KeyboardInterrupt:
-                    print("(stopped)")
+            except KeyboardInterrupt:
+                print("(stopped)")
 
 
 def _is_command(line: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import gc
 import os
 import socket
@@ -76,6 +77,28 @@ def _file_id(path: str) -> tuple[int, int, int]:
 
 def _open_unix_listener(path: str) -> UnixListener:
     """Return a listening Unix socket for owner and group; a stale one is replaced. Raises OSError."""
+    with _locked_folder(os.path.dirname(path) or "."):
+        return _replace_unix_socket(path)
+
+
+@contextlib.contextmanager
+def _locked_folder(folder: str) -> Iterator[None]:
+    """Let no other server open a socket in this folder meanwhile: one that is bound, but does not listen yet, looks
+    stale. Without the right to read the folder, nothing is locked."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace_unix_socket(path: str) -> UnixListener:
     with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
         # A connection to a file that is no socket is refused as well.
         if stat.S_ISSOCK(os.stat(path).st_mode) and probe.connect_ex(path) == errno.ECONNREFUSED:

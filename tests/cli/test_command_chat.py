@@ -209,6 +209,11 @@ def test_ctrl_c_stops_the_answer_but_not_the_conversation(faulty, tmp_path, open
     terminal.read_until(">>> ")
     terminal.type_text("/show\n")
     assert "turns              2" in terminal.read_until(">>> ").replace("\r", "")
+    terminal.type_text("/regenerate\n")
+    terminal.read_until("endless")
+    terminal.type_text("\x03")
+    terminal.read_until("(stopped)")
+    terminal.read_until(">>> ")
     terminal.type_text("/bye\n")
     assert terminal.exit_code() == 0
     history = tmp_path / "parley" / "history"

@@ -21,6 +21,7 @@ from parley.core.shared_pages.reservations import ADAPTER_DIFFERS
 from parley.disagg.kv.peer import KVPeer
 from parley.types import Arena, EngineRequest, KVPrefix, Settings
 from parley.worker.attached import attached_engine, server_facts
+from parley.worker.attached.server_calls import ServerCalls
 from parley.worker.vllm.host_loop import UNKNOWN_ADAPTER
 
 JSON = {"content-type": "application/json"}
@@ -205,6 +206,21 @@ async def test_waits_for_a_server_that_is_still_loading(serve, quick_polls):
     back = await serve(load=0.2, wait=False)
     front = await serve(attached=back.url + "/vllm")
     assert back.engine.state == front.engine.state == "ready"
+
+
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"[1]", b'{"count": 3}', b'{"tokens": null}'])
+async def test_an_answer_without_tokens_tells_nothing_about_the_tokenizer(serve, monkeypatch, body):
+    back = await serve()
+    post = ServerCalls.post
+
+    async def answer_oddly(calls, path, *args):
+        answer = await post(calls, path, *args)
+        return answer._replace(status=200, body=body) if path == "/tokenize" else answer
+
+    monkeypatch.setattr(ServerCalls, "post", answer_oddly)
+    front = await serve(attached=back.url + "/vllm", wait=False)
+    await front.until(lambda: front.engine.state in ("ready", "failed"))
+    assert front.engine.state == "ready", front.engine.failure
 
 
 async def test_refuses_another_kind_of_server_and_another_model(serve, monkeypatch):

@@ -137,6 +137,8 @@ def collect_prior_tokens(
     tokens: list[list[list[int]]] = [[[] for _ in range(engine_request.n)] for engine_request in engine_requests]
     try:
         for number, output in _iterate_outputs(prior_outputs):
+            if number < 0 or output.index < 0:  # would count from the end
+                raise IndexError
             tokens[number][output.index] += output.token_ids
     except IndexError:
         raise Malformed("The earlier outputs belong to another request.") from None

@@ -265,12 +265,15 @@ async def _check_tokenizer(calls: ServerCalls, settings: AttachedSettings, card:
         raise AttachRefused(str(error)) from error
     body = {"model": card.id, "prompt": TOKENIZER_SAMPLE, "add_special_tokens": False}
     answer = await calls.post("/tokenize", body)
-    if answer.status == 200:  # a server may have no tokenizer
-        tokens = msgspec.json.decode(answer.body).get("tokens")
-        if tokens != tokenizer.encode(TOKENIZER_SAMPLE, special=False):
-            raise AttachRefused(
-                f"{settings.url} serves another model as {card.id}: its tokenizer is not that of {settings.model}."
-            )
+    try:
+        tokens = msgspec.json.decode(answer.body)["tokens"] if answer.status == 200 else None
+    except (msgspec.DecodeError, TypeError, KeyError):
+        tokens = None
+    # A server may have no tokenizer, and a proxy may answer in its place.
+    if isinstance(tokens, list) and tokens != tokenizer.encode(TOKENIZER_SAMPLE, special=False):
+        raise AttachRefused(
+            f"{settings.url} serves another model as {card.id}: its tokenizer is not that of {settings.model}."
+        )
     return tokenizer
 
 

@@ -1,0 +1,37 @@
+"""Unix sockets: of several servers that start on one path in the same moment, exactly one listens there."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from pathlib import Path
+
+from parley.web import port
+
+
+def test_a_socket_that_is_bound_and_does_not_listen_yet_is_not_taken_for_a_stale_one(tmp_path: Path, monkeypatch):
+    path, errors = str(tmp_path / "s"), []
+    find_file_id = port._file_id
+
+    def start_second_server() -> None:
+        try:
+            port.open_listener(f"unix:{path}", 0).close()
+        except OSError as error:
+            errors.append(error.errno)
+
+    second = threading.Thread(target=start_second_server)
+
+    def find_while_second_starts(file: str) -> tuple[int, int, int]:
+        monkeypatch.undo()
+        second.start()
+        second.join(0.2)  # without the lock it ends, and has the path; with the lock it waits
+        return find_file_id(file)
+
+    monkeypatch.setattr(port, "_file_id", find_while_second_starts)
+    listener = port.open_listener(f"unix:{path}", 0)
+    second.join()
+    assert errors == [errno.EADDRINUSE]
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+    listener.close()
