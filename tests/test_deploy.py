@@ -172,6 +172,7 @@ def test_service_of_systemd_waits_for_the_server_and_stops_after_its_drain():
     assert set(read_flags(SERVE_OPTIONS, flags)) == {"config"}
     (drain,) = [option.default for option in SERVE_OPTIONS if option.name == "drain"]
     assert service["Type"] == "notify" and int(service["TimeoutStopSec"]) > drain
+    assert service["OOMPolicy"] == "continue"  # the server itself restarts an engine that the kernel has killed
 
 
 def test_compose_file_mounts_existing_files_and_serves_with_existing_flags():
