@@ -11,7 +11,7 @@ import torch
 
 from parley.native.state_shape import StateShape
 
-# Numbered as in kernels.h. relu2 is the square of ReLU; clamped_swiglu also changes its factor.
+# Numbered as in activations.h. relu2 is the square of ReLU; clamped_swiglu also changes its factor.
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu")
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of clamped_swiglu
 

@@ -122,6 +122,8 @@ def test_experts_read_rows_times_their_weights(kind, limit):
     threads=st.integers(1, 3),
 )
 @example(kinds=("int4", "bf16"), sizes=(9, 5), count=2, chosen=2, rows=29, threads=3)
+@example(kinds=("int8", "bf16"), sizes=(8, 8), count=2, chosen=2, rows=30, threads=2)  # gates within a product
+@example(kinds=("bf16", "int8"), sizes=(8, 8), count=2, chosen=2, rows=30, threads=2)
 def test_bits_of_a_row_depend_on_no_other_row(kinds, sizes, count, chosen, rows, threads):
     chosen = min(chosen, count)
     experts, _ = random_experts(kinds, count, 8 * sizes[0], 8 * sizes[1])

@@ -455,6 +455,27 @@ def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, shape, weight_
         assert actual[0].isfinite().all() and all(map(torch.equal, actual, expected))
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("bf16", "int8"), ("int8", "bf16"), ("int8", "int8")])
+def test_gates_computed_within_a_product_have_the_bits_of_two_steps(level, formats, activation):
+    """With AVX-512, products of more than a few rows multiply gates at once. Adapters need the two steps."""
+    source = RandomModel(8)
+    shape = replace(
+        REAL_WIDTH,
+        intermediate=96,
+        layers=tuple(replace(layer, activation=activation) for layer in REAL_WIDTH.layers),
+        biases=frozenset({"gate_up"}),
+    )
+    decoder = source.build_decoder(shape, ["bf16", "bf16", *formats])
+    batch = source.build_batch([33, 1, 1])
+    at_once, expected = run_both_ways(decoder, batch, False)
+    assert at_once[0].isfinite().all() and all(map(torch.equal, at_once, expected))
+    source.assign_adapters(batch, shape, [1])
+    adapted, _ = run_both_ways(decoder, batch, False)
+    row = 33  # a sequence of its own, and without an adapter
+    assert torch.equal(adapted[0][row], at_once[0][row]) and not torch.equal(adapted[0], at_once[0])
+
+
 def test_shapes_the_stack_cannot_run_fall_back_to_kernels(level):
     source = RandomModel(4)
     shape = DecoderConfig(VOCAB, 44, 30, 2, 1, 10, CONTEXT, 1e-6, (RopeConfig(1e4, 10),), (LayerShape(0.3),))

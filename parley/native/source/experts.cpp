@@ -111,6 +111,17 @@ void multiply(const Linear& layer, const Rows& rows, Slices slices, void* y, boo
     linear_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out, layer.into, wide, threads);
 }
 
+// y = activation(gate) * up of each expert's rows, where is_gated_at_once
+void multiply_gated(const Experts& e, const Rows& rows, Slices slices, bf16* y, long threads) {
+  const Linear& layer = e.gate_up;
+  if (layer.form == INT8)
+    int8_gated_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y, slices,
+                      layer.out / 2, layer.into, e.activation, threads);
+  else
+    linear_gated_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out / 2, layer.into, e.activation,
+                        threads);
+}
+
 }  // namespace
 
 extern "C" {
@@ -134,11 +145,17 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
     else from.plain = (bf16*)x + start * hidden;
     Slices slices = sort_pairs(e, ids + start * chosen, count, room);
     gather(e.gate_up, from, room, e.weighs_inputs ? weights + start * stride : nullptr, stride, rows, chosen, threads);
-    multiply(e.gate_up, room.pairs, slices, room.gate_up, false, threads);
     bool int8 = e.down.form == INT8;
     const Rows& active = room.active;
-    activate(room.gate_up, e.activation, e.gated, int8 ? nullptr : active.plain, int8 ? active.values : nullptr, active.scales,
-             active.excess, count, e.down.into, threads);
+    if (is_gated_at_once(e.gate_up, e.activation, e.gated, count / std::max(1L, slices.count))) {
+      bf16* plain = int8 ? room.gate_up : active.plain;
+      multiply_gated(e, room.pairs, slices, plain, threads);
+      if (int8) quantize_rows(plain, active.values, active.scales, active.excess, count, e.down.into, threads);
+    } else {
+      multiply(e.gate_up, room.pairs, slices, room.gate_up, false, threads);
+      activate(room.gate_up, e.activation, e.gated, int8 ? nullptr : active.plain, int8 ? active.values : nullptr, active.scales,
+               active.excess, count, e.down.into, threads);
+    }
     multiply(e.down, active, slices, room.outputs, true, threads);
     each(rows, stride * hidden, threads, [&](long m) {
       const float* weight = weights + (start + m) * stride;

@@ -3,6 +3,7 @@
 // The CPU's int8 multiplier takes signed times unsigned numbers, and only the signed operand can be broadcast from
 // memory. So weights are stored as w + 128, and each row comes with 128 times the sum of its numbers, which is the
 // excess that this adds to each of its outputs. Sums are modulo 2^32: only the result without the excess has to fit.
+#include "activations.h"
 #include "kernels.h"
 #include "linear.h"
 #include "weight.h"
@@ -15,24 +16,57 @@ struct Rows {
   const int32_t* excess;  // [M]
 };
 
+// The scales and biases of a weight's outputs, from an output on.
+struct Outputs {
+  const float* scales;
+  const bf16* bias;  // or null
+
+  // Results of row m, from output i on: LANES or the first `count`, and zeros
+  __attribute__((always_inline)) Vec results(const Rows& x, const int32_t* sums, long m, long i, long count) const {
+    Ints exact = (Ints)(read<Bits>(sums) - (uint32_t)x.excess[m]);
+    Vec v = __builtin_convertvector(exact, Vec) * x.scales[m] * load(scales + i, count);
+    return bias ? v + load(bias + i, count) : v;
+  }
+};
+
 template <class T>
 void run(Rows x, const Four* w, const float* scales, const bf16* bias, T* y, Slices slices, long N, long steps,
          int threads) {
-  auto finish = [=](const int32_t* sums, const RowSlice& slice, long n) {
-    long first = slice.weight * N + n;  // of scales and biases
-    for (long r = 0; r < slice.rows; r++)
-      for (long i = 0; i < PANEL && i < N - n; i += LANES) {
-        long m = slice.first + r;
-        Ints exact = (Ints)(read<Bits>(sums + r * PANEL + i) - (uint32_t)x.excess[m]);
-        Vec v = __builtin_convertvector(exact, Vec) * x.scales[m] * load(scales + first + i, N - n - i);
-        if (bias) v += load(bias + first + i, N - n - i);
-        store(y + m * N + n + i, v, N - n - i);
-      }
-  };
-  product<int32_t>((const Four*)x.values, w, slices, N, steps, threads, finish);
+  product<int32_t>((const Four*)x.values, w, slices, N, steps, threads, [=](const RowSlice& slice, long n) {
+    long first = slice.first, column = slice.weight * N + n, left = N - n;
+    Outputs outputs{scales + column, bias ? bias + column : nullptr};
+    return [=](const int32_t* sums, long at) __attribute__((always_inline)) {
+      long m = first + at / VECTORS, i = at % VECTORS * LANES;
+      if (i < left) store(y + m * N + n + i, outputs.results(x, sums, m, i, left - i), left - i);
+    };
+  });
+}
+
+template <class Active>
+void run_gated(Rows x, const Four* w, const float* scales, const bf16* bias, bf16* y, Slices slices, long N, long steps,
+               int threads, Active active) {
+  gated_product<int32_t>((const Four*)x.values, w, slices, N, steps, threads,
+                         [=](const RowSlice& slice, long n, const int32_t* gate_sums) {
+    long first = slice.first, column = slice.weight * 2 * N + n;
+    auto outputs = [=](long from) { return Outputs{scales + from, bias ? bias + from : nullptr}; };
+    Outputs gates = outputs(column), ups = outputs(column + N);
+    return [=](const int32_t* sums, long at) __attribute__((always_inline)) {
+      long m = first + at / VECTORS, i = at % VECTORS * LANES;
+      Vec gate = gates.results(x, gate_sums + at * LANES, m, i, LANES), up = ups.results(x, sums, m, i, LANES);
+      store(y + m * N + n + i, active(rounded(gate)) * rounded(up), LANES);
+    };
+  });
 }
 
 }  // namespace
+
+void int8_gated_slices(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed,
+                       const float* scales, const bf16* bias, bf16* y, Slices slices, long N, long K, int64_t activation,
+                       long threads) {
+  with_fused(activation, [=](auto active) {
+    run_gated({x, x_scales, excess}, (const Four*)packed, scales, bias, y, slices, N, K / 4, threads, active);
+  });
+}
 
 void int8_linear_slices(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed,
                        const float* scales, const bf16* bias, void* y, Slices slices, long N, long K, bool wide,

@@ -10,9 +10,6 @@ struct Norm {
   float eps;
 };
 
-// Numbered as ACTIVATIONS in native/layer_shape.py.
-enum Activation : int64_t { SILU, GELU_TANH, GELU, RELU, RELU2, CLAMPED_SWIGLU };
-
 extern "C" {
 
 void linear(const bf16* x, const bf16* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide,

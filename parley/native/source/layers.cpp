@@ -54,6 +54,7 @@ struct Room {
   float *logits, *weights;  // of a router
   int64_t* ids;
   char* experts;
+  bf16* active;             // between the linear layers of an MLP, where its first is a gated product
   // Of latent attention: a row of each head, [heads][M], as input and output of linear_heads; queries for latents
   bf16 *head_inputs, *head_outputs, *queries;
 
@@ -65,6 +66,10 @@ struct Room {
         read_most = std::max(read_most, each->into);
         sorted_most = std::max(sorted_most, each->form == INT8 ? each->into / 2 : each->order ? each->into : 0);
       }
+    long active_most = 0;
+    for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
+      if (is_gated_at_once(layer->gate_up, layer->activation, layer->gated, M))
+        active_most = std::max(active_most, layer->down.into);
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       if (const Mixture* mixture = layer->mixture) {
         if (layer->gate_up.out) shared_most = stack.hidden();
@@ -92,6 +97,7 @@ struct Room {
     take(cos, stack.ropes * M * stack.rotary);
     take(sin, stack.ropes * M * stack.rotary);
     take(inner, M * columns);
+    take(active, M * active_most);
     take(rows, M * shared_most);
     take(logits, M * logits_most);
     take(weights, M * chosen_most);
@@ -111,14 +117,14 @@ struct Run {
   Room room;
   long M, threads;
 
-  // outputs = rows times the weight, plus bias, plus adapters; linear layers are numbered from first to last
+  // outputs = plain times the weight, plus bias, plus adapters; linear layers are numbered from first to last
   void linear(const Linear& layer, long site) {
-    multiply(layer);
+    multiply(layer, room.plain);
     if (adapted.count) lora(room.plain, room.outputs, layer.into, layer.out, &adapted, site, room.inner, threads);
   }
 
-  void multiply(const Linear& layer) {
-    const bf16* rows = room.plain;
+  // outputs = rows times the weight, plus bias; int8 layers read room.values instead of rows
+  void multiply(const Linear& layer, const bf16* rows) {
     if (layer.form == INT8)
       return int8_linear(room.values, room.scales, room.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias,
                          room.outputs, M, layer.out, layer.into, false, threads);
@@ -182,8 +188,28 @@ struct Run {
                room.excess, M, reader.into, threads);
   }
 
+  // active = activation(gate) * up of plain; of int8 rows if the layers take those
+  void multiply_gated(const Layer& layer) {
+    const Linear& gate_up = layer.gate_up;
+    RowSlice all{0, M, 0};
+    Slices slices{&all, 1};
+    long width = gate_up.out / 2;
+    if (gate_up.form == INT8)
+      int8_gated_slices(room.values, room.scales, room.excess, (const uint8_t*)gate_up.weight, gate_up.scales, gate_up.bias,
+                        room.active, slices, width, gate_up.into, layer.activation, threads);
+    else
+      linear_gated_slices(room.plain, (const bf16*)gate_up.weight, gate_up.bias, room.active, slices, width, gate_up.into,
+                          layer.activation, threads);
+    if (layer.down.form == INT8)
+      quantize_rows(room.active, room.values, room.scales, room.excess, M, layer.down.into, threads);
+  }
+
   // outputs = the MLP of plain, or of int8 if it takes that. `site` is the number of its first linear layer.
   void dense(const Layer& layer, long site) {
+    if (!adapted.count && is_gated_at_once(layer.gate_up, layer.activation, layer.gated, M)) {
+      multiply_gated(layer);
+      return multiply(layer.down, room.active);
+    }
     linear(layer.gate_up, site);
     activate(layer);
     linear(layer.down, site + 1);

@@ -1,4 +1,5 @@
 // Linear layers on bf16: y = x W^T + bias, with sums in fp32.
+#include "activations.h"
 #include "kernels.h"
 #include "linear.h"
 #include "weight.h"
@@ -7,17 +8,49 @@ namespace {
 
 template <class T>
 void run(const Pair* x, const Pair* w, const bf16* bias, T* y, Slices slices, long N, long steps, int threads) {
-  product<float>(x, w, slices, N, steps, threads, [=](const float* sums, const RowSlice& slice, long n) {
-    for (long r = 0; r < slice.rows; r++)
-      for (long i = 0; i < PANEL && i < N - n; i += LANES) {
-        Vec v = read<Vec>(sums + r * PANEL + i);
-        if (bias) v += load(bias + slice.weight * N + n + i, N - n - i);
-        store(y + (slice.first + r) * N + n + i, v, N - n - i);
-      }
+  product<float>(x, w, slices, N, steps, threads, [=](const RowSlice& slice, long n) {
+    long first = slice.first, left = N - n;
+    const bf16* own_bias = bias ? bias + slice.weight * N + n : nullptr;
+    return [=](const float* sums, long at) __attribute__((always_inline)) {
+      long m = first + at / VECTORS, i = at % VECTORS * LANES;
+      if (i >= left) return;
+      Vec v = read<Vec>(sums);
+      if (own_bias) v += load(own_bias + i, left - i);
+      store(y + m * N + n + i, v, left - i);
+    };
+  });
+}
+
+template <class Active>
+void run_gated(const Pair* x, const Pair* w, const bf16* bias, bf16* y, Slices slices, long N, long steps, int threads,
+               Active active) {
+  gated_product<float>(x, w, slices, N, steps, threads, [=](const RowSlice& slice, long n, const float* gate_sums) {
+    long first = slice.first;
+    const bf16* own_bias = bias ? bias + slice.weight * 2 * N + n : nullptr;
+    return [=](const float* sums, long at) __attribute__((always_inline)) {
+      long m = first + at / VECTORS, i = at % VECTORS * LANES;
+      Vec gate = read<Vec>(gate_sums + at * LANES), up = read<Vec>(sums);
+      if (own_bias) gate += load(own_bias + i), up += load(own_bias + N + i);
+      store(y + m * N + n + i, active(rounded(gate)) * rounded(up), LANES);
+    };
   });
 }
 
 }  // namespace
+
+// It is no faster where the registers do not suffice for other work within a product; nor with few rows: their product
+// waits for memory, which delivers one panel after another faster than panels of two halves.
+bool is_gated_at_once(const Linear& gate_up, int64_t activation, int64_t gated, long rows) {
+  return LANES == 16 && gated && is_fused(activation) && gate_up.form != GROUPED && !gate_up.order &&
+         gate_up.out % (2 * PANEL) == 0 && rows > TILE;
+}
+
+void linear_gated_slices(const bf16* x, const bf16* packed, const bf16* bias, bf16* y, Slices slices, long N, long K,
+                         int64_t activation, long threads) {
+  with_fused(activation, [=](auto active) {
+    run_gated((const Pair*)x, (const Pair*)packed, bias, y, slices, N, K / 2, threads, active);
+  });
+}
 
 void linear_slices(const bf16* x, const bf16* packed, const bf16* bias, void* y, Slices slices, long N, long K,
                   bool wide, long threads) {

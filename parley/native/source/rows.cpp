@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "activations.h"
 #include "kernels.h"
 #include "pages.h"
 #include "shares.h"
@@ -47,40 +48,6 @@ template <class F> auto normed(const Norm& norm, long width, F at) {
     return norm.bias ? v + load(norm.bias + i, width - i) : v;
   };
 }
-
-// x * (1 + tanh(u)) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
-Vec gelu_tanh(Vec x) { return x / (1.f + exp(-x * (1.59576912f + 0.0713548163f * (x * x)))); }
-
-// x * (1 + erf(x / sqrt(2))) / 2, with Abramowitz and Stegun's 7.1.26, whose absolute error is below 1.5e-7
-Vec gelu(Vec x) {
-  Vec z = x * 0.707106781f, size = (Vec)((Bits)z & 0x7fffffff), t = 1.f / (1.f + 0.3275911f * size);
-  Vec p = fma(fill(1.061405429f), t, fill(-1.453152027f));
-  p = fma(p, t, fill(1.421413741f));
-  p = fma(p, t, fill(-0.284496736f));
-  p = fma(p, t, fill(0.254829592f));
-  Vec tail = p * t * exp(-(z * z)) * 0.5f;  // of the normal distribution, on the side of x
-  return x * (x < 0.f ? tail : 1.f - tail);
-}
-
-Vec relu(Vec x) { return larger(x, Vec{}); }
-
-Vec relu2(Vec x) {
-  Vec positive = relu(x);
-  return positive * positive;
-}
-
-// As SWIGLU_LIMIT and SWIGLU_ALPHA in native/layer_shape.py
-constexpr float LIMIT = 7.f, ALPHA = 1.702f;
-
-// At most LIMIT. NaN stays NaN.
-Vec limited(Vec x) { return x > LIMIT ? fill(LIMIT) : x; }
-
-Vec clamped_gate(Vec gate) {
-  Vec x = limited(gate);
-  return x / (1.f + exp(x * -ALPHA));
-}
-
-Vec clamped_up(Vec up) { return 1.f - limited(-limited(up)); }
 
 // Where rows are written: as bf16, as int8 for a linear layer (see int8.cpp; padded to a multiple of 4), or both. int8
 // is computed from the bf16 row, so that one pass gives the same as two.

@@ -24,11 +24,20 @@ struct Fetch {
   long pace;
 };
 
+// Work that a tile does between its steps, in small parts: the products leave units of the CPU idle that suffice for it.
+// Here there is none.
+struct NoOtherWork {
+  static constexpr bool left() { return false; }
+  void next() {}
+  void continue_from(const NoOtherWork&) {}
+};
+
 // sums [ROWS][PANEL] = or += x [ROWS][steps] * w [steps][PANEL]; rows of x, spread as Operands says, are `stride` words
-// apart
-template <class T, int ROWS, Asks ASKS>
-void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool fresh, Fetch fetch) {
+// apart. Each step does a part of the other work, if any is left.
+template <class T, int ROWS, Asks ASKS, class Other>
+void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool fresh, Fetch fetch, Other& others) {
   using O = Operands<T>;
+  Other other = others;  // a copy, so that it may be in registers
   using Sum = typename O::Sum;
   Sum acc[ROWS][2];
 #pragma GCC unroll 16
@@ -46,6 +55,7 @@ void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool f
       __builtin_prefetch(fetch.from, 0, 2);
       if (STEP > 64) __builtin_prefetch(fetch.from + 64, 0, 2);
     }
+    if (other.left()) other.next();
 #pragma GCC unroll 2
     for (int i = 0; i < O::WORDS; i++) {
       Bits left = O::part(w, i), right = O::part(w + LANES, i);
@@ -56,13 +66,14 @@ void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool f
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
     for (int i = 0; i < 2; i++) put(sums + r * PANEL + i * LANES, acc[r][i]);
+  others.continue_from(other);
 }
 
-template <class T> using Tile = void (*)(const Pair*, long, const Pair*, long, T*, bool, Fetch);
+template <class T, class Other> using Tile = void (*)(const Pair*, long, const Pair*, long, T*, bool, Fetch, Other&);
 
-// The tile for this number of rows, 1 to TILE
-template <class T, Asks ASKS, int ROWS = TILE> Tile<T> choose(long rows) {
+// The tile for this number of rows, 1 to ROWS
+template <class T, Asks ASKS, class Other = NoOtherWork, int ROWS = TILE> Tile<T, Other> choose(long rows) {
   if constexpr (ROWS > 1)
-    if (rows < ROWS) return choose<T, ASKS, ROWS - 1>(rows);
-  return tile<T, ROWS, ASKS>;
+    if (rows < ROWS) return choose<T, ASKS, Other, ROWS - 1>(rows);
+  return tile<T, ROWS, ASKS, Other>;
 }

@@ -93,6 +93,9 @@ static inline Half narrow(Vec v) {
 #endif
 }
 
+// The numbers that storing and loading would leave
+static inline Vec rounded(Vec v) { return widen(narrow(v)); }
+
 // LANES numbers, or the first `count` and zeros
 static inline Vec load(const bf16* from) { return widen(read<Half>(from)); }
 
@@ -179,6 +182,3 @@ static inline Vec exp(Vec x) {
 
 // cap * tanh(x / cap)
 static inline Vec capped(Vec x, float cap) { return cap - 2 * cap / (1.f + exp(x * (2.f / cap))); }
-
-// In terms of e^x, which saturates as it must: at the far left a finite number is divided by infinity.
-static inline Vec silu(Vec x) { return x / (1.f + exp(-x)); }

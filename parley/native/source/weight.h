@@ -22,3 +22,14 @@ void int8_linear_slices(const int8_t* x, const float* x_scales, const int32_t* e
                        long threads);
 void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, const float* scales, const bf16* bias, void* y,
                            Slices slices, long N, long K, long group, bool wide, long threads);
+
+// Whether gated_slices computes the MLP of such a layer at once, and sooner than in two steps, for `rows` rows of a slice.
+bool is_gated_at_once(const Linear& gate_up, int64_t activation, int64_t gated, long rows);
+
+// y [M, N] = activation(gate) * up of the rows [gate | up] that the function without `gated` would write, in bf16; with the
+// same bits.
+void linear_gated_slices(const bf16* x, const bf16* packed, const bf16* bias, bf16* y, Slices slices, long N, long K,
+                         int64_t activation, long threads);
+void int8_gated_slices(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed,
+                       const float* scales, const bf16* bias, bf16* y, Slices slices, long N, long K, int64_t activation,
+                       long threads);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../activations.h"
 #include "states.h"
 
 namespace {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../activations.h"
 #include "states.h"
 
 namespace {
