@@ -95,6 +95,11 @@ class HttpCycle:
     it sends its body. ``on_complete`` is called once the whole response has been written.
     """
 
+    __slots__ = ("_chunk_per_event", "_chunked", "_default_headers", "_expects_continue", "_has_news",
+                 "_is_head_request", "_on_complete", "_response_head", "_unread_body", "_waiter", "_watchers",
+                 "body_complete", "disconnected", "flow", "keep_alive", "response_complete", "response_started",
+                 "scope", "transport")  # fmt: skip
+
     def __init__(
         self,
         scope: Scope,

@@ -139,7 +139,7 @@ class QueueingHandler(logging.Handler):
             time.sleep(0.005)
 
 
-@dataclass
+@dataclass(slots=True)
 class AccessLogEntry:
     """The fields of an access log line besides method, path, status and time."""
 

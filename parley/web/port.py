@@ -13,7 +13,7 @@ import gc
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from ssl import SSLContext
 from typing import Any, Protocol, runtime_checkable
@@ -241,14 +241,14 @@ class CorsByPath:
         self._app, self._origins, self._web_origins = app, origins, web_origins
         self._by_pattern = {"": self._with_origins(None) if origins else app}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer a request, with CORS headers if the page that sends it may read the answer."""
         pattern = ""
-        if scope["type"] == "http" and any(name == b"origin" for name, _ in scope["headers"]):
+        if scope["type"] == "http" and b"origin" in dict(scope["headers"]):
             pattern = self._web_origins(scope["path"])
         if pattern not in self._by_pattern:
             self._by_pattern[pattern] = self._with_origins(pattern)
-        await self._by_pattern[pattern](scope, receive, send)
+        return self._by_pattern[pattern](scope, receive, send)
 
     def _with_origins(self, pattern: str | None) -> ASGIApp:
         return CORSMiddleware(

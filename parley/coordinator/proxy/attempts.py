@@ -13,9 +13,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import inf
+
+import msgspec
 
 from parley.coordinator import refusals
 from parley.coordinator.config import CoordinatorOptions
@@ -126,7 +127,7 @@ class RequestRunner:
         self._outside_error: ParleyError | None = None  # set by ``fail_request``
         self._first_token_due = inf  # when the first token is due; finite once P was asked
         self._recomputes = 0
-        self._merge = StreamMerge(client)
+        self._merge = StreamMerge(client, scheduler.table.clock)
         self._layout = ""  # KV layout of the instances that computed the part the client has
         self._refused = False  # an instance has refused the request because of its content
         # of the current attempt
@@ -257,7 +258,9 @@ class RequestRunner:
             self._wait_for_first()
             remaining = None if request.deadline is None else max(0.0, request.deadline - self._elapsed_seconds())
             layout = self._layout if self._merge.sent else ""
-            request = replace(request, avoid=self._failed_instances, attempt=attempt, deadline=remaining, layout=layout)
+            request = msgspec.structs.replace(
+                request, avoid=self._failed_instances, attempt=attempt, deadline=remaining, layout=layout
+            )
         try:
             return await self._scheduler.place_request(request)
         except RequestRefused as refusal:
@@ -324,6 +327,8 @@ class RequestRunner:
             raise
         finally:
             stream.unregister_receiver(self._attempt_id)
+            if merge.part_count > 1:  # the first was reported when it came
+                placement.report_tokens(merge.part_count - 1, merge.last_part_at)
             self._abort_everywhere()
 
     def _abort_everywhere(self) -> None:

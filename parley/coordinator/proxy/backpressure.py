@@ -20,8 +20,11 @@ DROP_ABOVE = 1 << 20  # buffered bytes above which the client is dropped, becaus
 class BackpressureBuffer:
     """The body of an answer that has begun. It may come from several senders, one after the other."""
 
+    __slots__ = ("_buffered_bytes", "_buffered_parts", "_client", "_cycle", "_drain_task", "_is_complete",
+                 "_pause_sender", "_pause_task", "_paused_sender", "_watcher")  # fmt: skip
+
     def __init__(self, client: DownstreamClient):
-        self._client, self._cycle = client, client.http_cycle
+        self._client, self._cycle, self._watcher = client, client.http_cycle, client.watcher
         self._buffered_parts: list[bytes] | None = None  # None: everything was sent
         self._buffered_bytes = 0
         self._is_complete = False  # the buffer contains the end of the answer
@@ -36,8 +39,8 @@ class BackpressureBuffer:
 
     def send_part(self, data: bytes) -> None:
         """Send a part now, or once the client has read the parts before it."""
-        if self._client.watcher is not None:
-            self._client.watcher.watch_stream(data)
+        if self._watcher is not None:
+            self._watcher.watch_stream(data)
         if self._buffered_parts is not None:
             self._buffered_parts.append(data)
             self._buffered_bytes += len(data)
@@ -56,8 +59,8 @@ class BackpressureBuffer:
 
     def send_last_part(self, data: bytes) -> None:
         """Send the last part."""
-        if self._client.watcher is not None:
-            self._client.watcher.watch_stream(data)
+        if self._watcher is not None:
+            self._watcher.watch_stream(data)
         if self._buffered_parts is not None:
             self._buffered_parts.append(data)
             self._is_complete = True

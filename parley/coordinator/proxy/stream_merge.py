@@ -53,15 +53,17 @@ class StreamMerge:
 
     ``sent``: the client has received a part of the answer, or is about to; ``exact``: the engine outputs of all of it
     are known, so that it can be resumed. ``asking``: the pending answer of P. ``done``: the future of this attempt,
-    which raises ResultsCut or RecomputeRequested.
+    which raises ResultsCut or RecomputeRequested. ``part_count``: parts of this attempt that came from D;
+    ``last_part_at``: when the last of them came, by the clock.
     """
 
     __slots__ = (
         "_client",
+        "_clock",
         "_early",
         "_early_size",
         "_head",
-        "_on_token",
+        "_on_first_part",
         "_out",
         "_parts",
         "_passes_through",
@@ -74,23 +76,27 @@ class StreamMerge:
         "asking",
         "done",
         "exact",
+        "last_part_at",
+        "part_count",
         "sent",
     )  # fmt: skip
 
-    def __init__(self, client: DownstreamClient):
+    def __init__(self, client: DownstreamClient, clock: Callable[[], float]):
         self.sent, self.exact = False, True
+        self._clock = clock
         self._client, self._out = client, BackpressureBuffer(client)
         self._records: list[bytes] = []  # engine outputs of the part that the client has, in base64
         self._used_tokens: UsedTokens | None = None  # the last usage that an instance reported
         self._used_is_final = False
 
-    def begin_attempt(self, on_token: Callable[[], None]) -> None:
-        """Start another attempt. ``on_token`` is called for each part that arrives."""
+    def begin_attempt(self, on_first_part: Callable[[], None]) -> None:
+        """Start another attempt. ``on_first_part`` is called when D's first part arrives."""
         if not self.sent:
             self._records, self.exact = [], True
         self.asking: CollectedAnswer | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._on_token = on_token
+        self._on_first_part = on_first_part
+        self.part_count, self.last_part_at = 0, 0.0
         self._stream = False
         self._passes_through = False  # parts of the stream are passed on to the client unchanged
         self._status, self._head = 200, prefill_answer.JSON_HEADERS
@@ -169,20 +175,28 @@ class StreamMerge:
 
     def take_frame(self, frame: ResultFrame) -> None:
         """Handle a frame from D."""
+        kind = frame.kind
+        if self._passes_through and kind == "data":  # nearly every frame
+            self.part_count += 1
+            self.last_part_at = self._clock()
+            if frame.record is not None:
+                self._records.append(frame.record)
+            self._out.send_part(frame.payload)
+            return
         if self._early is not None:
             self._buffer_frame(frame)
             return
         if self.done.done():
             return
-        kind = frame.kind
         if kind == "data" or kind == "lastData":
-            self._on_token()
+            if not self.part_count:
+                self._on_first_part()
+            self.part_count += 1
+            self.last_part_at = self._clock()
             if frame.record is not None:
                 self._records.append(frame.record)
             if kind == "lastData":
                 self._finish_results(frame.payload)
-            elif self._passes_through:
-                self._out.send_part(frame.payload)
             elif self._stream:
                 self._send_stream_part(self._without_opening(frame.payload))
             else:
@@ -228,6 +242,7 @@ class StreamMerge:
             self.take_frame(frame)
 
     def _fail_attempt(self, error: Exception) -> None:
+        self._passes_through = False
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # mark it as retrieved: the future may not be awaited yet
@@ -249,6 +264,7 @@ class StreamMerge:
             self._fail_attempt(ResultsCut(final=True))
 
     def _finish_results(self, payload: bytes) -> None:
+        self._passes_through = False
         if self._stream:
             self.finish_merge(payload if self.exact else self._with_done_mark(self._without_opening(payload)))
         else:

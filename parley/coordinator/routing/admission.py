@@ -120,11 +120,11 @@ class Placement:
         """Report that D refused to take the request over from P."""
         self.p.record_refusal(self.d, self._scheduler.table.clock())
 
-    def report_tokens(self, count: int = 1) -> None:
-        """Report ``count`` further tokens."""
+    def report_tokens(self, count: int = 1, last_at: float | None = None) -> None:
+        """Report ``count`` further tokens. ``last_at``: when the last of them came, by the table's clock; None: now."""
         if not self._second:
             self._record_decode_start()
-        self._last = self._scheduler.table.clock()
+        self._last = self._scheduler.table.clock() if last_at is None else last_at
         self.tokens += count
 
     def _record_decode_start(self) -> None:

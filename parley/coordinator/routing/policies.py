@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.routing.instance import ClusterInstance
@@ -18,8 +19,7 @@ from parley.coordinator.routing.load import JobSide, ResourceDemand, decode_load
 from parley.disagg.wire.prompt_hash import ConversationHashes, PrefixMark
 
 
-@dataclass(frozen=True)
-class SchedulingRequest:
+class SchedulingRequest(msgspec.Struct, frozen=True):
     """The scheduling requirements of a request.
 
     ``length``: of its prompt, in tokens; ``marks``: hashes of the prompt's prefixes, shortest first; ``deadline``:

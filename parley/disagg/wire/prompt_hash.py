@@ -45,6 +45,7 @@ MARK_POSITIONS = _compute_mark_positions()
 
 
 _TEXT_DECODER = msgspec.json.Decoder(str)
+_MEMBERS_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -116,17 +117,6 @@ class PromptReader:
         self._message_readers = list(
             dict.fromkeys(each.read_non_json for each in prompt_members if each.read_non_json is not None)
         )
-        names = _unique_names(
-            (self._conversation_members, self._prompt_members, self._prefix_members, self._salt_members,
-             self._media_members)
-        )  # fmt: skip
-        self._field_names = {name: f"member_{number}" for number, name in enumerate(names)}
-        body = msgspec.defstruct(
-            "Body",
-            [(own, msgspec.Raw, msgspec.Raw()) for own in self._field_names.values()],
-            rename={own: name for name, own in self._field_names.items()},
-        )
-        self._decoder = msgspec.json.Decoder(body)
 
     def hash_body(
         self, body: bytes, characters_per_token: float = CHARACTERS_PER_TOKEN, owner: str = ""
@@ -134,12 +124,12 @@ class PromptReader:
         """Return a body's prompt, whose hashes are those of ``owner``. Any bytes are accepted: without a prompt, or in
         an unknown format, the result has no marks and length 0."""
         try:
-            body_members = self._decoder.decode(body)
+            members = _MEMBERS_DECODER.decode(body)
         except (msgspec.MsgspecError, RecursionError):
             return self._hash_message(body, characters_per_token, owner)
 
         def member_texts(names: Iterable[str]) -> list[bytes]:
-            return [bytes(getattr(body_members, self._field_names[name])) for name in names]
+            return [bytes(members[name]) if name in members else b"" for name in names]
 
         conversation = shrink_media(_first_present(member_texts(self._conversation_members)))
         prompt = conversation or shrink_media(_first_present(member_texts(self._prompt_members)))
