@@ -40,7 +40,8 @@ from parley.serving.generation import Generation
 from parley.serving.options import ServerOptions
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
-from parley.text import AnswerChoice, TextPipeline
+from parley.text.choice import AnswerChoice
+from parley.text.prompt import TextPipeline
 from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
 from parley.web import logs
 from parley.web.connection import HttpCycle

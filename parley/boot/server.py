@@ -48,7 +48,7 @@ from parley.serving.served_model import ServedModel, divide_memory
 from parley.settings.file_changes import file_changes
 from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames, take_over_fields
-from parley.text import BadTokenizer
+from parley.text.tokens.tokenizer import BadTokenizer
 from parley.web import banner, logs
 from parley.web.auth import is_loopback, port_reach
 from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admin_limit, divide_descriptors

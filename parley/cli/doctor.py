@@ -239,7 +239,8 @@ def _check_loading(offer: OfferedModel, settings: EngineSettings) -> ModelCheck:
 
 def _check_text(settings: EngineSettings) -> Iterator[Finding]:
     """Check the tokenizer and the chat template."""
-    from parley.text import BadTokenizer, TextPipeline
+    from parley.text.prompt import TextPipeline
+    from parley.text.tokens.tokenizer import BadTokenizer
 
     try:
         pipeline = TextPipeline.from_folder(settings.model, settings.tool_parser, settings.reasoning_parser)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parley.child_process import keep_standard_streams
-from parley.cli.server_options import server_options
 from parley.cli.vllm import check_engine_options, is_server_address
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.engine_settings import attached_settings, engine_settings, vllm_settings
@@ -98,6 +97,8 @@ def read_mindie_plan(config: ResolvedOptions) -> tuple[MindIEPlan | None, Resolv
 
 def planned_server_options(plan: MindIEPlan | None, config: ResolvedOptions) -> ServerOptions:
     """Return the server's part of the options, with the values of MindIE's config.json. Raises ConfigError."""
+    from parley.cli.server_options import server_options  # after the engine's process has started: it takes longer
+
     options = server_options(config)
     return options if plan is None else plan.apply_to_options(options, config["mindie-profile"])
 

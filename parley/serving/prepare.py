@@ -30,8 +30,8 @@ from parley.serving.engine_features import check_engine_bounds, check_engine_fea
 from parley.serving.media.request_media import check_prompt_is_whole, media_by_prompt
 from parley.serving.served_model import ServedModel
 from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
-from parley.text import PreparedPrompt
 from parley.text.oldest_turns import fit_chat
+from parley.text.prompt import PreparedPrompt
 from parley.text.tokens.prediction import PredictedTokens
 from parley.types import Chat, EngineRequest, ModelInfo, ProcessedMedia, Prompt, Request, Tenant, Text, TextPair
 from parley.web.offload import off_loop

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import MediaKind
+
+if TYPE_CHECKING:
+    from parley.text.tokens.tokenizer import Tokenizer
 
 
 class MediaMarks(NamedTuple):

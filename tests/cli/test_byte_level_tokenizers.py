@@ -12,7 +12,7 @@ import pytest
 from support import tiny_models
 
 from parley import hub
-from parley.text import Tokenizer
+from parley.text.tokens.tokenizer import Tokenizer
 
 RECORDED = Path(__file__).parents[1] / "data" / "tokenizers" / "recorded.json.gz"
 ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

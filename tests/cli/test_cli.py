@@ -152,3 +152,8 @@ def test_ctrl_c_exits_with_130_and_no_traceback(monkeypatch):
 
     monkeypatch.setattr("parley.cli.bench.run", interrupted)
     assert main(["bench"]) == 130
+
+
+def test_engine_process_imports_neither_tokenizers_nor_templates():
+    modules = imported_modules("import parley.worker.process, parley.core.loop, parley.model.load.loader")
+    assert "torch" in modules and not modules & {"tokenizers", "jinja2"}

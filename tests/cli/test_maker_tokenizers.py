@@ -15,7 +15,8 @@ import pytest
 
 from parley import hub
 from parley.hub.sentence_piece import BadTokenizerModel, convert_sentence_piece, read_sentence_piece
-from parley.text import ChatTemplate, Tokenizer
+from parley.text.parsing.chat_template import ChatTemplate
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, Message, ToolCall
 
 DATA = Path(__file__).parents[1] / "data" / "tokenizers"

@@ -24,7 +24,7 @@ from parley.disagg.kv.mapped_files import MappedFiles
 from parley.disagg.kv.shared_memory import SharedMemoryTransport
 from parley.engine.protocol import Engine
 from parley.engine.stream import OutputStream
-from parley.text import TextPipeline
+from parley.text.prompt import TextPipeline
 from parley.types import EngineOutput, EngineRequest, Grammar, KVPrefix, ModelInfo, ReasoningLimit, Sampling, Settings
 from parley.worker.thread import LocalEngine
 

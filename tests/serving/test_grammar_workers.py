@@ -20,9 +20,9 @@ from parley.demo import model_folder
 from parley.errors import Invalid, NotReady
 from parley.serving.workers.grammar_workers import GrammarWorker, GrammarWorkers
 from parley.tenant_executor import TenantExecutor
-from parley.text import TextPipeline
 from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, encode_question
 from parley.text.grammar.limits import CRASHED, TOO_SLOW
+from parley.text.prompt import TextPipeline
 from parley.types import (
     Chat,
     Grammar,

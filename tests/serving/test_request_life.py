@@ -12,7 +12,9 @@ from support.http_client import HELLO_CHAT, MODEL_INFO, build_request, fill_path
 
 from parley.dialects.mounts import mount_table, universal_mounts
 from parley.errors import NotReady
-from parley.text import ChatTemplate, Tokenizer, detect_markup
+from parley.text.parsing.chat_template import ChatTemplate
+from parley.text.parsing.markup import detect_markup
+from parley.text.tokens.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -15,7 +15,7 @@ from parley.dialects.mounts import dedicated_mounts, universal_mounts
 from parley.engine.protocol import EngineFailed
 from parley.serving import handlers
 from parley.serving.app import App
-from parley.text import TextPipeline
+from parley.text.prompt import TextPipeline
 
 KEY = "sk-right-key-0123456789"
 

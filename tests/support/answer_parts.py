@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from parley.text import OutputParser
 from parley.text.parsing.harmony_parser import HarmonyParser
+from parley.text.parsing.output_parser import OutputParser
 
 AnswerParts = tuple[str, str, list[tuple[str, str]]]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from parley.text import Tokenizer
+from parley.text.tokens.tokenizer import Tokenizer
 
 TRAINING_TEXTS = [
     "The capital of France is Paris, and the capital of Japan is Tokyo.",

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, byte_level
 
-from parley.text import AnswerChoice, Markup, PreparedPrompt, Tokenizer, describe_prompt_tokens
+from parley.text.choice import AnswerChoice, describe_prompt_tokens
 from parley.text.parsing.call_families import HERMES
+from parley.text.parsing.markup import Markup
+from parley.text.prompt import PreparedPrompt
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import (
     Chat,
     ChoiceDelta,

@@ -20,10 +20,12 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from parley import demo
 from parley.errors import BadRequest
 from parley.settings.families import FAMILIES_FILE
-from parley.text import ChatTemplate, TextPipeline, Tokenizer
+from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.markup import detect_markup
+from parley.text.prompt import TextPipeline
 from parley.text.tokens import long_text, special_token_search
 from parley.text.tokens.special_token_search import SpecialTokenSearch
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, Message, Text, ToolCall
 
 DEMO = Path(demo.__file__).parent / "model"

@@ -9,9 +9,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from parley.demo import model_folder
-from parley.text import Tokenizer
 from parley.text.grammar.custom_lark import write_custom_lark
 from parley.text.grammar.refused import GrammarRefused
+from parley.text.tokens.tokenizer import Tokenizer
 
 PATCH = r"""
 start: begin_patch hunk+ end_patch

@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, byte_level, suffixed
 
-from parley.text import Detokenizer, Tokenizer
+from parley.text.tokens.detokenizer import Detokenizer
+from parley.text.tokens.tokenizer import Tokenizer
 
 BY_PIECE = [name for name in TOKENIZERS if name != "suffixed"]
 token_lists = st.lists(st.integers(0, 500), max_size=40)

@@ -19,12 +19,14 @@ from support.tiny_tokenizers import byte_level
 from tokenizers import AddedToken
 
 from parley.settings.families import FAMILIES_FILE
-from parley.text import AnswerChoice, Markup, PreparedPrompt, Tokenizer
+from parley.text.choice import AnswerChoice
 from parley.text.parsing.call_families import CALLS, CallFamily
 from parley.text.parsing.calls import RequestTools, write_calls
 from parley.text.parsing.harmony_parser import make_output_parser
-from parley.text.parsing.markup import detect_markup, family_names, reasoning_options, starts_in_reasoning
+from parley.text.parsing.markup import Markup, detect_markup, family_names, reasoning_options, starts_in_reasoning
 from parley.text.parsing.reasoning_families import THOUGHTS
+from parley.text.prompt import PreparedPrompt
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import ChoiceDelta, ChoiceDone, EngineOutput, Request
 
 TOOLS = RequestTools(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parley.errors import BadRequest
-from parley.text import ChatTemplate
+from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.history import later_system_as_user
 from parley.types import Chat, Media, MediaAddress, Message, PlacedMedia, ToolCall
 

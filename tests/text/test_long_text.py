@@ -14,8 +14,8 @@ from support.tiny_tokenizers import MARKS, SPECIAL, TOKENIZERS
 from parley import demo
 from parley.errors import Invalid
 from parley.interrupt import Abandoned, run_until_abandoned, stop_if_abandoned
-from parley.text import Tokenizer
 from parley.text.tokens import long_text
+from parley.text.tokens.tokenizer import Tokenizer
 
 PARTS = [
     *("The capital of France", " is Paris", "unbelievable", "don't", "x" * 30, "aaaaaaa", "0123456789", "3.14159"),

@@ -12,9 +12,9 @@ import pytest
 from support.multimodal_models import FAMILIES, multimodal_folder
 
 from parley.errors import Invalid
-from parley.text import TextPipeline
 from parley.text.media_prompt import find_media_items
 from parley.text.parsing.content_parts import content_parts
+from parley.text.prompt import TextPipeline
 from parley.types import Chat, EncodedMedia, Media, MediaKind, Message, PlacedMedia, ProcessedMedia, Text
 
 SIZES = {"wide": (40, 90), "tall": (120, 33), "small": (30, 31)}

@@ -15,8 +15,11 @@ from support.tiny_tokenizers import byte_level, word_level
 
 from parley.demo.template import CHAT_TEMPLATE
 from parley.errors import BadRequest, ContextLength, Invalid, Unsupported
-from parley.text import ChatTemplate, TextPipeline, Tokenizer, fill_in_middle
+from parley.text import fill_in_middle
+from parley.text.parsing.chat_template import ChatTemplate
+from parley.text.prompt import TextPipeline
 from parley.text.tokens import long_text
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, Message, PoolingOptions, Text, Tokens
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -241,7 +244,9 @@ def test_chat_without_template_is_bad_request() -> None:
 
 
 def test_text_package_imports_neither_torch_nor_transformers() -> None:
-    script = "import sys, parley.text; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    script = (
+        "import sys, parley.text.choice; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

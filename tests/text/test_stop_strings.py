@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.answer_parts import split_text
 
-from parley.text import StopAutomaton, StopScanner
+from parley.text.tokens.stop_strings import StopAutomaton, StopScanner
 
 abc_texts = st.text("abc", max_size=30)
 stop_lists = st.lists(st.text("abc", min_size=1, max_size=5), max_size=6)

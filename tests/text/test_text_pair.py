@@ -6,8 +6,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from parley.errors import ContextLength
-from parley.text import TextPipeline
 from parley.text.parsing.chat_template import ChatTemplate
+from parley.text.prompt import TextPipeline
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import PoolingOptions, Text, TextPair
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, byte_level, word_piece
 from tokenizers import processors
 
-from parley.text import BadTokenizer, TextPipeline, Tokenizer
+from parley.text.prompt import TextPipeline
+from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
 
 
 def write_tokenizer_files(folder: Path, tokenizer: Tokenizer, **files: Any) -> Path:

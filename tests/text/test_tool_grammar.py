@@ -16,7 +16,6 @@ from tokenizers import AddedToken
 
 from parley.demo import model_folder
 from parley.errors import Invalid
-from parley.text import Markup, Tokenizer, detect_markup
 from parley.text.grammar.lark import LarkWriter
 from parley.text.grammar.limits import MAX_GRAMMAR_CHARS
 from parley.text.grammar.tool_grammar import tool_calls_grammar
@@ -24,6 +23,8 @@ from parley.text.parsing.call_families import CALLS, CallFamily
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.calls.tools import member_schema
 from parley.text.parsing.harmony_parser import make_output_parser
+from parley.text.parsing.markup import Markup, detect_markup
+from parley.text.tokens.tokenizer import Tokenizer
 
 CITY = {
     "type": "object",

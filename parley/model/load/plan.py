@@ -23,7 +23,6 @@ from parley.model.load.multimodal import has_own_head, keep_language_model, lang
 from parley.model.load.text_encoders.encoders import is_encoder, read_encoder_config
 from parley.model.networks.config import DecoderConfig, Unfusable, read_decoder_config
 from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
-from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
 from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
@@ -191,6 +190,8 @@ def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
     """Raise LoadError unless the draft model makes tokens, and the same as the decoder in ``folder``."""
     if is_encoder(read_config(draft_folder)):
         raise LoadError(f"{draft_folder} cannot guess tokens: it only makes vectors.")
+    from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer  # engines without a draft start faster
+
     try:
         vocabularies = [Tokenizer.from_folder(each).backend.get_vocab() for each in (folder, draft_folder)]
     except BadTokenizer as error:

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import llguidance
 import numpy as np
@@ -33,8 +33,10 @@ from parley.control_groups import core_count
 from parley.core.sequence import Sequence
 from parley.model.sampling.thinking_budget import ThinkingBudget
 from parley.text.grammar.limits import GRAMMAR_NOT_FOLLOWED, GRAMMAR_TOO_COMPLEX, MATCHER_LIMITS
-from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import EngineRequest
+
+if TYPE_CHECKING:
+    from parley.text.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("parley.engine")
 
@@ -98,6 +100,8 @@ class GrammarCache:
 
     def load_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, loaded on first use. Raises BadTokenizer."""
+        from parley.text.tokens.tokenizer import Tokenizer  # few engines need it, and all start faster without
+
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_folder(self._folder)

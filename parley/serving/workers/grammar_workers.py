@@ -17,7 +17,6 @@ import msgspec
 from parley.child_process import python_command
 from parley.errors import Invalid, NotReady
 from parley.serving.workers.worker_pool import WorkerPool, WorkerProcess
-from parley.text import TextPipeline
 from parley.text.grammar.answer_compiler import may_be_any_text
 from parley.text.grammar.answer_question import (
     AnswerCompiled,
@@ -30,6 +29,7 @@ from parley.text.grammar.answer_question import (
     encode_question,
 )
 from parley.text.grammar.limits import CRASHED, TOO_SLOW
+from parley.text.prompt import TextPipeline
 from parley.types import Grammar, Prompt
 
 log = logging.getLogger("parley.server")
