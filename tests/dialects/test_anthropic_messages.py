@@ -222,10 +222,17 @@ def test_anthropic_writes_calls_as_objects_and_broken_ones_as_text():
     ]
     assert message["stop_reason"] == "tool_use"
     assert whole([*call(0, "f", "{"), done("tool")])["stop_reason"] == "end_turn"
-    cut = whole([ChoiceDelta(0, "a"), *call(0, "f", '{"a'), done("length")])
-    assert (cut["content"], cut["stop_reason"]) == ([{"type": "text", "text": "a"}], "max_tokens")
-    assert whole([*call(0, "f"), done("length")])["content"] == []  # its arguments had not begun
     assert whole([*call(0, "f"), done("tool")])["content"][0]["input"] == {}
+
+
+@pytest.mark.parametrize("arguments", ["", "{", '{"a": 1, "b": "x'])
+def test_anthropic_shows_a_call_that_was_cut_off_without_its_arguments(arguments: str):
+    message = whole([ChoiceDelta(0, "a"), *call(0, "f", arguments), done("length")])
+    assert message["content"] == [
+        {"type": "text", "text": "a"},
+        {"type": "tool_use", "id": "toolu_0", "name": "f", "input": {}},
+    ]
+    assert message["stop_reason"] == "max_tokens"
 
 
 def test_anthropic_keeps_call_ids_that_a_model_writes():

@@ -176,11 +176,10 @@ class BlockList:
             elif block.block_type == "thinking":
                 shown = "" if self._display.omitted else block.text
                 yield {"type": "thinking", "thinking": shown, "signature": self._display.seal(block.text)}
-            elif may_be_cut and not block.text:  # not a call without arguments: they had not begun
-                continue
-            elif (arguments := _read_arguments(block.text)) is not None:
-                yield {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
-            elif not may_be_cut:  # a call that was cut off is left out
+            elif (arguments := _read_arguments(block.text)) is not None or may_be_cut:
+                # A call that was cut off stays, so that clients see what was lost, but no part of its arguments does.
+                yield {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments or {}}
+            else:
                 yield {"type": "text", "text": f"{block.name}({block.text})"}
 
 
