@@ -30,6 +30,16 @@ async def test_stream_joins_prefill_part_and_decode_parts(cluster):
     assert request.headers["req-type"] == "prefill" and request.headers["d-target"] == d.target
 
 
+async def test_tokens_of_a_stream_are_counted_and_timed(cluster):
+    running = await cluster(ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode"))
+    await running.post(body=CHAT_BODY)
+    counters = running.coordinator.scheduler.counters
+    await running.wait_until(lambda: counters.output_tokens == len(LONG_SCRIPT.parts))
+    assert counters.transfer.observed_count == counters.tpot.observed_count == 1
+    decode_side = list(running.coordinator.table)[1].decode
+    assert decode_side.token_seconds == counters.tpot.observed_sum > 0
+
+
 async def test_unstreamed_answer_comes_from_the_decode_instance(cluster):
     running = await cluster(ScriptedInstance("prefill", script=UNSTREAMED_SCRIPT), ScriptedInstance("decode"))
     answer = await running.post(body=CHAT_BODY)

@@ -253,7 +253,8 @@ class StreamMerge:
         if data:
             self._start_stream()
             self._out.send_part(data)
-            self._passes_through = self.exact
+            # D's first part is reported, so it is not among those.
+            self._passes_through = self.exact and self.part_count > 0
 
     def _collect_part(self, data: bytes) -> None:
         """Collect a part of an answer in one piece."""
