@@ -7,11 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from parley.dialects.json_body import MAX_MEMBERS
 from parley.disagg.wire.prompt_hash import (
     CHARACTERS_PER_TOKEN,
     MARK_POSITIONS,
     MEDIA_SIZE,
     PrefixMark,
+    PromptHashes,
     RecentPrefixes,
     hash_prompt,
     shrink_media,
@@ -152,6 +154,13 @@ def test_prompt_length_is_estimated_from_text_or_token_ids():
     assert hash_prompt(b"[]").token_count == hash_prompt(b'{"prompt":null}').token_count == 0
     big = hash_prompt(json.dumps({"prompt": "x" * (1 << 20)}).encode())
     assert len(big.marks) < 100 and big.marks[-1].tokens > 0.85 * big.token_count
+
+
+def test_a_body_with_too_many_members_is_not_decoded():
+    """No instance takes it; its members would keep the coordinator busy for seconds."""
+    members = b",".join(b'"%d":1' % number for number in range(MAX_MEMBERS))
+    assert hash_prompt(b'{"prompt":"%b"}' % (b"a" * 1000)).marks
+    assert hash_prompt(b'{"prompt":"%b",%b}' % (b"a" * 1000, members)) == PromptHashes()
 
 
 def test_turn_hash_covers_all_but_the_last_two_messages():

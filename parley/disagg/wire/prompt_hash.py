@@ -124,6 +124,7 @@ class PromptReader:
         """Return a body's prompt, whose hashes are those of ``owner``. Any bytes are accepted: without a prompt, or in
         an unknown format, the result has no marks and length 0."""
         try:
+            check_json_size(body)  # no instance takes a larger one, and each member becomes an object
             members = _MEMBERS_DECODER.decode(body)
         except (msgspec.MsgspecError, RecursionError):
             return self._hash_message(body, characters_per_token, owner)
