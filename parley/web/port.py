@@ -13,6 +13,7 @@ import gc
 import os
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from ssl import SSLContext
@@ -30,6 +31,7 @@ from parley.web.options import HttpOptions
 from parley.web.shared_listener import ConnectionCounts, SharedListener
 
 LISTEN_BACKLOG = 2048
+LOCK_SECONDS = 2.0  # opening a Unix socket takes a server milliseconds
 SOCKET_MODE = 0o660  # of Unix sockets
 
 
@@ -84,18 +86,32 @@ def _open_unix_listener(path: str) -> UnixListener:
 @contextlib.contextmanager
 def _locked_folder(folder: str) -> Iterator[None]:
     """Let no other server open a socket in this folder meanwhile: one that is bound, but does not listen yet, looks
-    stale. Without the right to read the folder, nothing is locked."""
+    stale. Nothing is locked without the right to read the folder, or if another program keeps it locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         yield
         return
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _wait_for_lock(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int) -> None:
+    """Lock a folder, unless its file system has no locks, or another program does not release it in time."""
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return
+            time.sleep(0.01)
+        except OSError:
+            return
 
 
 def _replace_unix_socket(path: str) -> UnixListener:

@@ -1,8 +1,13 @@
-"""Unix sockets: of several servers that start on one path in the same moment, exactly one listens there."""
+"""Unix sockets: of several servers that start on one path in the same moment, exactly one listens there.
+
+No other program can keep a server from starting.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import socket
 import threading
 from pathlib import Path
@@ -35,3 +40,12 @@ def test_a_socket_that_is_bound_and_does_not_listen_yet_is_not_taken_for_a_stale
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
     listener.close()
+
+
+def test_a_folder_that_another_program_keeps_locked_delays_a_server_only(tmp_path: Path, monkeypatch):
+    """Such as flock(1), which starts a command with the folder locked."""
+    monkeypatch.setattr(port, "LOCK_SECONDS", 0.05)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    port.open_listener(f"unix:{tmp_path}/s", 0).close()
+    os.close(descriptor)
