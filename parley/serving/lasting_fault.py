@@ -1,4 +1,4 @@
-"""Log lines about a fault that may last, such as a full disk: one when it begins, then one a minute, one at its end."""
+"""Log lines about a fault that may last, such as a full disk: at most one a minute, and one when it is over."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class LastingFault:
     def __init__(self, end_text: str):
         self._end_text = end_text
         self._next_line = 0.0  # time.monotonic
-        self._is_present = False
+        self._is_logged = False  # since it was over the last time
 
     def report(self, text: str, *args: object) -> None:
-        """Log that the fault is there, unless that was logged within the last minute."""
-        self._is_present = True
+        """Log that the fault is there, unless that was logged within the last minute. That it was over meanwhile
+        makes no difference: on a nearly full disk, small writes succeed between large ones that fail."""
         if time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + REPEAT_SECONDS
+            self._next_line, self._is_logged = time.monotonic() + REPEAT_SECONDS, True
             log.error(text, *args)
 
     def end(self) -> None:
-        """Log that the fault is over, if it was there. Called after each use that succeeded as those did not."""
-        if self._is_present:
-            self._is_present, self._next_line = False, 0.0
+        """Log that the fault is over, if it was logged. Called after each use of the kind that failed."""
+        if self._is_logged:
+            self._is_logged = False
             log.warning(self._end_text)

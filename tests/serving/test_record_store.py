@@ -148,6 +148,21 @@ def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path, caplog):
     ]
 
 
+def test_a_disk_that_has_room_for_small_records_only_is_logged_once(tmp_path, caplog):
+    store = open_file(tmp_path / "responses.db")
+    store.keep("t", "a", b"1")
+    (pages,) = store._database.execute("PRAGMA page_count").fetchone()
+    store._database.execute(f"PRAGMA max_page_count = {pages + 1}")
+    for _ in range(3):
+        with pytest.raises(NotReady, match="disk is full"):
+            store.keep("t", "b", b"x" * 100_000)
+        store.keep("t", "c", b"3")
+    assert [record.getMessage() for record in caplog.records] == [
+        "The store of responses cannot be used: database or disk is full.",
+        "The store of responses can be used again.",
+    ]
+
+
 def test_a_change_that_fails_leaves_the_record(open_store):
     store = open_store()
     store.keep("t", "a", b"1")
