@@ -164,6 +164,7 @@ def test_tei_reranks_texts():
         (embed.read_embed, ENCODER, {"inputs": "a", "truncation_direction": "up"}, 422, "unknown variant `up`"),
         (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": 0}, 422, "error: `dimensions` should be positive"),
         (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": -1}, 422, "integer `-1`, expected usize"),
+        (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": 2.0}, 422, "floating point `2.0`, expected usize"),
         (embed.read_embed, CLASSIFIER, {"inputs": "a"}, 424, "Backend error: Model is not an embedding model"),
         (embed.read_embed_all, CLASSIFIER, {"inputs": "a"}, 424, "Backend error: Model is not an embedding model"),
         (embed.refuse_sparse, ENCODER, {"inputs": []}, 400, "Input validation error: `inputs` cannot be empty"),

@@ -15,7 +15,6 @@ from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, Reque
 from parley.dialects.fields import decode_fields
 from parley.dialects.tei import embed, info, metrics, predict, shared, tokens
 from parley.dialects.tei.shared import EXTENDED_RULES, STRICT_RULES, TeiRules
-from parley.dialects.tgi.shared import TGI_WORDING
 
 TEI_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "input", "query", "texts"))
 BodyReader = Callable[[TeiRules, bytes, RequestContext], Reply | Answer]
@@ -23,7 +22,7 @@ BodyReader = Callable[[TeiRules, bytes, RequestContext], Reply | Answer]
 
 def read_main_task(rules: TeiRules, body: bytes, context: RequestContext) -> Reply | Answer:
     """Read a request for the model's own task: vectors, ranks, or classes. Raises BadRequest."""
-    fields = decode_fields(body, TGI_WORDING)
+    fields = decode_fields(body, rules.wording)
     if not context.labels:
         return embed.read_features(rules, fields, context)
     if len(context.labels) == 1 and (rules.strict or not fields.has_value("inputs")):

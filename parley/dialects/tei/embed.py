@@ -12,7 +12,6 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.tei import inputs, shared
 from parley.dialects.tei.inputs import TeiReply
 from parley.dialects.tei.shared import EmptyInput, TeiRules, UnfitModel
-from parley.dialects.tgi.shared import TGI_WORDING
 from parley.errors import Invalid, ParleyError
 from parley.types import PoolingOptions, PromptVector, Text, Usage
 
@@ -23,17 +22,17 @@ NOT_SPARSE = "Model is not an embedding model with SPLADE pooling"
 
 def read_embed(rules: TeiRules, body: bytes, context: RequestContext) -> EmbedReply:
     """Read a request for vectors. Raises BadRequest."""
-    return EmbedReply(rules, decode_fields(body, TGI_WORDING), context)
+    return EmbedReply(rules, decode_fields(body, rules.wording), context)
 
 
 def read_embed_all(rules: TeiRules, body: bytes, context: RequestContext) -> EmbedAllReply:
     """Read a request for vectors of tokens. Raises BadRequest."""
-    return EmbedAllReply(rules, decode_fields(body, TGI_WORDING), context)
+    return EmbedAllReply(rules, decode_fields(body, rules.wording), context)
 
 
 def read_similarity(rules: TeiRules, body: bytes, context: RequestContext) -> SimilarityReply:
     """Read a request for cosines. Raises BadRequest."""
-    return SimilarityReply(rules, decode_fields(body, TGI_WORDING), context)
+    return SimilarityReply(rules, decode_fields(body, rules.wording), context)
 
 
 def read_features(rules: TeiRules, body: Fields, context: RequestContext) -> EmbedReply | SimilarityReply:
@@ -48,14 +47,14 @@ def read_features(rules: TeiRules, body: Fields, context: RequestContext) -> Emb
 def read_openai_embedding(rules: TeiRules, body: bytes, context: RequestContext) -> OpenAIEmbedReply | Answer:
     """Read a request of OpenAI's API. Its errors have a form of their own."""
     try:
-        return OpenAIEmbedReply(rules, decode_fields(body, TGI_WORDING), context)
+        return OpenAIEmbedReply(rules, decode_fields(body, rules.wording), context)
     except ParleyError as error:
         return shared.openai_error_answer(error)
 
 
 def refuse_sparse(rules: TeiRules, body: bytes, context: RequestContext) -> Answer:
     """Return the original's answer where the model has no sparse vectors, as none here has. Raises BadRequest."""
-    inputs.read_inputs(rules, decode_fields(body, TGI_WORDING))
+    inputs.read_inputs(rules, decode_fields(body, rules.wording))
     return shared.tei_error_answer(UnfitModel(NOT_SPARSE))
 
 

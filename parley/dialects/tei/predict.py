@@ -16,7 +16,6 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.tei import inputs
 from parley.dialects.tei.inputs import TeiReply
 from parley.dialects.tei.shared import EmptyInput, TeiRules, UnfitModel
-from parley.dialects.tgi.shared import TGI_WORDING
 from parley.types import PoolingOptions, PromptVector, Text, TextPair
 
 NOT_CLASSIFIER = "Model is not a classifier model"
@@ -26,12 +25,12 @@ LOGITS = PoolingOptions(normalize=False, task="classify")
 
 def read_predict(rules: TeiRules, body: bytes, context: RequestContext) -> PredictReply:
     """Read a classification request. Raises BadRequest."""
-    return PredictReply(rules, decode_fields(body, TGI_WORDING), context)
+    return PredictReply(rules, decode_fields(body, rules.wording), context)
 
 
 def read_rerank(rules: TeiRules, body: bytes, context: RequestContext) -> RerankReply:
     """Read a rerank request. Raises BadRequest."""
-    return RerankReply(rules, decode_fields(body, TGI_WORDING), context)
+    return RerankReply(rules, decode_fields(body, rules.wording), context)
 
 
 def _scores(logits: list[float], *, raw: bool) -> list[float]:

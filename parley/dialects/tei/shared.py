@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi.shared import framework_answer, refuse_other_content
+from parley.dialects.tgi.shared import (
+    STRICT_TGI_WORDING,
+    TGI_WORDING,
+    TgiErrorWording,
+    framework_answer,
+    refuse_other_content,
+)
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -40,7 +46,8 @@ NO_MEMORY = b'{"error":"Model is overloaded","error_type":"Overloaded"}'
 
 @dataclass(frozen=True, slots=True)
 class TeiRules:
-    """The limits the original is started with. ``strict``: bodies must be declared as JSON, and name no model.
+    """The limits the original is started with. ``strict``: bodies must be declared as JSON, name no
+    model, and have no 5.0 for an integer.
 
     ``auto_truncate``: texts that are too long are cut unless a request says otherwise.
     """
@@ -49,6 +56,11 @@ class TeiRules:
     max_batch: int
     auto_truncate: bool
     max_body: int | None = None  # bytes
+
+    @property
+    def wording(self) -> TgiErrorWording:
+        """The wording of refusals of a body's members, which is TGI's."""
+        return STRICT_TGI_WORDING if self.strict else TGI_WORDING
 
 
 STRICT_RULES = TeiRules(strict=True, max_batch=32, auto_truncate=True, max_body=2_000_000)

@@ -12,7 +12,6 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.parameters import MAX_TOKEN_ID
 from parley.dialects.tei import inputs, shared
 from parley.dialects.tei.shared import EmptyInput, TeiRules
-from parley.dialects.tgi.shared import TGI_WORDING
 from parley.errors import WrongType
 from parley.types import PoolingOptions, Text
 
@@ -21,7 +20,7 @@ EMPTY_IDS_SENTENCE = "Input validation error: `input_ids` cannot be empty"
 
 def read_tokenize(rules: TeiRules, body: bytes, context: RequestContext) -> TokenizeRequest:
     """Read one text or a batch of texts. Raises BadRequest."""
-    fields = decode_fields(body, TGI_WORDING)
+    fields = decode_fields(body, rules.wording)
     special = fields.boolean("add_special_tokens", True)
     prompt_name = fields.string("prompt_name", None, cap=inputs.MAX_PROMPT_NAME)
     is_single = isinstance(fields.raw_value("inputs"), str)
@@ -64,7 +63,7 @@ def _describe_tokens(result: TokenizeResult) -> list[dict[str, Any]]:
 
 def read_decode(rules: TeiRules, body: bytes) -> DetokenizeRequest:
     """Read the ids of one text or of a batch. Raises BadRequest."""
-    fields = decode_fields(body, TGI_WORDING)
+    fields = decode_fields(body, rules.wording)
     value = fields.raw_value("ids")
     if value is None:
         raise fields.missing_member("ids")
