@@ -26,7 +26,7 @@ FAULTS_BY_MESSAGE = {  # the beginnings of Python's messages
     "Invalid \\escape": "Invalid escape character in string.",
 }
 BYTE_POSITION = re.compile(r"byte (\d+)")
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # without backtracking: bodies have many megabytes
 LONE_SURROGATE = re.compile(
     rb"(?<!\\)(?:\\\\)*(?P<escape>\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2}))"
 )
