@@ -25,6 +25,10 @@ FAULTS_BY_MESSAGE = {  # the beginnings of Python's messages
     "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
     "Invalid \\escape": "Invalid escape character in string.",
 }
+FRACTION_FAULT = "Miss fraction part in number."
+EXPONENT_FAULT = "Miss exponent in number."
+# Python reads the number before the point or the exponent, and finds fault with what follows.
+CUT_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:(?:\.\d+)?(?P<exponent>[eE][+-]?)|\.)")
 BYTE_POSITION = re.compile(r"byte (\d+)")
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # without backtracking: bodies have many megabytes
 LONE_SURROGATE = re.compile(
@@ -46,8 +50,8 @@ def describe_parse_fault(body: bytes, reason: str) -> str:
         if lone is not None:  # Python takes these
             fault, position = SURROGATE_FAULT, lone.start("escape")
     except json.JSONDecodeError as error:
-        fault = _name_fault(error)
-        position = len(error.doc[: error.pos].encode())
+        fault, place = _find_cut_number(error) or (_name_fault(error), error.pos)
+        position = len(error.doc[:place].encode())
         if fault == UNCLOSED_STRING_FAULT:
             position = len(body)
         elif "escape" in error.msg:
@@ -55,6 +59,15 @@ def describe_parse_fault(body: bytes, reason: str) -> str:
     except (ValueError, RecursionError):
         pass
     return f"{fault} at {position}"
+
+
+def _find_cut_number(error: json.JSONDecodeError) -> tuple[str, int] | None:
+    """Return the fault of a number that ends at its point or exponent, and its place in characters, if it is one."""
+    start = len(error.doc[: error.pos].rstrip("0123456789.+-eE"))
+    number = CUT_NUMBER.match(error.doc, start)
+    if number is None or number.end() <= error.pos:
+        return None
+    return EXPONENT_FAULT if number["exponent"] else FRACTION_FAULT, number.end()
 
 
 def _name_fault(error: json.JSONDecodeError) -> str:
