@@ -130,7 +130,7 @@ def multiplies_integers(kernels: CompiledKernels, code: str) -> bool:
 
 
 def rounded_rows(x: torch.Tensor, weight: GroupedWeight) -> torch.Tensor:
-    """The rows as float64 that are multiplied without AVX-512 bf16: see ``round_rows`` in grouped.cpp."""
+    """The rows as float64 that are multiplied without AVX-512 bf16: see ``round_rows`` in grouped_weights.cpp."""
     order = torch.arange(x.shape[1]) if weight.order is None else weight.order.long()
     rows = x.double()[:, order]
     for group in rows.split(weight.group, 1):

@@ -14,10 +14,10 @@ from parley.native.layer_shape import ACTIVATIONS, Routing
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 EXPERTS_SIGNATURES = {
     "route": [P, P, P, P, P, N, N],
-    "experts_room": [P, N, N],
+    "experts_workspace": [P, N, N],
     "experts": [P, P, P, P, P, P, N, N, P, N],
 }
-EXPERTS_RETURN_INT64 = ("experts_room",)  # functions that return an int64
+EXPERTS_RETURN_INT64 = ("experts_workspace",)  # functions that return an int64
 
 
 class RoutingStruct(ctypes.Structure):
@@ -105,7 +105,7 @@ def mix_experts(
     shared = None if shared is None else shared.contiguous()
     (count, chosen), out = ids.shape, torch.empty_like(x)
     address = ctypes.addressof(struct)
-    workspace = torch.empty(library.experts_room(address, count, chosen), dtype=torch.uint8)
+    workspace = torch.empty(library.experts_workspace(address, count, chosen), dtype=torch.uint8)
     library.experts(
         address,
         x.data_ptr(),

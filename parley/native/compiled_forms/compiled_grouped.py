@@ -1,4 +1,4 @@
-"""Calls ``grouped.cpp``: linear layers on weights of 1 to 8 bits in groups, and bfloat16 rows."""
+"""Calls ``grouped_weights.cpp``: linear layers on weights of 1 to 8 bits in groups, and bfloat16 rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCK_GROUPS = {
 # The dtype that must hold the scales of a code exactly, if it is not float32
 SCALE_DTYPES = {"e2m1": torch.bfloat16, **dict.fromkeys(("q4_0", "q8_0", "iq4_nl"), torch.float16)}
 SEVERAL = "several"  # the code of a weight whose parts have codes of their own
-# Numbered as in grouped.cpp
+# Numbered as in grouped_weights.cpp
 GROUPED_CODES = (
     "int4", "int8", "e4m3", "e2m1", *BLOCK_GROUPS, "q4_0", "q8_0", "iq4_nl", "nf4", "fp4", *FLOAT_ZERO_DTYPES,
     "int2", "int3", SEVERAL,
@@ -45,7 +45,7 @@ GROUPED_UNIT = 8  # groups and rows are padded to multiples of it
 
 @dataclass(frozen=True)
 class GroupedPacked:
-    """A linear layer's weight in the layout that ``grouped.cpp`` describes, for rows of ``into`` numbers.
+    """A linear layer's weight in the layout that ``grouped_weights.cpp`` describes, for rows of ``into`` numbers.
 
     ``scales`` float32 [out]: factors of the outputs, besides the scales of groups; or None.
     ``order`` int64 [into]: the permutation of a row's numbers that the packed weight needs, or None for no permutation.

@@ -24,7 +24,7 @@ from parley.native.pool import PagePool
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 LAYER_SIGNATURES: dict[str, list[Any]] = {  # both return an int64
-    "layers_room": [P, N, N],
+    "layers_workspace": [P, N, N],
     "layers": [P, P, P, P, P, N, P, P, N, P, N, P, P, N, P, P, N],
 }
 
@@ -105,8 +105,8 @@ class Stack:
         self._hidden = embedding.shape[1]
         self._address = ctypes.addressof(self._stack)
         self._no_adapters = CompiledLoraRows(library, [])
-        self._workspace_size, self._run_kernel = library.layers_room, library.layers
-        for name, function in (("layers_room", self._workspace_size), ("layers", self._run_kernel)):
+        self._workspace_size, self._run_kernel = library.layers_workspace, library.layers
+        for name, function in (("layers_workspace", self._workspace_size), ("layers", self._run_kernel)):
             function.argtypes, function.restype = LAYER_SIGNATURES[name], N
 
     @staticmethod

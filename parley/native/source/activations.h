@@ -45,8 +45,8 @@ static inline Vec clamped_up(Vec up) { return 1.f - limited(-limited(up)); }
 // Activations of gates that a product computes while it multiplies
 constexpr bool is_fused(int64_t activation) { return activation == SILU || activation == GELU_TANH; }
 
-// f(active) with the function of a fused activation. It is inline, since a call would save all registers of a tile. Without
-// AVX-512 nothing calls this (is_gated_at_once), and nothing is compiled for it.
+// f(active) with the function of a fused activation. It is inline, since a call would save all registers of a tile.
+// Without AVX-512 nothing calls this (is_gate_fused), and nothing is compiled for it.
 template <class F> void with_fused([[maybe_unused]] int64_t activation, [[maybe_unused]] F f) {
   if constexpr (LANES == 16) {
     if (activation == SILU) f([](Vec x) __attribute__((always_inline)) { return silu(x); });

@@ -7,16 +7,16 @@
 #include "experts.h"
 
 #include "kernels.h"
-#include "shares.h"
+#include "threads.h"
 
 namespace {
 
-constexpr long PAIRS = 4096;   // of rows and chosen experts computed at once, which bounds the memory
-constexpr long SMALL = 32768;  // numbers below which a second thread costs more than it gains
+constexpr long MAX_PAIRS = 4096;        // of rows and chosen experts computed at once, which bounds the memory
+constexpr long SERIAL_NUMBERS = 32768;  // numbers below which a second thread costs more than it gains
 
 // Calls f(i) for 0 <= i < count, by a team if each i stands for many `numbers`.
-template <class F> void each(long count, long numbers, long threads, F f) {
-  together(count * numbers < SMALL ? 1 : threads, [=] {
+template <class F> void for_each(long count, long numbers, long threads, F f) {
+  run_parallel(count * numbers < SERIAL_NUMBERS ? 1 : threads, [=] {
 #pragma omp for
     for (long i = 0; i < count; i++) f(i);
   });
@@ -30,96 +30,97 @@ struct Rows {
   int32_t* excess;
 };
 
-// The data passed from kernel to kernel, for at most PAIRS pairs, in one allocation.
-struct Room {
+// The data passed from kernel to kernel, for at most MAX_PAIRS pairs, in one allocation.
+struct Workspace {
   uintptr_t end;
   Rows x, pairs, active;  // the batch's rows; these in the order of experts; the rows between the layers of an MLP
   bf16* gate_up;
-  float* outputs;  // of the MLPs
-  int64_t* place;  // the pair of each row and chosen expert
+  float* outputs;    // of the MLPs
+  int64_t* place;    // the pair of each row and chosen expert
   RowSlice* slices;  // the pairs of each chosen expert
 
-  Room(const Experts& e, long rows, long chosen, void* memory) : end((uintptr_t)memory) {
+  Workspace(const Experts& e, long rows, long chosen, void* memory) : end((uintptr_t)memory) {
     long count = rows * chosen;
-    take_rows(x, e.gate_up.form == INT8 ? rows : 0, e.gate_up.into);
-    take_rows(pairs, count, e.gate_up.into);
-    take_rows(active, count, e.down.into);
-    take(gate_up, count * e.gate_up.out);
-    take(outputs, count * e.down.out);
-    take(place, count);
-    take(slices, e.count);
+    allocate_rows(x, e.gate_up.form == INT8 ? rows : 0, e.gate_up.into);
+    allocate_rows(pairs, count, e.gate_up.into);
+    allocate_rows(active, count, e.down.into);
+    allocate(gate_up, count * e.gate_up.out);
+    allocate(outputs, count * e.down.out);
+    allocate(place, count);
+    allocate(slices, e.count);
   }
 
-  void take_rows(Rows& rows, long count, long width) {
-    take(rows.plain, count * width);
+  void allocate_rows(Rows& rows, long count, long width) {
+    allocate(rows.plain, count * width);
     rows.values = (int8_t*)rows.plain;  // a layer reads one of them
-    take(rows.scales, count);
-    take(rows.excess, count);
+    allocate(rows.scales, count);
+    allocate(rows.excess, count);
   }
 
-  template <class T> void take(T*& place, long numbers) {
+  template <class T> void allocate(T*& place, long numbers) {
     place = (T*)end;
     end += (numbers * sizeof(T) + 63) / 64 * 64;
   }
 };
 
-long rows_at_once(long M, long chosen) { return std::min(M, std::max(1L, PAIRS / std::max(1L, chosen))); }
+long rows_at_once(long M, long chosen) { return std::min(M, std::max(1L, MAX_PAIRS / std::max(1L, chosen))); }
 
 // Sorts the pairs of rows and chosen experts by expert. Returns the pairs of each expert that has any.
-Slices sort_pairs(const Experts& e, const int64_t* ids, long count, const Room& room) {
+Slices sort_pairs(const Experts& e, const int64_t* ids, long count, const Workspace& workspace) {
   std::vector<long> ends(e.count + 1);
   for (long i = 0; i < count; i++) ends[ids[i] + 1]++;
   long touched = 0;
   for (long expert = 0; expert < e.count; expert++) {
-    if (ends[expert + 1]) room.slices[touched++] = {ends[expert], ends[expert + 1], expert};
+    if (ends[expert + 1]) workspace.slices[touched++] = {ends[expert], ends[expert + 1], expert};
     ends[expert + 1] += ends[expert];
   }
-  for (long i = 0; i < count; i++) room.place[i] = ends[ids[i]]++;
-  return {room.slices, touched};
+  for (long i = 0; i < count; i++) workspace.place[i] = ends[ids[i]]++;
+  return {workspace.slices, touched};
 }
 
-// Copies `rows` rows into the order of pairs, times the weights of their pairs unless these are null. Rows of weights are
-// `stride` numbers apart.
-void gather(const Linear& layer, const Rows& from, const Room& room, const float* weights, long stride, long rows, long chosen,
-            long threads) {
+// Copies `rows` rows into the order of pairs, times the weights of their pairs unless these are null. Rows of weights
+// are `stride` numbers apart.
+void gather(const Linear& layer, const Rows& from, const Workspace& workspace, const float* weights, long stride,
+            long rows, long chosen, long threads) {
   long width = layer.into;
-  each(rows * chosen, width, threads, [&](long i) {
-    long pair = room.place[i], row = i / chosen;
+  for_each(rows * chosen, width, threads, [&](long i) {
+    long pair = workspace.place[i], row = i / chosen;
     float weight = weights ? weights[row * stride + i % chosen] : 1;
     if (layer.form == INT8) {
-      memcpy(room.pairs.values + pair * width, from.values + row * width, width);
-      room.pairs.scales[pair] = from.scales[row] * weight;
-      room.pairs.excess[pair] = from.excess[row];
+      memcpy(workspace.pairs.values + pair * width, from.values + row * width, width);
+      workspace.pairs.scales[pair] = from.scales[row] * weight;
+      workspace.pairs.excess[pair] = from.excess[row];
     } else if (weights) {
       const bf16* x = from.plain + row * width;
-      bf16* to = room.pairs.plain + pair * width;
+      bf16* to = workspace.pairs.plain + pair * width;
       for (long k = 0; k < width; k += LANES) store(to + k, load(x + k, width - k) * weight, width - k);
     } else {
-      memcpy(room.pairs.plain + pair * width, from.plain + row * width, width * sizeof(bf16));
+      memcpy(workspace.pairs.plain + pair * width, from.plain + row * width, width * sizeof(bf16));
     }
   });
 }
 
-void multiply(const Linear& layer, const Rows& rows, Slices slices, void* y, bool wide, long threads) {
+void multiply(const Linear& layer, const Rows& rows, Slices slices, void* y, bool as_fp32, long threads) {
   if (layer.form == INT8)
-    int8_linear_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y, slices,
-                       layer.out, layer.into, wide, threads);
+    int8_linear_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y,
+                       slices, layer.out, layer.into, as_fp32, threads);
   else if (layer.form == GROUPED)
     grouped_linear_slices(layer.code, rows.plain, (const uint32_t*)layer.weight, layer.scales, layer.bias, y, slices,
-                          layer.out, layer.into, layer.group, wide, threads);
+                          layer.out, layer.into, layer.group, as_fp32, threads);
   else
-    linear_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out, layer.into, wide, threads);
+    linear_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out, layer.into, as_fp32,
+                  threads);
 }
 
-// y = activation(gate) * up of each expert's rows, where is_gated_at_once
+// y = activation(gate) * up of each expert's rows, where is_gate_fused
 void multiply_gated(const Experts& e, const Rows& rows, Slices slices, bf16* y, long threads) {
   const Linear& layer = e.gate_up;
   if (layer.form == INT8)
-    int8_gated_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y, slices,
-                      layer.out / 2, layer.into, e.activation, threads);
+    int8_gated_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y,
+                      slices, layer.out / 2, layer.into, e.activation, threads);
   else
-    linear_gated_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out / 2, layer.into, e.activation,
-                        threads);
+    linear_gated_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out / 2, layer.into,
+                        e.activation, threads);
 }
 
 }  // namespace
@@ -127,42 +128,44 @@ void multiply_gated(const Experts& e, const Rows& rows, Slices slices, bf16* y, 
 extern "C" {
 
 // Bytes that `experts` needs for M rows.
-int64_t experts_room(const Experts* experts, int64_t M, int64_t chosen) {
-  return Room(*experts, rows_at_once(M, chosen), chosen, nullptr).end;
+int64_t experts_workspace(const Experts* experts, int64_t M, int64_t chosen) {
+  return Workspace(*experts, rows_at_once(M, chosen), chosen, nullptr).end;
 }
 
-// out [M, hidden] = the weighted sum of the MLPs of experts ids [M, chosen] for rows x [M, hidden]. If there is `shared`
-// [M, hidden], the outputs of an MLP that computes all rows, a row of weights has one more, which is its.
-void experts(const Experts* experts, const bf16* x, const int64_t* ids, const float* weights, const bf16* shared, bf16* out,
-             int64_t M, int64_t chosen, void* memory, int64_t threads) {
+// out [M, hidden] = the weighted sum of the MLPs of experts ids [M, chosen] for rows x [M, hidden]. If there is
+// `shared` [M, hidden], the outputs of an MLP that computes all rows, a row of weights has one more, which is its.
+void experts(const Experts* experts, const bf16* x, const int64_t* ids, const float* weights, const bf16* shared,
+             bf16* out, int64_t M, int64_t chosen, void* memory, int64_t threads) {
   const Experts& e = *experts;
   long hidden = e.down.out, stride = chosen + !!shared, most = rows_at_once(M, chosen);
-  Room room(e, most, chosen, memory);
+  Workspace workspace(e, most, chosen, memory);
   for (long start = 0; start < M; start += most) {
     long rows = std::min(most, M - start), count = rows * chosen;
-    Rows from = room.x;
-    if (e.gate_up.form == INT8) quantize_rows(x + start * hidden, from.values, from.scales, from.excess, rows, hidden, threads);
+    Rows from = workspace.x;
+    if (e.gate_up.form == INT8)
+      quantize_rows(x + start * hidden, from.values, from.scales, from.excess, rows, hidden, threads);
     else from.plain = (bf16*)x + start * hidden;
-    Slices slices = sort_pairs(e, ids + start * chosen, count, room);
-    gather(e.gate_up, from, room, e.weighs_inputs ? weights + start * stride : nullptr, stride, rows, chosen, threads);
+    Slices slices = sort_pairs(e, ids + start * chosen, count, workspace);
+    gather(e.gate_up, from, workspace, e.weighs_inputs ? weights + start * stride : nullptr, stride, rows, chosen,
+           threads);
     bool int8 = e.down.form == INT8;
-    const Rows& active = room.active;
-    if (is_gated_at_once(e.gate_up, e.activation, e.gated, count / std::max(1L, slices.count))) {
-      bf16* plain = int8 ? room.gate_up : active.plain;
-      multiply_gated(e, room.pairs, slices, plain, threads);
+    const Rows& active = workspace.active;
+    if (is_gate_fused(e.gate_up, e.activation, e.gated, count / std::max(1L, slices.count))) {
+      bf16* plain = int8 ? workspace.gate_up : active.plain;
+      multiply_gated(e, workspace.pairs, slices, plain, threads);
       if (int8) quantize_rows(plain, active.values, active.scales, active.excess, count, e.down.into, threads);
     } else {
-      multiply(e.gate_up, room.pairs, slices, room.gate_up, false, threads);
-      activate(room.gate_up, e.activation, e.gated, int8 ? nullptr : active.plain, int8 ? active.values : nullptr, active.scales,
-               active.excess, count, e.down.into, threads);
+      multiply(e.gate_up, workspace.pairs, slices, workspace.gate_up, false, threads);
+      activate(workspace.gate_up, e.activation, e.gated, int8 ? nullptr : active.plain, int8 ? active.values : nullptr,
+               active.scales, active.excess, count, e.down.into, threads);
     }
-    multiply(e.down, active, slices, room.outputs, true, threads);
-    each(rows, stride * hidden, threads, [&](long m) {
+    multiply(e.down, active, slices, workspace.outputs, true, threads);
+    for_each(rows, stride * hidden, threads, [&](long m) {
       const float* weight = weights + (start + m) * stride;
       for (long i = 0; i < hidden; i += LANES) {
         Vec total = {};
         for (long slot = 0; slot < chosen; slot++)
-          total = fma(load(room.outputs + room.place[m * chosen + slot] * hidden + i, hidden - i),
+          total = fma(load(workspace.outputs + workspace.place[m * chosen + slot] * hidden + i, hidden - i),
                       fill(e.weighs_inputs ? 1.f : weight[slot]), total);
         if (shared) total = fma(load(shared + (start + m) * hidden + i, hidden - i), fill(weight[chosen]), total);
         store(out + (start + m) * hidden + i, total, hidden - i);

@@ -29,8 +29,8 @@ extern "C" {
 
 void route(const float* logits, const float* bias, int64_t* ids, float* weights, const Routing* routing, int64_t M,
            int64_t threads);
-int64_t experts_room(const Experts* experts, int64_t M, int64_t chosen);
-void experts(const Experts* experts, const bf16* x, const int64_t* ids, const float* weights, const bf16* shared, bf16* out,
-             int64_t M, int64_t chosen, void* memory, int64_t threads);
+int64_t experts_workspace(const Experts* experts, int64_t M, int64_t chosen);
+void experts(const Experts* experts, const bf16* x, const int64_t* ids, const float* weights, const bf16* shared,
+             bf16* out, int64_t M, int64_t chosen, void* memory, int64_t threads);
 
 }  // extern "C"

@@ -1,5 +1,7 @@
 // All layers of a decoder in one call: the computation that `model/networks/decoder.py` defines kernel by kernel,
-// without Python in between. It calls the same kernels with the same numbers, so the bits are the same.
+// without Python in between. It calls the same kernels with the same numbers, so the bits are the same. `Workspace`
+// holds what one kernel passes to the next, `ForwardPass` the steps of a layer, and `layers` at the end of the file
+// calls them in order.
 #include <algorithm>
 
 #include "experts.h"
@@ -7,8 +9,9 @@
 
 namespace {
 
-constexpr long SPAN = 4;   // numbers of a span, as in `attend`
-constexpr long SITES = 5;  // linear layers of a layer that adapters may change, numbered as LINEAR_SITES in decoder.py
+constexpr long SPAN_FIELDS = 4;  // numbers of a span, as in `attend`
+constexpr long LORA_SITES =
+    5;  // linear layers of a layer that adapters may change, numbered as LINEAR_SITES in decoder.py
 
 // Fields as in LayerShape and DecoderLayer of native/. Norms that are null change nothing.
 struct Layer {
@@ -18,9 +21,9 @@ struct Layer {
   int64_t window, chunk, rope;  // 0: no window, no chunks; -1: no rotation
   int64_t activation, gated, parallel, whole_qk_norm, late_qk_norm, scaled_queries;
   float score_scale, softcap, residual_scale;  // softcap 0: none
-  Linear qkv, output, gate_up, down;  // the last two of a shared expert, or none, if there is a mixture
-  Linear query_up, key_up, value_up;  // of latent attention, or none; the last two have a weight of each head
-  const Mixture* mixture;             // or null
+  Linear qkv, output, gate_up, down;           // the last two of a shared expert, or none, if there is a mixture
+  Linear query_up, key_up, value_up;           // of latent attention, or none; the last two have a weight of each head
+  const Mixture* mixture;                      // or null
 
   // The layer that reads the norm of the residual before the MLP; null for several
   const Linear* mlp_reader() const { return mixture ? nullptr : &gate_up; }
@@ -42,24 +45,25 @@ struct Stack {
 // The data passed from kernel to kernel, in one allocation: outputs of a linear layer; inputs of the next, as bf16 or
 // as int8 (see int8.cpp); and the angles of each rotary
 // embedding for rope_write.
-struct Room {
+struct Workspace {
   uintptr_t end;
   bf16 *residual, *outputs, *plain, *sorted;
   int8_t* values;
   float* scales;
   int32_t* excess;
   float *cos, *sin;
-  bf16* inner;  // of adapters
-  bf16* rows;   // the input of a mixture, whose shared expert overwrites plain
+  bf16* inner;              // of adapters
+  bf16* rows;               // the input of a mixture, whose shared expert overwrites plain
   float *logits, *weights;  // of a router
   int64_t* ids;
   char* experts;
-  bf16* active;             // between the linear layers of an MLP, where its first is a gated product
+  bf16* active;  // between the linear layers of an MLP, where its first is a gated product
   // Of latent attention: a row of each head, [heads][M], as input and output of linear_heads; queries for latents
   bf16 *head_inputs, *head_outputs, *queries;
 
-  Room(const Stack& stack, long M, long columns, void* memory) : end((uintptr_t)memory) {
-    long outputs_most = 0, read_most = 0, sorted_most = 0, shared_most = 0, logits_most = 0, chosen_most = 0, experts_most = 0;
+  Workspace(const Stack& stack, long M, long columns, void* memory) : end((uintptr_t)memory) {
+    long outputs_most = 0, read_most = 0, sorted_most = 0, shared_most = 0, logits_most = 0, chosen_most = 0,
+         experts_most = 0;
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       for (const Linear* each : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down, &layer->query_up}) {
         outputs_most = std::max(outputs_most, each->out);
@@ -68,14 +72,14 @@ struct Room {
       }
     long active_most = 0;
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
-      if (is_gated_at_once(layer->gate_up, layer->activation, layer->gated, M))
+      if (is_gate_fused(layer->gate_up, layer->activation, layer->gated, M))
         active_most = std::max(active_most, layer->down.into);
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       if (const Mixture* mixture = layer->mixture) {
         if (layer->gate_up.out) shared_most = stack.hidden();
         logits_most = std::max(logits_most, mixture->router.out);
         chosen_most = std::max(chosen_most, mixture->routing.chosen + 1);
-        experts_most = std::max(experts_most, experts_room(&mixture->experts, M, mixture->routing.chosen));
+        experts_most = std::max(experts_most, experts_workspace(&mixture->experts, M, mixture->routing.chosen));
       }
     long inputs_most = 0, heads_most = 0;
     if (stack.plain)
@@ -84,108 +88,114 @@ struct Room {
         inputs_most = std::max({inputs_most, stack.heads * std::max(key_up.into, value_up.into), layer->query_up.into});
         heads_most = std::max(heads_most, stack.heads * std::max(key_up.out, value_up.out));
       }
-    take(head_inputs, M * inputs_most);
-    take(head_outputs, M * heads_most);
-    take(queries, stack.plain ? M * stack.heads * stack.dim : 0);
-    take(residual, M * stack.hidden());
-    take(outputs, M * outputs_most);
-    take(plain, M * read_most);
-    take(sorted, M * sorted_most);
+    allocate(head_inputs, M * inputs_most);
+    allocate(head_outputs, M * heads_most);
+    allocate(queries, stack.plain ? M * stack.heads * stack.dim : 0);
+    allocate(residual, M * stack.hidden());
+    allocate(outputs, M * outputs_most);
+    allocate(plain, M * read_most);
+    allocate(sorted, M * sorted_most);
     values = (int8_t*)sorted;  // no layer has both int8 and a permutation
-    take(scales, M);
-    take(excess, M);
-    take(cos, stack.ropes * M * stack.rotary);
-    take(sin, stack.ropes * M * stack.rotary);
-    take(inner, M * columns);
-    take(active, M * active_most);
-    take(rows, M * shared_most);
-    take(logits, M * logits_most);
-    take(weights, M * chosen_most);
-    take(ids, M * chosen_most);
-    take(experts, experts_most);
+    allocate(scales, M);
+    allocate(excess, M);
+    allocate(cos, stack.ropes * M * stack.rotary);
+    allocate(sin, stack.ropes * M * stack.rotary);
+    allocate(inner, M * columns);
+    allocate(active, M * active_most);
+    allocate(rows, M * shared_most);
+    allocate(logits, M * logits_most);
+    allocate(weights, M * chosen_most);
+    allocate(ids, M * chosen_most);
+    allocate(experts, experts_most);
   }
 
-  template <class T> void take(T*& place, long numbers) {
+  template <class T> void allocate(T*& place, long numbers) {
     place = (T*)end;
     end += (numbers * sizeof(T) + 63) / 64 * 64;
   }
 };
 
-struct Run {
+struct ForwardPass {
   const Stack& stack;
   const Adapted& adapted;
-  Room room;
+  Workspace workspace;
   long M, threads;
 
   // outputs = plain times the weight, plus bias, plus adapters; linear layers are numbered from first to last
   void linear(const Linear& layer, long site) {
-    multiply(layer, room.plain);
-    if (adapted.count) lora(room.plain, room.outputs, layer.into, layer.out, &adapted, site, room.inner, threads);
+    multiply(layer, workspace.plain);
+    if (adapted.count)
+      lora(workspace.plain, workspace.outputs, layer.into, layer.out, &adapted, site, workspace.inner, threads);
   }
 
-  // outputs = rows times the weight, plus bias; int8 layers read room.values instead of rows
+  // outputs = rows times the weight, plus bias; int8 layers read workspace.values instead of rows
   void multiply(const Linear& layer, const bf16* rows) {
     if (layer.form == INT8)
-      return int8_linear(room.values, room.scales, room.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias,
-                         room.outputs, M, layer.out, layer.into, false, threads);
+      return int8_linear(workspace.values, workspace.scales, workspace.excess, (const uint8_t*)layer.weight,
+                         layer.scales, layer.bias, workspace.outputs, M, layer.out, layer.into, false, threads);
     if (layer.order) {
       for (long m = 0; m < M; m++)
-        for (long k = 0; k < layer.into; k++) room.sorted[m * layer.into + k] = rows[m * layer.into + layer.order[k]];
-      rows = room.sorted;
+        for (long k = 0; k < layer.into; k++)
+          workspace.sorted[m * layer.into + k] = rows[m * layer.into + layer.order[k]];
+      rows = workspace.sorted;
     }
     if (layer.form == GROUPED)
-      grouped_linear(layer.code, rows, (const uint32_t*)layer.weight, layer.scales, layer.bias, room.outputs, M, layer.out,
-                     layer.into, layer.group, false, threads);
+      grouped_linear(layer.code, rows, (const uint32_t*)layer.weight, layer.scales, layer.bias, workspace.outputs, M,
+                     layer.out, layer.into, layer.group, false, threads);
     else
-      ::linear(rows, (const bf16*)layer.weight, layer.bias, room.outputs, M, layer.out, layer.into, false, threads);
+      ::linear(rows, (const bf16*)layer.weight, layer.bias, workspace.outputs, M, layer.out, layer.into, false,
+               threads);
   }
 
   // residual += layer.residual_scale * after(x), unless x is null; its norm goes to plain, or to int8 if the reader
   // takes int8
   void norm(const bf16* x, const Norm* after, const Layer& layer, const Norm* norm, const Linear* reader, bf16* plain) {
-    add_norm(x, room.residual, room.residual, after, layer.residual_scale, norm, as_it_is(reader, plain), as_int8(reader),
-             room.scales, room.excess, M, stack.hidden(), threads);
+    add_norm(x, workspace.residual, workspace.residual, after, layer.residual_scale, norm, bf16_target(reader, plain),
+             int8_target(reader), workspace.scales, workspace.excess, M, stack.hidden(), threads);
   }
 
   // residual += layer.residual_scale * after(outputs); plain gets the input of the MLP
   void finish_attention(const Layer& layer) {
     const Norm* after = layer.attention_after_norm;
-    if (!layer.parallel) return norm(room.outputs, after, layer, layer.mlp_norm, layer.mlp_reader(), room.plain);
-    norm(nullptr, nullptr, layer, layer.mlp_norm, layer.mlp_reader(), room.plain);
-    add_norm(room.outputs, room.residual, room.residual, after, layer.residual_scale, nullptr, nullptr, nullptr, nullptr, nullptr,
-             M, stack.hidden(), threads);
+    if (!layer.parallel)
+      return norm(workspace.outputs, after, layer, layer.mlp_norm, layer.mlp_reader(), workspace.plain);
+    norm(nullptr, nullptr, layer, layer.mlp_norm, layer.mlp_reader(), workspace.plain);
+    add_norm(workspace.outputs, workspace.residual, workspace.residual, after, layer.residual_scale, nullptr, nullptr,
+             nullptr, nullptr, nullptr, M, stack.hidden(), threads);
   }
 
   // Writes the latents of all rows to the pages. Returns the queries that latents are multiplied by.
   const bf16* write_latents(const Layer& layer, const float* cos, const float* sin, char* pages, const int64_t* slots,
                             int64_t int8, long site) {
     long rank = layer.key_up.out, stride = layer.qkv.out, size = stack.plain + stack.rotary, heads = stack.heads;
-    const bf16* latents = room.outputs + stride - rank - stack.rotary;
-    ::write_latents(latents, stride, layer.latent_norm, cos, sin, pages, slots, M, rank, stack.rotary, stack.interleaved, int8,
-                    threads);
+    const bf16* latents = workspace.outputs + stride - rank - stack.rotary;
+    ::write_latents(latents, stride, layer.latent_norm, cos, sin, pages, slots, M, rank, stack.rotary,
+                    stack.interleaved, int8, threads);
     if (layer.query_up.out) {
-      gather_heads(room.outputs, stride, 0, room.head_inputs, M, 1, layer.query_up.into, threads);
-      add_norm(nullptr, room.head_inputs, nullptr, nullptr, 1.f, layer.query_latent_norm, as_it_is(&layer.query_up, room.plain),
-               as_int8(&layer.query_up), room.scales, room.excess, M, layer.query_up.into, threads);
+      gather_heads(workspace.outputs, stride, 0, workspace.head_inputs, M, 1, layer.query_up.into, threads);
+      add_norm(nullptr, workspace.head_inputs, nullptr, nullptr, 1.f, layer.query_latent_norm,
+               bf16_target(&layer.query_up, workspace.plain), int8_target(&layer.query_up), workspace.scales,
+               workspace.excess, M, layer.query_up.into, threads);
       linear(layer.query_up, site);
       stride = heads * size;
     }
-    multiply_heads(layer.key_up, room.outputs, stride, size);
-    join_queries(room.head_outputs, room.outputs, stride, cos, sin, room.queries, M, heads, rank, stack.plain, stack.rotary,
-                 stack.interleaved, threads);
-    return room.queries;
+    multiply_heads(layer.key_up, workspace.outputs, stride, size);
+    join_queries(workspace.head_outputs, workspace.outputs, stride, cos, sin, workspace.queries, M, heads, rank,
+                 stack.plain, stack.rotary, stack.interleaved, threads);
+    return workspace.queries;
   }
 
   // head_outputs = the first numbers of each head of rows, times the weight of the head
   void multiply_heads(const Linear& layer, const bf16* rows, long stride, long size) {
-    gather_heads(rows, stride, size, room.head_inputs, M, stack.heads, layer.into, threads);
-    linear_heads(room.head_inputs, (const bf16*)layer.weight, room.head_outputs, M, stack.heads, layer.out, layer.into, threads);
+    gather_heads(rows, stride, size, workspace.head_inputs, M, stack.heads, layer.into, threads);
+    linear_heads(workspace.head_inputs, (const bf16*)layer.weight, workspace.head_outputs, M, stack.heads, layer.out,
+                 layer.into, threads);
   }
 
   void activate(const Layer& layer) {
     const Linear& reader = layer.down;
-    ::activate(room.outputs, layer.activation, layer.gated, as_it_is(&reader, room.plain), as_int8(&reader), room.scales,
-               room.excess, M, reader.into, threads);
+    ::activate(workspace.outputs, layer.activation, layer.gated, bf16_target(&reader, workspace.plain),
+               int8_target(&reader), workspace.scales, workspace.excess, M, reader.into, threads);
   }
 
   // active = activation(gate) * up of plain; of int8 rows if the layers take those
@@ -195,20 +205,22 @@ struct Run {
     Slices slices{&all, 1};
     long width = gate_up.out / 2;
     if (gate_up.form == INT8)
-      int8_gated_slices(room.values, room.scales, room.excess, (const uint8_t*)gate_up.weight, gate_up.scales, gate_up.bias,
-                        room.active, slices, width, gate_up.into, layer.activation, threads);
+      int8_gated_slices(workspace.values, workspace.scales, workspace.excess, (const uint8_t*)gate_up.weight,
+                        gate_up.scales, gate_up.bias, workspace.active, slices, width, gate_up.into, layer.activation,
+                        threads);
     else
-      linear_gated_slices(room.plain, (const bf16*)gate_up.weight, gate_up.bias, room.active, slices, width, gate_up.into,
-                          layer.activation, threads);
+      linear_gated_slices(workspace.plain, (const bf16*)gate_up.weight, gate_up.bias, workspace.active, slices, width,
+                          gate_up.into, layer.activation, threads);
     if (layer.down.form == INT8)
-      quantize_rows(room.active, room.values, room.scales, room.excess, M, layer.down.into, threads);
+      quantize_rows(workspace.active, workspace.values, workspace.scales, workspace.excess, M, layer.down.into,
+                    threads);
   }
 
   // outputs = the MLP of plain, or of int8 if it takes that. `site` is the number of its first linear layer.
   void dense(const Layer& layer, long site) {
-    if (!adapted.count && is_gated_at_once(layer.gate_up, layer.activation, layer.gated, M)) {
+    if (!adapted.count && is_gate_fused(layer.gate_up, layer.activation, layer.gated, M)) {
       multiply_gated(layer);
-      return multiply(layer.down, room.active);
+      return multiply(layer.down, workspace.active);
     }
     linear(layer.gate_up, site);
     activate(layer);
@@ -219,27 +231,30 @@ struct Run {
   void mix(const Layer& layer, long site) {
     const Mixture& mixture = *layer.mixture;
     const Linear &router = mixture.router, &gate_up = layer.gate_up;
-    const bf16 *rows = room.plain, *shared = nullptr;
-    ::linear(rows, (const bf16*)router.weight, router.bias, room.logits, M, router.out, router.into, true, threads);
-    route(room.logits, mixture.bias, room.ids, room.weights, &mixture.routing, M, threads);
+    const bf16 *rows = workspace.plain, *shared = nullptr;
+    ::linear(rows, (const bf16*)router.weight, router.bias, workspace.logits, M, router.out, router.into, true,
+             threads);
+    route(workspace.logits, mixture.bias, workspace.ids, workspace.weights, &mixture.routing, M, threads);
     if (mixture.routing.shared) {
-      memcpy(room.rows, rows, M * stack.hidden() * sizeof(bf16));
-      rows = room.rows;
-      if (gate_up.form == INT8) quantize_rows(rows, room.values, room.scales, room.excess, M, gate_up.into, threads);
+      memcpy(workspace.rows, rows, M * stack.hidden() * sizeof(bf16));
+      rows = workspace.rows;
+      if (gate_up.form == INT8)
+        quantize_rows(rows, workspace.values, workspace.scales, workspace.excess, M, gate_up.into, threads);
       dense(layer, site);
-      shared = room.outputs;
+      shared = workspace.outputs;
     }
-    experts(&mixture.experts, rows, room.ids, room.weights, shared, room.outputs, M, mixture.routing.chosen, room.experts,
-            threads);
+    experts(&mixture.experts, rows, workspace.ids, workspace.weights, shared, workspace.outputs, M,
+            mixture.routing.chosen, workspace.experts, threads);
   }
 
   // From here on, only the rows of these spans are computed: they move to the front of `attended` [M][width], which is
   // the attention's result, and of the residual.
   void keep_rows(const int64_t* spans, int64_t count, bf16* attended, long width) {
     long kept = 0, hidden = stack.hidden();
-    for (const int64_t* span = spans; span < spans + SPAN * count; span += SPAN) {
+    for (const int64_t* span = spans; span < spans + SPAN_FIELDS * count; span += SPAN_FIELDS) {
       memmove(attended + kept * width, attended + span[0] * width, span[1] * width * sizeof(bf16));
-      memmove(room.residual + kept * hidden, room.residual + span[0] * hidden, span[1] * hidden * sizeof(bf16));
+      memmove(workspace.residual + kept * hidden, workspace.residual + span[0] * hidden,
+              span[1] * hidden * sizeof(bf16));
       kept += span[1];
     }
     M = kept;
@@ -248,7 +263,7 @@ struct Run {
   // Moves the rows that `keep_rows` kept back to their places in `out` [M][hidden].
   void restore_rows(const int64_t* spans, int64_t count, bf16* out) const {
     long kept = M, hidden = stack.hidden();
-    for (const int64_t* span = spans + SPAN * (count - 1); span >= spans; span -= SPAN) {
+    for (const int64_t* span = spans + SPAN_FIELDS * (count - 1); span >= spans; span -= SPAN_FIELDS) {
       kept -= span[1];
       memmove(out + span[0] * hidden, out + kept * hidden, span[1] * hidden * sizeof(bf16));
     }
@@ -259,10 +274,11 @@ struct Run {
     long hidden = stack.hidden();
     for (long m = 0; m < M; m++) {
       const bf16* from = stack.embedding + tokens[m] * hidden;
-      bf16* to = room.residual + m * hidden;
+      bf16* to = workspace.residual + m * hidden;
       memcpy(to, from, hidden * sizeof(bf16));
       if (stack.embedding_scale == 1) continue;
-      for (long i = 0; i < hidden; i += LANES) store(to + i, load(from + i, hidden - i) * stack.embedding_scale, hidden - i);
+      for (long i = 0; i < hidden; i += LANES)
+        store(to + i, load(from + i, hidden - i) * stack.embedding_scale, hidden - i);
     }
   }
 
@@ -272,7 +288,8 @@ struct Run {
     for (long rope = 0; rope < stack.ropes; rope++)
       for (long m = 0; m < M; m++) {
         const float* angles = stack.angles + (rope * stack.positions + positions[m]) * 2 * half;
-        float *cos = room.cos + (rope * M + m) * stack.rotary, *sin = room.sin + (rope * M + m) * stack.rotary;
+        float *cos = workspace.cos + (rope * M + m) * stack.rotary,
+              *sin = workspace.sin + (rope * M + m) * stack.rotary;
         for (long i = 0; i < half; i++) {
           long one = stack.interleaved ? 2 * i : i, other = stack.interleaved ? 2 * i + 1 : half + i;
           cos[one] = cos[other] = angles[i];
@@ -282,10 +299,12 @@ struct Run {
   }
 
   // Where the reader's input is put. Adapters need bf16 rows in addition to int8.
-  bf16* as_it_is(const Linear* reader, bf16* plain) const {
+  bf16* bf16_target(const Linear* reader, bf16* plain) const {
     return reader && reader->form == INT8 && !adapted.count ? nullptr : plain;
   }
-  int8_t* as_int8(const Linear* reader) const { return reader && reader->form == INT8 ? room.values : nullptr; }
+  int8_t* int8_target(const Linear* reader) const {
+    return reader && reader->form == INT8 ? workspace.values : nullptr;
+  }
 };
 
 }  // namespace
@@ -293,59 +312,66 @@ struct Run {
 extern "C" {
 
 // Bytes that `layers` needs for M rows, with adapters of at most `columns` inner numbers.
-int64_t layers_room(const Stack* stack, int64_t M, int64_t columns) { return Room(*stack, M, columns, nullptr).end; }
+int64_t layers_workspace(const Stack* stack, int64_t M, int64_t columns) {
+  return Workspace(*stack, M, columns, nullptr).end;
+}
 
 // out [M, hidden] = the normed result of all layers for M tokens. Their keys and values are written to the pages;
 // `pages` has the address of each layer's. tokens, positions, slots [M]; spans, table: as in `attend`; adapted: the
-// rows with adapters; query_scales [M] of layers with scaled queries, or null. `result_spans`: the parts of the spans whose
-// rows of `out` are wanted, at least one and in order, or null for all; the last layer computes only these, and the other rows of
-// `out` stay as they are. Returns false, without computing anything, if a token has no embedding or a position no angles.
-int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
-               const float* query_scales, const int64_t* spans, int64_t count, const int64_t* result_spans, int64_t result_count,
-               const int64_t* table, char* const* pages, int64_t int8, const Adapted* adapted, void* memory, int64_t threads) {
+// rows with adapters; query_scales [M] of layers with scaled queries, or null. `result_spans`: the parts of the spans
+// whose rows of `out` are wanted, at least one and in order, or null for all; the last layer computes only these, and
+// the other rows of `out` stay as they are. Returns false, without computing anything, if a token has no embedding or a
+// position no angles.
+int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64_t* positions, const int64_t* slots,
+               int64_t M, const float* query_scales, const int64_t* spans, int64_t count, const int64_t* result_spans,
+               int64_t result_count, const int64_t* table, char* const* pages, int64_t int8, const Adapted* adapted,
+               void* memory, int64_t threads) {
   const Stack& s = *stack;
   for (long m = 0; m < M; m++)
     if (tokens[m] < 0 || tokens[m] >= s.vocab || positions[m] < 0 || positions[m] >= s.positions) return false;
-  Run run{s, *adapted, Room(s, M, adapted->columns, memory), M, threads};
-  Room& room = run.room;
-  run.embed(tokens);
-  run.spread_angles(positions);
-  run.norm(nullptr, nullptr, *s.layers, s.layers->attention_norm, &s.layers->qkv, room.plain);
+  ForwardPass pass{s, *adapted, Workspace(s, M, adapted->columns, memory), M, threads};
+  Workspace& workspace = pass.workspace;
+  pass.embed(tokens);
+  pass.spread_angles(positions);
+  pass.norm(nullptr, nullptr, *s.layers, s.layers->attention_norm, &s.layers->qkv, workspace.plain);
   for (long i = 0; i < s.count; i++) {
     const Layer &layer = s.layers[i], *next = i + 1 < s.count ? &layer + 1 : nullptr;
-    run.linear(layer.qkv, SITES * i);
+    pass.linear(layer.qkv, LORA_SITES * i);
     long rope = std::max<long>(layer.rope, 0) * M * s.rotary, rotary = layer.rope < 0 ? 0 : s.rotary;
-    const float *cos = room.cos + rope, *sin = room.sin + rope;
+    const float *cos = workspace.cos + rope, *sin = workspace.sin + rope;
     bool keeps_results = !next && result_spans;
     const int64_t* attended_spans = keeps_results ? result_spans : spans;
     long attended_count = keeps_results ? result_count : count;
     if (s.plain) {
-      const bf16* queries = run.write_latents(layer, cos, sin, pages[i], slots, int8, SITES * i + 4);
+      const bf16* queries = pass.write_latents(layer, cos, sin, pages[i], slots, int8, LORA_SITES * i + 4);
       long rank = layer.value_up.into;
-      attend(queries, s.heads * s.dim, pages[i], room.head_outputs, attended_spans, attended_count, table, layer.sinks, layer.slopes, nullptr, s.heads,
-             1, s.dim, rank, int8, true, layer.window, layer.chunk, layer.score_scale, layer.softcap, threads);
-      if (keeps_results) run.keep_rows(result_spans, result_count, room.head_outputs, s.heads * rank);
-      run.multiply_heads(layer.value_up, room.head_outputs, s.heads * rank, rank);
-      scatter_heads(room.head_outputs, room.plain, run.M, s.heads, layer.value_up.out, threads);
+      attend(queries, s.heads * s.dim, pages[i], workspace.head_outputs, attended_spans, attended_count, table,
+             layer.sinks, layer.slopes, nullptr, s.heads, 1, s.dim, rank, int8, true, layer.window, layer.chunk,
+             layer.score_scale, layer.softcap, threads);
+      if (keeps_results) pass.keep_rows(result_spans, result_count, workspace.head_outputs, s.heads * rank);
+      pass.multiply_heads(layer.value_up, workspace.head_outputs, s.heads * rank, rank);
+      scatter_heads(workspace.head_outputs, workspace.plain, pass.M, s.heads, layer.value_up.out, threads);
     } else {
-      rope_write(room.outputs, cos, sin, pages[i], slots, layer.head_norm, layer.whole_qk_norm, layer.late_qk_norm,
-                 layer.scaled_queries ? query_scales : nullptr, M, s.heads, s.kv_heads, s.dim, rotary, s.interleaved, int8,
-                 threads);
-      attend(room.outputs, layer.qkv.out, pages[i], room.plain, attended_spans, attended_count, table, layer.sinks, layer.slopes,
-             nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8, false, layer.window, layer.chunk, layer.score_scale, layer.softcap,
-             threads);
-      if (keeps_results) run.keep_rows(result_spans, result_count, room.plain, s.heads * s.dim);
+      rope_write(workspace.outputs, cos, sin, pages[i], slots, layer.head_norm, layer.whole_qk_norm, layer.late_qk_norm,
+                 layer.scaled_queries ? query_scales : nullptr, M, s.heads, s.kv_heads, s.dim, rotary, s.interleaved,
+                 int8, threads);
+      attend(workspace.outputs, layer.qkv.out, pages[i], workspace.plain, attended_spans, attended_count, table,
+             layer.sinks, layer.slopes, nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8, false, layer.window,
+             layer.chunk, layer.score_scale, layer.softcap, threads);
+      if (keeps_results) pass.keep_rows(result_spans, result_count, workspace.plain, s.heads * s.dim);
     }
     if (layer.output.form == INT8)
-      quantize_rows(room.plain, room.values, room.scales, room.excess, run.M, layer.output.into, threads);
-    run.linear(layer.output, SITES * i + 1);
-    run.finish_attention(layer);
-    if (layer.mixture) run.mix(layer, SITES * i + 2);
-    else run.dense(layer, SITES * i + 2);
-    if (next) run.norm(room.outputs, layer.mlp_after_norm, layer, next->attention_norm, &next->qkv, room.plain);
-    else run.norm(room.outputs, layer.mlp_after_norm, layer, s.norm, nullptr, out);
+      quantize_rows(workspace.plain, workspace.values, workspace.scales, workspace.excess, pass.M, layer.output.into,
+                    threads);
+    pass.linear(layer.output, LORA_SITES * i + 1);
+    pass.finish_attention(layer);
+    if (layer.mixture) pass.mix(layer, LORA_SITES * i + 2);
+    else pass.dense(layer, LORA_SITES * i + 2);
+    if (next)
+      pass.norm(workspace.outputs, layer.mlp_after_norm, layer, next->attention_norm, &next->qkv, workspace.plain);
+    else pass.norm(workspace.outputs, layer.mlp_after_norm, layer, s.norm, nullptr, out);
   }
-  if (result_spans) run.restore_rows(result_spans, result_count, out);
+  if (result_spans) pass.restore_rows(result_spans, result_count, out);
   return true;
 }
 

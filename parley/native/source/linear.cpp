@@ -1,4 +1,5 @@
-// Linear layers on bf16: y = x W^T + bias, with sums in fp32.
+// Linear layers on bf16: y = x W^T + bias, with sums in fp32. The product is that of linear.h; this adds biases, and
+// the activation of a gated MLP, whose gate and up are computed in one pass.
 #include "activations.h"
 #include "kernels.h"
 #include "linear.h"
@@ -7,12 +8,12 @@
 namespace {
 
 template <class T>
-void run(const Pair* x, const Pair* w, const bf16* bias, T* y, Slices slices, long N, long steps, int threads) {
-  product<float>(x, w, slices, N, steps, threads, [=](const RowSlice& slice, long n) {
+void run_gemm(const Pair* x, const Pair* w, const bf16* bias, T* y, Slices slices, long N, long steps, int threads) {
+  gemm<float>(x, w, slices, N, steps, threads, [=](const RowSlice& slice, long n) {
     long first = slice.first, left = N - n;
     const bf16* own_bias = bias ? bias + slice.weight * N + n : nullptr;
     return [=](const float* sums, long at) __attribute__((always_inline)) {
-      long m = first + at / VECTORS, i = at % VECTORS * LANES;
+      long m = first + at / PANEL_VECTORS, i = at % PANEL_VECTORS * LANES;
       if (i >= left) return;
       Vec v = read<Vec>(sums);
       if (own_bias) v += load(own_bias + i, left - i);
@@ -22,13 +23,13 @@ void run(const Pair* x, const Pair* w, const bf16* bias, T* y, Slices slices, lo
 }
 
 template <class Active>
-void run_gated(const Pair* x, const Pair* w, const bf16* bias, bf16* y, Slices slices, long N, long steps, int threads,
-               Active active) {
-  gated_product<float>(x, w, slices, N, steps, threads, [=](const RowSlice& slice, long n, const float* gate_sums) {
+void run_gated_gemm(const Pair* x, const Pair* w, const bf16* bias, bf16* y, Slices slices, long N, long steps,
+                    int threads, Active active) {
+  gated_gemm<float>(x, w, slices, N, steps, threads, [=](const RowSlice& slice, long n, const float* gate_sums) {
     long first = slice.first;
     const bf16* own_bias = bias ? bias + slice.weight * 2 * N + n : nullptr;
     return [=](const float* sums, long at) __attribute__((always_inline)) {
-      long m = first + at / VECTORS, i = at % VECTORS * LANES;
+      long m = first + at / PANEL_VECTORS, i = at % PANEL_VECTORS * LANES;
       Vec gate = read<Vec>(gate_sums + at * LANES), up = read<Vec>(sums);
       if (own_bias) gate += load(own_bias + i), up += load(own_bias + N + i);
       store(y + m * N + n + i, active(rounded(gate)) * rounded(up), LANES);
@@ -38,24 +39,24 @@ void run_gated(const Pair* x, const Pair* w, const bf16* bias, bf16* y, Slices s
 
 }  // namespace
 
-// It is no faster where the registers do not suffice for other work within a product; nor with few rows: their product
+// It is no faster where the registers do not suffice for other work within a gemm; nor with few rows: their gemm
 // waits for memory, which delivers one panel after another faster than panels of two halves.
-bool is_gated_at_once(const Linear& gate_up, int64_t activation, int64_t gated, long rows) {
+bool is_gate_fused(const Linear& gate_up, int64_t activation, int64_t gated, long rows) {
   return LANES == 16 && gated && is_fused(activation) && gate_up.form != GROUPED && !gate_up.order &&
-         gate_up.out % (2 * PANEL) == 0 && rows > TILE;
+         gate_up.out % (2 * PANEL) == 0 && rows > TILE_ROWS;
 }
 
 void linear_gated_slices(const bf16* x, const bf16* packed, const bf16* bias, bf16* y, Slices slices, long N, long K,
                          int64_t activation, long threads) {
   with_fused(activation, [=](auto active) {
-    run_gated((const Pair*)x, (const Pair*)packed, bias, y, slices, N, K / 2, threads, active);
+    run_gated_gemm((const Pair*)x, (const Pair*)packed, bias, y, slices, N, K / 2, threads, active);
   });
 }
 
 void linear_slices(const bf16* x, const bf16* packed, const bf16* bias, void* y, Slices slices, long N, long K,
-                  bool wide, long threads) {
-  if (wide) run((const Pair*)x, (const Pair*)packed, bias, (float*)y, slices, N, K / 2, threads);
-  else run((const Pair*)x, (const Pair*)packed, bias, (bf16*)y, slices, N, K / 2, threads);
+                   bool as_fp32, long threads) {
+  if (as_fp32) run_gemm((const Pair*)x, (const Pair*)packed, bias, (float*)y, slices, N, K / 2, threads);
+  else run_gemm((const Pair*)x, (const Pair*)packed, bias, (bf16*)y, slices, N, K / 2, threads);
 }
 
 extern "C" {
@@ -65,18 +66,19 @@ int64_t packed_size(int64_t N, int64_t K) { return (N + PANEL - 1) / PANEL * PAN
 
 // w [N, K] -> packed
 void pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t threads) {
-  lay(w, (Pair*)packed, N, K * sizeof(bf16), 0, threads);
+  pack_panels(w, (Pair*)packed, N, K * sizeof(bf16), 0, threads);
 }
 
-// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is even; bias may be null.
-void linear(const bf16* x, const bf16* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide,
-            int64_t threads) {
+// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `as_fp32`. K is even; bias may be null.
+void linear(const bf16* x, const bf16* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K,
+            int64_t as_fp32, int64_t threads) {
   RowSlice all{0, M, 0};
-  linear_slices(x, packed, bias, y, {&all, M > 0}, N, K, wide, threads);
+  linear_slices(x, packed, bias, y, {&all, M > 0}, N, K, as_fp32, threads);
 }
 
 // y [heads, M, N] = x [heads, M, K] W^T with a weight of each head, which are packed one after another. K is even.
-void linear_heads(const bf16* x, const bf16* packed, bf16* y, int64_t M, int64_t heads, int64_t N, int64_t K, int64_t threads) {
+void linear_heads(const bf16* x, const bf16* packed, bf16* y, int64_t M, int64_t heads, int64_t N, int64_t K,
+                  int64_t threads) {
   std::vector<RowSlice> slices;
   for (long head = 0; head < heads; head++) slices.push_back({head * M, M, head});
   linear_slices(x, packed, nullptr, y, {slices.data(), M > 0 ? heads : 0}, N, K, false, threads);

@@ -1,8 +1,18 @@
-// Divides the product of rows and a packed weight into tiles, for bf16 and int8 alike.
+// The matrix product of linear layers (GEMM): rows of x times a packed weight, for bf16 and int8 alike.
 //
-// Packed weights are [panels][steps][PANEL]: a panel is PANEL outputs, and each lane of a register holds one step of
-// the inner dimension, which is two bf16 or four int8 adjacent in it. Each output is one lane's chain over the steps,
-// so neither the number of rows, nor their division into tiles, nor the number of threads can change a bit.
+// A packed weight is [panels][steps][PANEL]: a panel is PANEL outputs, and each lane of a register holds one step of
+// the inner dimension K, which is two bf16 or four int8 adjacent in it. Blocking, from the outside in:
+//
+//   tasks     up to ROW_BLOCK rows times one panel, whose sums [rows][PANEL] a thread keeps; divided among the threads
+//   K blocks  K_BLOCK steps of the panel, which stay in the L2 cache while all tiles read them and the next ones load
+//   tiles     up to TILE_ROWS rows: the micro-kernel of tile.h
+//
+// With one tile of rows, each weight is read once, and the product waits for memory: tiles prefetch. With many, the
+// product is limited by multiplications, and the epilogue (bias, scales, activation, rounding) of a tile is computed
+// between the steps of the next one.
+//
+// Each output is one lane's chain over the steps, so neither the number of rows, nor their division into tiles, nor the
+// number of threads can change a bit.
 #pragma once
 #include <omp.h>
 
@@ -11,91 +21,99 @@
 #include <type_traits>
 #include <vector>
 
-#include "slices.h"
-#include "shares.h"
+#include "row_slices.h"
+#include "threads.h"
 #include "tile.h"
 
-constexpr long STRETCH = 32 * LANES;  // steps: a panel's slice of them and the next one fit in the L2 cache
-constexpr long SHARED = 4;     // tiles that prefetch the next stretch; with more there is time to spare
-constexpr long WAITING = TILE * 5 / 12;  // up to this many rows, a single tile waits for memory more than it computes
-constexpr long EARLY = 8192;   // prefetch distance of a single tile with more rows, in bytes
-constexpr long PASS = 512;     // rows whose sums are kept at once
-constexpr long NEAR = 1 << 18; // words of spread rows that a pass has, so that they stay in the L2 cache
-constexpr long ALONE = 1 << 14;  // words that one thread spreads sooner than several
-constexpr long VECTORS = PANEL / LANES;  // of a row in a panel
+constexpr long K_BLOCK = 32 * LANES;   // steps: a panel's part of K and the next one fit in the L2 cache
+constexpr long PREFETCHING_TILES = 4;  // tiles that prefetch the next K block; with more there is time to spare
+constexpr long MEMORY_BOUND_ROWS =
+    TILE_ROWS * 5 / 12;  // up to this many rows, a single tile waits for memory more than it computes
+constexpr long PANEL_PREFETCH_DISTANCE = 8192;  // prefetch distance of a single tile with more rows, in bytes
+constexpr long ROW_BLOCK = 512;                 // rows whose sums are kept at once
+constexpr long L2_WORDS = 1 << 18;      // words of expanded rows that a pass reads, so that they stay in the L2 cache
+constexpr long SERIAL_WORDS = 1 << 14;  // words that one thread expands sooner than several
+constexpr long PANEL_VECTORS = PANEL / LANES;  // of a row in a panel
 
-// Sums of a panel that become results: write(sums, i) writes vector i of [rows][PANEL].
-template <class T, class Write> struct FinishedSums {
+// The epilogue: sums of a panel become results. write(sums, i) writes vector i of [rows][PANEL].
+template <class T, class Write> struct WriteEpilogue {
   Write write;
   const T* sums;
   long written = 0, count = 0;  // vectors
 
-  bool left() const { return written < count; }
+  bool has_work() const { return written < count; }
 
   // Inline, since a call would save all registers of the tile
-  __attribute__((always_inline)) void next() {
+  __attribute__((always_inline)) void do_part() {
     write(sums + written * LANES, written);
     written++;
   }
 
   void write_all() {
-    while (left()) next();
+    while (has_work()) do_part();
   }
 
-  void continue_from(const FinishedSums& copy) { written = copy.written; }
+  void continue_from(const WriteEpilogue& copy) { written = copy.written; }
 };
 
-// Computes the sums [rows][PANEL] of one panel. Memory delivers a stretch while tiles compute the one before. `after`: the
-// panel that is needed next. If `writes`, sums are written, those of a tile while the next one computes.
+// Computes the sums [rows][PANEL] of one panel. Memory delivers a K block while tiles compute the one before.
+// `next_panel`: the panel that is needed next. If `writes`, sums are written, those of a tile while the next one
+// computes.
 template <class T, class Write>
-void multiply(const Pair* x, const Pair* panel, long rows, long steps, const Pair* after, T* sums, Write write,
-              bool writes = true) {
-  // AVX2 has no registers left for other work
-  using Other = std::conditional_t<LANES == 16, FinishedSums<T, Write>, NoOtherWork>;
+void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, const Pair* next_panel, T* sums,
+                    Write write, bool writes = true) {
+  // AVX2 has no registers left for it
+  using Overlapped = std::conditional_t<LANES == 16, WriteEpilogue<T, Write>, NoEpilogue>;
   constexpr long WORDS = Operands<T>::WORDS;
-  FinishedSums<T, Write> finished{write, sums};
-  NoOtherWork none;
-  if (rows <= TILE) {
-    auto run = rows <= WAITING ? choose<T, ITSELF>(rows) : choose<T, OTHERS>(rows);
-    run(x, WORDS * steps, panel, steps, sums, true, {(const char*)panel + EARLY, STEP}, none);
-    finished.count = writes ? rows * VECTORS : 0;
-    return finished.write_all();
+  WriteEpilogue<T, Write> epilogue{write, sums};
+  NoEpilogue none;
+  if (rows <= TILE_ROWS) {
+    auto micro_kernel = rows <= MEMORY_BOUND_ROWS ? choose_micro_kernel<T, OWN_WEIGHTS>(rows)
+                                                  : choose_micro_kernel<T, LATER_DATA>(rows);
+    micro_kernel(x, WORDS * steps, panel, steps, sums, true, {(const char*)panel + PANEL_PREFETCH_DISTANCE, STEP_BYTES},
+                 none);
+    epilogue.count = writes ? rows * PANEL_VECTORS : 0;
+    return epilogue.write_all();
   }
-  Other* other;
-  if constexpr (LANES == 16) other = &finished;
-  else other = &none;
-  long tiles = (rows + TILE - 1) / TILE, shares = std::min(tiles, SHARED), k = 0;
+  Overlapped* overlapped;
+  if constexpr (LANES == 16) overlapped = &epilogue;
+  else overlapped = &none;
+  long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, prefetching = std::min(tiles, PREFETCHING_TILES), k = 0;
   do {
-    long count = std::min(STRETCH, steps - k);
+    long count = std::min(K_BLOCK, steps - k);
     bool last = k + count == steps;
     const Pair* here = panel + k * PANEL;
-    const char* next = (const char*)(last ? after : here + count * PANEL);
+    const char* next = (const char*)(last ? next_panel : here + count * PANEL);
     for (long t = 0; t < tiles; t++) {
       long first = rows * t / tiles, end = rows * (t + 1) / tiles;
-      auto run = t < shares ? choose<T, OTHERS, Other>(end - first) : choose<T, NOTHING, Other>(end - first);
-      run(x + WORDS * (first * steps + k), WORDS * steps, here, count, sums + first * PANEL, k == 0,
-          {next + count * STEP * t / shares, (STEP + shares - 1) / shares}, *other);
+      auto micro_kernel = t < prefetching ? choose_micro_kernel<T, LATER_DATA, Overlapped>(end - first)
+                                          : choose_micro_kernel<T, NO_PREFETCH, Overlapped>(end - first);
+      micro_kernel(x + WORDS * (first * steps + k), WORDS * steps, here, count, sums + first * PANEL, k == 0,
+                   {next + count * STEP_BYTES * t / prefetching, (STEP_BYTES + prefetching - 1) / prefetching},
+                   *overlapped);
       if (!last || !writes) continue;
-      finished.write_all();
-      finished.count = end * VECTORS;
+      epilogue.write_all();
+      epilogue.count = end * PANEL_VECTORS;
     }
     k += count;
   } while (k < steps);
-  finished.write_all();
+  epilogue.write_all();
 }
 
-// Rows of a product, spread as it reads them. A product that does not need that reads them where they are.
-template <class T> class SpreadRows {
+// Rows of x, expanded as the micro-kernel reads them. One that does not need that reads them where they are.
+template <class T> class ExpandedRows {
   static constexpr long WORDS = Operands<T>::WORDS;
   const Pair* rows;
   long first = 0, steps;
 
  public:
-  SpreadRows(const Pair* x, long steps) : rows(x), steps(steps) {}
+  ExpandedRows(const Pair* x, long steps) : rows(x), steps(steps) {}
 
   // The first of this number of rows that fit the L2 cache
-  long fitting(long count) const {
-    return WORDS == 1 ? count : std::clamp(NEAR / std::max(1l, WORDS * steps) / TILE * TILE, 4l * TILE, count);
+  long rows_in_l2(long count) const {
+    return WORDS == 1
+               ? count
+               : std::clamp(L2_WORDS / std::max(1l, WORDS * steps) / TILE_ROWS * TILE_ROWS, 4l * TILE_ROWS, count);
   }
 
   const Pair* row(long m) const { return rows + WORDS * (m - first) * steps; }
@@ -107,8 +125,8 @@ template <class T> class SpreadRows {
       if ((long)memory.size() < WORDS * count * steps) memory.resize(WORDS * count * steps);
       Pair* to = memory.data();
       rows = to, first = from;
-#pragma omp parallel for num_threads(count * steps < ALONE ? 1 : threads)
-      for (long m = 0; m < count; m++) spread<T>(x + (from + m) * steps, steps, to + WORDS * m * steps);
+#pragma omp parallel for num_threads(count* steps < SERIAL_WORDS ? 1 : threads)
+      for (long m = 0; m < count; m++) expand<T>(x + (from + m) * steps, steps, to + WORDS * m * steps);
     }
   }
 };
@@ -120,59 +138,64 @@ struct PanelTask {
 };
 
 // Calls compute(rows, task, next) for each of the slices and of `panels`, by a team. `rows` is x [M][steps] from the
-// slice's first row on, spread; `next` is the task after it, or the same if it is the last.
+// slice's first row on, expanded; `next` is the task after it, or the same if it is the last.
 template <class T, class Compute>
-void each_panel(const Pair* x, Slices slices, long panels, long steps, int threads, Compute compute) {
-  SpreadRows<T> spread(x, steps);
-  std::vector<RowSlice> pieces = cut_slices(slices, panels, spread.fitting(PASS), threads);
-  for (size_t begin = 0, end; begin < pieces.size(); begin = end) {  // pieces whose rows are spread at once
+void for_each_panel(const Pair* x, Slices slices, long panels, long steps, int threads, Compute compute) {
+  ExpandedRows<T> expanded(x, steps);
+  std::vector<RowSlice> pieces = split_slices(slices, panels, expanded.rows_in_l2(ROW_BLOCK), threads);
+  for (size_t begin = 0, end; begin < pieces.size(); begin = end) {  // pieces whose rows are expanded at once
     long first = pieces[begin].first, rows = 0;
     auto rows_with = [&](size_t piece) { return pieces[piece].first + pieces[piece].rows - first; };
-    for (end = begin; end < pieces.size() && (end == begin || rows_with(end) <= spread.fitting(LONG_MAX)); end++)
+    for (end = begin; end < pieces.size() && (end == begin || rows_with(end) <= expanded.rows_in_l2(LONG_MAX)); end++)
       rows = rows_with(end);
-    spread.fill(x, first, rows, threads);
-    Shares shares((end - begin) * panels, threads);
+    expanded.fill(x, first, rows, threads);
+    WorkStealing queue((end - begin) * panels, threads);
 #pragma omp parallel num_threads(threads)
-    for (Shares::Tasks some; (some = shares.take(omp_get_thread_num())).end;)
+    for (WorkStealing::Tasks some; (some = queue.next_tasks(omp_get_thread_num())).end;)
       for (long i = begin * panels + some.first, past = begin * panels + some.end; i < past; i++) {
         long next = some.last && i + 1 == past ? i : i + 1;
         PanelTask task{pieces[i / panels], i % panels};
-        compute(spread.row(task.slice.first), task, PanelTask{pieces[next / panels], next % panels});
+        compute(expanded.row(task.slice.first), task, PanelTask{pieces[next / panels], next % panels});
       }
   }
 }
 
 // The product of the rows x [M][steps] of each slice and its weight of w [weights][panels][steps][PANEL], by a team.
-// writer(slice, n) returns the function that writes the sums of a slice's rows and of the panel whose first column is n, as
-// in FinishedSums.
+// writer(slice, n) returns the function that writes the sums of a slice's rows and of the panel whose first column is
+// n, as in WriteEpilogue.
 template <class T, class Writer>
-void product(const Pair* x, const Pair* w, Slices slices, long N, long steps, int threads, Writer writer) {
+void gemm(const Pair* x, const Pair* w, Slices slices, long N, long steps, int threads, Writer writer) {
   long panels = (N + PANEL - 1) / PANEL;
   auto panel_of = [=](const PanelTask& task) { return w + (task.slice.weight * panels + task.panel) * steps * PANEL; };
-  each_panel<T>(x, slices, panels, steps, threads, [=](const Pair* rows, const PanelTask& task, const PanelTask& next) {
-    alignas(64) T sums[PASS * PANEL];
-    multiply(rows, panel_of(task), task.slice.rows, steps, panel_of(next), sums, writer(task.slice, task.panel * PANEL));
-  });
+  for_each_panel<T>(x, slices, panels, steps, threads,
+                    [=](const Pair* rows, const PanelTask& task, const PanelTask& next) {
+                      alignas(64) T sums[ROW_BLOCK * PANEL];
+                      multiply_panel(rows, panel_of(task), task.slice.rows, steps, panel_of(next), sums,
+                                     writer(task.slice, task.panel * PANEL));
+                    });
 }
 
-// As product, of weights [gates | ups] with N outputs in each half; N is a multiple of PANEL. A task computes a panel of the
-// gates and then that of the ups; writer(slice, n, gates) gets the sums of the gates.
+// As gemm, of weights [gates | ups] with N outputs in each half; N is a multiple of PANEL. A task computes a panel of
+// the gates and then that of the ups; writer(slice, n, gates) gets the sums of the gates.
 template <class T, class Writer>
-void gated_product(const Pair* x, const Pair* w, Slices slices, long N, long steps, int threads, Writer writer) {
+void gated_gemm(const Pair* x, const Pair* w, Slices slices, long N, long steps, int threads, Writer writer) {
   long panels = N / PANEL;
-  auto gates_of = [=](const PanelTask& task) { return w + (task.slice.weight * 2 * panels + task.panel) * steps * PANEL; };
-  each_panel<T>(x, slices, panels, steps, threads, [=](const Pair* rows, const PanelTask& task, const PanelTask& next) {
-    alignas(64) T gates[PASS * PANEL], sums[PASS * PANEL];
-    const Pair *panel = gates_of(task), *ups = panel + panels * steps * PANEL;
-    auto write = writer(task.slice, task.panel * PANEL, (const T*)gates);
-    multiply(rows, panel, task.slice.rows, steps, ups, gates, write, false);
-    multiply(rows, ups, task.slice.rows, steps, gates_of(next), sums, write);
-  });
+  auto gates_of = [=](const PanelTask& task) {
+    return w + (task.slice.weight * 2 * panels + task.panel) * steps * PANEL;
+  };
+  for_each_panel<T>(x, slices, panels, steps, threads,
+                    [=](const Pair* rows, const PanelTask& task, const PanelTask& next) {
+                      alignas(64) T gates[ROW_BLOCK * PANEL], sums[ROW_BLOCK * PANEL];
+                      const Pair *panel = gates_of(task), *ups = panel + panels * steps * PANEL;
+                      auto write = writer(task.slice, task.panel * PANEL, (const T*)gates);
+                      multiply_panel(rows, panel, task.slice.rows, steps, ups, gates, write, false);
+                      multiply_panel(rows, ups, task.slice.rows, steps, gates_of(next), sums, write);
+                    });
 }
 
 // Packs rows of a weight, N of `width` bytes, into [panels][steps][PANEL]. The padding of N and of the last step is
 // zero, and each step is XORed with `flip`.
-inline void lay(const void* w, Pair* packed, long N, long width, Pair flip, int threads) {
+inline void pack_panels(const void* w, Pair* packed, long N, long width, Pair flip, int threads) {
   long panels = (N + PANEL - 1) / PANEL, steps = (width + 3) / 4;
 #pragma omp parallel for num_threads(threads)
   for (long p = 0; p < panels; p++) {

@@ -1,4 +1,5 @@
-// Low-rank adapters (LoRA, arXiv 2106.09685): y += B (scale * A x), for each row that has an adapter.
+// Low-rank adapters (LoRA, arXiv 2106.09685): y += B (scale * A x), for each row that has an adapter. Multiplying by A
+// is called shrink, by B expand.
 //
 // Weights are bf16 and sums fp32. An inner number is the sum of CHAINS chains over x, one SIMD lane each, which are
 // added in a fixed order and rounded to bf16. An output is one lane's chain over the inner numbers, added to the value
@@ -12,21 +13,21 @@
 
 #include "kernels.h"
 #include "lora.h"
-#include "shares.h"
+#include "threads.h"
 
 namespace {
 
-constexpr int ROWS = LANES == 16 ? 6 : 2;  // rows whose sums, four registers each, stay in registers
-constexpr int CHAINS = 4;                  // independent sums of one number
-constexpr int WIDE = 4, BLOCK = WIDE * LANES;  // registers of outputs at once
-constexpr long AHEAD = 8192;               // prefetch distance of weights, in bytes
-constexpr long START = 4096;               // bytes prefetched at the start of an adapter
-constexpr long SMALL = 1 << 16;            // weights times rows below which a second thread costs more than it gains
+constexpr int TILE_ROWS = LANES == 16 ? 6 : 2;  // rows whose sums, four registers each, stay in registers
+constexpr int CHAINS = 4;                       // independent sums of one number
+constexpr int EXPAND_VECTORS = 4, EXPAND_BLOCK = EXPAND_VECTORS * LANES;  // registers of outputs at once
+constexpr long PREFETCH_DISTANCE = 8192;                                  // prefetch distance of weights, in bytes
+constexpr long FIRST_PREFETCH = 4096;                                     // bytes prefetched at the start of an adapter
+constexpr long SERIAL_WORK = 1 << 16;  // weights times rows below which a second thread costs more than it gains
 
 // inner = scales * (a x), for COUNT rows and one register of columns
 template <int COUNT>
-void narrow_rows(const bf16* x, long width, const int64_t* rows, const bf16* down, long steps, const float* scales, bf16* inner,
-                 long columns) {
+void shrink_rows(const bf16* x, long width, const int64_t* rows, const bf16* down, long steps, const float* scales,
+                 bf16* inner, long columns) {
   Vec acc[COUNT][CHAINS];
 #pragma GCC unroll 8
   for (int r = 0; r < COUNT; r++)
@@ -39,7 +40,7 @@ void narrow_rows(const bf16* x, long width, const int64_t* rows, const bf16* dow
 #pragma GCC unroll 4
     for (int chain = 0; chain < CHAINS; chain++) {
       const Pair* at = w + (k + chain) * LANES;
-      __builtin_prefetch((const char*)at + AHEAD);
+      __builtin_prefetch((const char*)at + PREFETCH_DISTANCE);
       Bits each = read<Bits>(at);
 #pragma GCC unroll 8
       for (int r = 0; r < COUNT; r++) acc[r][chain] = dot(acc[r][chain], fill(from[r][k + chain]), each);
@@ -60,7 +61,7 @@ void narrow_rows(const bf16* x, long width, const int64_t* rows, const bf16* dow
 
 // y += b inner, for COUNT rows and a block of REGISTERS registers of outputs, starting at n
 template <int COUNT, int REGISTERS>
-void widen_rows(const bf16* inner, long columns, const Part& part, long n, bf16* y, long width, const int64_t* rows) {
+void expand_rows(const bf16* inner, long columns, const Part& part, long n, bf16* y, long width, const int64_t* rows) {
   const Pair *w = (const Pair*)part.up + n * part.pairs, *from = (const Pair*)(inner + part.column);
   Vec acc[COUNT][REGISTERS];
 #pragma GCC unroll 8
@@ -69,7 +70,7 @@ void widen_rows(const bf16* inner, long columns, const Part& part, long n, bf16*
   for (long k = 0; k < part.pairs; k++, w += REGISTERS * LANES)
 #pragma GCC unroll 4
     for (int i = 0; i < REGISTERS; i++) {
-      __builtin_prefetch((const char*)(w + i * LANES) + AHEAD);
+      __builtin_prefetch((const char*)(w + i * LANES) + PREFETCH_DISTANCE);
       Bits each = read<Bits>(w + i * LANES);
 #pragma GCC unroll 8
       for (int r = 0; r < COUNT; r++) acc[r][i] = dot(acc[r][i], fill(from[r * columns / 2 + k]), each);
@@ -85,27 +86,27 @@ void widen_rows(const bf16* inner, long columns, const Part& part, long n, bf16*
   }
 }
 
-using Narrow = void (*)(const bf16*, long, const int64_t*, const bf16*, long, const float*, bf16*, long);
-using Widen = void (*)(const bf16*, long, const Part&, long, bf16*, long, const int64_t*);
+using ShrinkFunction = void (*)(const bf16*, long, const int64_t*, const bf16*, long, const float*, bf16*, long);
+using ExpandFunction = void (*)(const bf16*, long, const Part&, long, bf16*, long, const int64_t*);
 
-template <int COUNT = ROWS> Narrow narrow_some(long rows) {
+template <int COUNT = TILE_ROWS> ShrinkFunction choose_shrink(long rows) {
   if constexpr (COUNT > 1)
-    if (rows < COUNT) return narrow_some<COUNT - 1>(rows);
-  return narrow_rows<COUNT>;
+    if (rows < COUNT) return choose_shrink<COUNT - 1>(rows);
+  return shrink_rows<COUNT>;
 }
 
-template <int REGISTERS, int COUNT = ROWS> Widen widen_some(long rows) {
+template <int REGISTERS, int COUNT = TILE_ROWS> ExpandFunction choose_expand(long rows) {
   if constexpr (COUNT > 1)
-    if (rows < COUNT) return widen_some<REGISTERS, COUNT - 1>(rows);
-  return widen_rows<COUNT, REGISTERS>;
+    if (rows < COUNT) return choose_expand<REGISTERS, COUNT - 1>(rows);
+  return expand_rows<COUNT, REGISTERS>;
 }
 
-Widen widen_some(long rows, long outputs) {
+ExpandFunction choose_expand(long rows, long outputs) {
   switch ((outputs + LANES - 1) / LANES) {
-    case 1: return widen_some<1>(rows);
-    case 2: return widen_some<2>(rows);
-    case 3: return widen_some<3>(rows);
-    default: return widen_some<WIDE>(rows);
+    case 1: return choose_expand<1>(rows);
+    case 2: return choose_expand<2>(rows);
+    case 3: return choose_expand<3>(rows);
+    default: return choose_expand<EXPAND_VECTORS>(rows);
   }
 }
 
@@ -114,12 +115,12 @@ struct Range {
 };
 
 // One thread's share of many tasks, which are in the memory order of their weights.
-class Portion {
+class TaskRange {
   long first = 0, end = LONG_MAX, passed = 0;
 
  public:
-  Portion() = default;  // all tasks
-  Portion(long tasks, long me, long team) : first(tasks * me / team), end(tasks * (me + 1) / team) {}
+  TaskRange() = default;  // all tasks
+  TaskRange(long tasks, long me, long team) : first(tasks * me / team), end(tasks * (me + 1) / team) {}
 
   // This thread's part of the next `count` tasks
   Range next(long count) {
@@ -140,33 +141,33 @@ struct Site {
   const Lora& lora(long i) const { return all.adapters[i][site]; }
   long begin(long i) const { return i ? all.ends[i - 1] : 0; }
   long rows(long i) const { return all.ends[i] - begin(i); }
-  long groups(long i) const { return (rows(i) + ROWS - 1) / ROWS; }
+  long groups(long i) const { return (rows(i) + TILE_ROWS - 1) / TILE_ROWS; }
 
-  static long blocks(const Part& part) { return (part.out + BLOCK - 1) / BLOCK; }
+  static long blocks(const Part& part) { return (part.out + EXPAND_BLOCK - 1) / EXPAND_BLOCK; }
 
-  long narrow_tasks(long i) const { return lora(i).columns / LANES * groups(i); }
-  long widen_tasks(long i) const {
+  long shrink_tasks(long i) const { return lora(i).columns / LANES * groups(i); }
+  long expand_tasks(long i) const {
     long count = 0;
     for (long p = 0; p < lora(i).parts; p++) count += blocks(lora(i).part[p]);
     return count * groups(i);
   }
 
-  void narrow(long i, Portion& mine) const {
-    Range tasks = mine.next(narrow_tasks(i));
+  void shrink(long i, TaskRange& mine) const {
+    Range tasks = mine.next(shrink_tasks(i));
     for (long task = tasks.first; task < tasks.end; task++) {
-      long column = task / groups(i) * LANES, first = begin(i) + task % groups(i) * ROWS;
-      auto run = narrow_some(std::min<long>(ROWS, all.ends[i] - first));
+      long column = task / groups(i) * LANES, first = begin(i) + task % groups(i) * TILE_ROWS;
+      auto run = choose_shrink(std::min<long>(TILE_ROWS, all.ends[i] - first));
       run(x, into, all.rows + first, lora(i).down + column * into, into / 2, lora(i).scales + column,
           inner + first * all.columns + column, all.columns);
     }
   }
 
-  void widen(long i, Portion& mine) const {
+  void expand(long i, TaskRange& mine) const {
     for (const Part* part = lora(i).part; part < lora(i).part + lora(i).parts; part++) {
       Range tasks = mine.next(blocks(*part) * groups(i));
       for (long task = tasks.first; task < tasks.end; task++) {
-        long n = task / groups(i) * BLOCK, first = begin(i) + task % groups(i) * ROWS;
-        auto run = widen_some(std::min<long>(ROWS, all.ends[i] - first), part->out - n);
+        long n = task / groups(i) * EXPAND_BLOCK, first = begin(i) + task % groups(i) * TILE_ROWS;
+        auto run = choose_expand(std::min<long>(TILE_ROWS, all.ends[i] - first), part->out - n);
         run(inner + first * all.columns, all.columns, *part, n, y, out, all.rows + first);
       }
     }
@@ -176,14 +177,14 @@ struct Site {
   // weights.
   long alone(long team) const {
     for (long i = 0; i < all.count; i++)
-      if (rows(i) > ROWS || lora(i).columns != lora(0).columns) return team == 1 ? all.count : 0;
+      if (rows(i) > TILE_ROWS || lora(i).columns != lora(0).columns) return team == 1 ? all.count : 0;
     return all.count / team * team;
   }
 
   // Prefetches the first weights of an adapter.
-  void ask(long i) const {
+  void prefetch_weights(long i) const {
     if (i < all.count)
-      for (long at = 0; at < START; at += 64) __builtin_prefetch((const char*)lora(i).down + at);
+      for (long at = 0; at < FIRST_PREFETCH; at += 64) __builtin_prefetch((const char*)lora(i).down + at);
   }
 };
 
@@ -204,32 +205,33 @@ void lora_pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t block)
   }
 }
 
-int64_t lora_block() { return BLOCK; }
+int64_t lora_block() { return EXPAND_BLOCK; }
 
 // y [M, out] += the adapters' products with x [M, into] in linear layer `site`. `into` is even. inner: memory for
 // `adapted.columns` numbers per row that has an adapter.
-void lora(const bf16* x, bf16* y, int64_t into, int64_t out, const Adapted* adapted, int64_t site, bf16* inner, int64_t threads) {
+void lora(const bf16* x, bf16* y, int64_t into, int64_t out, const Adapted* adapted, int64_t site, bf16* inner,
+          int64_t threads) {
   Site here{*adapted, site, x, y, inner, into, out};
   long count = adapted->count, work = 0;
   for (long i = 0; i < count; i++) work += here.lora(i).columns * (into + out) * here.rows(i);
   if (!work) return;
-  together(work < SMALL ? 1 : threads, [=] {
+  run_parallel(work < SERIAL_WORK ? 1 : threads, [=] {
     long me = omp_get_thread_num(), team = omp_get_num_threads(), alone = here.alone(team);
     for (long i = alone * me / team; i < alone * (me + 1) / team; i++) {
-      Portion all;
-      here.narrow(i, all);
-      here.ask(i + 1);
-      all = {};
-      here.widen(i, all);
+      TaskRange every;
+      here.shrink(i, every);
+      here.prefetch_weights(i + 1);
+      every = {};
+      here.expand(i, every);
     }
     if (alone == count) return;
     long numbers = 0, outputs = 0;
-    for (long i = alone; i < count; i++) numbers += here.narrow_tasks(i), outputs += here.widen_tasks(i);
-    Portion mine(numbers, me, team);
-    for (long i = alone; i < count; i++) here.narrow(i, mine);
+    for (long i = alone; i < count; i++) numbers += here.shrink_tasks(i), outputs += here.expand_tasks(i);
+    TaskRange mine(numbers, me, team);
+    for (long i = alone; i < count; i++) here.shrink(i, mine);
 #pragma omp barrier
     mine = {outputs, me, team};
-    for (long i = alone; i < count; i++) here.widen(i, mine);
+    for (long i = alone; i < count; i++) here.expand(i, mine);
   });
 }
 

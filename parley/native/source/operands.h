@@ -1,9 +1,9 @@
-// How linear layers and attention read rows, and weights or pages, in their products: in words of four bytes, which are
-// two bf16 (sums in fp32) or four int8 (sums in int32) that are adjacent in the inner dimension.
+// The words that micro-kernels multiply, in linear layers and attention: four bytes, which are two bf16 (sums in fp32)
+// or four int8 (sums in int32) that are adjacent in the inner dimension.
 //
-// Where one instruction multiplies such words, a row is read as it is. Elsewhere each word of a row is spread to two
-// before the product, since every panel of the weight and every page would have to do so again: to two floats, or to
-// four int16. A word of weights or pages is split in registers, once for all rows of a tile.
+// Where one instruction multiplies such words (AVX-512 bf16, VNNI), a row is read as it is. Elsewhere each word of a
+// row is expanded to two before the product, since every panel of the weight and every page would have to do so again:
+// to two floats, or to four int16. A word of weights or pages is split in registers, once for all rows of a tile.
 //
 // AVX2 has 16 registers, and a tile needs each of them. The compiler spills sums there, because it reads ahead; so the
 // work on a row is one statement in assembly.
@@ -21,15 +21,15 @@ template <class T> struct Operands;
 template <> struct Operands<float> {
   typedef Vec Sum;
 #if defined(__AVX512BF16__)
-  static constexpr long WORDS = 1;  // of a row's word, after `spread`
+  static constexpr long WORDS = 1;  // of a row's word, after `expand`
   static Bits part(const Pair* weights, int) { return read<Bits>(weights); }
-  static void add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
+  static void multiply_add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
     Bits each = fill(*x);
     sums[0] = dot(sums[0], each, left), sums[1] = dot(sums[1], each, right);
   }
 #else
   static constexpr long WORDS = 2;
-  static Bits spread(Bits x, int i) { return i ? x & 0xffff0000 : x << 16; }
+  static Bits expand(Bits x, int i) { return i ? x & 0xffff0000 : x << 16; }
 #if defined(SIXTEEN_REGISTERS)
   static Bits part(const Pair* weights, int i) {
     Bits half;
@@ -37,15 +37,15 @@ template <> struct Operands<float> {
     else asm("vmovups %1, %0\n\tvpslld $16, %0, %0" : "=x"(half) : "m"(*(const Bits*)weights));
     return half;
   }
-  static void add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
+  static void multiply_add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
     Bits each;
     asm("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
         : "+x"(sums[0]), "+x"(sums[1]), "=&x"(each)
         : "m"(*x), "x"(left), "x"(right));
   }
 #else
-  static Bits part(const Pair* weights, int i) { return spread(read<Bits>(weights), i); }
-  static void add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
+  static Bits part(const Pair* weights, int i) { return expand(read<Bits>(weights), i); }
+  static void multiply_add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
     Vec each = (Vec)fill(*x);
     sums[0] = fma(each, (Vec)left, sums[0]), sums[1] = fma(each, (Vec)right, sums[1]);
   }
@@ -58,13 +58,13 @@ template <> struct Operands<int32_t> {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
   static constexpr long WORDS = 1;
   static Bits part(const Four* weights, int) { return read<Bits>(weights); }
-  static void add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
+  static void multiply_add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
     Bits each = fill(*x);
     sums[0] = dot(sums[0], each, left), sums[1] = dot(sums[1], each, right);
   }
 #else
   static constexpr long WORDS = 2;
-  static Bits spread(Bits x, int i) { return (Bits)((i ? (Shorts)x : (Shorts)(x << 8)) >> 8); }
+  static Bits expand(Bits x, int i) { return (Bits)((i ? (Shorts)x : (Shorts)(x << 8)) >> 8); }
 #if defined(SIXTEEN_REGISTERS)
   static Bits part(const Four* weights, int i) {
     Bits half;
@@ -72,7 +72,7 @@ template <> struct Operands<int32_t> {
     else asm("vmovdqu %1, %0\n\tvpand %2, %0, %0" : "=x"(half) : "m"(*(const Bits*)weights), "m"(LOW_BYTES));
     return half;
   }
-  static void add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
+  static void multiply_add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
     Bits each, products;
     asm("vpbroadcastd %4, %2\n\tvpmaddwd %5, %2, %3\n\tvpaddd %3, %0, %0\n\tvpmaddwd %6, %2, %2\n\tvpaddd %2, %1, %1"
         : "+x"(sums[0]), "+x"(sums[1]), "=&x"(each), "=&x"(products)
@@ -83,7 +83,7 @@ template <> struct Operands<int32_t> {
     Bits words = read<Bits>(weights);
     return (i ? words >> 8 : words) & 0x00ff00ff;
   }
-  static void add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
+  static void multiply_add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
     Shorts each = (Shorts)fill(*x);
     sums[0] = (Ints)((Bits)sums[0] + multiply(each, (Shorts)left));
     sums[1] = (Ints)((Bits)sums[1] + multiply(each, (Shorts)right));
@@ -92,8 +92,8 @@ template <> struct Operands<int32_t> {
 #endif
 };
 
-// to [WORDS * count] = the words of x [count], ready for `add`
-template <class T> void spread(const Pair* x, long count, Pair* to) {
+// to [WORDS * count] = the words of x [count], ready for `multiply_add`
+template <class T> void expand(const Pair* x, long count, Pair* to) {
   using O = Operands<T>;
   if constexpr (O::WORDS == 2) {
     Bits low, high;
@@ -103,13 +103,13 @@ template <class T> void spread(const Pair* x, long count, Pair* to) {
     }
     long i = 0;
     for (; i + LANES <= count; i += LANES, to += 2 * LANES) {
-      Bits word = read<Bits>(x + i), even = O::spread(word, 0), odd = O::spread(word, 1);
+      Bits word = read<Bits>(x + i), even = O::expand(word, 0), odd = O::expand(word, 1);
       put(to, __builtin_shuffle(even, odd, low));
       put(to + LANES, __builtin_shuffle(even, odd, high));
     }
     for (; i < count; i++) {
       Bits word = fill(x[i]);
-      *to++ = O::spread(word, 0)[0], *to++ = O::spread(word, 1)[0];
+      *to++ = O::expand(word, 0)[0], *to++ = O::expand(word, 1)[0];
     }
   } else memcpy(to, x, count * sizeof(Pair));
 }

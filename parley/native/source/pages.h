@@ -17,13 +17,15 @@
 constexpr long PAGE = 16;
 constexpr long MAX_DIM = 576;  // of keys and of values
 
-struct Layout {
+struct PageLayout {
   long heads, dim, value_dim;
   bool int8;
   bool latent;  // values are parts of keys
 
-  long side() const { return int8 ? 4 : 2; }                                    // adjacent numbers
-  long pairs() const { return (dim + side() - 1) / side() * (side() / 2); }      // of a key, as products read them
+  long adjacent() const { return int8 ? 4 : 2; }  // adjacent numbers
+  long pairs() const {
+    return (dim + adjacent() - 1) / adjacent() * (adjacent() / 2);
+  }  // of a key, as products read them
   long wide() const { return (value_dim + PAGE - 1) / PAGE * PAGE; }
   long key_bytes() const { return 2 * pairs() * PAGE * (int8 ? 1 : 2); }
   long value_bytes() const { return PAGE * wide() * (int8 ? 1 : 2); }
@@ -54,11 +56,12 @@ static inline float quantize_vector(const bf16* row, long count, int8_t* to) {
 }
 
 // Writes key `row` [dim] as token t of the page's head at `head`.
-static inline void write_key(const Layout& layout, char* head, long t, const bf16* row) {
+static inline void write_key(const PageLayout& layout, char* head, long t, const bf16* row) {
   if (layout.int8) {
     int8_t numbers[MAX_DIM];
     ((float*)(head + layout.key_scales()))[t] = quantize_vector(row, layout.dim, numbers);
-    for (long d = 0; d < layout.dim; d += 4) memcpy(head + (d * PAGE + 4 * t), numbers + d, layout.dim - d < 4 ? layout.dim - d : 4);
+    for (long d = 0; d < layout.dim; d += 4)
+      memcpy(head + (d * PAGE + 4 * t), numbers + d, layout.dim - d < 4 ? layout.dim - d : 4);
   } else {
     for (long d = 0; d + 1 < layout.dim; d += 2) memcpy(head + 2 * (d * PAGE + 2 * t), row + d, 4);
     if (layout.dim % 2) memcpy(head + 2 * ((layout.dim - 1) * PAGE + 2 * t), row + layout.dim - 1, 2);
@@ -67,7 +70,7 @@ static inline void write_key(const Layout& layout, char* head, long t, const bf1
 
 // Writes value `row` [value_dim] as token t. Adjacent tokens share words, so only the token's own bytes are touched:
 // another thread may be writing the rest.
-static inline void write_value(const Layout& layout, char* head, long t, const bf16* row) {
+static inline void write_value(const PageLayout& layout, char* head, long t, const bf16* row) {
   head += layout.key_bytes();
   if (layout.int8) {
     int8_t numbers[MAX_DIM];
@@ -81,7 +84,8 @@ static inline void write_value(const Layout& layout, char* head, long t, const b
 }
 
 // Writes keys [heads, dim] and values [heads, value_dim] of one token to its slot.
-static inline void write_token(const Layout& layout, char* pages, int64_t slot, const bf16* keys, const bf16* values) {
+static inline void write_token(const PageLayout& layout, char* pages, int64_t slot, const bf16* keys,
+                               const bf16* values) {
   for (long h = 0; h < layout.heads; h++) {
     char* head = pages + slot / PAGE * layout.page_bytes() + h * layout.head_bytes();
     write_key(layout, head, slot % PAGE, keys + h * layout.dim);
@@ -90,22 +94,23 @@ static inline void write_token(const Layout& layout, char* pages, int64_t slot, 
 }
 
 // int8 in fours [groups][width][4] -> bf16 in pairs [2 * groups][width][2], exactly; prefetches the same part of
-// `later`
-static inline void unfold(const char* from, const char* later, long groups, long width, Pair* to) {
+// `prefetch_from`
+static inline void widen_int8(const char* from, const char* prefetch_from, long groups, long width, Pair* to) {
   typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-  auto number = [](Bits x) { return (Bits)__builtin_convertvector((Ints)x >> 24, Vec); };  // of the highest byte
+  auto number = [](Bits x) { return (Bits) __builtin_convertvector((Ints)x >> 24, Vec); };  // of the highest byte
   for (long g = 0; g < groups; g++, to += 2 * width)
     for (long i = 0; i < width; i += LANES) {
       long at = 4 * (g * width + i);
-      __builtin_prefetch(later + at);
+      __builtin_prefetch(prefetch_from + at);
       Bits x = read<Bits>(from + at);
       put(to + i, number(x << 24) >> 16 | number(x << 16));
       put(to + width + i, number(x << 8) >> 16 | number(x));
     }
 }
 
-// Keys of a page in pairs [count][PAGE][2] -> the same numbers as values in pairs [PAGE / 2][wide][2], with zeros beyond
-static inline void turn(const Pair* keys, long count, long wide, Pair* values) {
+// Keys of a page in pairs [count][PAGE][2] -> the same numbers as values in pairs [PAGE / 2][wide][2], with zeros
+// beyond
+static inline void latents_to_values(const Pair* keys, long count, long wide, Pair* values) {
   for (long t = 0; t < PAGE / 2; t++) memset(values + t * wide + 2 * count, 0, (wide - 2 * count) * sizeof(Pair));
   for (long k = 0; k < count; k++, keys += PAGE)
     for (long t = 0; t < PAGE / 2; t++) {

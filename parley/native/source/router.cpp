@@ -1,19 +1,19 @@
 // The router of a mixture of experts: which experts compute a row, and how much each counts.
 //
-// A row's scores are the softmax or the sigmoids of its logits. The experts with the largest scores are chosen, of equal
-// ones those with the lowest numbers; a bias may be added for the choice only. If experts are in groups, the groups whose
-// best experts score most are chosen first, and then experts of these groups. With a margin, each choice has a softmax of
-// its own, over those that are left and close to the best. All in fp32, one thread per row.
+// A row's scores are the softmax or the sigmoids of its logits. The experts with the largest scores are chosen, of
+// equal ones those with the lowest numbers; a bias may be added for the choice only. If experts are in groups, the
+// groups whose best experts score most are chosen first, and then experts of these groups. With a margin, each choice
+// has a softmax of its own, over those that are left and close to the best. All in fp32, one thread per row.
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
 #include "experts.h"
-#include "shares.h"
+#include "threads.h"
 
 namespace {
 
-constexpr long FEW = 64;  // rows below which a second thread costs more than it gains
+constexpr long SERIAL_ROWS = 64;  // rows below which a second thread costs more than it gains
 
 // The number of the largest value that is not taken, the lowest of equal ones; always one, though all may be NaN
 long best_of(const float* values, const bool* taken, long count) {
@@ -54,7 +54,7 @@ void choose_groups(const Routing& r, const float* choice, bool* taken) {
 }
 
 // The choice of a sparse mixer; see Routing in native/layer_shape.py.
-void mix_sparsely(const Routing& r, const float* logits, int64_t* ids, float* weights, bool* taken) {
+void choose_with_margin(const Routing& r, const float* logits, int64_t* ids, float* weights, bool* taken) {
   std::fill(taken, taken + r.experts, false);
   for (long i = 0; i < r.chosen; i++) {
     long best = best_of(logits, taken, r.experts);
@@ -70,7 +70,7 @@ void mix_sparsely(const Routing& r, const float* logits, int64_t* ids, float* we
 
 void route_row(const Routing& r, const float* logits, const float* bias, int64_t* ids, float* weights, float* scores,
                float* choice, bool* taken) {
-  if (r.margin >= 0) return mix_sparsely(r, logits, ids, weights, taken);
+  if (r.margin >= 0) return choose_with_margin(r, logits, ids, weights, taken);
   score(r, logits, r.normalized && !bias, scores);
   for (long i = 0; i < r.experts; i++) choice[i] = bias ? scores[i] + bias[i] : scores[i];
   std::fill(taken, taken + r.experts, false);
@@ -82,7 +82,8 @@ void route_row(const Routing& r, const float* logits, const float* bias, int64_t
     weights[i] = scores[ids[i]];
     total += weights[i];
   }
-  for (long i = 0; i < r.chosen; i++) weights[i] = (r.normalized ? weights[i] / (total + 1e-20f) : weights[i]) * r.scale;
+  for (long i = 0; i < r.chosen; i++)
+    weights[i] = (r.normalized ? weights[i] / (total + 1e-20f) : weights[i]) * r.scale;
 }
 
 }  // namespace
@@ -96,13 +97,14 @@ void route(const float* logits, const float* bias, int64_t* ids, float* weights,
            int64_t threads) {
   const Routing& r = *routing;
   long width = r.experts + (r.shared == 2), count = r.chosen + !!r.shared;
-  together(M < FEW ? 1 : threads, [=] {
+  run_parallel(M < SERIAL_ROWS ? 1 : threads, [=] {
     std::unique_ptr<float[]> numbers(new float[2 * r.experts]);
     std::unique_ptr<bool[]> taken(new bool[r.experts]);
 #pragma omp for
     for (long m = 0; m < M; m++) {
       const float* row = logits + m * width;
-      route_row(r, row, bias, ids + m * r.chosen, weights + m * count, numbers.get(), numbers.get() + r.experts, taken.get());
+      route_row(r, row, bias, ids + m * r.chosen, weights + m * count, numbers.get(), numbers.get() + r.experts,
+                taken.get());
       if (r.shared) weights[m * count + r.chosen] = r.shared == 2 ? (1.f / (1.f + exp(fill(-row[r.experts]))))[0] : 1.f;
     }
   });

@@ -1,5 +1,5 @@
-// The work on each row between linear layers, in one pass: norms, activations, rotation, and writing to the pages. One thread
-// computes a row in one order, so it depends only on itself.
+// The work on each row between linear layers, in one pass: norms, activations, rotation, and writing to the pages. One
+// thread computes a row in one order, so it depends only on itself.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -7,13 +7,13 @@
 #include "activations.h"
 #include "kernels.h"
 #include "pages.h"
-#include "shares.h"
+#include "threads.h"
 
 namespace {
 
-constexpr long SMALL = 32768;  // numbers below which a second thread costs more than it gains
+constexpr long SERIAL_NUMBERS = 32768;  // numbers below which a second thread costs more than it gains
 
-int team(long numbers, long threads) { return numbers < SMALL ? 1 : (int)threads; }
+int threads_for(long numbers, long threads) { return numbers < SERIAL_NUMBERS ? 1 : (int)threads; }
 
 // 1 / sqrt(mean of squares + eps) of the vectors at(0), at(LANES), ...: four parallel sums, then their sum
 template <class F> float inverse_rms(long width, float eps, F at) {
@@ -51,14 +51,15 @@ template <class F> auto normed(const Norm& norm, long width, F at) {
 
 // Where rows are written: as bf16, as int8 for a linear layer (see int8.cpp; padded to a multiple of 4), or both. int8
 // is computed from the bf16 row, so that one pass gives the same as two.
-struct Out {
+struct RowOutputs {
   bf16* plain;     // [M, width], or null
   int8_t* values;  // or null
   float* scales;
   int32_t* excess;
 };
 
-constexpr float LEAST = 0x1p-100f;  // rows with a smaller maximum count as zero: the reciprocal would overflow fp32
+constexpr float MIN_ROW_MAX =
+    0x1p-100f;  // rows with a smaller maximum count as zero: the reciprocal would overflow fp32
 
 // values = row / scale, to the nearest, ties to even; scale = the largest absolute value / 127. A row with NaN or
 // infinity gets zeros, and NaN as its scale.
@@ -82,7 +83,7 @@ void quantize_row(const bf16* row, long width, int8_t* values, float* scale, int
   bool sound = largest < 0x7f800000;
   *scale = sound ? top / 127 : __builtin_nanf("");
   *excess = 0;
-  if (!sound || top < LEAST) {
+  if (!sound || top < MIN_ROW_MAX) {
     memset(values, 0, (width + 3) / 4 * 4);
     return;
   }
@@ -120,16 +121,16 @@ void rotate(const float* x, const float* cos, const float* sin, bf16* to, long r
 
 // Calls f(m) for each row, by a team.
 template <class F> void each_row(long M, int threads, F f) {
-  together(threads, [=] {
+  run_parallel(threads, [=] {
 #pragma omp for
     for (long m = 0; m < M; m++) f(m);
   });
 }
 
 // Rows of `width` numbers written by compute(m, to), by a team.
-template <class Compute> void write_rows(Out out, long M, long width, int threads, Compute compute) {
+template <class Compute> void write_rows(RowOutputs out, long M, long width, int threads, Compute compute) {
   long padded = (width + 3) / 4 * 4;
-  together(threads, [=] {
+  run_parallel(threads, [=] {
     std::unique_ptr<bf16[]> row(out.plain ? nullptr : new bf16[width]);
 #pragma omp for
     for (long m = 0; m < M; m++) {
@@ -145,26 +146,28 @@ template <class Compute> void write_rows(Out out, long M, long width, int thread
 extern "C" {
 
 // x [M, width] -> values [M, padded width], scales [M], excess [M] = 128 times the sum of a row's values
-void quantize_rows(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
+void quantize_rows(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
+                   int64_t threads) {
   long padded = (width + 3) / 4 * 4;
-  each_row(M, team(M * width, threads),
+  each_row(M, threads_for(M * width, threads),
            [=](long m) { quantize_row(x + m * width, width, values + m * padded, scales + m, excess + m); });
 }
 
 // total = residual + scale * after(x), or the residual itself if x is null; out = norm(total). A norm that is null
 // changes nothing. All are [M, width]; without x, total is not written. `plain` gets the result, and `values` the
 // quantized one, unless they are null.
-void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, const Norm* norm, bf16* plain,
-              int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
-  Out out{plain, values, scales, excess};
-  write_rows(out, M, width, team(M * width, threads), [=](long m, bf16* to) {
+void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, const Norm* norm,
+              bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
+  RowOutputs out{plain, values, scales, excess};
+  write_rows(out, M, width, threads_for(M * width, threads), [=](long m, bf16* to) {
     const bf16* row = residual + m * width;
     if (x) {
       const bf16 *one = x + m * width, *other = row;
       bf16* both = total + m * width;
       auto at = [=](long i) { return load(one + i, width - i); };
       auto add = [=](auto more) {
-        for (long i = 0; i < width; i += LANES) store(both + i, more(i) * scale + load(other + i, width - i), width - i);
+        for (long i = 0; i < width; i += LANES)
+          store(both + i, more(i) * scale + load(other + i, width - i), width - i);
       };
       if (after) {
         auto each = normed(*after, width, at);
@@ -182,9 +185,9 @@ void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* afte
 // to `values`, unless they are null. CLAMPED_SWIGLU changes `up`, too.
 void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, int8_t* values, float* scales,
               int32_t* excess, int64_t M, int64_t width, int64_t threads) {
-  Out out{plain, values, scales, excess};
+  RowOutputs out{plain, values, scales, excess};
   auto run = [=](auto active, auto other) {
-    write_rows(out, M, width, team(M * width, threads), [=](long m, bf16* to) {
+    write_rows(out, M, width, threads_for(M * width, threads), [=](long m, bf16* to) {
       const bf16 *gate = rows + (gated ? 2 : 1) * m * width, *up = gate + width;
       for (long i = 0; i < width; i += LANES) {
         Vec v = active(load(gate + i, width - i));
@@ -209,7 +212,7 @@ void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, 
 void norm_gated(const float* x, const bf16* gates, int64_t stride, const float* weight, float eps, float gate_scale,
                 int64_t gate_first, bf16* out, int64_t M, int64_t width, int64_t groups, int64_t threads) {
   long size = width / groups;
-  each_row(M, team(M * width, threads), [=](long m) {
+  each_row(M, threads_for(M * width, threads), [=](long m) {
     for (long start = 0; start < width; start += size) {
       const float* row = x + m * width + start;
       const bf16* gate = gates + m * stride + start;
@@ -230,15 +233,15 @@ void norm_gated(const float* x, const bf16* gates, int64_t stride, const float* 
 
 // Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads,
 // dim], in place. Keys and values of row m are stored at slots[m]. cos, sin: [M, rotary]; rotary <= dim <= MAX_DIM.
-// Number i turns with its partner: i + rotary / 2, or the other of its pair (2 i, 2 i + 1) if `interleaved`. The norm is
-// one of each head, before or `after` its rotation, or `whole`: an RMS norm of all queries, and of all keys. Queries are
-// multiplied by query_scales [M] at last, unless it is null.
+// Number i turns with its partner: i + rotary / 2, or the other of its pair (2 i, 2 i + 1) if `interleaved`. The norm
+// is one of each head, before or `after` its rotation, or `whole`: an RMS norm of all queries, and of all keys. Queries
+// are multiplied by query_scales [M] at last, unless it is null.
 void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const Norm* head_norm,
-                int64_t whole, int64_t after, const float* query_scales, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim,
-                int64_t rotary, int64_t interleaved, int64_t int8, int64_t threads) {
-  Layout layout{kv_heads, dim, dim, int8 != 0, false};
+                int64_t whole, int64_t after, const float* query_scales, int64_t M, int64_t heads, int64_t kv_heads,
+                int64_t dim, int64_t rotary, int64_t interleaved, int64_t int8, int64_t threads) {
+  PageLayout layout{kv_heads, dim, dim, int8 != 0, false};
   long width = (heads + 2 * kv_heads) * dim;
-  each_row(M, team(M * width, threads), [=](long m) {
+  each_row(M, threads_for(M * width, threads), [=](long m) {
     float x[MAX_DIM];
     bf16* row = qkv + m * width;
     auto inverse = [=](const bf16* from, long numbers) {
@@ -286,8 +289,8 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, cons
 void write_latents(const bf16* rows, int64_t stride, const Norm* norm, const float* cos, const float* sin, char* pages,
                    const int64_t* slots, int64_t M, int64_t rank, int64_t rotary, int64_t interleaved, int64_t int8,
                    int64_t threads) {
-  Layout layout{1, rank + rotary, rank, int8 != 0, true};
-  each_row(M, team(M * layout.dim, threads), [=](long m) {
+  PageLayout layout{1, rank + rotary, rank, int8 != 0, true};
+  each_row(M, threads_for(M * layout.dim, threads), [=](long m) {
     const bf16* row = rows + m * stride;
     float x[MAX_DIM];
     bf16 key[MAX_DIM];
@@ -301,9 +304,10 @@ void write_latents(const bf16* rows, int64_t stride, const Norm* norm, const flo
 
 // out [M, heads, rank + rotary] = latents [heads, M, rank], and the last `rotary` numbers of each head of queries
 // [M, heads, plain + rotary], turned as by rope_write. Rows of queries are `stride` numbers apart.
-void join_queries(const bf16* latents, const bf16* queries, int64_t stride, const float* cos, const float* sin, bf16* out,
-                  int64_t M, int64_t heads, int64_t rank, int64_t plain, int64_t rotary, int64_t interleaved, int64_t threads) {
-  each_row(M, team(M * heads * (rank + rotary), threads), [=](long m) {
+void join_queries(const bf16* latents, const bf16* queries, int64_t stride, const float* cos, const float* sin,
+                  bf16* out, int64_t M, int64_t heads, int64_t rank, int64_t plain, int64_t rotary, int64_t interleaved,
+                  int64_t threads) {
+  each_row(M, threads_for(M * heads * (rank + rotary), threads), [=](long m) {
     float x[MAX_DIM];
     for (long h = 0; h < heads; h++) {
       const bf16* turning = queries + m * stride + h * (plain + rotary) + plain;
@@ -318,7 +322,7 @@ void join_queries(const bf16* latents, const bf16* queries, int64_t stride, cons
 // to [heads, M, width] = the first numbers of each head of rows, which are `stride` numbers apart, and heads `size`
 void gather_heads(const bf16* rows, int64_t stride, int64_t size, bf16* to, int64_t M, int64_t heads, int64_t width,
                   int64_t threads) {
-  each_row(M, team(M * heads * width, threads), [=](long m) {
+  each_row(M, threads_for(M * heads * width, threads), [=](long m) {
     for (long h = 0; h < heads; h++)
       memcpy(to + (h * M + m) * width, rows + m * stride + h * size, width * sizeof(bf16));
   });
@@ -326,7 +330,7 @@ void gather_heads(const bf16* rows, int64_t stride, int64_t size, bf16* to, int6
 
 // rows [M, heads, width] = from [heads, M, width]
 void scatter_heads(const bf16* from, bf16* rows, int64_t M, int64_t heads, int64_t width, int64_t threads) {
-  each_row(M, team(M * heads * width, threads), [=](long m) {
+  each_row(M, threads_for(M * heads * width, threads), [=](long m) {
     for (long h = 0; h < heads; h++)
       memcpy(rows + (m * heads + h) * width, from + (h * M + m) * width, width * sizeof(bf16));
   });
@@ -335,15 +339,15 @@ void scatter_heads(const bf16* from, bf16* rows, int64_t M, int64_t heads, int64
 // Stores keys [M, kv_heads, dim] and values [M, kv_heads, value_dim] at slots [M] of the pages. `latent`: no values.
 void write(const bf16* keys, const bf16* values, char* pages, const int64_t* slots, int64_t M, int64_t kv_heads,
            int64_t dim, int64_t value_dim, int64_t int8, int64_t latent, int64_t threads) {
-  Layout layout{kv_heads, dim, value_dim, int8 != 0, latent != 0};
+  PageLayout layout{kv_heads, dim, value_dim, int8 != 0, latent != 0};
   long width = kv_heads * dim, value_width = kv_heads * value_dim;
-  each_row(M, team(M * (width + value_width), threads),
+  each_row(M, threads_for(M * (width + value_width), threads),
            [=](long m) { write_token(layout, pages, slots[m], keys + m * width, values + m * value_width); });
 }
 
 // logits [M, width] = cap(scale * logits), in place; a cap of 0 changes nothing.
 void scale_logits(float* logits, int64_t M, int64_t width, float scale, float cap, int64_t threads) {
-  each_row(M, team(M * width, threads), [=](long m) {
+  each_row(M, threads_for(M * width, threads), [=](long m) {
     for (long i = 0; i < width; i += LANES) {
       float* at = logits + m * width + i;
       Vec v = load(at, width - i) * scale;

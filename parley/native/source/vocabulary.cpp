@@ -7,22 +7,24 @@
 #include <cmath>
 #include <vector>
 
-#include "shares.h"
+#include "threads.h"
 #include "vector.h"
 
 namespace {
 
-constexpr long BLOCK = 64;       // top_k first looks only at the maximum of each block of this many logits
-constexpr long STRETCH = 1024;   // the same for argmax
-constexpr long SMALL = 1 << 16;  // logits below which a second thread costs more than it gains
+constexpr long TOP_K_BLOCK = 64;         // top_k first looks only at the maximum of each block of this many logits
+constexpr long ARGMAX_BLOCK = 1024;      // the same for argmax
+constexpr long SERIAL_LOGITS = 1 << 16;  // logits below which a second thread costs more than it gains
 
 // Rows are long, so there may be fewer rows than threads.
-int team(long rows, long width, long threads) { return rows * width < SMALL ? 1 : (int)std::min(rows, threads); }
+int threads_for(long rows, long width, long threads) {
+  return rows * width < SERIAL_LOGITS ? 1 : (int)std::min(rows, threads);
+}
 
 float rank(float x) { return x != x ? INFINITY : x; }
 
-// The largest of COUNT adjacent numbers; strange becomes NaN if one of them is +inf or NaN.
-template <long COUNT> float peak(const float* x, Vec& strange) {
+// The largest of COUNT adjacent numbers; not_finite becomes NaN if one of them is +inf or NaN.
+template <long COUNT> float block_max(const float* x, Vec& not_finite) {
   Vec most[4];
   for (int j = 0; j < 4; j++) most[j] = fill(-INFINITY);
   for (long i = 0; i < COUNT; i += 4 * LANES)
@@ -30,22 +32,22 @@ template <long COUNT> float peak(const float* x, Vec& strange) {
     for (int j = 0; j < 4; j++) {
       Vec v = read<Vec>(x + i + j * LANES);
       most[j] = larger(v, most[j]);
-      strange += larger(fill(-FLT_MAX), v) * 0.f;  // -inf is normal: the token is masked
+      not_finite += larger(fill(-FLT_MAX), v) * 0.f;  // -inf is normal: the token is masked
     }
   return largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
-constexpr float NOTHING = -28;        // anything below weighs 0: e^-28 is less than 2^-40
-constexpr long PORTION = 64 * LANES;  // numbers whose weights are summed in 32 bits
-constexpr long PART = 16 * PORTION;   // of a row: summed by a thread at a time
+constexpr float NEGLIGIBLE = -28;                // anything below weighs 0: e^-28 is less than 2^-40
+constexpr long INT32_LOGITS = 64 * LANES;        // numbers whose weights are summed in 32 bits
+constexpr long TASK_LOGITS = 16 * INT32_LOGITS;  // of a row: summed by a thread at a time
 
-// The sum of weights floor(2^40 e^(x - peak)) of numbers not above `peak`, as high * 2^24 + low.
+// The sum of weights floor(2^40 e^(x - largest)) of numbers not above `largest`, as high * 2^24 + low.
 struct Weights {
   Ints high = {}, low = {};
 
-  void add(Vec x, float peak) {
-    x -= peak;
-    Vec weight = exp(x < NOTHING ? fill(NOTHING) : x) * 65536.f;
+  void add(Vec x, float largest) {
+    x -= largest;
+    Vec weight = exp(x < NEGLIGIBLE ? fill(NEGLIGIBLE) : x) * 65536.f;
     Ints whole = __builtin_convertvector(weight, Ints);
     weight = (weight - __builtin_convertvector(whole, Vec)) * 16777216.f;  // the fraction has at most these bits
     high += whole, low += __builtin_convertvector(weight, Ints);
@@ -58,26 +60,26 @@ struct Weights {
   }
 };
 
-// The sum over at most PORTION numbers.
-int64_t weigh(const float* x, long count, float peak) {
+// The sum over at most INT32_LOGITS numbers.
+int64_t sum_weights(const float* x, long count, float largest) {
   Weights weights;
   long i = 0;
-  for (; i + LANES <= count; i += LANES) weights.add(read<Vec>(x + i), peak);
+  for (; i + LANES <= count; i += LANES) weights.add(read<Vec>(x + i), largest);
   if (i < count) {
     float rest[LANES];
     for (long j = 0; j < LANES; j++) rest[j] = i + j < count ? x[i + j] : -INFINITY;
-    weights.add(read<Vec>(rest), peak);
+    weights.add(read<Vec>(rest), largest);
   }
   return weights.total();
 }
 
 // The largest of every COUNT numbers of a row. NaN counts as infinite.
-template <long COUNT> void find_peaks(const float* row, long count, std::vector<float>& peaks) {
-  Vec strange = {};
+template <long COUNT> void find_block_maxima(const float* row, long count, std::vector<float>& peaks) {
+  Vec not_finite = {};
   long i = 0;
   peaks.clear();
-  for (; i + COUNT <= count; i += COUNT) peaks.push_back(peak<COUNT>(row + i, strange));
-  float total = sum(strange);
+  for (; i + COUNT <= count; i += COUNT) peaks.push_back(block_max<COUNT>(row + i, not_finite));
+  float total = sum(not_finite);
   if (total != total) peaks.clear(), i = 0;  // some number is +inf or NaN: compare one by one
   for (; i < count; i += COUNT) {
     float most = -INFINITY;
@@ -92,14 +94,14 @@ extern "C" {
 
 // values [M], ids [M]: the largest number of each row of x [M, N] and its first index. N > 0.
 void argmax(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, int64_t threads) {
-  together(team(M, N, threads), [=] {
+  run_parallel(threads_for(M, N, threads), [=] {
     std::vector<float> peaks;
 #pragma omp for
     for (long m = 0; m < M; m++) {
       const float* row = x + m * N;
-      find_peaks<STRETCH>(row, N, peaks);
+      find_block_maxima<ARGMAX_BLOCK>(row, N, peaks);
       auto most = std::max_element(peaks.begin(), peaks.end());
-      long where = (most - peaks.begin()) * STRETCH;
+      long where = (most - peaks.begin()) * ARGMAX_BLOCK;
       while (rank(row[where]) != *most) where++;
       if (*most == INFINITY) {  // NaN ranks above infinity
         long odd = 0;
@@ -115,13 +117,13 @@ void argmax(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, i
 // values, ids [M, count]: the largest numbers of each row of x [M, N], descending; of equal ones, the lowest ids first.
 // 0 < count <= N.
 void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, int64_t count, int64_t threads) {
-  together(team(M, N, threads), [=] {
+  run_parallel(threads_for(M, N, threads), [=] {
     std::vector<float> peaks, sorted;
     std::vector<std::pair<float, long>> found;
 #pragma omp for
     for (long m = 0; m < M; m++) {
       const float* row = x + m * N;
-      find_peaks<BLOCK>(row, N, peaks);
+      find_block_maxima<TOP_K_BLOCK>(row, N, peaks);
       // If the count-th largest block maximum is `least`, then at least `count` numbers are >= least.
       float least = -INFINITY;
       if ((long)peaks.size() >= count) {
@@ -132,7 +134,7 @@ void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, in
       found.clear();
       for (long block = 0; block < (long)peaks.size(); block++)
         if (peaks[block] >= least)
-          for (long i = block * BLOCK; i < std::min(N, block * BLOCK + BLOCK); i++)
+          for (long i = block * TOP_K_BLOCK; i < std::min(N, block * TOP_K_BLOCK + TOP_K_BLOCK); i++)
             if (rank(row[i]) >= least) found.emplace_back(-rank(row[i]), i);
       std::partial_sort(found.begin(), found.begin() + count, found.end());
       for (long i = 0; i < count; i++) {
@@ -146,22 +148,23 @@ void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, in
 // totals [M]: the sum of weights floor(2^40 e^(x - peak)) of each row of x [M, N]. peaks [M] are the largest numbers of
 // the rows, and finite. Integer sums are the same in any order, so threads may share a row.
 void softmax_totals(const float* x, const float* peaks, int64_t* totals, int64_t M, int64_t N, int64_t threads) {
-  long parts = (N + PART - 1) / PART;
+  long parts = (N + TASK_LOGITS - 1) / TASK_LOGITS;
   std::fill(totals, totals + M, 0);
-  together(M * N < SMALL ? 1 : threads, [=] {
+  run_parallel(M * N < SERIAL_LOGITS ? 1 : threads, [=] {
 #pragma omp for
     for (long task = 0; task < M * parts; task++) {
-      long m = task / parts, first = task % parts * PART, end = std::min(N, first + PART);
+      long m = task / parts, first = task % parts * TASK_LOGITS, end = std::min(N, first + TASK_LOGITS);
       int64_t total = 0;
-      for (long i = first; i < end; i += PORTION) total += weigh(x + m * N + i, std::min(PORTION, end - i), peaks[m]);
+      for (long i = first; i < end; i += INT32_LOGITS)
+        total += sum_weights(x + m * N + i, std::min(INT32_LOGITS, end - i), peaks[m]);
 #pragma omp atomic
       totals[m] += total;
     }
   });
 }
 
-// The first index of the largest number of x [N] among those whose bit is 1, or -1 if there is none. Bits as in apply_mask.
-// x has no NaN.
+// The first index of the largest number of x [N] among those whose bit is 1, or -1 if there is none. Bits as in
+// apply_mask. x has no NaN.
 int64_t masked_argmax(const float* x, const uint8_t* bits, int64_t N) {
   int64_t where = -1;
   for (int64_t i = 0; i < N; i += 64) {

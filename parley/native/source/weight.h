@@ -1,6 +1,6 @@
 // A packed weight with all that its kernel needs.
 #pragma once
-#include "slices.h"
+#include "row_slices.h"
 #include "vector.h"
 
 enum Form : int64_t { BF16, INT8, GROUPED };
@@ -13,23 +13,24 @@ struct Linear {
   const int64_t* order;  // the permutation of a row's numbers that the weight needs; or null
 };
 
-// y [M, N] = x [M, K] W^T + bias for the rows of each slice, with its weight of several [N, K] that are stored one after
-// another, as are their biases and scales. Otherwise as the function whose name lacks `_slices`.
+// y [M, N] = x [M, K] W^T + bias for the rows of each slice, with its weight of several [N, K] that are stored one
+// after another, as are their biases and scales. Otherwise as the function whose name lacks `_slices`.
 void linear_slices(const bf16* x, const bf16* packed, const bf16* bias, void* y, Slices slices, long N, long K,
-                  bool wide, long threads);
+                   bool as_fp32, long threads);
 void int8_linear_slices(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed,
-                       const float* scales, const bf16* bias, void* y, Slices slices, long N, long K, bool wide,
-                       long threads);
-void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, const float* scales, const bf16* bias, void* y,
-                           Slices slices, long N, long K, long group, bool wide, long threads);
+                        const float* scales, const bf16* bias, void* y, Slices slices, long N, long K, bool as_fp32,
+                        long threads);
+void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, const float* scales, const bf16* bias,
+                           void* y, Slices slices, long N, long K, long group, bool as_fp32, long threads);
 
-// Whether gated_slices computes the MLP of such a layer at once, and sooner than in two steps, for `rows` rows of a slice.
-bool is_gated_at_once(const Linear& gate_up, int64_t activation, int64_t gated, long rows);
+// Whether gated_slices computes the MLP of such a layer at once, and sooner than in two steps, for `rows` rows of a
+// slice.
+bool is_gate_fused(const Linear& gate_up, int64_t activation, int64_t gated, long rows);
 
-// y [M, N] = activation(gate) * up of the rows [gate | up] that the function without `gated` would write, in bf16; with the
-// same bits.
+// y [M, N] = activation(gate) * up of the rows [gate | up] that the function without `gated` would write, in bf16; with
+// the same bits.
 void linear_gated_slices(const bf16* x, const bf16* packed, const bf16* bias, bf16* y, Slices slices, long N, long K,
                          int64_t activation, long threads);
 void int8_gated_slices(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed,
-                       const float* scales, const bf16* bias, bf16* y, Slices slices, long N, long K, int64_t activation,
-                       long threads);
+                       const float* scales, const bf16* bias, bf16* y, Slices slices, long N, long K,
+                       int64_t activation, long threads);

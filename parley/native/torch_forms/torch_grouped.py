@@ -59,7 +59,7 @@ class BlockedWeight(NamedTuple):
 
     ``values`` uint8 [out, in]: integers of 4 bits, of 5 for Q5_0, Q5_1 and Q5_K, 6 for Q6_K, 2 for Q2_K; those of Q3_K,
     of 3 bits, count from 4. ``heads`` int32 [out, blocks, words]: the scales and minimums of each block, as
-    ``grouped.cpp`` describes them. ``code`` names the type, such as "q4_k".
+    ``grouped_weights.cpp`` describes them. ``code`` names the type, such as "q4_k".
     """
 
     values: torch.Tensor

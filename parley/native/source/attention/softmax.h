@@ -1,14 +1,15 @@
-// The softmax of attention, block by block: scores become weights 2^(score - the largest score so far), in units of bits.
+// The softmax of attention, block by block: scores become weights 2^(score - the largest score so far), in units of
+// bits: the scale of the scores includes log2(e).
 #pragma once
 #include <cmath>
 
 #include "../operands.h"
 
-constexpr long BLOCK = 128;  // keys between two updates of the largest score
+constexpr long KEY_BLOCK = 128;  // keys between two updates of the largest score
 constexpr float LOG2E = 1.44269504f;
 
 // 2^x of x <= 0 with a relative error below 3e-6, exactly 1 for 0 and exactly 0 below -127. NaN stays NaN.
-static inline Vec power(Vec x) {
+static inline Vec pow2(Vec x) {
   const Vec round = fill(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   x = larger(fill(-127.f), x);
   Vec shifted = x + round, f = x - (shifted - round);
@@ -19,7 +20,7 @@ static inline Vec power(Vec x) {
   return (Vec)((Bits)p + ((Bits)shifted << 23));
 }
 
-static inline float power(float x) { return power(fill(x))[0]; }
+static inline float pow2(float x) { return pow2(fill(x))[0]; }
 
 // The largest number of each of the vectors 0 to LANES - 1, in the lane of its index.
 static inline Vec largest_of_each(const Vec* rows) {
@@ -33,12 +34,16 @@ static inline Vec largest_of_each(const Vec* rows) {
       folded[i] = larger((Vec)low(a, b), (Vec)high(a, b));
     }
   };
-  fold(16, [](auto a, auto b) { return _mm512_unpacklo_ps(a, b); }, [](auto a, auto b) { return _mm512_unpackhi_ps(a, b); });
-  fold(8, [](auto a, auto b) { return (__m512)_mm512_unpacklo_pd((__m512d)a, (__m512d)b); },
-       [](auto a, auto b) { return (__m512)_mm512_unpackhi_pd((__m512d)a, (__m512d)b); });
+  fold(
+      16, [](auto a, auto b) { return _mm512_unpacklo_ps(a, b); },
+      [](auto a, auto b) { return _mm512_unpackhi_ps(a, b); });
+  fold(
+      8, [](auto a, auto b) { return (__m512)_mm512_unpacklo_pd((__m512d)a, (__m512d)b); },
+      [](auto a, auto b) { return (__m512)_mm512_unpackhi_pd((__m512d)a, (__m512d)b); });
   for (int left : {4, 2})
-    fold(left, [](auto a, auto b) { return _mm512_shuffle_f32x4(a, b, 0x88); },
-         [](auto a, auto b) { return _mm512_shuffle_f32x4(a, b, 0xdd); });
+    fold(
+        left, [](auto a, auto b) { return _mm512_shuffle_f32x4(a, b, 0x88); },
+        [](auto a, auto b) { return _mm512_shuffle_f32x4(a, b, 0xdd); });
 #else
 #pragma GCC unroll 4
   for (int width = LANES / 2, left = LANES; width; width /= 2, left /= 2) {  // fold halves, two vectors into one
@@ -61,12 +66,14 @@ struct alignas(64) PowerTable {
 };
 
 constexpr PowerTable POWERS = {
-    {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d},
-    {0x3f317218, 0x3f314d47, 0x3f318182, 0x3f3212b8, 0x3f330509, 0x3f345cc0, 0x3f361e5b, 0x3f384e8a, 0x3f3af233, 0x3f3b0739, 0x3f38d44f, 0x3f36e324, 0x3f3536a4, 0x3f33d1d6, 0x3f32b7e9, 0x3f31ec2d}};
+    {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f, 0x3f7504f3,
+     0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d},
+    {0x3f317218, 0x3f314d47, 0x3f318182, 0x3f3212b8, 0x3f330509, 0x3f345cc0, 0x3f361e5b, 0x3f384e8a, 0x3f3af233,
+     0x3f3b0739, 0x3f38d44f, 0x3f36e324, 0x3f3536a4, 0x3f33d1d6, 0x3f32b7e9, 0x3f31ec2d}};
 
-// As power, but with a relative error of 2.3e-4, much less than that of rounding to bf16. It has two multiplications,
+// As pow2, but with a relative error of 2.3e-4, much less than that of rounding to bf16. It has two multiplications,
 // which compete with those of a product, and 13 operations that do not.
-static inline Vec weight_of(Vec x) {
+static inline Vec pow2_fast(Vec x) {
   x = larger(fill(-127.f), x);
   Vec shifted = x + 786432.f, f = x - (shifted - 786432.f);  // 1.5 * 2^19: leaves sixteenths in the low bits
   __m512i index = (__m512i)shifted;
@@ -80,42 +87,42 @@ static inline Vec weight_of(Vec x) {
 // a * b + c in two roundings, for the same reason
 static inline Vec scaled(Vec a, Vec b, Vec c) { return a * b + c; }
 #else
-static inline Vec weight_of(Vec x) { return power(x); }
+static inline Vec pow2_fast(Vec x) { return pow2(x); }
 static inline Vec scaled(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 #endif
 
 // Turns scores of a tile into weights, one vector after another, as the product after it reads them.
-struct Weighing {
-  static constexpr size_t VECTORS = BLOCK / LANES;  // of a row
-  const float *scores, *most;                    // [rows][BLOCK]; [rows], in bits, negated
-  Vec* totals;                                   // [rows]
-  Pair* weights;                                 // [rows][BLOCK] as Operands says
-  float scale;                                   // of scores in bits
-  size_t at = 0, count = 0;                      // vectors weighed, and all
-  size_t early = 0;                              // those that may be weighed before `finish`
+struct SoftmaxStage {
+  static constexpr size_t VECTORS = KEY_BLOCK / LANES;  // of a row
+  const float *scores, *negated_max;                    // [rows][KEY_BLOCK]; [rows], in bits, negated
+  Vec* totals;                                          // [rows]
+  Pair* weights;                                        // [rows][KEY_BLOCK] as Operands says
+  float scale;                                          // of scores in bits
+  size_t at = 0, count = 0;                             // vectors weighed, and all
+  size_t overlapped = 0;                                // those that may be weighed before `finish`
 
   void next() {
-    Vec weight = weight_of(scaled(read<Vec>(scores + at * LANES), fill(scale), fill(most[at / VECTORS])));
+    Vec weight = pow2_fast(scaled(read<Vec>(scores + at * LANES), fill(scale), fill(negated_max[at / VECTORS])));
     totals[at / VECTORS] += weight;
-    put_weights(weight);
+    store_weights(weight);
     at++;
   }
 
-  void put_weights(Vec v) {
+  void store_weights(Vec v) {
     if constexpr (Operands<float>::WORDS == 1) put((bf16*)weights + at * LANES, narrow(v));
     else put((float*)weights + at * LANES, v);
   }
 
-  // value_scales [BLOCK] of an int8 block, or null
+  // value_scales [KEY_BLOCK] of an int8 block, or null
   void finish(const float* value_scales) {
     if (!value_scales) {
       while (at < count) next();
       return;
     }
     for (; at < count; at++) {
-      Vec weight = weight_of(scaled(read<Vec>(scores + at * LANES), fill(scale), fill(most[at / VECTORS])));
+      Vec weight = pow2_fast(scaled(read<Vec>(scores + at * LANES), fill(scale), fill(negated_max[at / VECTORS])));
       totals[at / VECTORS] += weight;
-      put_weights(weight * read<Vec>(value_scales + at % VECTORS * LANES));
+      store_weights(weight * read<Vec>(value_scales + at % VECTORS * LANES));
     }
   }
 };

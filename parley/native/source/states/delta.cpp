@@ -136,9 +136,10 @@ void convolve_gated(const bf16* rows, const float* weight, const float* bias, fl
       };
       for (long token = 0; token < span.count; token++) {
         Vec total = bias ? load(bias + i, left) : Vec{};
-        for (long k = 0; k < kernel; k++) total = fma(load(weight + k * width + i, left), input(token - kept + k), total);
-        store(out + (span.first + token) * width + i, load(rows + (span.first + token) * 3 * width + width + i, left) * total,
-              left);
+        for (long k = 0; k < kernel; k++)
+          total = fma(load(weight + k * width + i, left), input(token - kept + k), total);
+        store(out + (span.first + token) * width + i,
+              load(rows + (span.first + token) * 3 * width + width + i, left) * total, left);
       }
       for (long k = 0; k < kept; k++) store(state + k * width + i, input(span.count - kept + k), left);
     }
@@ -147,7 +148,7 @@ void convolve_gated(const bf16* rows, const float* weight, const float* bias, fl
 
 // rows [T, width] *= sigmoid(gates), whose rows are `stride` numbers apart
 void gate_rows(bf16* rows, const bf16* gates, int64_t stride, int64_t M, int64_t width, int64_t threads) {
-  together(M * width < 65536 ? 1 : threads, [=] {
+  run_parallel(M * width < 65536 ? 1 : threads, [=] {
 #pragma omp for schedule(static)
     for (long m = 0; m < M; m++)
       for (long i = 0; i < width; i += LANES) {

@@ -1,7 +1,7 @@
 // Layers that keep a state of fixed size for each sequence: the causal convolution, and the scan of Mamba 2 (arXiv
 // 2405.21060; native/torch_forms/torch_mamba.py defines the whole layer). Tokens of a sequence are computed one after
-// another in fp32, by one thread for each part of the state, so bits depend neither on the chunks of a prompt nor on the
-// batch.
+// another in fp32, by one thread for each part of the state, so bits depend neither on the chunks of a prompt nor on
+// the batch.
 #include <algorithm>
 #include <vector>
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr long BLOCK = 64;   // channels of a convolution that are one task
+constexpr long BLOCK = 64;  // channels of a convolution that are one task
 
 // What a token does to the state of a head: it is multiplied by `kept`, and gains keys times values times `step`.
 struct Token {
@@ -43,8 +43,9 @@ extern "C" {
 
 // out [T, channels] = SiLU(bias + the sum of weight [kernel][channels] times each channel's last `kernel` inputs). Rows
 // of x are `x_stride` numbers apart. A state is [kernel - 1][channels]: a sequence's last inputs, the oldest first.
-void convolve_rows(const bf16* x, int64_t x_stride, const float* weight, const float* bias, float* states, int64_t stride,
-                   const StateSpan* spans, int64_t count, float* out, int64_t channels, int64_t kernel, int64_t threads) {
+void convolve_rows(const bf16* x, int64_t x_stride, const float* weight, const float* bias, float* states,
+                   int64_t stride, const StateSpan* spans, int64_t count, float* out, int64_t channels, int64_t kernel,
+                   int64_t threads) {
   long blocks = (channels + BLOCK - 1) / BLOCK;
   each_part(spans, count, blocks, channels * kernel, threads, [=](const StateSpan& span, long block) {
     long end = std::min(channels, (block + 1) * BLOCK), kept = kernel - 1;
@@ -60,7 +61,8 @@ void convolve_rows(const bf16* x, int64_t x_stride, const float* weight, const f
       };
       for (long token = 0; token < span.count; token++) {
         Vec total = bias ? load(bias + i, left) : Vec{};
-        for (long k = 0; k < kernel; k++) total = fma(load(weight + k * channels + i, left), input(token - kept + k), total);
+        for (long k = 0; k < kernel; k++)
+          total = fma(load(weight + k * channels + i, left), input(token - kept + k), total);
         store(out + (span.first + token) * channels + i, silu(total), left);
       }
       for (long k = 0; k < kept; k++) store(state + k * channels + i, input(span.count - kept + k), left);

@@ -1,24 +1,23 @@
-// What the bits of a weight in groups mean: integers, floating-point numbers, or the blocks of GGUF files.
-//
-// A code turns words of bits into pairs of numbers adjacent in K, exact in bf16, and adds the sum of a group to an output.
-// `grouped.cpp` says how words lie.
+// What the bits of a weight in groups mean: integers, floating-point numbers, codebooks (NF4, IQ4), or the blocks of
+// GGUF files. A code is one struct: it unpacks words of bits into pairs of numbers adjacent in K, exact in bf16, and
+// adds the sum of a group to an output (`Factors`). grouped_weights.cpp says how words lie and multiplies them.
 #pragma once
 #include <type_traits>
 
 #include "tile.h"
 
-constexpr int VECTORS = 4;              // of a panel: fewer parallel chains would wait for each other
-constexpr int BLOCK = VECTORS * LANES;  // columns of a panel
+constexpr int WIDE_PANEL_VECTORS = 4;                   // fewer parallel chains would wait for each other
+constexpr int WIDE_PANEL = WIDE_PANEL_VECTORS * LANES;  // outputs of a panel; twice as many as in tile.h
 
 // AVX2 and AVX-512 without bf16 multiply 16-bit integers at twice the rate of floats
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
-#define SHORT_PRODUCTS
+#define INT16_PRODUCTS
 #endif
 
 #if defined(__AVX512BF16__)
 typedef Bits Pairs;  // of weights as bf16, one pair per lane
 
-struct alignas(64) Table {
+struct alignas(64) LookupTable {
   bf16 entries[64];
 };
 
@@ -30,8 +29,8 @@ constexpr bf16 bf16_of(int n) {
 }
 
 // The integers of BITS bits with a sign, repeated
-template <int BITS> constexpr Table signed_integers() {
-  Table table{};
+template <int BITS> constexpr LookupTable signed_integers() {
+  LookupTable table{};
   for (int i = 0; i < 64; i++) table.entries[i] = bf16_of((i & ((1 << BITS) - 1)) - ((i >> (BITS - 1) & 1) << BITS));
   return table;
 }
@@ -62,7 +61,7 @@ static inline Vec multiply(Vec sum, Bits x, Pairs weights) {
 }
 #endif
 
-#if defined(SHORT_PRODUCTS)
+#if defined(INT16_PRODUCTS)
 typedef Bits IntegerPairs;  // of weights as int16, one pair per lane
 typedef Ints IntegerSum;
 
@@ -94,7 +93,7 @@ template <int BITS> static inline Ints at_top(Bits words, int j, bool high) {
 
 // Number j of BITS bits with a sign in each half of the words, as a pair
 template <int BITS> static inline IntegerPairs signed_pair(Bits words, int j) {
-#if defined(SHORT_PRODUCTS)
+#if defined(INT16_PRODUCTS)
   return (Bits)((Shorts)((Shorts)words << (16 - BITS * (j + 1))) >> (16 - BITS));
 #else
   Ints first = at_top<BITS>(words, j, false) >> (32 - BITS), second = at_top<BITS>(words, j, true) >> (32 - BITS);
@@ -102,14 +101,14 @@ template <int BITS> static inline IntegerPairs signed_pair(Bits words, int j) {
 #endif
 }
 
-// Asks for `count` words of a panel that will be read later
+// Prefetch for `count` words of a panel that will be read later
 static inline void prefetch_words(const uint32_t* from, long count) {
-  for (long i = 0; i < count; i += 16) __builtin_prefetch((const char*)(from + i) + AHEAD);
+  for (long i = 0; i < count; i += 16) __builtin_prefetch((const char*)(from + i) + PREFETCH_DISTANCE);
 }
 
-// Vector i of row k / WORD of a panel's words
+// Vector i of row k / WORD_PAIRS of a panel's words
 static inline Bits read_words(const uint32_t* words, long row, int i, bool ahead) {
-  const uint32_t* from = words + row * BLOCK + i * LANES;
+  const uint32_t* from = words + row * WIDE_PANEL + i * LANES;
   if (ahead && i * LANES % 16 == 0) prefetch_words(from, 1);
   return read<Bits>(from);
 }
@@ -150,7 +149,7 @@ static inline uint16_t half_of(uint32_t bits) {
 }
 
 // 16 numbers that four bits select
-struct alignas(64) Numbers {
+struct alignas(64) CodebookValues {
   float values[16];
 };
 
@@ -164,15 +163,15 @@ constexpr bf16 bf16_of(float number) {
   return size ? (number < 0) << 15 | exponent << 7 | (int)((size - 1) * 128) : 0;
 }
 
-constexpr Table table_of(const Numbers& numbers) {
-  Table table{};
+constexpr LookupTable table_of(const CodebookValues& numbers) {
+  LookupTable table{};
   for (int i = 0; i < 64; i++) table.entries[i] = bf16_of(numbers.values[i % 16]);
   return table;
 }
 #endif
 
 // The numbers that the lowest four bits select
-static inline Vec look_up(Bits index, const Numbers& numbers) {
+static inline Vec look_up(Bits index, const CodebookValues& numbers) {
 #if defined(__AVX512F__)
   Vec found = (Vec)_mm512_permutexvar_ps((__m512i)index, _mm512_load_ps(numbers.values));
 #elif defined(__AVX2__)
@@ -187,39 +186,39 @@ static inline Vec look_up(Bits index, const Numbers& numbers) {
 }
 
 // Pair j of each word's 4-bit indices
-template <class Chosen> static inline Pairs look_up_pair(Bits words, int j) {
+template <class Codebook> static inline Pairs look_up_pair(Bits words, int j) {
 #if defined(__AVX512BF16__)
-  static constexpr Table table = table_of(Chosen::NUMBERS);
+  static constexpr LookupTable table = table_of(Codebook::VALUES);
   return look_up(words >> 4 * j, table.entries);
 #else
-  return pairs_of(look_up(words >> 4 * j, Chosen::NUMBERS), look_up(words >> (16 + 4 * j), Chosen::NUMBERS));
+  return pairs_of(look_up(words >> 4 * j, Codebook::VALUES), look_up(words >> (16 + 4 * j), Codebook::VALUES));
 #endif
 }
 
-// Of IQ4_NL and IQ4_XS
-struct Iq4Numbers {
-  static constexpr Numbers NUMBERS = {{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
+// The codebook of IQ4_NL and IQ4_XS
+struct Iq4Codebook {
+  static constexpr CodebookValues VALUES = {{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
 };
 
 // Of bitsandbytes' nf4 (arXiv 2305.14314, appendix E), rounded to bf16
-struct Nf4Numbers {
-  static constexpr Numbers NUMBERS = {{-1, -0.6953125f, -0.5234375f, -0.39453125f, -0.28515625f, -0.1845703125f, -0.0908203125f,
-                                       0, 0.07958984375f, 0.1611328125f, 0.24609375f, 0.337890625f, 0.44140625f, 0.5625f,
-                                       0.72265625f, 1}};
+struct Nf4Codebook {
+  static constexpr CodebookValues VALUES = {{-1, -0.6953125f, -0.5234375f, -0.39453125f, -0.28515625f, -0.1845703125f,
+                                             -0.0908203125f, 0, 0.07958984375f, 0.1611328125f, 0.24609375f,
+                                             0.337890625f, 0.44140625f, 0.5625f, 0.72265625f, 1}};
 };
 
 // Of bitsandbytes' fp4, times 12: exact in bf16
-struct Fp4Numbers {
-  static constexpr Numbers NUMBERS = {{0, 0.0625f, 8, 12, 4, 6, 2, 3, -0.f, -0.0625f, -8, -12, -4, -6, -2, -3}};
+struct Fp4Codebook {
+  static constexpr CodebookValues VALUES = {{0, 0.0625f, 8, 12, 4, 6, 2, 3, -0.f, -0.0625f, -8, -12, -4, -6, -2, -3}};
 };
 
-// A table's numbers of 4 bits, times a scale of 32 bits
-template <class Chosen> struct Chosen4 {
+// Indices of 4 bits into a codebook of 16 numbers, times a scale of 32 bits
+template <class Codebook> struct Codebook4 {
   typedef Vec Sum;
   static constexpr int BITS = 4;
-  static constexpr long WORD = 4, SCALES = 1;
-  static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO = 0;
-  static constexpr bool IS_BLOCK = false, SHIFTED = false, HALVES = false;
+  static constexpr long WORD_PAIRS = 4, SCALES_PER_WORD = 1;
+  static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO_MASK = 0;
+  static constexpr bool IS_BLOCK = false, NEEDS_X_SUMS = false, HAS_F16_SCALES = false;
 
   struct Factors {
     Vec scale;
@@ -228,14 +227,14 @@ template <class Chosen> struct Chosen4 {
   };
 
   static inline Pairs unpack(const uint32_t* words, long k, int j, int i) {
-    return look_up_pair<Chosen>(read_words(words, k / WORD, i, j == 0), j);
+    return look_up_pair<Codebook>(read_words(words, k / WORD_PAIRS, i, j == 0), j);
   }
 };
 
 // The same with a scale that is a float16
-template <class Chosen> struct HalfChosen4 : Chosen4<Chosen> {
-  static constexpr long SCALES = 2;
-  static constexpr bool HALVES = true;
+template <class Codebook> struct HalfScaleCodebook4 : Codebook4<Codebook> {
+  static constexpr long SCALES_PER_WORD = 2;
+  static constexpr bool HAS_F16_SCALES = true;
 
   struct Factors {
     Vec scale;
@@ -248,17 +247,18 @@ template <class Chosen> struct HalfChosen4 : Chosen4<Chosen> {
 template <int SIZE> struct Integers {
   typedef IntegerSum Sum;
   static constexpr int BITS = SIZE;
-  static constexpr long WORD = 16 / BITS;  // pairs in a word
-  static constexpr long SCALES = 1;        // in a word
-  static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = MIDDLE, ZERO = 2 * MIDDLE - 1;  // bits of the zero point
-  // SHIFTED: outputs need sums of x. HALVES: scales are float16s
-  static constexpr bool IS_BLOCK = false, SHIFTED = true, HALVES = false;
+  static constexpr long WORD_PAIRS = 16 / BITS;  // pairs in a word
+  static constexpr long SCALES_PER_WORD = 1;     // in a word
+  static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = MIDDLE,
+                            ZERO_MASK = 2 * MIDDLE - 1;  // bits of the zero point
+  // NEEDS_X_SUMS: outputs need sums of x. HAS_F16_SCALES: scales are float16s
+  static constexpr bool IS_BLOCK = false, NEEDS_X_SUMS = true, HAS_F16_SCALES = false;
 
   struct Factors {
     Vec scale, zero;
     Factors(const uint32_t* scales, int i) {
       Bits word = read<Bits>(scales + i * LANES);
-      scale = (Vec)(word & ~ZERO), zero = (float)MIDDLE - __builtin_convertvector(word & ZERO, Vec);
+      scale = (Vec)(word & ~ZERO_MASK), zero = (float)MIDDLE - __builtin_convertvector(word & ZERO_MASK, Vec);
     }
     // total + the part of a group, whose sum of x times values is `sum`
     Vec add(Vec total, Vec sum, float x) const { return fma(fma(zero, fill(x), sum), scale, total); }
@@ -266,9 +266,9 @@ template <int SIZE> struct Integers {
 
   // Vector i of pair k + j of a group's words
   static inline IntegerPairs unpack(const uint32_t* words, long k, int j, int i) {
-    Bits word = read_words(words, k / WORD, i, j == 0);
+    Bits word = read_words(words, k / WORD_PAIRS, i, j == 0);
 #if defined(__AVX512BF16__)
-    static constexpr Table table = signed_integers<BITS>();
+    static constexpr LookupTable table = signed_integers<BITS>();
     if (BITS == 4) return look_up(word >> 4 * j, table.entries);
 #endif
     return signed_pair<BITS>(word, j);
@@ -277,23 +277,23 @@ template <int SIZE> struct Integers {
 
 // Bits of a number that lie in the words of a row: the third of 3 bits lies in half a word behind them
 template <int BITS> constexpr int WORD_BITS = BITS == 3 ? 2 : BITS;
-template <int BITS> constexpr long ROW = BITS == 3 ? BLOCK * 3 / 2 : BLOCK;  // words of a row
+template <int BITS> constexpr long ROW_WORDS = BITS == 3 ? WIDE_PANEL * 3 / 2 : WIDE_PANEL;  // words of a row
 
 // The numbers of at most 3 bits from FIRST on, repeated
-template <int BITS, int FIRST> constexpr Numbers numbers_from() {
-  Numbers numbers{};
+template <int BITS, int FIRST> constexpr CodebookValues numbers_from() {
+  CodebookValues numbers{};
   for (int i = 0; i < 16; i++) numbers.values[i] = FIRST + (i & ((1 << BITS) - 1));
   return numbers;
 }
 
 // Pairs whose indices of at most 3 bits begin at bit `at` of each half of the words. Bits above an index are not read.
-template <int BITS, int FIRST> static inline IntegerPairs few_bits_pair(Bits words, int at) {
-#if defined(SHORT_PRODUCTS)
+template <int BITS, int FIRST> static inline IntegerPairs sub4bit_pair(Bits words, int at) {
+#if defined(INT16_PRODUCTS)
   return (Bits)((Shorts)(words >> at & ((0x00010001 << BITS) - 0x00010001)) + (short)FIRST);
 #else
-  static constexpr Numbers numbers = numbers_from<BITS, FIRST>();
+  static constexpr CodebookValues numbers = numbers_from<BITS, FIRST>();
 #if defined(__AVX512BF16__)
-  static constexpr Table table = table_of(numbers);
+  static constexpr LookupTable table = table_of(numbers);
   return look_up(words >> at, table.entries);
 #else
   return pairs_of(look_up(words >> at, numbers), look_up(words >> (16 + at), numbers));
@@ -302,31 +302,33 @@ template <int BITS, int FIRST> static inline IntegerPairs few_bits_pair(Bits wor
 }
 
 // Pair j of vector i in the row of pair k
-template <int BITS, int FIRST> static inline IntegerPairs unpack_few_bits(const uint32_t* words, long k, int j, int i) {
+template <int BITS, int FIRST> static inline IntegerPairs unpack_sub4bit(const uint32_t* words, long k, int j, int i) {
   constexpr int SIZE = WORD_BITS<BITS>;
-  const uint32_t* row = words + k / (16 / SIZE) * ROW<BITS>;
+  const uint32_t* row = words + k / (16 / SIZE) * ROW_WORDS<BITS>;
   Bits bits = read_words(row, 0, i, j == 0);
-  if constexpr (BITS != 3) return few_bits_pair<BITS, FIRST>(bits, SIZE * j);
+  if constexpr (BITS != 3) return sub4bit_pair<BITS, FIRST>(bits, SIZE * j);
   // Four bits of half a word belong to two pairs: the third bits of their second numbers, then those of the first
-  const uint32_t* from = row + BLOCK + i * LANES / 2;
+  const uint32_t* from = row + WIDE_PANEL + i * LANES / 2;
   if (j == 0 && i * LANES % 32 == 0) prefetch_words(from, 1);
   Bits thirds = __builtin_convertvector(read<Half>(from), Bits);
   thirds |= thirds << 18;
-  Bits even = select_bits(Bits{} + 0x44444444, thirds, bits), odd = select_bits(Bits{} + 0x44444444, thirds >> 1, bits >> 2);
-  return few_bits_pair<BITS, FIRST>(j % 2 ? odd : even, j / 2 * 4);
+  Bits even = select_bits(Bits{} + 0x44444444, thirds, bits),
+       odd = select_bits(Bits{} + 0x44444444, thirds >> 1, bits >> 2);
+  return sub4bit_pair<BITS, FIRST>(j % 2 ? odd : even, j / 2 * 4);
 }
 
-// The same with a scale and a zero point that are both floats of 16 bits: bf16 if BRAIN, else float16. The scale is in the
-// low half of its word. SHIFT: in place of the zero point, a number is added to the product of scale and signed integer.
-template <int SIZE, bool BRAIN, bool SHIFT> struct FloatZeros : Integers<SIZE> {
-  static constexpr uint32_t ZERO = 0;
+// The same with a scale and a zero point that are both floats of 16 bits: bf16 if IS_BF16, else float16. The scale is
+// in the low half of its word. SHIFT: in place of the zero point, a number is added to the product of scale and signed
+// integer.
+template <int SIZE, bool IS_BF16, bool SHIFT> struct FloatZeros : Integers<SIZE> {
+  static constexpr uint32_t ZERO_MASK = 0;
 
   struct Factors {
     Vec scale, zero;
     Factors(const uint32_t* scales, int i) {
       Bits word = read<Bits>(scales + i * LANES);
-      scale = BRAIN ? (Vec)(word << 16) : widen_half(word & 0xffff);
-      zero = BRAIN ? (Vec)(word & 0xffff0000) : widen_half(word >> 16);
+      scale = IS_BF16 ? (Vec)(word << 16) : widen_half(word & 0xffff);
+      zero = IS_BF16 ? (Vec)(word & 0xffff0000) : widen_half(word >> 16);
       if (!SHIFT) zero = (float)Integers<SIZE>::MIDDLE - zero;
     }
     Vec add(Vec total, Vec sum, float x) const {
@@ -335,39 +337,39 @@ template <int SIZE, bool BRAIN, bool SHIFT> struct FloatZeros : Integers<SIZE> {
   };
 };
 
-// Integers of less than 4 bits. But for their bits they are those of `Four`, whose middle they count from.
-template <int SIZE, class Four> struct FewBits : Four {
+// Integers of 1 to 3 bits. But for their bits they are those of `Four`, whose middle they count from.
+template <int SIZE, class Four> struct Sub4Bit : Four {
   using Wider = Four;
   static constexpr int BITS = SIZE;
-  static constexpr long WORD = 16 / WORD_BITS<BITS>;
+  static constexpr long WORD_PAIRS = 16 / WORD_BITS<BITS>;
   static constexpr uint32_t FLIP = 0;
 
   static inline IntegerPairs unpack(const uint32_t* words, long k, int j, int i) {
-    return unpack_few_bits<BITS, -(int)Four::MIDDLE>(words, k, j, i);
+    return unpack_sub4bit<BITS, -(int)Four::MIDDLE>(words, k, j, i);
   }
 };
 
 // Integers as above without a zero point, and with a scale that is a float16
 template <int SIZE> struct HalfIntegers : Integers<SIZE> {
-  static constexpr long SCALES = 2;
-  static constexpr uint32_t MIDDLE = 0, ZERO = 0;
-  static constexpr bool SHIFTED = false, HALVES = true;
-  using Factors = typename HalfChosen4<Iq4Numbers>::Factors;
+  static constexpr long SCALES_PER_WORD = 2;
+  static constexpr uint32_t MIDDLE = 0, ZERO_MASK = 0;
+  static constexpr bool NEEDS_X_SUMS = false, HAS_F16_SCALES = true;
+  using Factors = typename HalfScaleCodebook4<Iq4Codebook>::Factors;
 };
 
-// Floating-point numbers of a sign, EXPONENT bits and MANTISSA bits, without infinities. As the bits of a float they are
-// 2^(BIAS - 127) of their value, also if subnormal.
+// Floating-point numbers of a sign, EXPONENT bits and MANTISSA bits, without infinities. As the bits of a float they
+// are 2^(BIAS - 127) of their value, also if subnormal.
 template <int EXPONENT, int MANTISSA> struct Floats {
   typedef Vec Sum;
   static constexpr int BITS = 1 + EXPONENT + MANTISSA, BIAS = (1 << (EXPONENT - 1)) - 1;
-  static constexpr long WORD = 16 / BITS, SCALES = BITS == 4 ? 2 : 1;
-  static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO = 0;
-  static constexpr bool IS_BLOCK = false, SHIFTED = false, HALVES = false;
+  static constexpr long WORD_PAIRS = 16 / BITS, SCALES_PER_WORD = BITS == 4 ? 2 : 1;
+  static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO_MASK = 0;
+  static constexpr bool IS_BLOCK = false, NEEDS_X_SUMS = false, HAS_F16_SCALES = false;
 
   struct Factors {
     Vec scale;
     Factors(const uint32_t* scales, int i)
-        : scale(SCALES == 2 ? load((const bf16*)scales + i * LANES) : read<Vec>(scales + i * LANES)) {}
+        : scale(SCALES_PER_WORD == 2 ? load((const bf16*)scales + i * LANES) : read<Vec>(scales + i * LANES)) {}
     Vec add(Vec total, Vec sum, float) const { return fma(sum, scale, total); }
   };
 
@@ -380,24 +382,24 @@ template <int EXPONENT, int MANTISSA> struct Floats {
   }
 
   static inline Pairs unpack(const uint32_t* from, long k, int j, int i) {
-    Bits words = read_words(from, k / WORD, i, j == 0);
+    Bits words = read_words(from, k / WORD_PAIRS, i, j == 0);
 #if defined(__AVX512BF16__)
     if (BITS == 4) {
-      alignas(64) static const bf16 table[32] = {
-          0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80,
-          0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0, 0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
-          0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+      alignas(64) static const bf16 table[32] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                                 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0,
+                                                 0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                                 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
       return look_up(words >> 4 * j, table);
     }
     if (EXPONENT == 4) {
-      // In 16 bits, as that is half of the work. The product of bf16 takes subnormal numbers for zero, so they cannot be
-      // scaled afterwards: those of the 8 bits are looked up.
+      // In 16 bits, as that is half of the work. The product of bf16 takes subnormal numbers for zero, so they cannot
+      // be scaled afterwards: those of the 8 bits are looked up.
       alignas(64) static const bf16 subnormal[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
       __m512i top = (__m512i)(j ? words : words << 8), exponent = _mm512_set1_epi16(0x7800);
       __m512i normal = _mm512_add_epi16(_mm512_and_si512(_mm512_srli_epi16(top, 4), _mm512_set1_epi16(0x07f0)),
                                         _mm512_set1_epi16((127 - BIAS) << 7));
-      __m512i both = _mm512_mask_permutexvar_epi16(normal, _mm512_testn_epi16_mask(top, exponent), _mm512_srli_epi16(top, 8),
-                                                   _mm512_load_si512(subnormal));
+      __m512i both = _mm512_mask_permutexvar_epi16(normal, _mm512_testn_epi16_mask(top, exponent),
+                                                   _mm512_srli_epi16(top, 8), _mm512_load_si512(subnormal));
       return (Bits)both | ((Bits)top & 0x80008000);
     }
 #endif
@@ -405,42 +407,45 @@ template <int EXPONENT, int MANTISSA> struct Floats {
   }
 };
 
-// Blocks of GGUF files: NUMBERS adjacent numbers of K, in groups of GROUP. A number is scale * integer - minimum. Scale and
-// minimum belong to a group: they are float16s of the block, times integers of the group if a block has several: of 8 bits,
-// or of 4 without a sign where the numbers have 2 bits. Integers have 4 + HIGH bits and are stored as the signed distance
-// from the middle of their range; or four bits select one of the numbers of `Chosen`. Integers of 2 or 3 bits count as those
-// of 4 bits from 0 or 4 on.
-template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> struct Blocks {
-  using Wider = Blocks<0, GROUP, NUMBERS, MINIMUMS, Chosen>;
-  static constexpr bool IS_CHOSEN = !std::is_void_v<Chosen>, IS_FEW = HIGH < 0;
-  typedef std::conditional_t<IS_CHOSEN, Vec, IntegerSum> Sum;
-  typedef std::conditional_t<IS_CHOSEN, Pairs, IntegerPairs> WeightPairs;
-  static constexpr int BITS = 4 + HIGH, FIRST = BITS == 3 ? 4 : 0;
-  static constexpr uint32_t MIDDLE = IS_FEW ? 8 : 1 << (BITS - 1), FLIP = IS_CHOSEN ? 0 : IS_FEW ? FIRST : MIDDLE;
-  static constexpr long WORD = IS_FEW ? 8 : 4, GROUPS = NUMBERS / GROUP;
-  static constexpr long LOW = GROUP / 2 / WORD;  // rows of the low bits of WORD pairs
-  static constexpr long INTEGERS = GROUPS == 1 ? 0 : GROUPS * (1 + MINIMUMS), IN_WORD = BITS == 2 ? 8 : 4;
-  static constexpr long HEAD = 1 + INTEGERS / IN_WORD;  // rows of scales and minimums
-  static constexpr long PART = IS_FEW ? LOW * ROW<BITS> : (LOW + !!HIGH) * BLOCK;  // words of a group
-  static constexpr long WORDS = HEAD * BLOCK + GROUPS * PART;                      // of a block
-  static constexpr bool IS_BLOCK = true, SHIFTED = MINIMUMS;
-  static constexpr long SCALES = 1;
-  static_assert(HIGH <= 0 || HIGH * GROUP == 32, "the high bits of a group fill a word");
+// Blocks of GGUF files: BLOCK_SIZE adjacent numbers of K, in groups of GROUP. A number is scale * integer - minimum.
+// Scale and minimum belong to a group: they are float16s of the block, times integers of the group if a block has
+// several: of 8 bits, or of 4 without a sign where the numbers have 2 bits. Integers have 4 + HIGH_BITS bits and are
+// stored as the signed distance from the middle of their range; or four bits select one of the numbers of `Codebook`.
+// Integers of 2 or 3 bits count as those of 4 bits from 0 or 4 on.
+template <int HIGH_BITS, int GROUP, int BLOCK_SIZE, bool HAS_MINIMUMS, class Codebook = void> struct Blocks {
+  using Wider = Blocks<0, GROUP, BLOCK_SIZE, HAS_MINIMUMS, Codebook>;
+  static constexpr bool HAS_CODEBOOK = !std::is_void_v<Codebook>, IS_SUB4BIT = HIGH_BITS < 0;
+  typedef std::conditional_t<HAS_CODEBOOK, Vec, IntegerSum> Sum;
+  typedef std::conditional_t<HAS_CODEBOOK, Pairs, IntegerPairs> WeightPairs;
+  static constexpr int BITS = 4 + HIGH_BITS, FIRST = BITS == 3 ? 4 : 0;
+  static constexpr uint32_t MIDDLE = IS_SUB4BIT ? 8 : 1 << (BITS - 1), FLIP = HAS_CODEBOOK ? 0
+                                                                              : IS_SUB4BIT ? FIRST
+                                                                                           : MIDDLE;
+  static constexpr long WORD_PAIRS = IS_SUB4BIT ? 8 : 4, GROUPS = BLOCK_SIZE / GROUP;
+  static constexpr long LOW_ROWS = GROUP / 2 / WORD_PAIRS;  // rows of the low bits of WORD_PAIRS pairs
+  static constexpr long INTEGERS = GROUPS == 1 ? 0 : GROUPS * (1 + HAS_MINIMUMS), INTEGERS_PER_WORD = BITS == 2 ? 8 : 4;
+  static constexpr long HEAD_ROWS = 1 + INTEGERS / INTEGERS_PER_WORD;  // rows of scales and minimums
+  static constexpr long GROUP_WORDS =
+      IS_SUB4BIT ? LOW_ROWS * ROW_WORDS<BITS> : (LOW_ROWS + !!HIGH_BITS) * WIDE_PANEL;  // words of a group
+  static constexpr long BLOCK_WORDS = HEAD_ROWS * WIDE_PANEL + GROUPS * GROUP_WORDS;    // of a block
+  static constexpr bool IS_BLOCK = true, NEEDS_X_SUMS = HAS_MINIMUMS;
+  static constexpr long SCALES_PER_WORD = 1;
+  static_assert(HIGH_BITS <= 0 || HIGH_BITS * GROUP == 32, "the high bits of a group fill a word");
 
   // The scales of a block's groups and what they add for the sum of x, as floats
   struct alignas(64) Head {
-    float scales[GROUPS][BLOCK], shifts[MINIMUMS ? GROUPS : 1][BLOCK];
+    float scales[GROUPS][WIDE_PANEL], shifts[HAS_MINIMUMS ? GROUPS : 1][WIDE_PANEL];
 
     Head(const uint32_t* words) {
-      prefetch_words(words, HEAD * BLOCK);
-      for (int i = 0; i < BLOCK; i += LANES) {
+      prefetch_words(words, HEAD_ROWS * WIDE_PANEL);
+      for (int i = 0; i < WIDE_PANEL; i += LANES) {
         Bits both = read<Bits>(words + i);
-        Vec scale = widen_half(both & 0xffff), minimum = MINIMUMS ? widen_half(both >> 16) : Vec{};
+        Vec scale = widen_half(both & 0xffff), minimum = HAS_MINIMUMS ? widen_half(both >> 16) : Vec{};
 #pragma GCC unroll 16
         for (int g = 0; g < GROUPS; g++) {
-          Vec s = GROUPS == 1 ? scale : scale * integer(words + i, g * (1 + MINIMUMS));
+          Vec s = GROUPS == 1 ? scale : scale * integer(words + i, g * (1 + HAS_MINIMUMS));
           put(scales[g] + i, s);
-          if (!MINIMUMS) continue;
+          if (!HAS_MINIMUMS) continue;
           Vec m = GROUPS == 1 ? minimum : minimum * integer(words + i, g * 2 + 1);
           put(shifts[g] + i, (float)MIDDLE * s - m);
         }
@@ -449,9 +454,9 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> 
 
     // Integer `n` after the block's factors
     static inline Vec integer(const uint32_t* words, int n) {
-      if (IN_WORD == 8)
-        return __builtin_convertvector((Ints)(read<Bits>(words + (1 + n / 8) * BLOCK) >> n % 8 * 4 & 15), Vec);
-      Ints bytes = (Ints)(read<Bits>(words + (1 + n / 4) * BLOCK) << (24 - n % 4 * 8));
+      if (INTEGERS_PER_WORD == 8)
+        return __builtin_convertvector((Ints)(read<Bits>(words + (1 + n / 8) * WIDE_PANEL) >> n % 8 * 4 & 15), Vec);
+      Ints bytes = (Ints)(read<Bits>(words + (1 + n / 4) * WIDE_PANEL) << (24 - n % 4 * 8));
       return __builtin_convertvector(bytes >> 24, Vec);
     }
   };
@@ -459,24 +464,24 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> 
   struct Factors {
     Vec scale, shift = {};
     Factors(const uint32_t* scales, int i) : scale(read<Vec>(scales + i * LANES)) {
-      if (MINIMUMS) shift = read<Vec>(scales + (GROUPS * VECTORS + i) * LANES);
+      if (HAS_MINIMUMS) shift = read<Vec>(scales + (GROUPS * WIDE_PANEL_VECTORS + i) * LANES);
     }
     Vec add(Vec total, Vec sum, float x) const {
-      return fma(sum, scale, MINIMUMS ? fma(shift, fill(x), total) : total);
+      return fma(sum, scale, HAS_MINIMUMS ? fma(shift, fill(x), total) : total);
     }
   };
 
   static inline WeightPairs unpack(const uint32_t* words, long k, int j, int i) {
-    if constexpr (IS_FEW) return unpack_few_bits<BITS, FIRST - (int)MIDDLE>(words, k, j, i);
-    else if constexpr (HIGH == 0) return low_pair(read_words(words, k / WORD, i, j == 0), j);
+    if constexpr (IS_SUB4BIT) return unpack_sub4bit<BITS, FIRST - (int)MIDDLE>(words, k, j, i);
+    else if constexpr (HIGH_BITS == 0) return low_pair(read_words(words, k / WORD_PAIRS, i, j == 0), j);
     else {
-      Bits low = read_words(words, k / WORD, i, j == 0);
-      Bits high = read_words(words, LOW, i, j == 0 && k == 0) >> (int)(HIGH * k / WORD);
+      Bits low = read_words(words, k / WORD_PAIRS, i, j == 0);
+      Bits high = read_words(words, LOW_ROWS, i, j == 0 && k == 0) >> (int)(HIGH_BITS * k / WORD_PAIRS);
       // The bits above an integer are those of others, and are not read
       Bits both = select_bits(Bits{} + 0x000f000f, low >> 4 * j, j ? high >> 4 * (j - 1) : high << 4);
 #if defined(__AVX512BF16__)
-      static constexpr Table table = signed_integers<BITS>();
-      return HIGH == 1 ? look_up(both, table.entries) : look_up_6(both, table.entries);
+      static constexpr LookupTable table = signed_integers<BITS>();
+      return HIGH_BITS == 1 ? look_up(both, table.entries) : look_up_6(both, table.entries);
 #else
       return signed_pair<BITS>(both, 0);
 #endif
@@ -484,10 +489,10 @@ template <int HIGH, int GROUP, int NUMBERS, bool MINIMUMS, class Chosen = void> 
   }
 
   static inline WeightPairs low_pair(Bits low, int j) {
-    if constexpr (IS_CHOSEN) return look_up_pair<Chosen>(low, j);
+    if constexpr (HAS_CODEBOOK) return look_up_pair<Codebook>(low, j);
     else {
 #if defined(__AVX512BF16__)
-      static constexpr Table table = signed_integers<4>();
+      static constexpr LookupTable table = signed_integers<4>();
       return look_up(low >> 4 * j, table.entries);
 #else
       return signed_pair<4>(low, j);
@@ -510,21 +515,21 @@ using Q8_0 = HalfIntegers<8>;
 using Q4_1 = Blocks<0, 32, 32, true>;
 using Q5_0 = Blocks<1, 32, 32, false>;
 using Q5_1 = Blocks<1, 32, 32, true>;
-using Iq4Nl = HalfChosen4<Iq4Numbers>;
-using Iq4Xs = Blocks<0, 32, 256, false, Iq4Numbers>;
-using Nf4 = Chosen4<Nf4Numbers>;
-using Fp4 = Chosen4<Fp4Numbers>;
+using Iq4Nl = HalfScaleCodebook4<Iq4Codebook>;
+using Iq4Xs = Blocks<0, 32, 256, false, Iq4Codebook>;
+using Nf4 = Codebook4<Nf4Codebook>;
+using Fp4 = Codebook4<Fp4Codebook>;
 using Zero4F16 = FloatZeros<4, false, false>;
 using Zero4Bf16 = FloatZeros<4, true, false>;
 using Zero8F16 = FloatZeros<8, false, false>;
 using Zero8Bf16 = FloatZeros<8, true, false>;
 using Shift4F16 = FloatZeros<4, false, true>;
 using Shift4Bf16 = FloatZeros<4, true, true>;
-using Zero1F16 = FewBits<1, Zero4F16>;
-using Zero1Bf16 = FewBits<1, Zero4Bf16>;
-using Zero2F16 = FewBits<2, Zero4F16>;
-using Zero2Bf16 = FewBits<2, Zero4Bf16>;
-using Zero3F16 = FewBits<3, Zero4F16>;
-using Zero3Bf16 = FewBits<3, Zero4Bf16>;
-using Int2 = FewBits<2, Int4>;
-using Int3 = FewBits<3, Int4>;
+using Zero1F16 = Sub4Bit<1, Zero4F16>;
+using Zero1Bf16 = Sub4Bit<1, Zero4Bf16>;
+using Zero2F16 = Sub4Bit<2, Zero4F16>;
+using Zero2Bf16 = Sub4Bit<2, Zero4Bf16>;
+using Zero3F16 = Sub4Bit<3, Zero4F16>;
+using Zero3Bf16 = Sub4Bit<3, Zero4Bf16>;
+using Int2 = Sub4Bit<2, Int4>;
+using Int3 = Sub4Bit<3, Int4>;

@@ -1,0 +1,376 @@
+// One unit of attention: query rows that share keys, by an online softmax over blocks of keys (flash attention).
+//
+// For each block of KEY_BLOCK keys and each tile of TILE_ROWS rows:
+//
+//   compute_scores  scores [rows][KEY_BLOCK] = queries * keys
+//   adjust_scores   scales, caps and masks them, if that is needed
+//   rescale         raises the running maximum of each row, and multiplies what was summed before by 2^(old - new)
+//   SoftmaxStage    weights = 2^(score - maximum), in bf16, while the scores of the next tile are computed (softmax.h)
+//   sum_values      out [rows][value_dim] += weights * values
+//
+// Both products are micro-kernels as in tile.h, but read pages (pages.h) instead of packed panels. While a block is
+// computed, the same part of the next one is prefetched: a page is only a few kilobytes, so the CPU detects no pattern
+// by itself.
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "../pages.h"
+#include "../tile.h"
+#include "softmax.h"
+
+constexpr long BLOCK_PAGES = KEY_BLOCK / PAGE;
+constexpr long UNIT_ROWS = 48;  // rows of a unit, which share the reading of a block
+
+// One sequence's rows in the batch, in Python's layout.
+struct Span {
+  int64_t first, count, length, table;  // first row, rows, tokens including the last row, start in the page table
+};
+
+// The arguments of `attend`.
+struct Problem {
+  const bf16* queries;
+  long stride;  // from row to row of the queries
+  const char* pages;
+  bf16* out;
+  const int64_t* table;
+  const float *sinks, *slopes;
+  const int64_t* ends;  // of the rows, as in `attend`; or null
+  PageLayout layout;
+  long heads, window, chunk;
+  float scale, softcap;
+
+  // The first position that a token at this one sees.
+  long start(long position) const {
+    long first = chunk > 0 ? position / chunk * chunk : 0;
+    return window > 0 ? std::max(first, position + 1 - window) : first;
+  }
+
+  // The number of tokens that a token of the span sees.
+  long end(const Span& span, long token) const {
+    long after = span.length - span.count + token + 1;  // of the token itself
+    return ends ? std::clamp(ends[span.first + token], after, span.length) : after;
+  }
+
+  long queries_per_kv_head() const { return heads / layout.heads; }
+  long padded() const { return (layout.value_dim + PANEL - 1) / PANEL * PANEL; }
+  const char* head(const Span& span, long kv_head, long position) const {
+    return pages + table[span.table + position / PAGE] * layout.page_bytes() + kv_head * layout.head_bytes();
+  }
+};
+
+struct Task {
+  const Span* span;
+  long kv_head, row, rows;  // of the span's tokens times the heads that share keys
+  long begin, end;          // keys, in whole blocks from the first
+  float* partial;  // gets the result of one segment; null: the task computes all segments and writes the result
+};
+
+// The partial result of a number of rows and keys: the largest score, the sum of weights, the sum of weighted values.
+struct PartialResult {
+  float* out;  // [padded / PANEL][rows][PANEL]
+  float *row_max, *total;
+  long rows, padded;
+  PartialResult(float* memory, long rows, long padded)
+      : out(memory), row_max(memory + rows * padded), total(row_max + rows), rows(rows), padded(padded) {}
+  static long size(long rows, long padded) { return rows * (padded + 2); }
+
+  // Columns d to d + PANEL of a row; d is a multiple of PANEL.
+  float* panel(long row, long d) const { return out + d * rows + row * PANEL; }
+
+  // f(numbers, d) for each vector of a row
+  template <class F> void each(long row, F f) const {
+    for (long d = 0; d < padded; d += LANES) f(panel(row, d / PANEL * PANEL) + d % PANEL, d);
+  }
+};
+
+// A thread's memory for a unit.
+struct Workspace {
+  static constexpr long WORDS = Operands<float>::WORDS;
+  alignas(64) Pair queries[UNIT_ROWS * MAX_DIM / 2 * WORDS];
+  alignas(64) float scores[2][TILE_ROWS * KEY_BLOCK];  // of a tile, and of the one before
+  alignas(64) Pair weights[TILE_ROWS * KEY_BLOCK / 2 * WORDS];
+  alignas(64) float whole[UNIT_ROWS * (MAX_DIM + 2)], part[UNIT_ROWS * (MAX_DIM + 2)];
+  // Of a block: both if pages are int8, values if they are parts of keys
+  alignas(64) Pair keys[MAX_DIM / 2 * KEY_BLOCK], values[KEY_BLOCK / 2 * MAX_DIM];
+  alignas(64) float key_scales[KEY_BLOCK], value_scales[KEY_BLOCK];
+  Vec total[UNIT_ROWS];
+  float negated_max[UNIT_ROWS];                                        // in bits, negated; 0 until a key is visible
+  long position[UNIT_ROWS], key_begin[UNIT_ROWS], key_end[UNIT_ROWS];  // of a row, and the keys that it sees
+  float slope[UNIT_ROWS];                                              // 0 without slopes
+};
+
+// Two vectors of columns in a page, and what is prefetched meanwhile, `bytes_per_step` bytes in a step.
+struct ColumnPair {
+  const Pair *left, *right;
+  const char* prefetch_from;
+  long bytes_per_step;
+};
+
+// acc += x [ROWS][steps] * two vectors of columns. Each step calls interleaved_work().
+template <int ROWS, int PREFETCHES, class Work>
+__attribute__((always_inline)) inline void accumulate(Vec (&acc)[ROWS][2], const Pair* x, long x_stride,
+                                                      const ColumnPair& columns, long steps, long w_stride,
+                                                      Work interleaved_work) {
+  using O = Operands<float>;
+  const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
+#pragma GCC unroll 16
+  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * x_stride;
+  for (long k = 0; k < steps; k++) {
+    __builtin_prefetch(columns.prefetch_from + k * columns.bytes_per_step, 0, 2);
+    if (PREFETCHES == 2) __builtin_prefetch(columns.prefetch_from + k * columns.bytes_per_step + 64, 0, 2);
+    interleaved_work();
+#pragma GCC unroll 2
+    for (int i = 0; i < O::WORDS; i++) {
+      Bits left = O::part(columns.left + k * w_stride, i), right = O::part(columns.right + k * w_stride, i);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++)
+        O::multiply_add(acc[r], rows[r / 3] + r % 3 * x_stride + O::WORDS * k + i, left, right);
+    }
+  }
+}
+
+// scores [ROWS][KEY_BLOCK] = x [ROWS][pairs] * the keys of `count` column pairs; lane_max [ROWS] = their largest. Where
+// the registers suffice, each step also weighs a vector of the tile before: that uses other units of the CPU than the
+// product does.
+template <int ROWS, int PREFETCHES>
+void score_tile(const Pair* x, long pairs, const ColumnPair* columns, long count, float* scores, Vec* lane_max,
+                SoftmaxStage& other) {
+  SoftmaxStage softmax = other;
+  for (long s = 0; s < count; s++, scores += PANEL) {
+    Vec acc[ROWS][2] = {};
+    accumulate<ROWS, PREFETCHES>(acc, x, pairs * Operands<float>::WORDS, columns[s], pairs, PAGE, [&] {
+      if (LANES == 16 && softmax.at < softmax.overlapped) softmax.next();
+    });
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      put(scores + r * KEY_BLOCK, acc[r][0]), put(scores + r * KEY_BLOCK + LANES, acc[r][1]);
+      Vec largest = larger(acc[r][0], acc[r][1]);
+      lane_max[r] = s ? larger(largest, lane_max[r]) : largest;
+    }
+  }
+  other = softmax;
+}
+
+// sums [ROWS][PANEL] += weights [ROWS][KEY_BLOCK] * a panel of the values of `count` column pairs
+template <int ROWS, int PREFETCHES>
+void sum_tile(const Pair* weights, const ColumnPair* columns, long count, long wide, float* sums) {
+  Vec acc[ROWS][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < 2; i++) acc[r][i] = read<Vec>(sums + r * PANEL + i * LANES);
+  constexpr long WORDS = Operands<float>::WORDS;
+  for (long s = 0; s < count; s++)
+    accumulate<ROWS, PREFETCHES>(acc, weights + s * PAGE / 2 * WORDS, KEY_BLOCK / 2 * WORDS, columns[s], PAGE / 2, wide,
+                                 [] {});
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < 2; i++) put(sums + r * PANEL + i * LANES, acc[r][i]);
+}
+
+using ScoreTile = void (*)(const Pair*, long, const ColumnPair*, long, float*, Vec*, SoftmaxStage&);
+using SumTile = void (*)(const Pair*, const ColumnPair*, long, long, float*);
+
+// The products for this number of rows, 1 to TILE_ROWS
+struct TileKernels {
+  ScoreTile score;
+  SumTile sum;
+
+  template <int PREFETCHES, int ROWS = TILE_ROWS> static TileKernels choose(long rows) {
+    if constexpr (ROWS > 1)
+      if (rows < ROWS) return choose<PREFETCHES, ROWS - 1>(rows);
+    return {score_tile<ROWS, PREFETCHES>, sum_tile<ROWS, PREFETCHES>};
+  }
+};
+
+// Attention of the rows of a task, block of keys by block and within a block tile of rows by tile. While the scores of
+// a tile are computed, those of the tile before become weights, which multiply their values afterwards.
+class FlashAttention {
+  Workspace& workspace;
+  const Problem& problem;
+  const Task& task;
+  PartialResult partial;
+  const PageLayout& layout;
+  const long pairs, wide, tiles;
+  // What is prefetched: bytes of a page, of them in each step; int8 pages are prefetched as they are widened
+  const long page_bytes, score_prefetch_bytes, value_prefetch_bytes;
+  float scale;     // of scores in bits
+  bool is_scaled;  // before they are stored
+  long tiles_scored = 0;
+
+  // The tile whose scores become weights
+  struct Tile {
+    long first, rows = 0, pages;
+    const Pair* values[BLOCK_PAGES];
+    SoftmaxStage softmax;
+  } pending;
+
+  const char *heads[BLOCK_PAGES], *next[BLOCK_PAGES];
+  const Pair *keys[BLOCK_PAGES], *values[BLOCK_PAGES];
+
+  // A single tile has to prefetch twice as fast as its products step.
+  TileKernels kernels(long rows) const {
+    return tiles == 1 ? TileKernels::choose<2>(rows) : TileKernels::choose<1>(rows);
+  }
+
+  void find_pages(long block, long end, const char** to) {
+    for (long i = 0; i < BLOCK_PAGES; i++)
+      to[i] = problem.head(*task.span, task.kv_head, std::min(block + i * PAGE, end - 1));
+  }
+
+  // Sets keys and values of a block.
+  void load_block(long pages) {
+    for (long i = 0; i < pages; i++) {
+      Pair *own_keys = workspace.keys + i * pairs * PAGE, *own_values = workspace.values + i * PAGE / 2 * wide;
+      keys[i] = layout.int8 ? own_keys : (const Pair*)heads[i];
+      values[i] = layout.int8 || layout.latent ? own_values : (const Pair*)(heads[i] + layout.key_bytes());
+      if (layout.int8) {
+        const char *values_at = heads[i] + layout.key_bytes(), *next_at = next[i] + layout.key_bytes();
+        const char *key_scales = heads[i] + layout.key_scales(), *value_scales = key_scales + layout.scale_bytes();
+        widen_int8(heads[i], next[i], pairs / 2, PAGE, own_keys);
+        if (!layout.latent) widen_int8(values_at, next_at, PAGE / 4, wide, own_values);
+        memcpy(workspace.key_scales + i * PAGE, key_scales, PAGE * sizeof(float));
+        memcpy(workspace.value_scales + i * PAGE, layout.latent ? key_scales : value_scales, PAGE * sizeof(float));
+      }
+      if (layout.latent) latents_to_values(keys[i], layout.value_dim / 2, wide, own_values);
+    }
+  }
+
+  // Computes the scores of a tile, and meanwhile the weights of the one that waits. Each tile prefetches its part of
+  // the first half of the next block, in the order of memory, from which the CPU guesses what comes.
+  void compute_scores(long tile, long first, long rows, long pages, float* scores, Vec* lane_max) {
+    constexpr long VECTORS = PAGE / LANES, COLUMN_PAIRS = BLOCK_PAGES * VECTORS / 2;  // vectors of a page's keys
+    ColumnPair columns[COLUMN_PAIRS];
+    long count = 0;
+    for (long i = 0; i < pages * VECTORS; i += 2, count++) {
+      long j = std::min(i + 1, pages * VECTORS - 1);
+      const char* prefetch_from =
+          next[count * BLOCK_PAGES / 2 / COLUMN_PAIRS] + (count * BLOCK_PAGES / 2 % COLUMN_PAIRS ? page_bytes / 2 : 0);
+      columns[count] = {keys[i / VECTORS] + i % VECTORS * LANES, keys[j / VECTORS] + j % VECTORS * LANES,
+                        prefetch_from + tile * score_prefetch_bytes * pairs, score_prefetch_bytes};
+    }
+    const Pair* queries = workspace.queries + first * pairs * Workspace::WORDS;
+    kernels(rows).score(queries, pairs, columns, count, scores, lane_max, pending.softmax);
+  }
+
+  // Adds the values of the tile that waits, times their weights, and prefetches a part of the other half.
+  void sum_values(long tile) {
+    if (!pending.rows) return;
+    pending.softmax.finish(layout.int8 ? workspace.value_scales : nullptr);
+    SumTile sum = kernels(pending.rows).sum;
+    const char* const* page = next + BLOCK_PAGES / 2;
+    long bytes = value_prefetch_bytes * PAGE / 2, offset = 0;
+    for (long d = 0; d < wide; d += PANEL) {
+      long other = d + LANES < wide ? d + LANES : d;
+      ColumnPair columns[BLOCK_PAGES];
+      for (long i = 0; i < pending.pages; i++) {
+        columns[i] = {pending.values[i] + d, pending.values[i] + other, *page + offset + tile * bytes,
+                      value_prefetch_bytes};
+        offset += bytes * tiles;
+        if (offset + bytes * tiles > page_bytes && page + 1 < next + BLOCK_PAGES) page++, offset = 0;
+      }
+      sum(workspace.weights, columns, pending.pages, wide, partial.panel(pending.first, d));
+    }
+    pending.rows = 0;
+  }
+
+  // Changes scores where that is not just a scale: int8 keys, a cap, slopes, and keys that a row does not see.
+  void adjust_scores(float* scores, long first, long rows, long block, Vec* lane_max) {
+    Vec numbers;
+    for (int i = 0; i < LANES; i++) numbers[i] = i;
+    for (long r = 0; r < rows; r++) {
+      Vec key_begin = fill((float)(workspace.key_begin[first + r] - block));
+      Vec key_end = fill((float)(workspace.key_end[first + r] - block));
+      lane_max[r] = fill(-INFINITY);
+      for (long j = 0; j < KEY_BLOCK; j += LANES) {
+        Vec v = read<Vec>(scores + r * KEY_BLOCK + j), at = numbers + (float)j;
+        if (layout.int8) v *= read<Vec>(workspace.key_scales + j);
+        if (is_scaled) v *= problem.scale;
+        if (problem.softcap > 0) v = capped(v, problem.softcap);
+        if (problem.slopes)
+          v = fma(at + (float)(block - workspace.position[first + r]), fill(workspace.slope[first + r]), v);
+        v = (at >= key_begin) & (at < key_end) ? v : fill(-INFINITY);
+        lane_max[r] = larger(v, lane_max[r]);
+        put(scores + r * KEY_BLOCK + j, v);
+      }
+    }
+  }
+
+  // Updates the largest scores of a tile, and totals and sums, which relate to them.
+  void rescale(const Vec* lane_max, long first, long rows) {
+    Vec old = load(partial.row_max + first, rows), now = larger(largest_of_each(lane_max) * scale, old);
+    if (!any((Bits)old ^ (Bits)now)) return;
+    Vec factors = old == now ? fill(1.f) : pow2(old - now);
+    store(partial.row_max + first, now, rows);
+    store(workspace.negated_max + first, now == -INFINITY ? Vec{} : -now, rows);
+    for (long r = first; r < first + rows; r++) {
+      float factor = factors[r - first];
+      if (factor == 1) continue;
+      workspace.total[r] *= factor;
+      partial.each(r, [=](float* out, long) { put(out, read<Vec>(out) * factor); });
+    }
+  }
+
+  // Whether the rows of a tile see all keys of a block.
+  bool sees_all_keys(long first, long rows, long block) const {
+    bool all = true;
+    for (long r = first; r < first + rows; r++)
+      all &= workspace.key_begin[r] <= block && workspace.key_end[r] >= block + KEY_BLOCK;
+    return all;
+  }
+
+ public:
+  FlashAttention(Workspace& workspace, const Problem& problem, const Task& task, PartialResult partial)
+      : workspace(workspace),
+        problem(problem),
+        task(task),
+        partial(partial),
+        layout(problem.layout),
+        pairs(layout.pairs()),
+        wide(layout.wide()),
+        tiles((task.rows + TILE_ROWS - 1) / TILE_ROWS),
+        page_bytes(layout.int8 ? 0 : layout.head_bytes()),
+        score_prefetch_bytes(page_bytes * LANES / PAGE / pairs / tiles),
+        value_prefetch_bytes(page_bytes * PANEL / partial.padded / PAGE / tiles),
+        is_scaled(problem.softcap > 0 || problem.slopes || problem.scale <= 0) {
+    scale = is_scaled ? LOG2E : problem.scale * LOG2E;
+  }
+
+  // Sums the rows over keys from `begin` to `end`; `prefetch_from` has the heads of the pages needed next.
+  void run(long begin, long end, const char* const* prefetch_from) {
+    std::fill(partial.out, partial.out + task.rows * partial.padded, 0.f);
+    std::fill(partial.row_max, partial.row_max + task.rows, -INFINITY);
+    std::fill(workspace.negated_max, workspace.negated_max + task.rows, 0.f);
+    std::fill(workspace.total, workspace.total + task.rows, Vec{});
+    find_pages(begin, end, next);
+    Vec lane_max[LANES];
+    std::fill(lane_max, lane_max + LANES, fill(-INFINITY));
+    for (long block = begin; block < end; block += KEY_BLOCK) {
+      std::copy(next, next + BLOCK_PAGES, heads);
+      if (block + KEY_BLOCK < end) find_pages(block + KEY_BLOCK, end, next);
+      else std::copy(prefetch_from, prefetch_from + BLOCK_PAGES, next);
+      long pages = std::min(BLOCK_PAGES, (end - block + PAGE - 1) / PAGE);
+      if (layout.int8 || layout.latent) sum_values(0);  // before its values are overwritten
+      load_block(pages);
+      for (long t = 0; t < tiles; t++) {
+        long first = task.rows * t / tiles, rows = task.rows * (t + 1) / tiles - first;
+        float* scores = workspace.scores[tiles_scored++ % 2];
+        compute_scores(t, first, rows, pages, scores, lane_max);
+        sum_values(t);
+        if (layout.int8 || is_scaled || !sees_all_keys(first, rows, block))
+          adjust_scores(scores, first, rows, block, lane_max);
+        rescale(lane_max, first, rows);
+        pending = {first,
+                   rows,
+                   pages,
+                   {},
+                   {scores, workspace.negated_max + first, workspace.total + first, workspace.weights, scale}};
+        std::copy(values, values + BLOCK_PAGES, pending.values);
+        pending.softmax.count = rows * SoftmaxStage::VECTORS;
+        pending.softmax.overlapped = layout.int8 ? 0 : pending.softmax.count;
+      }
+    }
+    sum_values(0);
+    for (long r = 0; r < task.rows; r++) partial.total[r] = sum(workspace.total[r]);
+  }
+};
