@@ -21,6 +21,7 @@ from collections.abc import Callable
 import torch
 
 from parley import native
+from parley.native import kernel_choice
 from parley.native import memory as native_memory
 from parley.native.compiled_forms.compiled_kernels import plan_spans
 from parley.native.layout import LayerKV, Span
@@ -77,7 +78,7 @@ def bandwidth_limit(size: float) -> Callable[[], float]:
 
 def native_level() -> str:
     """Return the level of the kernels in use."""
-    kernels = native.compiled_kernels()
+    kernels = kernel_choice.compiled_kernels()
     return "off" if kernels is None else kernels.library_name.rpartition("-")[2].removesuffix(".so")
 
 

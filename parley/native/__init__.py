@@ -1,48 +1,48 @@
 """The kernel table: one function per kernel. The bits of a row never depend on the other rows.
 
-The model calls ``native.linear``, ``native.attend`` and so on; this module chooses the implementation at each call, by
-operator, device and dtype (``_find_form``). bfloat16 on the CPU runs on the compiled kernels, if there are any;
-bfloat16 and float16 on a GPU run on those in Triton. Everything else (float32, a machine without a compiler, operators
-without a kernel for the GPU) runs on the torch implementations, whose docstrings define each kernel.
+The model calls ``native.linear``, ``native.attend`` and so on. ``kernel_choice`` says which implementation a call runs:
+the compiled one, the one in Triton or torch's, whose docstrings define each kernel.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
-import os
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from parley.native import library, memory
+from parley.native import kernel_choice, library
 from parley.native.batch_tables import BatchTables, TablePlan
 from parley.native.compiled_forms.compiled_int8 import CompiledRows, Int8Packed
-from parley.native.compiled_forms.compiled_kernels import CompiledKernels, CompiledPlan, plan_spans
+from parley.native.compiled_forms.compiled_kernels import CompiledPlan, plan_spans
 from parley.native.compiled_forms.compiled_layers import Stack
 from parley.native.compiled_forms.compiled_lora import CompiledLora, CompiledLoraRows
 from parley.native.experts import Experts, Mixture, Unstackable, stack_experts
+from parley.native.kernel_choice import (
+    form_for_rows,
+    form_of_weight,
+    has_quantized_kernels,
+    has_table_attention,
+    kernels_in_use,
+    kernels_of_parts,
+    packed_layout_id,
+    packing_form,
+    tiled_kernels,
+)
 from parley.native.layer import DecoderLayer, StateWeights
 from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
-from parley.native.packed import COMPILED_WEIGHTS, TRITON_WEIGHTS, PackedWeight
+from parley.native.packed import PackedWeight
 from parley.native.pool import PageFormat, PagePool
 from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms import (
     torch_attention,
-    torch_experts,
     torch_int8,
     torch_kernels,
     torch_latent,
     torch_lora,
-    torch_mamba,
-    torch_selective,
-    torch_states,
-    torch_vocabulary,
 )
 from parley.native.torch_forms.torch_grouped import (
     BlockedWeight,
@@ -102,6 +102,7 @@ __all__ = [
     "group_lora_rows",
     "has_gpu_rope_write",
     "has_quantized_kernels",
+    "has_table_attention",
     "kernels_in_use",
     "kernels_of_parts",
     "linear",
@@ -134,98 +135,9 @@ __all__ = [
 ]
 
 
-log = logging.getLogger("parley.engine")
-
-# The torch form of each operator, for every device and dtype.
-TORCH_FORMS: dict[str, ModuleType] = {
-    name: module
-    for module, names in (
-        (torch_kernels, torch_kernels.__all__),
-        (torch_experts, ("mix_experts", "route")),
-        (torch_latent, ("absorb_queries", "linear_heads")),
-        (torch_mamba, ("scan_mamba2",)),
-        (torch_selective, ("convolve_channels", "scan_channels")),
-        (torch_states, ("convolve_gated", "gate_rows", "scan_gated_delta")),
-        (torch_vocabulary, ("apply_mask", "argmax", "masked_argmax", "softmax_totals", "top_k")),
-    )
-    for name in names
-}
-# The compiled kernels take bfloat16, but for these, which take the float32 of logits.
-LOGIT_OPERATORS = frozenset(
-    ("apply_mask", "argmax", "masked_argmax", "route", "scale_logits", "softmax_totals", "top_k")
-)
-TRITON_DTYPES = (torch.bfloat16, torch.float16)
-TRITON_HEAD_DIM = 256  # numbers of a key or value, at most
-
-
-@functools.cache
-def compiled_kernels() -> CompiledKernels | None:
-    """Return the kernels for this CPU; None if there are none, or if ``PARLEY_NATIVE`` is "off"."""
-    kernel_library = library.load_kernels()
-    return None if kernel_library is None else CompiledKernels(kernel_library)
-
-
-@functools.cache
-def triton_kernels() -> ModuleType | None:
-    """Return the kernels for GPUs, or None if Triton is missing or ``PARLEY_NATIVE`` is "off"."""
-    if os.environ.get("PARLEY_NATIVE", "") == "off":
-        return None
-    try:
-        from parley.native.triton_forms import triton_kernels as kernels
-    except ImportError as error:
-        log.warning("Using torch's operators on the GPU, which are slower: %s.", error)
-        return None
-    return kernels
-
-
-def kernels_in_use(dtype: torch.dtype, device: torch.device) -> str:
-    """Return the kernels for this dtype and device: the level of the compiled kernels, "triton" or "torch"."""
-    kernels = _own_kernels(device, dtype)
-    if kernels is None:
-        return "torch"
-    return kernels.level if isinstance(kernels, CompiledKernels) else "triton"
-
-
-def _own_kernels(device: torch.device, dtype: torch.dtype, compiled_dtype: torch.dtype = torch.bfloat16) -> Any:
-    """Return parley's own kernels for a device and dtype; None if there are none."""
-    if device.type == "cpu":
-        return compiled_kernels() if dtype == compiled_dtype else None
-    return triton_kernels() if device.type == "cuda" and dtype in TRITON_DTYPES else None
-
-
-def _find_form(operator: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return the implementation of an operator for rows of this dtype on this device."""
-    kernels = _own_kernels(device, dtype, torch.float32 if operator in LOGIT_OPERATORS else torch.bfloat16)
-    return kernels if hasattr(kernels, operator) else TORCH_FORMS[operator]
-
-
-def _packing_form(operator: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return the implementation of an operator that packs weights. Those on the meta device are packed without data, as
-    the CPU's would be."""
-    return _find_form(operator, memory.CPU if device.type == "meta" else device, dtype)
-
-
-def _kernels_for(operator: str, x: torch.Tensor) -> Any:
-    """Return the implementation of an operator for this tensor."""
-    return _find_form(operator, x.device, x.dtype)
-
-
-def _kernels_of_weight(operator: str, packed: PackedWeight) -> Any:
-    """Return the implementation of an operator that packed this weight."""
-    if isinstance(packed, COMPILED_WEIGHTS):
-        return compiled_kernels()
-    return triton_kernels() if isinstance(packed, TRITON_WEIGHTS) else TORCH_FORMS[operator]
-
-
-def packed_layout_id() -> str | None:
-    """Return a name for the layout of packed weights, or None if torch decides it."""
-    kernels = compiled_kernels()
-    return None if kernels is None else kernels.library_name
-
-
 def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
     """Pack a weight [out, in], and its bias [out], for ``linear``."""
-    result: PackedWeight = _packing_form("pack_weight", weight.device, weight.dtype).pack_weight(weight, bias)
+    result: PackedWeight = packing_form("pack_weight", weight.device, weight.dtype).pack_weight(weight, bias)
     return result
 
 
@@ -233,25 +145,14 @@ def pack_int8(
     values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> PackedWeight:
     """Pack a weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
-    result: PackedWeight = _packing_form("pack_int8", values.device, dtype).pack_int8(values, scales, bias, dtype)
+    result: PackedWeight = packing_form("pack_int8", values.device, dtype).pack_int8(values, scales, bias, dtype)
     return result
 
 
 def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:
     """Pack a weight of 1 to 8 bits in groups, for rows of ``dtype``."""
-    result: PackedWeight = _packing_form("pack_grouped", weight.values.device, dtype).pack_grouped(weight, bias, dtype)
+    result: PackedWeight = packing_form("pack_grouped", weight.values.device, dtype).pack_grouped(weight, bias, dtype)
     return result
-
-
-def has_quantized_kernels(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether quantized weights can be loaded. Torch's forms dequantize them, and only on the CPU."""
-    return device.type == "cpu" or _own_kernels(device, dtype) is not None
-
-
-def kernels_of_parts(dtype: torch.dtype, device: torch.device) -> CompiledKernels | None:
-    """Return the kernels that pack several weights as one where they lie, for rows of ``dtype``; None if there are
-    none. Without them, parts are merged first, and weights in groups are dequantized."""
-    return compiled_kernels() if dtype == torch.bfloat16 and device.type in ("cpu", "meta") else None
 
 
 def _takes_int8(consumer: PackedWeight | None) -> bool:
@@ -261,25 +162,25 @@ def _takes_int8(consumer: PackedWeight | None) -> bool:
 
 def quantize_rows(x: torch.Tensor) -> QuantizedRows:
     """Quantize rows [T, width] to int8, with one scale per row."""
-    result: QuantizedRows = _kernels_for("quantize_rows", x).quantize_rows(x)
+    result: QuantizedRows = form_for_rows("quantize_rows", x).quantize_rows(x)
     return result
 
 
 def linear(x: torch.Tensor | QuantizedRows, packed: PackedWeight) -> torch.Tensor:
     """Return x [T, in] times the packed weight, plus bias: [T, out]."""
-    result: torch.Tensor = _kernels_of_weight("linear", packed).linear(x, packed)
+    result: torch.Tensor = form_of_weight("linear", packed).linear(x, packed)
     return result
 
 
 def lm_head_logits(x: torch.Tensor | QuantizedRows, packed: PackedWeight) -> torch.Tensor:
     """Compute ``linear`` for the LM head: float32 [T, vocab]."""
-    result: torch.Tensor = _kernels_of_weight("lm_head_logits", packed).lm_head_logits(x, packed)
+    result: torch.Tensor = form_of_weight("lm_head_logits", packed).lm_head_logits(x, packed)
     return result
 
 
 def pack_lora(sites: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device) -> PackedLora:
     """Pack a LoRA adapter for rows of ``dtype``: ``sites`` holds its parts for each linear layer, by number."""
-    kernels = compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    kernels = kernel_choice.compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
     return kernels.pack_lora(sites) if kernels else torch_lora.TorchLora(sites, dtype, device)
 
 
@@ -287,14 +188,14 @@ def group_lora_rows(groups: Sequence[tuple[Any, Sequence[int]]], device: torch.d
     """Assign adapters to rows of a batch. Call ``add_lora`` of the result after each linear layer."""
     if groups and isinstance(groups[0][0], torch_lora.TorchLora):
         return torch_lora.TorchLoraRows(groups, device)
-    kernels = compiled_kernels()
+    kernels = kernel_choice.compiled_kernels()
     assert kernels is not None
     return kernels.group_lora_rows(groups)
 
 
 def norm_rows(x: torch.Tensor, norm: Norm | None, *, consumer: PackedWeight | None = None) -> Any:
     """Norm of x. If ``consumer``, the only layer that reads the result, takes int8, the result is quantized."""
-    return _kernels_for("norm_rows", x).norm_rows(x, norm, int8=_takes_int8(consumer))
+    return form_for_rows("norm_rows", x).norm_rows(x, norm, int8=_takes_int8(consumer))
 
 
 def add_norm(
@@ -307,7 +208,7 @@ def add_norm(
     consumer: PackedWeight | None = None,
 ) -> tuple[Any, torch.Tensor]:
     """Return (norm of the new residual, residual + scale * after(x)). ``consumer`` is that of ``norm_rows``."""
-    result: tuple[Any, torch.Tensor] = _kernels_for("add_norm", x).add_norm(
+    result: tuple[Any, torch.Tensor] = form_for_rows("add_norm", x).add_norm(
         x, residual, norm, after=after, scale=scale, int8=_takes_int8(consumer)
     )
     return result
@@ -317,7 +218,7 @@ def activate(
     rows: torch.Tensor, activation: str, *, is_gated: bool = True, consumer: PackedWeight | None = None
 ) -> Any:
     """Return activation(gate) * up for rows [T, 2 * width]. ``consumer`` is that of ``norm_rows``."""
-    return _kernels_for("activate", rows).activate(rows, activation, is_gated=is_gated, int8=_takes_int8(consumer))
+    return form_for_rows("activate", rows).activate(rows, activation, is_gated=is_gated, int8=_takes_int8(consumer))
 
 
 def scan_mamba2(
@@ -327,7 +228,7 @@ def scan_mamba2(
 
     ``torch_mamba`` defines it, and ``spans``.
     """
-    result: torch.Tensor = _kernels_for("scan_mamba2", rows).scan_mamba2(rows, weights, shape, states, spans)
+    result: torch.Tensor = form_for_rows("scan_mamba2", rows).scan_mamba2(rows, weights, shape, states, spans)
     return result
 
 
@@ -336,7 +237,7 @@ def convolve_channels(
 ) -> torch.Tensor:
     """Return the convolved channels of a Mamba 1 layer for rows [T, 2 * inner]: [T, inner]; advance their part of the
     states. ``torch_selective`` defines it."""
-    result: torch.Tensor = _kernels_for("convolve_channels", rows).convolve_channels(
+    result: torch.Tensor = form_for_rows("convolve_channels", rows).convolve_channels(
         rows, weights, shape, states, spans
     )
     return result
@@ -356,7 +257,7 @@ def scan_channels(
 
     ``torch_selective`` defines it.
     """
-    result: torch.Tensor = _kernels_for("scan_channels", rows).scan_channels(
+    result: torch.Tensor = form_for_rows("scan_channels", rows).scan_channels(
         rows, active, steps, keys, weights, shape, states, spans
     )
     return result
@@ -364,7 +265,7 @@ def scan_channels(
 
 def scale_logits(logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
     """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""
-    result: torch.Tensor = _kernels_for("scale_logits", logits).scale_logits(logits, scale, cap)
+    result: torch.Tensor = form_for_rows("scale_logits", logits).scale_logits(logits, scale, cap)
     return result
 
 
@@ -373,7 +274,7 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> 
 
     Both are [T, chosen], int64 and float32. A shared expert has one more logit and weight in each row.
     """
-    result: tuple[torch.Tensor, torch.Tensor] = _kernels_for("route", logits).route(logits, bias, routing)
+    result: tuple[torch.Tensor, torch.Tensor] = form_for_rows("route", logits).route(logits, bias, routing)
     return result
 
 
@@ -392,7 +293,7 @@ def mix_experts(
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the outputs of the expert that computes all rows.
     ``weighs_inputs``: as in ``Routing``.
     """
-    result: torch.Tensor = _kernels_of_weight("mix_experts", experts.gate_up).mix_experts(
+    result: torch.Tensor = form_of_weight("mix_experts", experts.gate_up).mix_experts(
         x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs
     )
     return result
@@ -404,13 +305,8 @@ def choose_page_format(layer: LayerKV, dtype: torch.dtype, device: torch.device,
     ``int8``: keys and values are stored as int8, with one scale per token and head.
     """
     stored_dtype = torch.int8 if int8 else dtype
-    kernels = compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    kernels = kernel_choice.compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
     return (kernels and kernels.page_format(layer, stored_dtype)) or torch_attention.page_format(layer, stored_dtype)
-
-
-def _tiled_kernels(pool: PagePool) -> CompiledKernels | None:
-    """Return the compiled kernels if they own the pages, else None."""
-    return compiled_kernels() if pool.page_format.tiled else None
 
 
 def write_indices(slots: torch.Tensor, page_format: PageFormat) -> torch.Tensor:
@@ -420,7 +316,7 @@ def write_indices(slots: torch.Tensor, page_format: PageFormat) -> torch.Tensor:
 
 def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:
     """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim]."""
-    (_tiled_kernels(pool) or torch_attention).write_kv(keys, values, pool, indices)
+    (tiled_kernels(pool) or torch_attention).write_kv(keys, values, pool, indices)
 
 
 def has_gpu_rope_write(head_norm: Norm | None, *, is_norm_late: bool, has_scaled_queries: bool) -> bool:
@@ -451,10 +347,10 @@ def rope_write(
     }
     if is_norm_late or query_scales is not None:
         options |= {"is_norm_late": is_norm_late, "query_scales": query_scales}
-    form: Any = _tiled_kernels(pool)
+    form: Any = tiled_kernels(pool)
     if form is None:
         has_form = has_gpu_rope_write(head_norm, is_norm_late=is_norm_late, has_scaled_queries=query_scales is not None)
-        form = _kernels_for("rope_write", qkv) if has_form else torch_kernels
+        form = form_for_rows("rope_write", qkv) if has_form else torch_kernels
     result: torch.Tensor = form.rope_write(qkv, cos, sin, pool, indices, **options)
     return result
 
@@ -466,7 +362,7 @@ def pack_heads(weight: torch.Tensor) -> PackedWeight:
 
 def linear_heads(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """Return each head's rows times its own weight: x [T, heads, in] -> [T, heads, out]."""
-    result: torch.Tensor = _kernels_of_weight("linear_heads", packed).linear_heads(x, packed)
+    result: torch.Tensor = form_of_weight("linear_heads", packed).linear_heads(x, packed)
     return result
 
 
@@ -474,7 +370,7 @@ def absorb_queries(
     queries: torch.Tensor, key_up: PackedWeight, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool
 ) -> torch.Tensor:
     """Return queries for latents [T, heads, rank + rotary], of queries [T, heads, plain + rotary]."""
-    result: torch.Tensor = _kernels_of_weight("absorb_queries", key_up).absorb_queries(
+    result: torch.Tensor = form_of_weight("absorb_queries", key_up).absorb_queries(
         queries, key_up, cos, sin, is_interleaved=is_interleaved
     )
     return result
@@ -491,15 +387,8 @@ def write_latents(
     is_interleaved: bool,
 ) -> None:
     """Norm the latents in rows [T, rank + rotary], rotate the rest, and store both in the pages as one key."""
-    form: Any = _tiled_kernels(pool) or torch_latent
+    form: Any = tiled_kernels(pool) or torch_latent
     form.write_latents(rows, norm, cos, sin, pool, indices, is_interleaved=is_interleaved)
-
-
-def has_table_attention(page_format: PageFormat, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether attention over these pages reads page tables and positions from the device (``BatchTables``)."""
-    layer = page_format.layer
-    is_small = max(layer.dim, layer.value_dim) <= TRITON_HEAD_DIM and not layer.has_latents
-    return is_small and hasattr(_own_kernels(device, dtype), "attend") and not page_format.tiled
 
 
 def plan_attention(
@@ -553,10 +442,10 @@ def attend(
     ``sinks`` and ``slopes``, float32 [heads]: as in ``LayerShape``.
     """
     if isinstance(plan, TablePlan):
-        kernels: Any = triton_kernels()
+        kernels: Any = kernel_choice.triton_kernels()
         result: torch.Tensor = kernels.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
         return result
-    form: Any = _tiled_kernels(pool) or torch_attention
+    form: Any = tiled_kernels(pool) or torch_attention
     result = form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)
     return result
 
@@ -573,7 +462,7 @@ def scan_gated_delta(
 
     ``torch_states`` defines it, and ``spans``.
     """
-    result: torch.Tensor = _kernels_for("scan_gated_delta", rows).scan_gated_delta(
+    result: torch.Tensor = form_for_rows("scan_gated_delta", rows).scan_gated_delta(
         rows, gates, weights, shape, states, spans
     )
     return result
@@ -587,13 +476,13 @@ def convolve_gated(
     spans: torch.Tensor,
 ) -> torch.Tensor:
     """Return the outputs of a gated short convolution for rows [T, 3 * width]: [T, width]; advance the states."""
-    result: torch.Tensor = _kernels_for("convolve_gated", rows).convolve_gated(rows, weights, shape, states, spans)
+    result: torch.Tensor = form_for_rows("convolve_gated", rows).convolve_gated(rows, weights, shape, states, spans)
     return result
 
 
 def gate_rows(rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """Return rows * sigmoid(gates): [T, width]. The rows may be overwritten."""
-    result: torch.Tensor = _kernels_for("gate_rows", rows).gate_rows(rows, gates)
+    result: torch.Tensor = form_for_rows("gate_rows", rows).gate_rows(rows, gates)
     return result
 
 
@@ -645,28 +534,28 @@ def build_stack(
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest logit of each row and its id."""
-    result: tuple[torch.Tensor, torch.Tensor] = _kernels_for("argmax", logits).argmax(logits)
+    result: tuple[torch.Tensor, torch.Tensor] = form_for_rows("argmax", logits).argmax(logits)
     return result
 
 
 def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ``count`` largest logits of each row, descending, and their ids."""
-    result: tuple[torch.Tensor, torch.Tensor] = _kernels_for("top_k", logits).top_k(logits, count)
+    result: tuple[torch.Tensor, torch.Tensor] = form_for_rows("top_k", logits).top_k(logits, count)
     return result
 
 
 def softmax_totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
     """Return the sum of each row's integer softmax weights. ``peaks`` [R] holds the largest logits."""
-    result: torch.Tensor = _kernels_for("softmax_totals", logits).softmax_totals(logits, peaks)
+    result: torch.Tensor = form_for_rows("softmax_totals", logits).softmax_totals(logits, peaks)
     return result
 
 
 def masked_argmax(logits: torch.Tensor, bits: np.ndarray) -> int:
     """Return the id of the largest logit whose bit is 1. logits [V]; bits uint8 [V / 8 or more], low bit first."""
-    result: int = _kernels_for("masked_argmax", logits).masked_argmax(logits, bits)
+    result: int = form_for_rows("masked_argmax", logits).masked_argmax(logits, bits)
     return result
 
 
 def apply_mask(logits: torch.Tensor, bits: np.ndarray) -> None:
     """Set the logits whose bit is 0 to -inf, in place. Shapes as in ``masked_argmax``."""
-    _kernels_for("apply_mask", logits).apply_mask(logits, bits)
+    form_for_rows("apply_mask", logits).apply_mask(logits, bits)

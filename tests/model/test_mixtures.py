@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from support import tiny_models
 from support.mxfp4_files import write_mxfp4
 
-from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.stacked import StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec
@@ -23,6 +22,7 @@ from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.native import kernel_choice
 from parley.types import Settings
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -108,7 +108,7 @@ def test_published_mxfp4_is_read_as_it_is(tmp_path):
     assert (logits - wide).norm() / wide.norm() < 0.03
     assert torch.equal(logits, compute_logits(decoder, [7, 1, 30, 1, 6]))
     mixture = decoder.layer_weights[0].mixture
-    if native.compiled_kernels() is not None:
+    if kernel_choice.compiled_kernels() is not None:
         experts = mixture.experts.gate_up, mixture.experts.down
         numbers = 6 * 3 * 64 * 160
         assert sum(each.weight.nbytes for each in experts) < numbers * 0.6 + 6 * 64 * (160 + 64)  # panels are padded

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from parley import native
-from parley.native import build, library
+from parley.native import build, kernel_choice, library
 from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 
 
@@ -30,5 +29,5 @@ def kernel_level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
     kernels = None if request.param == "off" else CompiledKernels(library.open_level(request.param))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "compiled_kernels", lambda: kernels)
+        patch.setattr(kernel_choice, "compiled_kernels", lambda: kernels)
         yield request.param

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.random_tensors import random_tensor
 
 from parley import native
+from parley.native import kernel_choice
 from parley.native.torch_forms import torch_experts
 
 FORMATS = ("bf16", "int8", "int4", "e2m1")
@@ -29,7 +30,7 @@ def pack_random(kind: str, out: int, into: int, seed: int) -> native.PackedWeigh
         rows = native.quantize_rows(weight)
         return native.pack_int8(rows.values[:, :into], rows.scales, bias, torch.bfloat16)
     if kind in ("q4_k", "q6_k"):
-        if (kernels := native.compiled_kernels()) is None:
+        if (kernels := kernel_choice.compiled_kernels()) is None:
             pytest.skip("without compiled kernels, blocks are decoded")
         source = torch.Generator().manual_seed(seed)
         values = torch.randint(0, 16 if kind == "q4_k" else 64, (out, into), generator=source).byte()
@@ -153,7 +154,7 @@ def test_experts_reject_rows_of_another_width(kernel_level):
 
 def test_stacked_weights_reject_a_permutation():
     weight = native.round_int4(random_tensor(8, 16), 16)._replace(order=torch.arange(16).flip(0))
-    if native.compiled_kernels() is None:
+    if kernel_choice.compiled_kernels() is None:
         pytest.skip("torch's kernels undo the permutation")
     with pytest.raises(ValueError, match="order of their own"):
         native.stack_experts(iter([native.pack_grouped(weight, None, torch.bfloat16)]), 1)

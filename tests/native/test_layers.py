@@ -18,7 +18,7 @@ from parley.model.networks.decoder import FusedDecoder, make_rope_table
 from parley.model.networks.families.decoder_family import LLAMA_TENSORS, QueryScaling, TensorNames
 from parley.model.networks.network import MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native import build, library
+from parley.native import build, kernel_choice, library
 from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.compiled_forms.compiled_layers import LAYER_NORMS
 from parley.native.layer import DecoderLayer
@@ -43,7 +43,7 @@ def level(request):
     kernels = CompiledKernels(kernel_library)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(library, "load_kernels", lambda: kernel_library)
-        patch.setattr(native, "compiled_kernels", lambda: kernels)
+        patch.setattr(kernel_choice, "compiled_kernels", lambda: kernels)
         yield
 
 

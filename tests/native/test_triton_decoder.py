@@ -8,12 +8,12 @@ from support import tiny_models
 from support.run_model import load_test_runner
 from support.triton_device import DEVICE, DTYPE, HAS_GPU, use_triton
 
-from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.load import plan
 from parley.model.networks import decode_graphs
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.native import kernel_choice
 from parley.native.triton_forms.triton_packed import TritonPacked
 
 PROMPT = [3 + 7 * i % 90 for i in range(20)]
@@ -25,8 +25,8 @@ def test_decoder_gives_the_logits_of_the_torch_forms(architecture, monkeypatch):
     device = DEVICE.type
     monkeypatch.setattr(plan, "resolve_dtype", lambda *arguments: DTYPE)  # on the CPU it would be bfloat16
     with monkeypatch.context() as patch:
-        patch.setattr(native, "compiled_kernels", lambda: None)
-        patch.setattr(native, "_own_kernels", lambda *arguments: None)
+        patch.setattr(kernel_choice, "compiled_kernels", lambda: None)
+        patch.setattr(kernel_choice, "own_kernels", lambda *arguments: None)
         expected = compute_logits(load_test_runner(folder, device=device)[0].network, [20])
     with monkeypatch.context() as patch:
         use_triton(patch)

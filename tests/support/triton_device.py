@@ -16,7 +16,7 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="Triton is not installed (make test-triton)")
 
-from parley import native  # noqa: E402
+from parley.native import kernel_choice  # noqa: E402
 
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 DTYPE = torch.float16
@@ -25,14 +25,14 @@ IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY")) or HAS_GPU
 
 def use_triton(patch: pytest.MonkeyPatch) -> None:
     """Have ``native`` use the kernels in Triton for tensors on ``DEVICE``, as it does on a GPU."""
-    kernels = native.triton_kernels()
+    kernels = kernel_choice.triton_kernels()
     assert kernels is not None
-    patch.setattr(native, "compiled_kernels", lambda: None)
+    patch.setattr(kernel_choice, "compiled_kernels", lambda: None)
 
     def own_kernels(device, dtype, compiled_dtype=torch.bfloat16):
-        return kernels if dtype in native.TRITON_DTYPES else None
+        return kernels if dtype in kernel_choice.TRITON_DTYPES else None
 
-    patch.setattr(native, "_own_kernels", own_kernels)
+    patch.setattr(kernel_choice, "own_kernels", own_kernels)
 
 
 def random_rows(*shape: int, seed: int = 0, dtype: torch.dtype = DTYPE) -> torch.Tensor:

@@ -34,9 +34,8 @@ USEFUL_FLAGS = (
 # A process of its own asks, because importing torch takes seconds and may fail.
 KERNEL_PROBE = """
 import torch
-from parley import native
-from parley.native import build
-kernels = native.compiled_kernels()
+from parley.native import build, kernel_choice
+kernels = kernel_choice.compiled_kernels()
 print(kernels.library_name if kernels else "none: torch's are used")
 print(" ".join(level for level in build.buildable_levels() if (build.HERE / build.library_name(level)).exists()))
 print(" ".join(build.usable_levels()))
