@@ -80,52 +80,41 @@ class LayerShape:
         residual += residual_scale * attention_after_norm(attention(attention_norm(residual)))
         residual += residual_scale * mlp_after_norm(mlp(mlp_norm(residual)))
 
-    ``is_parallel``: both read the residual as it is before the layer.
-
-    Attention multiplies scores by ``score_scale``; then a ``softcap`` c makes them c * tanh(score / c). A token sees
-    ``window`` tokens, itself included; None: all. With ``chunk``, it sees none before its own chunk of ``chunk``
-    positions. ``slopes``, one for each head, times the distance to a key are subtracted from scores (ALiBi, arXiv
-    2108.12409). ``rope``: the number of the model's rotary embedding that turns queries and keys; None: none does.
-    ``has_whole_qk_norm``: the norm of queries and that of keys is over all heads of a token at once, not over each
-    head; ``is_qk_norm_late``: it follows the rotation. ``has_scaled_queries``: a factor that depends on a token's
-    position multiplies its queries.
-
-    The MLP is down(activation(gate(x)) * up(x)), or down(activation(up(x))) unless it ``is_gated``. ``activation`` is
-    one of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT and up to at most that in
-    size: g * sigmoid(SWIGLU_ALPHA * g) * (up + 1). With ``routing``, the MLP is a mixture of such MLPs.
-
-    A layer with ``has_output_gate`` multiplies the result of attention by the sigmoid of a gate, which ``qkv`` gives
-    after the queries. A layer with a ``state`` has a kernel of that kind in place of attention, and no keys and values.
-    Layers without ``has_mixer`` have neither, and those without ``has_mlp`` no MLP. In a layer that ``is_hybrid``,
-    attention and the state's kernel read the same rows; the latter's outputs, times ``state_scale``, are added to the
-    residual first. ``mlp_scale`` replaces ``residual_scale`` for the MLP, and ``gate_scale`` multiplies the gates
-    before their activation.
-
-    Where the weights hold sinks, each head has one more score, which takes its share of the softmax and has no value.
+    The MLP is down(activation(gate(x)) * up(x)). In a hybrid layer, attention and the kernel of its state read the same
+    rows; the latter's outputs, times ``state_scale``, are added to the residual first. Where the weights hold sinks,
+    each head has one more score, which takes its share of the softmax and has no value.
     """
 
-    score_scale: float
-    window: int | None = None
-    rope: int | None = 0
-    softcap: float | None = None
-    chunk: int | None = None
+    # Attention
+    score_scale: float  # multiplies scores
+    window: int | None = None  # tokens that a token sees, itself included; None: all
+    rope: int | None = 0  # the number of the model's rotary embedding that turns queries and keys; None: none does
+    softcap: float | None = None  # c: scores become c * tanh(score / c)
+    chunk: int | None = None  # positions of a chunk: a token sees none before its own chunk
+    # One for each head: times the distance to a key, it is subtracted from scores (ALiBi, arXiv 2108.12409)
     slopes: tuple[float, ...] = ()
-    has_whole_qk_norm: bool = False
-    is_qk_norm_late: bool = False
-    has_scaled_queries: bool = False
+    has_whole_qk_norm: bool = False  # the norms of queries and keys are over all heads of a token, not over each head
+    is_qk_norm_late: bool = False  # these norms follow the rotation
+    has_scaled_queries: bool = False  # a factor that depends on a token's position multiplies its queries
+
+    # The MLP
+    # One of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT and up to at most that in
+    # size: g * sigmoid(SWIGLU_ALPHA * g) * (up + 1)
     activation: str = "silu"
-    is_gated: bool = True
-    is_parallel: bool = False
+    is_gated: bool = True  # False: the MLP is down(activation(up(x)))
+    is_parallel: bool = False  # attention and the MLP both read the residual as it is before the layer
     residual_scale: float = 1.0
-    routing: Routing | None = None
-    has_output_gate: bool = False
-    state: StateShape | None = None
-    has_mixer: bool = True
+    routing: Routing | None = None  # the MLP is a mixture of such MLPs
+
+    # An output gate, states
+    has_output_gate: bool = False  # the sigmoid of a gate, which ``qkv`` gives after the queries, multiplies attention
+    state: StateShape | None = None  # a kernel of this kind is in place of attention: no keys and values
+    has_mixer: bool = True  # False: neither attention nor a state
     has_mlp: bool = True
-    is_hybrid: bool = False
+    is_hybrid: bool = False  # attention and a state
     state_scale: float = 1.0
-    mlp_scale: float | None = None
-    gate_scale: float = 1.0
+    mlp_scale: float | None = None  # replaces ``residual_scale`` for the MLP
+    gate_scale: float = 1.0  # multiplies the gates before their activation
 
     @property
     def has_attention(self) -> bool:

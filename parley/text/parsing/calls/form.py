@@ -19,49 +19,44 @@ class CallForm:
     """A block of calls: ``block_open`` (``call_open`` call ``call_close``) ``separator`` … ``block_close``
 
     ``shape`` describes a single call:
-    - "object": a JSON object with a name and arguments; a constrained model writes them as ``member_names``
-    - "named": the name, the marks ``after_name``, and arguments as JSON. A model may write the call's id: after the
-      name and ``id_mark``, or before ``name_mark`` and the name
+    - "object": a JSON object with a name and arguments
+    - "named": the name, the marks ``after_name``, and arguments as JSON
     - "tags": the name, the marks ``after_name``, and arguments, each a name between ``key_marks`` and a value between
-      ``value_marks``. ``marks_strings``: a mark states whether the value is a string. ``type_marks``: marks around the
-      name of the value's type, optional unless ``type_required``. ``number_end``: the mark after the call's number,
-      which follows ``after_name``. ``verbatim_marks``: optional marks around a value that contains the mark after it.
-      ``end_optional``: models may forget that mark, so a value also ends at the next one or at the end of the call
+      ``value_marks``
     - "elements": the same, but the name is repeated after the value, and values that are objects or lists are written
       in the same way
     - "python": ``name(key=value, …)``
     - "loose": ``name{key:value,…}``, text between two ``quote_mark``
     - "keyed": a JSON object with the name as its only key and the arguments as its value
-
-    ``known_tools_only``: calls count only if they name one of the request's tools. ``unmarked``: no mark is unique to
-    calls, so calls are looked for only at the start of an answer, and count only if their tools are known.
-    ``numbered_names``: names are written "functions.NAME:NUMBER", and the whole is the call's id. ``single_call``: an
-    answer has at most one call.
     """
 
     shape: CallShape = "object"
     block_open: tuple[str, ...] = ()
     call_open: tuple[str, ...] = ()
-    id_mark: str = ""
-    name_mark: str = ""
+    id_mark: str = ""  # of "named": a model may write the call's id after the name and this mark
+    name_mark: str = ""  # of "named": or it writes the id before this mark and the name
     after_name: tuple[str, ...] = ()
     call_close: tuple[str, ...] = ()
     separator: str = ""
     block_close: tuple[str, ...] = ()
-    member_names: tuple[str, str] = ("name", "arguments")
+    member_names: tuple[str, str] = ("name", "arguments")  # of "object", as a constrained model writes them
+    # Of "tags" and "elements"
     key_marks: tuple[str, str] = ("", "")
     value_marks: tuple[str, str] = ("", "")
-    marks_strings: bool = False
-    type_marks: tuple[str, str] = ("", "")
-    type_required: bool = False
-    number_end: str = ""
+    marks_strings: bool = False  # a mark states whether the value is a string
+    type_marks: tuple[str, str] = ("", "")  # around the name of the value's type
+    type_required: bool = False  # whether each value has these
+    number_end: str = ""  # the mark after the call's number, which follows ``after_name``
+    # Models may forget the mark after a value, so a value also ends at the next one or at the end of the call
     end_optional: bool = False
-    verbatim_marks: tuple[str, str] = ("", "")
-    quote_mark: str = ""
-    known_tools_only: bool = False
+    verbatim_marks: tuple[str, str] = ("", "")  # optional, around a value that contains the mark after it
+    quote_mark: str = ""  # of "loose"
+    # Of all shapes
+    known_tools_only: bool = False  # calls count only if they name one of the request's tools
+    # No mark is unique to calls, so they are looked for only at the start of an answer, and must name known tools
     unmarked: bool = False
-    numbered_names: bool = False
-    single_call: bool = False
+    numbered_names: bool = False  # names are written "functions.NAME:NUMBER", and the whole is the call's id
+    single_call: bool = False  # an answer has at most one call
 
     @property
     def all_marks(self) -> tuple[str, ...]:
