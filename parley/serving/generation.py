@@ -175,16 +175,16 @@ class Generation:
     ) -> None:
         """Submit the engine request of the next prompt, and count its prompt."""
         prompt_stream = PromptStream(
-            len(self._prompt_streams),
-            self._request,
-            prepared,
-            engine_request,
-            self._stream_group,
-            self._model,
-            stops,
-            self._request_metrics,
-            self._deadline,
-            self._count_finished,
+            prompt_number=len(self._prompt_streams),
+            request=self._request,
+            prepared=prepared,
+            engine_request=engine_request,
+            stream_group=self._stream_group,
+            model=self._model,
+            stops=stops,
+            request_metrics=self._request_metrics,
+            deadline=self._deadline,
+            on_choice_done=self._count_finished,
         )
         self._prompt_streams.append(prompt_stream)
         self.usage.prompt_tokens += len(engine_request.token_ids)

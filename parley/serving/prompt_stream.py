@@ -42,6 +42,7 @@ class PromptStream:
 
     def __init__(
         self,
+        *,
         prompt_number: int,
         request: Request,
         prepared: PreparedPrompt,
