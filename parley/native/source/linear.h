@@ -27,8 +27,7 @@
 
 constexpr long K_BLOCK = 32 * LANES;   // steps: a panel's part of K and the next one fit in the L2 cache
 constexpr long PREFETCHING_TILES = 4;  // tiles that prefetch the next K block; with more there is time to spare
-constexpr long MEMORY_BOUND_ROWS =
-    TILE_ROWS * 5 / 12;  // up to this many rows, a single tile waits for memory more than it computes
+constexpr int MEMORY_BOUND_ROWS = TILE_ROWS * 5 / 12;  // so few rows wait for memory more than they compute
 constexpr long PANEL_PREFETCH_DISTANCE = 8192;  // prefetch distance of a single tile with more rows, in bytes
 constexpr long ROW_BLOCK = 512;                 // rows whose sums are kept at once
 constexpr long L2_WORDS = 1 << 18;      // words of expanded rows that a pass reads, so that they stay in the L2 cache
@@ -68,8 +67,9 @@ void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, con
   WriteEpilogue<T, Write> epilogue{write, sums};
   NoEpilogue none;
   if (rows <= TILE_ROWS) {
-    auto micro_kernel = rows <= MEMORY_BOUND_ROWS ? choose_micro_kernel<T, OWN_WEIGHTS>(rows)
-                                                  : choose_micro_kernel<T, LATER_DATA>(rows);
+    auto micro_kernel = rows <= MEMORY_BOUND_ROWS
+                            ? choose_micro_kernel<T, OWN_WEIGHTS, NoEpilogue, 1, MEMORY_BOUND_ROWS>(rows)
+                            : choose_micro_kernel<T, LATER_DATA, NoEpilogue, MEMORY_BOUND_ROWS + 1, TILE_ROWS>(rows);
     micro_kernel(x, WORDS * steps, panel, steps, sums, true, {(const char*)panel + PANEL_PREFETCH_DISTANCE, STEP_BYTES},
                  none);
     epilogue.count = writes ? rows * PANEL_VECTORS : 0;
@@ -78,6 +78,7 @@ void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, con
   Overlapped* overlapped;
   if constexpr (LANES == 16) overlapped = &epilogue;
   else overlapped = &none;
+  constexpr int LEAST = TILE_ROWS / 2;  // of two tiles or more, which differ by at most a row
   long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, prefetching = std::min(tiles, PREFETCHING_TILES), k = 0;
   do {
     long count = std::min(K_BLOCK, steps - k);
@@ -86,8 +87,9 @@ void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, con
     const char* next = (const char*)(last ? next_panel : here + count * PANEL);
     for (long t = 0; t < tiles; t++) {
       long first = rows * t / tiles, end = rows * (t + 1) / tiles;
-      auto micro_kernel = t < prefetching ? choose_micro_kernel<T, LATER_DATA, Overlapped>(end - first)
-                                          : choose_micro_kernel<T, NO_PREFETCH, Overlapped>(end - first);
+      auto micro_kernel = t < prefetching
+                              ? choose_micro_kernel<T, LATER_DATA, Overlapped, LEAST, TILE_ROWS>(end - first)
+                              : choose_micro_kernel<T, NO_PREFETCH, Overlapped, LEAST, TILE_ROWS>(end - first);
       micro_kernel(x + WORDS * (first * steps + k), WORDS * steps, here, count, sums + first * PANEL, k == 0,
                    {next + count * STEP_BYTES * t / prefetching, (STEP_BYTES + prefetching - 1) / prefetching},
                    *overlapped);

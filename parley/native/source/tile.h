@@ -79,10 +79,10 @@ void micro_kernel(const Pair* x, long stride, const Pair* w, long steps, T* sums
 template <class T, class Epilogue>
 using MicroKernel = void (*)(const Pair*, long, const Pair*, long, T*, bool, PrefetchStream, Epilogue&);
 
-// The micro-kernel for this number of rows, 1 to ROWS
-template <class T, Prefetch PREFETCH, class Epilogue = NoEpilogue, int ROWS = TILE_ROWS>
+// The micro-kernel for this number of rows, LEAST to MOST. Only these are compiled.
+template <class T, Prefetch PREFETCH, class Epilogue, int LEAST, int MOST>
 MicroKernel<T, Epilogue> choose_micro_kernel(long rows) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS) return choose_micro_kernel<T, PREFETCH, Epilogue, ROWS - 1>(rows);
-  return micro_kernel<T, ROWS, PREFETCH, Epilogue>;
+  if constexpr (MOST > LEAST)
+    if (rows < MOST) return choose_micro_kernel<T, PREFETCH, Epilogue, LEAST, MOST - 1>(rows);
+  return micro_kernel<T, MOST, PREFETCH, Epilogue>;
 }
