@@ -185,9 +185,41 @@ def test_quark_describes_layers_by_names_and_globs():
     assert find("model.layers.3.self_attn.o_proj") is None
 
 
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("pack_method", ["order", "reorder"])
+def test_quark_integers_of_4_bits_are_read_as_defined(kind, symmetric, pack_method, tmp_path):
+    """Of int4, numbers and zero points are in two's complement. Files have zero points in any case."""
+    layer = Layer(4, INTO // GROUP, symmetric)
+    places = [0, 1, 2, 3, 4, 5, 6, 7] if pack_method == "order" else [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def pack(numbers: torch.Tensor) -> torch.Tensor:
+        stored = numbers - 8 & 15 if kind == "int4" else numbers
+        return pack_numbers(stored.T.reshape(-1, OUT // 8, 8)[..., places].flatten(1), 4)
+
+    weight = {"dtype": kind, "qscheme": "per_group", "group_size": GROUP, "symmetric": symmetric, "ch_axis": -1}
+    config = {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": weight},
+        "export": {"pack_method": pack_method},
+    }
+    parts = {"weight": pack(layer.values), "weight_scale": layer.scales.T, "weight_zero_point": pack(layer.zeros)}
+    assert_means(read_layer(tmp_path, config, parts), layer)
+    if kind == "int4" and symmetric:
+        del parts["weight_zero_point"]
+        assert_means(read_layer(tmp_path, config, parts), layer)
+
+
+FP8_SPEC = {"dtype": "fp8_e4m3", "qscheme": "per_channel"}
+E5M3_SPEC = {"dtype": "fp8_e4m3", "qscheme": "per_group", "group_size": 32, "scale_format": "e5m3"}
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
+        ({"global_quant_config": {"weight": FP8_SPEC | {"ch_axis": 1}}}, r"weight\.ch_axis is 1; only 0 is supported"),
+        ({"global_quant_config": {"weight": E5M3_SPEC | {"ch_axis": 0}}}, r"weight\.ch_axis is 0; only 1 or -1"),
+        ({"global_quant_config": {"weight": E5M3_SPEC}}, r"weight\.scale_format is e5m3"),
         ({"layer_quant_config": ["a"]}, r"layer_quant_config is \['a'\]; only an object"),
         ({"global_quant_config": {"weight": "int8"}}, r"global_quant_config\.weight is int8; only an object"),
         ({"export": {"pack_method": "swizzle"}}, r"export\.pack_method is swizzle; only reorder or order"),

@@ -34,6 +34,7 @@ from parley.native import GroupedWeight
 ONE_IN_EACH = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # by bits
 GPTQ_BITS = (2, 3, 4, 8)
 AWQ_BITS = 4
+SIGN_BIT = 1 << (AWQ_BITS - 1)
 PLAIN_BITS = 16  # AutoRound's word for layers that are not quantized
 PATTERN_MARKS = set("*+?^$()[]{}|\\")  # a name with any of these is a pattern
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # positions of values 0 to 7 within an integer
@@ -103,19 +104,20 @@ class GptqFormat:
 class AwqFormat:
     """The AWQ gemm format. ``group`` None: all inputs are one group. ``order``: positions of values within an integer.
 
-    ``parts``: the ends of the names of words, zero points and scales. ``is_signed``: values are in two's complement,
-    and there are no zero points.
+    ``parts``: the ends of the names of words, zero points and scales. ``is_signed``: values and zero points are in
+    two's complement. ``has_zeros``: zero points count; else all are 0, whatever the file has.
     """
 
     group: int | None
     parts: tuple[str, str, str] = ("qweight", "qzeros", "scales")
     order: tuple[int, ...] = AWQ_ORDER
     is_signed: bool = False
+    has_zeros: bool = True
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight's tensors; zero points that are not used come last."""
         words, zeros, scales = (f"{linear.name}.{part}" for part in self.parts)
-        return [words, scales] + [zeros] * (not self.is_signed or zeros in checkpoint)
+        return [words, scales] + [zeros] * (self.has_zeros or zeros in checkpoint)
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return words and scales, and zero points unless there are none, as views of the file. Raises LoadError."""
@@ -126,18 +128,18 @@ class AwqFormat:
             checkpoint.view_tensor(scales, groups, linear.out),
         ]
         return views + [
-            checkpoint.view_tensor(name, groups, packed, dtype=torch.int32) for name in zeros if not self.is_signed
+            checkpoint.view_tensor(name, groups, packed, dtype=torch.int32) for name in zeros if self.has_zeros
         ]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         words, scales, *zeros = self.view_tensors(checkpoint, linear)
-        values, wide = _unpack_awq(words, linear.out, self.order), scales.float().t().contiguous()
-        group = min(self.group or linear.into, linear.into)
-        if self.is_signed:
-            middle = torch.full(wide.shape, 1 << (AWQ_BITS - 1), dtype=torch.uint8)
-            return GroupedLinearWeight(GroupedWeight(values ^ (1 << (AWQ_BITS - 1)), wide, middle, group))
-        return GroupedLinearWeight(GroupedWeight(values, wide, _unpack_awq(zeros[0], linear.out, self.order), group))
+        wide, group = scales.float().t().contiguous(), min(self.group or linear.into, linear.into)
+        values = _unpack_awq(words, linear.out, self.order)
+        points = _unpack_awq(zeros[0], linear.out, self.order) if zeros else torch.zeros_like(wide, dtype=torch.uint8)
+        if self.is_signed:  # both from 0 on
+            values, points = values ^ SIGN_BIT, points ^ SIGN_BIT
+        return GroupedLinearWeight(GroupedWeight(values, wide, points, group))
 
 
 @dataclass(frozen=True)

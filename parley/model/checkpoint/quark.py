@@ -5,9 +5,9 @@ counts: activations and the KV cache keep the dtype of the model. Layers of plai
 
 FP8 and MXFP8: ``weight`` float8_e4m3fn with ``weight_scale``, as in ``fp8.py``. int8: ``weight`` int8 with
 ``weight_scale``: one, or one for each output. MXFP4: ``weight`` uint8 [out, in / 2] with ``weight_scale`` uint8 [out,
-in / 32], as in ``fp4.py``; GPT-OSS keeps its experts as it is published. int4: ``weight`` int32 [in, out / 8] with
-``weight_scale`` [groups, out], and ``weight_zero_point`` unless they are symmetric, packed as AWQ's or, with
-``export.pack_method`` order, first value in the lowest bits.
+in / 32], as in ``fp4.py``; GPT-OSS keeps its experts as it is published. int4, in two's complement, and uint4:
+``weight`` int32 [in, out / 8] with ``weight_scale`` [groups, out], and ``weight_zero_point`` [groups, out / 8] except
+for symmetric int4; both packed as AWQ's or, with ``export.pack_method`` order, first value in the lowest bits.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from parley.model.checkpoint.packed_words import GROUP_MULTIPLE
 PACK_ORDERS = {"reorder": AWQ_ORDER, "order": tuple(range(8))}
 INT4_PARTS = ("weight", "weight_zero_point", "weight_scale")
 USUAL_BLOCK = [128, 128]
+# The values of ch_axis: the dimension of a weight that scales belong to, or the one that is divided into groups
+SCALED_AXES = {"per_channel": (0,), "per_group": (1, -1)}
 QuarkFormat = Fp8Format | Fp4Format | IntegerFormat | AwqFormat
 
 
@@ -73,6 +75,11 @@ def _read_layer(entry: Any, field: str, pack_order: tuple[int, ...]) -> QuarkFor
             f"The checkpoint's quantization_config.{field} has numbers of {kind} {scheme}; only {supported} are "
             "supported."
         )
+    axis, axes = weight.get("ch_axis"), SCALED_AXES.get(scheme, ())
+    if axes and axis is not None and axis not in axes:
+        raise _unsupported(field + ".ch_axis", axis, " or ".join(map(str, axes)))
+    if weight.get("scale_format") == "e5m3":  # its scales are bytes, too
+        raise _unsupported(field + ".scale_format", "e5m3", "e8m0 or float")
     return READERS[kind, scheme](weight, field, pack_order)
 
 
@@ -106,7 +113,11 @@ def _read_int4(weight: dict[str, Any], field: str, pack_order: tuple[int, ...]) 
     is_symmetric = weight.get("symmetric")
     if not isinstance(is_symmetric, bool):
         raise _unsupported(field + ".symmetric", is_symmetric, "true or false")
-    return AwqFormat(_read_group(weight, field), INT4_PARTS, pack_order, is_signed=is_symmetric)
+    return AwqFormat(_read_group(weight, field), INT4_PARTS, pack_order, is_signed=True, has_zeros=not is_symmetric)
+
+
+def _read_uint4(weight: dict[str, Any], field: str, pack_order: tuple[int, ...]) -> QuarkFormat:
+    return AwqFormat(_read_group(weight, field), INT4_PARTS, pack_order)
 
 
 def _read_group(weight: dict[str, Any], field: str) -> int:
@@ -126,7 +137,7 @@ READERS: dict[tuple[str, str], Callable[[dict[str, Any], str, tuple[int, ...]], 
     ("int8", "per_channel"): _read_int8,
     ("fp4", "per_group"): _read_mxfp4,
     ("int4", "per_group"): _read_int4,
-    ("uint4", "per_group"): _read_int4,
+    ("uint4", "per_group"): _read_uint4,
 }
 
 
