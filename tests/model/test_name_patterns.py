@@ -37,6 +37,11 @@ def test_no_pattern_takes_long(text):
     assert not NamePattern(text).matches_start("a" * 50 + "b")
 
 
+def test_patterns_that_take_re_long_for_thousands_of_names_are_not_left_to_it():
+    for text in ("(.|.)" * 24 + "x", ".?" * 24 + "x", "(.?.?.?){7}x"):
+        assert NamePattern(text)._quick is None
+
+
 def test_patterns_that_configs_have_are_left_to_re():
     for text in (r".*mlp\.gate$", r"^(?!.*(self_attn|mlp)).*$", r"model\.layers\.(1[0-9]|2[0-3])\..*", "(?i)LM_HEAD"):
         assert NamePattern(text)._quick is not None

@@ -48,6 +48,7 @@ MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
 # Members of config.json that say how many parts a model has, with any prefix or suffix, and the most of them
 PART_COUNT = re.compile(r"(?:^|_)(?:n|num|decoder|encoder)_(?:\w+_)?(?:layers?|heads?|experts?|blocks?)(?:_|$)")
 MAX_PARTS = 1 << 16
+MAX_COUNT_NAME = 100  # characters of such a member's name; to search longer ones could take hours
 
 
 class LoadError(Exception):
@@ -90,7 +91,7 @@ def _check_part_counts(config: dict[str, Any]) -> None:
         for name, value in pending.pop().items():
             if isinstance(value, dict):
                 pending.append(value)
-            elif type(value) is int and value > MAX_PARTS and PART_COUNT.search(name):
+            elif type(value) is int and value > MAX_PARTS and len(name) <= MAX_COUNT_NAME and PART_COUNT.search(name):
                 raise LoadError(f"The model's config.json gives {name} as {value}; at most {MAX_PARTS} are possible.")
 
 

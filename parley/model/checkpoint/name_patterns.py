@@ -18,7 +18,7 @@ MAX_PATTERN = 4096  # characters
 MAX_DEPTH = 40  # groups within groups
 USUAL_NAME = 64  # characters
 QUICK_TIMES = 8  # repetitions of what has several ways, at most
-MOST_WAYS = 2e7  # patterns with at most so many ways to match such a name are left to ``re``
+MOST_WAYS = 1e6  # patterns with at most so many ways to match such a name are left to ``re``
 REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
 CHARACTER_CLASSES = {
     codes.CATEGORY_DIGIT: r"\d", codes.CATEGORY_NOT_DIGIT: r"\D", codes.CATEGORY_SPACE: r"\s",
