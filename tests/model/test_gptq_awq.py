@@ -335,6 +335,7 @@ def test_auto_round_names_layers_with_bits_of_their_own_or_patterns_of_them():
     assert [find(f"model.{name}") for name in names] == [
         None, gptq_awq.GptqFormat(4, 64, True), gptq_awq.GptqFormat(8, 64, True)
     ]  # fmt: skip
+    assert find("lm_head") == gptq_awq.GptqFormat(4, 64, True)  # unless the file has it as plain numbers
     for wrong in ({"a": {"bits": 5}}, {"a(": {"bits": 8}}, ["a"]):
         with pytest.raises(LoadError, match=r"quantization_config\.(bits|extra_config) is"):
             gptq_awq.read_auto_round_config(config | {"extra_config": wrong})
