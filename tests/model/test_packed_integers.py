@@ -248,3 +248,13 @@ def test_refuses_integers_of_more_bits_than_the_config_says(tmp_path):
     packed[1, 2] = 0b110000
     with pytest.raises(LoadError, match="numbers other than -1, 0 and 1"):
         read_layer(tmp_path, {"quant_method": "bitnet"}, {"weight": packed, "weight_scale": torch.ones(1)})
+
+
+def test_exponents_of_all_experts_in_bytes_are_read_as_defined(tmp_path):
+    numbers = torch.randint(0, 0x7F, (2, OUT, 64), generator=SOURCE, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    exponents = torch.randint(120, 134, (2, OUT, 2), generator=SOURCE, dtype=torch.uint8)
+    save_file({"up": numbers, "up_scale_inv": exponents}, tmp_path / "model.safetensors")
+    found = quantization.read_quantization({"quantization_config": {"quant_method": "mxfp8"}}, "none")
+    read = found.stacked_format.read_expert(Checkpoint(tmp_path), LinearSpec("up", OUT, 64), 2, 1)
+    meant = numbers[1].float() * torch.exp2(exponents[1].float() - 127).repeat_interleave(32, 1)
+    assert torch.equal(read.multiply_rows(torch.eye(64)), meant.T)

@@ -43,10 +43,7 @@ class Fp8Format:
         """Return weight and scales as views of the file. Raises LoadError."""
         weight, scale, *_ = self.tensor_names(checkpoint, linear)
         values = checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.float8_e4m3fn)
-        shape = self._scale_shape(checkpoint, linear, scale)
-        if checkpoint.tensor_form(scale)[0] == torch.uint8:
-            return [values, checkpoint.view_tensor(scale, *shape, dtype=torch.uint8).view(torch.float8_e8m0fnu)]
-        return [values, checkpoint.view_tensor(scale, *shape)]
+        return [values, view_scales(checkpoint, scale, *self._scale_shape(checkpoint, linear, scale))]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError, also if a number of it is NaN."""
@@ -59,6 +56,13 @@ class Fp8Format:
             return -(-linear.out // self.block[0]), -(-linear.into // self.block[1])
         shapes = ((), (1,), (1, 1), (linear.out,), (linear.out, 1))
         return next((shape for shape in shapes if shape == checkpoint.tensor_shape(name)), shapes[-1])
+
+
+def view_scales(checkpoint: Checkpoint, name: str, *shape: int) -> torch.Tensor:
+    """Return scales as a view of the file, bytes as the exponents that they are. Raises LoadError."""
+    if checkpoint.tensor_form(name)[0] == torch.uint8:
+        return checkpoint.view_tensor(name, *shape, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    return checkpoint.view_tensor(name, *shape)
 
 
 def read_fp8(

@@ -4,7 +4,7 @@ Plain ones are [experts, out, in], or [experts, in, out]; those of GGUF files ha
 GPT-OSS is published: ``NAME_blocks`` uint8 [experts, out, in / 32, 16] has two 4-bit numbers (e2m1) in a byte along the
 inputs, the first in the low bits; ``NAME_scales`` uint8 [experts, out, in / 32] has the exponent of each block's scale:
 2 to the power of byte - 127. FP8 (e4m3): NAME [experts, out, in], and ``NAME_scale_inv`` [experts, out blocks, in
-blocks], or [experts, 1, 1], has its factors.
+blocks], or [experts, 1, 1], has its factors, or as bytes their exponents (MXFP8).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp4 import MXFP4_GROUP, read_mxfp4
-from parley.model.checkpoint.fp8 import read_fp8
+from parley.model.checkpoint.fp8 import read_fp8, view_scales
 from parley.model.checkpoint.weights import BlockWeight, LinearSpec, LinearWeight, PlainWeight
 
 
@@ -104,7 +104,7 @@ class StackedFp8Format:
         blocks = (1, 1) if self.block is None else (-(-linear.out // self.block[0]), -(-linear.into // self.block[1]))
         return [
             checkpoint.view_tensor(name, experts, linear.out, linear.into, dtype=torch.float8_e4m3fn),
-            checkpoint.view_tensor(scale, experts, *blocks),
+            view_scales(checkpoint, scale, experts, *blocks),
         ]
 
     def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
