@@ -243,6 +243,13 @@ def test_refuses_integers_of_more_bits_than_the_config_says(tmp_path):
     numbers[3, 5] = -9
     with pytest.raises(LoadError, match=r"up_proj\.weight has integers of more than 4 bits"):
         read_layer(tmp_path, config, {"weight": numbers, "weight_scale": scale})
+    numbers[3, 5], zeros = -8, torch.full((OUT, 1), 7, dtype=torch.int8)
+    config = compressed_config(4, "channel", stored_as="int-quantized", symmetric=False)
+    parts = {"weight": numbers, "weight_scale": scale, "weight_zero_point": zeros}
+    read_layer(tmp_path, config, parts)
+    zeros[2] = 8
+    with pytest.raises(LoadError, match=r"up_proj\.weight_zero_point has integers of more than 4 bits"):
+        read_layer(tmp_path, config, parts)
     packed = torch.zeros(OUT // 4, INTO, dtype=torch.uint8)
     read_layer(tmp_path, {"quant_method": "bitnet"}, {"weight": packed, "weight_scale": torch.ones(1)})
     packed[1, 2] = 0b110000

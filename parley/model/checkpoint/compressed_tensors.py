@@ -2,12 +2,11 @@
 
 The config's groups select layers by name, pattern or class; ``ignore`` lists the layers that stay unquantized.
 int-quantized: ``weight`` int8 [out, in]. float-quantized and mxfp8: ``fp8.py``. nvfp4 and mxfp4: ``fp4.py``.
-pack-quantized:
-``weight_packed`` int32, numbers of 2 to 8 bits along the inputs, first in the lowest bits. All have ``weight_scale``:
-one scale, [out, 1] or [out, groups]; asymmetric ones ``weight_zero_point``, of the same shape or packed along the
-outputs; reordered ones ``weight_g_idx`` [in], the group of each input. int8 weights with dynamic int8 activations
-(W8A8) are computed with these; of all others only the weights count, and activations keep the dtype of the model.
-Other schemes of the format are refused with the name of the differing field.
+pack-quantized: ``weight_packed`` int32, numbers of 2 to 8 bits along the inputs, first in the lowest bits. All have
+``weight_scale``: one scale, [out, 1] or [out, groups]; asymmetric ones ``weight_zero_point``, of the same shape or
+packed along the outputs; reordered ones ``weight_g_idx`` [in], the group of each input. int8 weights with dynamic int8
+activations (W8A8) are computed with these; of all others only the weights count, and activations keep the dtype of the
+model. Other schemes of the format are refused with the name of the differing field.
 """
 
 from __future__ import annotations
@@ -117,11 +116,14 @@ class IntegerFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight, reordered group by group where that is required. Raises LoadError."""
         stored, scales, *others = self.view_tensors(checkpoint, linear)
+        name, _, *other_names = self.tensor_names(checkpoint, linear)
         if self.packed:
             values = unpack_rows(stored, linear.into, self.bits)
         else:
-            self._check_range(stored, self.tensor_names(checkpoint, linear)[0])
+            self._check_range(stored, name)
             values = self._shift_range(stored)
+        if not self.symmetric and others[0].dtype == torch.int8:
+            self._check_range(others[0], other_names[0])
         scales = scales.float().reshape(-1, scales.shape[-1] if scales.dim() > 1 else 1)
         zeros = self._zero_points(scales, *others[: not self.symmetric])
         group = min(self.group or linear.into, linear.into)
