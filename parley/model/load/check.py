@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse, plan, towers
 from parley.model.load.memory import plan_cache, refuse_large_weights
 from parley.model.load.text_encoders import classifier, encoders
 from parley.model.load.weight_size import plan_weights
+from parley.model.networks.decoder import position_table_bytes
 from parley.model.networks.lora import read_adapter
 from parley.model.networks.network import DecoderNetwork, LinearSite
 from parley.model.networks.paged_kv import PagedKV
@@ -34,8 +36,8 @@ STEP_UNKNOWN = "only loading shows how much memory of the GPU the largest step t
 
 
 class CheckedModel(NamedTuple):
-    """``doubt``: a clause about what only loading shows, or an empty string. ``memory_bytes``: what weights take, and
-    media encoders with their embeddings; on a GPU, at least."""
+    """``doubt``: a clause about what only loading shows, or an empty string. ``memory_bytes``: what weights take, the
+    tables of positions, and media encoders with their embeddings; on a GPU, at least."""
 
     doubt: str
     memory_bytes: int
@@ -68,7 +70,11 @@ def check_model(settings: Settings) -> CheckedModel:
         return CheckedModel(LAYERS_UNKNOWN, loaded_bytes)
     loaded = msgspec.structs.replace(settings, set_aside=settings.set_aside + loaded_bytes)
     page_bytes = sum(part.page_bytes or 0 for part in parts)
-    plan_cache(page_bytes, decoder_plan.device, decoder_plan.length, loaded, parts[0].state_bytes)
+    position_bytes = sum(part.position_bytes for part in parts)
+    sizes = plan_cache(
+        page_bytes, decoder_plan.device, decoder_plan.length, loaded, parts[0].state_bytes, position_bytes
+    )
+    loaded_bytes += min(decoder_plan.length, sizes.pages * BLOCK_SIZE) * position_bytes
     doubt = unchecked_clause(decoder_plan.device, settings, is_fused=all(part.fused for part in parts))
     return CheckedModel(doubt, loaded_bytes)
 
@@ -83,12 +89,14 @@ def unchecked_clause(device: torch.device, settings: Settings, *, is_fused: bool
 
 class CheckedDecoder(NamedTuple):
     """``fused``: it runs on the fused decoder. ``weight_bytes``: its weights take these. ``page_bytes``: a page
-    of its KV cache, None if unknown. ``state_bytes``: the states of one sequence."""
+    of its KV cache, None if unknown. ``state_bytes``: the states of one sequence. ``position_bytes``: what each
+    position of the longest context takes."""
 
     fused: bool
     weight_bytes: int
     page_bytes: int | None
     state_bytes: int = 0
+    position_bytes: int = 0
 
 
 def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> int:
@@ -105,6 +113,7 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
     decoder_config = plan.find_fused_config(checkpoint, decoder_plan) if settings.lowering else None
     layers: list[LayerKV]
     state_sizes: list[int] = []
+    position_bytes = 0
     linears: Mapping[str, LinearSite]
     if decoder_config is None:
         weight_bytes = decoder_plan.quantization.least_bytes(checkpoint, decoder_plan.dtype)
@@ -120,10 +129,13 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
         weight_bytes = plan_weights(weights)
         layers, linears = [decoder_config.layer_kv] * decoder_config.attention_count, weights.linear_sites()
         state_sizes = decoder_config.state_sizes
+        position_bytes = position_table_bytes(decoder_config, decoder_plan.length)
     for adapter_folder in settings.adapters.values():
         read_adapter(Path(adapter_folder), linears, settings.max_rank, decoder_plan.dtype, torch.device("cpu"))
     page_bytes = PagedKV.page_bytes(layers, decoder_plan.dtype, decoder_plan.device, int8=decoder_plan.int8_kv)
-    return CheckedDecoder(decoder_config is not None, weight_bytes, page_bytes, state_slot_bytes(state_sizes))
+    return CheckedDecoder(
+        decoder_config is not None, weight_bytes, page_bytes, state_slot_bytes(state_sizes), position_bytes
+    )
 
 
 def _build_without_weights(folder: Path, decoder_plan: plan.DecoderPlan) -> DecoderNetwork | None:

@@ -152,6 +152,7 @@ def _load_decoder(
         plan = plan._replace(length=sizes.pages * BLOCK_SIZE)
         log.info("The context is reduced to %d tokens, the size of the KV cache.", plan.length)
     with guard_allocation("a KV cache of this size"):
+        networks.decoder.set_context_length(plan.length)
         pages, staging = _reserve_pages(settings, plan, networks.decoder, sizes)
         runner = DecoderRunner(
             networks.decoder,
@@ -212,8 +213,10 @@ def _plan_decoder_cache(settings: Settings, plan: DecoderPlan, networks: Decoder
         set_aside += measure_largest_step(network, plan.dtype, plan.device, plan.length, settings)
     settings = msgspec.structs.replace(settings, set_aside=set_aside)
     state_bytes = state_slot_bytes(network.state_sizes)
-    page_bytes = _page_bytes(plan, networks)
-    sizes = plan_cache(page_bytes, plan.device, plan.length, settings, state_bytes)
+    page_bytes, position_bytes = _page_bytes(plan, networks), network.position_bytes(plan.length)
+    if networks.draft is not None:
+        position_bytes += networks.draft.network.position_bytes(networks.draft.length)
+    sizes = plan_cache(page_bytes, plan.device, plan.length, settings, state_bytes, position_bytes)
     cache_bytes, free_bytes = sizes.pages * page_bytes, free_memory(plan.device)
     if cache_bytes > free_bytes and plan.device.type == "cpu":  # Linux counts memory only when it is written
         log.warning(
@@ -252,7 +255,9 @@ def _reserve_pages(
 def _start_draft_model(draft: DraftNetwork, plan: DecoderPlan, page_count: int) -> DraftModel:
     """Return the draft model with pages of its own, warmed up."""
     pages = PagedKV(draft.network.layers, page_count, draft.dtype, plan.device, int8=plan.int8_kv)
-    model = DraftModel(draft.network, pages, max_model_len=min(plan.length, draft.length))
+    length = min(plan.length, draft.length)
+    draft.network.set_context_length(length)
+    model = DraftModel(draft.network, pages, max_model_len=length)
     model.warm_up()
     return model
 
@@ -358,7 +363,9 @@ def _load_network(
                 packed_cache = open_packed_cache(
                     folder, files, f"{settings.quantization}-{plan.dtype}".replace("torch.", "")
                 )
-            network = _try_fused(checkpoint, plan, progress, packed_cache)
+            # The context may become shorter; a step, which is measured before, never has more tokens than this
+            first_length = max(min(plan.length, settings.step_tokens), PROBE_TOKENS)
+            network = _try_fused(checkpoint, plan, first_length, progress, packed_cache)
             if network is not None:
                 return network, True
         refuse_large_weights(plan.quantization.least_bytes(checkpoint, plan.dtype), plan.device)
@@ -396,17 +403,21 @@ def _decoder_pooling(folder: Path) -> PoolingRecipe | None:
 def _try_fused(
     checkpoint: Checkpoint,
     plan: DecoderPlan,
+    length: int,
     progress: Callable[[float], None],
     packed_cache: PackedWeightCache | None,
 ) -> DecoderNetwork | None:
-    """Build the fused decoder. Returns None if the model must run through Transformers. Raises LoadError."""
+    """Build the fused decoder, at first for contexts of ``length`` tokens.
+
+    Returns None if the model must run through Transformers. Raises LoadError.
+    """
     decoder_config = find_fused_config(checkpoint, plan)
     if decoder_config is None:
         return None
     quantization, dtype = plan.quantization, plan.dtype
     weights = DecoderWeights(checkpoint, decoder_config, quantization, dtype, plan.device)
     refuse_weights_beyond_memory(weights)
-    decoder = fuse_decoder(weights, max(plan.length, PROBE_TOKENS), progress, packed_cache)
+    decoder = fuse_decoder(weights, length, progress, packed_cache)
     error = decoder_deviation(decoder, checkpoint, quantization)
     if not error <= DECODER_TOLERANCE[dtype] + quantization.extra_tolerance:
         if quantization:

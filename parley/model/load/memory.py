@@ -54,13 +54,19 @@ class CacheSizes(NamedTuple):
 
 
 def plan_cache(
-    page_bytes: int, device: torch.device, length: int, settings: Settings, state_bytes: int = 0
+    page_bytes: int,
+    device: torch.device,
+    length: int,
+    settings: Settings,
+    state_bytes: int = 0,
+    position_bytes: int = 0,
 ) -> CacheSizes:
     """Return how many pages of ``page_bytes`` bytes fit in memory, at most those of a full batch of full contexts.
 
     ``state_bytes``: the states of one sequence, for models with layers that keep them. All states together take at most
     half of the memory, unless all useful pages fit as well; ``settings.state_cache`` is taken from it before.
-    Raises LoadError.
+    ``position_bytes``: what each position of the longest context takes besides, of memory that no setting has given to
+    the cache. Raises LoadError.
     """
     useful = settings.max_batch * -(-length // BLOCK_SIZE)
     free_bytes = max(0, free_memory(device) - settings.set_aside)
@@ -72,7 +78,13 @@ def plan_cache(
         slots, snapshots = _divide_states(budget, useful * page_bytes, state_bytes, settings)
     if not page_bytes:
         return CacheSizes(useful, slots, snapshots)
-    blocks = min(useful, (budget - (slots + snapshots) * state_bytes) // page_bytes)
+    budget -= (slots + snapshots) * state_bytes
+    if settings.kv_memory is not None:
+        position_bytes = 0
+    # Fewer pages than a full context needs make it shorter
+    enough = (budget - length * position_bytes) // page_bytes
+    fewer = min(length // BLOCK_SIZE, budget // (page_bytes + BLOCK_SIZE * position_bytes))
+    blocks = min(useful, max(enough, fewer))
     if blocks < 1 and settings.kv_memory is not None:
         raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page_bytes}.")
     if blocks < 1:

@@ -127,6 +127,13 @@ class TransformersNetwork:
         self._layer_indices: dict[int, int] = {}  # layer_idx -> index in ``layers``
         self.vocab_size = self._probe_layers()
 
+    def set_context_length(self, length: int) -> None:
+        """Do nothing: Transformers computes angles at each step."""
+
+    def position_bytes(self, length: int) -> int:
+        """Return 0: there are no tables of positions."""
+        return 0
+
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Return final hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
 

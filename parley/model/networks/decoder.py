@@ -31,6 +31,10 @@ SITES_OF_LAYER = 5
 LAST_STATE_LINEARS = ("state_step", "state_output")
 
 
+# Positions whose rotary angles are computed at once, so that a table of millions takes little memory besides itself
+ROPE_TABLE_PIECE = 1 << 14
+
+
 def linear_site(name: str, layer: int, layer_count: int) -> int | None:
     """Return the number of a layer's linear layer among those that adapters change, None if they cannot change it."""
     if name in LAST_STATE_LINEARS:
@@ -44,14 +48,27 @@ def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -
     A table, because the cosine of an angle must not depend on its place in a vector. If sequences of this length may
     use the long factors, ``max_len`` more rows follow, with these.
     """
-    positions, tables = torch.arange(max_len).float(), []
-    for rope in config.ropes:
-        frequencies = [rope.inverse_frequencies()]
-        if max_len > rope.long_rope_after:
-            frequencies.append(rope.inverse_frequencies(is_long=True))
-        angles = torch.cat([torch.outer(positions, each) for each in frequencies])
-        tables.append(torch.stack((angles.cos(), angles.sin()), 1) * rope.scale)
-    return torch.stack(tables).to(device)
+    sets = _frequency_sets(config, max_len)
+    table = torch.empty(len(config.ropes), sets, max_len, 2, config.rope.rotary // 2, device=device)
+    for first in range(0, max_len, ROPE_TABLE_PIECE):
+        positions = torch.arange(first, min(first + ROPE_TABLE_PIECE, max_len)).float()
+        for i, rope in enumerate(config.ropes):
+            for j in range(sets):
+                angles = torch.outer(positions, rope.inverse_frequencies(is_long=bool(j)))
+                piece = torch.stack((angles.cos(), angles.sin()), 1) * rope.scale
+                table[i, j, first : first + len(positions)] = piece
+    return table.flatten(1, 2)
+
+
+def _frequency_sets(config: DecoderConfig, max_len: int) -> int:
+    """Return how many sets of rotary frequencies contexts of ``max_len`` tokens need: 2 if some use long factors."""
+    return 1 + (max_len > config.rope.long_rope_after)
+
+
+def position_table_bytes(config: DecoderConfig, max_len: int) -> int:
+    """Return the bytes of the tables of ``FusedDecoder.set_context_length`` for each of ``max_len`` positions."""
+    angles = len(config.ropes) * _frequency_sets(config, max_len) * config.rope.rotary
+    return torch.float32.itemsize * (angles + (config.query_scaling is not None))
 
 
 def make_query_scales(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor | None:
@@ -115,6 +132,16 @@ class FusedDecoder:
         self._frequency_axes = config.rope.frequency_axes().to(rope_table.device) if config.rope.mrope_section else None
         self.long_rope_after = config.rope.long_rope_after
         self.stack = self._build_stack()  # all layers as one call; None: run kernel by kernel
+
+    def set_context_length(self, length: int) -> None:
+        """Make the tables of positions as long as the longest context."""
+        self._rope_table = make_rope_table(self.config, length, self.device)
+        self._query_scales = make_query_scales(self.config, length, self.device)
+        self.stack = self._build_stack()
+
+    def position_bytes(self, length: int) -> int:
+        """Return the bytes that each position of a context of ``length`` tokens takes in tables."""
+        return position_table_bytes(self.config, length)
 
     def select_layers(self, layers: list[int], config: DecoderConfig | None = None) -> FusedDecoder:
         """Return a decoder with only ``layers``, described by ``config`` if given. It shares the weights."""

@@ -149,6 +149,12 @@ class DecoderNetwork(Protocol):
     long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set
     linears: Mapping[str, LinearSite]  # the layers that LoRA adapters may change, by their names in the checkpoint
 
+    def set_context_length(self, length: int) -> None:
+        """Prepare for contexts of ``length`` tokens. Before, only those of the first steps can be computed."""
+
+    def position_bytes(self, length: int) -> int:
+        """Return the bytes that each position of a context of ``length`` tokens takes besides the KV cache."""
+
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages.
 
