@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,8 +49,14 @@ Language models of multimodal models count as well.
 
 The last column lists the quantized forms that the zoo has for a type. Every type takes all forms of safetensors, where
 each expert has tensors of its own; tensors that hold all experts may be plain, FP8 with `NAME_scale_inv`, MXFP4 or
-those of torchao. GGUF is read where it is listed. Layers of one file may have different forms. Where layers are
-computed as one and no kernel reads their forms together, they are kept as plain numbers, which take more memory.
+those of torchao. Layers of one file may have different forms. Where layers are computed as one and no kernel reads
+their forms together, they are kept as plain numbers, which take more memory.
+
+GGUF files are read if `general.architecture` is one of these:
+{gguf}.
+Those that the zoo does not list are compared with the folders that they were made from in
+`tests/model/test_gguf_architectures.py`. Layers that predict further tokens are left out. All other architectures are
+refused, as are files whose positions have several axes.
 """
 OTHERS = """\
 
@@ -80,6 +87,13 @@ REFUSALS = """\
 """
 
 
+def gguf_architectures() -> str:
+    """Return the architectures of GGUF files that are read, as lines of a page."""
+    from parley.gguf.architectures import ARCHITECTURES
+
+    return textwrap.fill(", ".join(f"`{name}`" for name in ARCHITECTURES), 110, break_on_hyphens=False)
+
+
 def models_page() -> str:
     """Return the text of the page."""
     from support.model_zoo.file_folders import ENCODERS as ENCODER_TYPES
@@ -89,7 +103,10 @@ def models_page() -> str:
     from parley.model.networks.families.table import FUSABLE_TYPES
 
     served = [folder for folder in ZOO.values() if not folder.refusal]
-    lines = [INTRODUCTION.format(count=len(ZOO)), "| `model_type` | Architecture | Quantized forms in the zoo |"]
+    lines = [
+        INTRODUCTION.format(count=len(ZOO), gguf=gguf_architectures()),
+        "| `model_type` | Architecture | Quantized forms in the zoo |",
+    ]
     lines.append("|---|---|---|")
     for kind in sorted(FUSABLE_TYPES):
         forms = _join(folder.files for folder in served if folder.model_type == kind and folder.is_quantized)

@@ -21,7 +21,7 @@ from parley.gguf.architectures import model_config, read_factors_from
 from parley.gguf.header import PART_NAME, GgufError, GgufModel, part_paths, read_model
 from parley.gguf.tokenizer import tokenizer_files
 
-CONTENT_VERSION = 2  # rises when this package writes other files for the same metadata
+CONTENT_VERSION = 3  # rises when this package writes other files for the same metadata
 GGUF_SUFFIX = ".gguf"
 LINK_FOLDER = "gguf"  # within the model folder; holds links to the file or its parts
 LINK_PATTERN = LINK_FOLDER + "/*" + GGUF_SUFFIX

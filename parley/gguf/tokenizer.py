@@ -24,7 +24,7 @@ NAMED_IDS = {
 # Control tokens that end an answer, because many files name only one of their model's
 END_TEXTS = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
-     "<|end_of_text|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>")
+     "<|end_of_text|>", "<|observation|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>")
 )  # fmt: skip
 # Phi-3's control tokens take the blanks that follow them, except these
 PHI_3_PLAIN = frozenset(("<unk>", "<s>", "<|endoftext|>"))

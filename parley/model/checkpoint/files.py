@@ -327,9 +327,7 @@ class Checkpoint:
 
     def _add_gguf_entries(self, model: GgufModel) -> None:
         architecture, heads = architectures.find_architecture(model), architectures.interleaved_rows(model)
-        for tensor in model.tensors.values():
-            if tensor.name in architectures.ROPE_TENSORS:
-                continue
+        for tensor in architectures.used_tensors(model):
             dtype = GGUF_DTYPES.get(tensor.blocks.name)
             self._entries[architectures.tensor_name(architecture, tensor.name)] = TensorEntry(
                 tensor.file,

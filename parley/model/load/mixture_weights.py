@@ -190,10 +190,11 @@ class MixtureWeights:
 
     def read_expert_bias(self, layer: int, expert: int, key: str) -> torch.Tensor | None:
         """Return the bias of an expert's linear layer ``key``, [out] in the network's dtype; None if it has none."""
-        (first, *_), count = self.expert_parts(layer, expert)[key], self._expert_count(layer)
-        if not first.bias:
+        parts, count = self.expert_parts(layer, expert)[key], self._expert_count(layer)
+        if not parts[0].bias:
             return None
-        bias = self._checkpoint.view_tensor(first.name + "_bias", count, first.out)[expert]
+        view = self._checkpoint.view_tensor
+        bias = torch.cat([view(part.name + "_bias", count, part.out)[expert] for part in parts])
         order = self._output_order(key)
         bias = bias if order is None else bias[order]
         return bias.to(device=self._weights.device, dtype=self._weights.dtype, copy=True)

@@ -182,7 +182,8 @@ def _both_layouts(names: MixtureNames) -> tuple[MixtureNames, ...]:
 def _gguf_layout(names: MixtureNames) -> MixtureNames:
     """Return the names of tensors of GGUF files, as ``gguf/architectures.py`` makes them."""
     gate_up = ("mlp.experts.gate_exps.weight", "mlp.experts.up_exps.weight")
-    return replace(names, router="mlp.gate", gate_up=gate_up, down="mlp.experts.down_exps.weight")
+    down = "mlp.experts.down_exps.weight"
+    return replace(names, router="mlp.gate", gate_up=gate_up, down=down, transposed=False, interleaved=False)
 
 
 MIXTRAL_NAMES = MixtureNames(
@@ -195,32 +196,36 @@ MINIMAX_MIXTURE = MixtureFamily(
     (
         replace(MIXTRAL_NAMES, choice_bias="block_sparse_moe.e_score_correction_bias"),
         replace(_both_layouts(MIXTRAL_NAMES)[1], choice_bias="mlp.e_score_correction_bias"),
+        replace(_gguf_layout(MIXTRAL_NAMES), choice_bias="mlp.gate.e_score_correction_bias"),
     ),
     normalized=True,
     is_sigmoid=True,
 )
 OLMOE_MIXTURE = MixtureFamily(_both_layouts(MixtureNames()))
 GRANITE_MIXTURE = MixtureFamily(
-    tuple(
-        MixtureNames(
-            router=router,
-            gate_up=(gate_up,),
-            down=down,
-            shared_gate_up=("shared_mlp.input_linear",),
-            shared_down="shared_mlp.output_linear",
-        )
-        for router, gate_up, down in (
-            (
-                "block_sparse_moe.router.layer",
-                "block_sparse_moe.input_linear.weight",
-                "block_sparse_moe.output_linear.weight",
-            ),
-            (
-                "block_sparse_moe.router",
-                "block_sparse_moe.experts.gate_up_proj",
-                "block_sparse_moe.experts.down_proj",
-            ),
-        )
+    (
+        *(
+            MixtureNames(
+                router=router,
+                gate_up=(gate_up,),
+                down=down,
+                shared_gate_up=("shared_mlp.input_linear",),
+                shared_down="shared_mlp.output_linear",
+            )
+            for router, gate_up, down in (
+                (
+                    "block_sparse_moe.router.layer",
+                    "block_sparse_moe.input_linear.weight",
+                    "block_sparse_moe.output_linear.weight",
+                ),
+                (
+                    "block_sparse_moe.router",
+                    "block_sparse_moe.experts.gate_up_proj",
+                    "block_sparse_moe.experts.down_proj",
+                ),
+            )
+        ),
+        _gguf_layout(MixtureNames()),
     ),
     normalized=True,
     shared=1,
@@ -229,17 +234,16 @@ QWEN2_NAMES = MixtureNames(shared_gate="mlp.shared_expert_gate")
 QWEN2_MIXTURE = MixtureFamily(
     (*_both_layouts(QWEN2_NAMES), _gguf_layout(QWEN2_NAMES)), has_mixture=sparse_steps, shared=2
 )
+GPT_OSS_NAMES = MixtureNames(
+    router="mlp.router",
+    gate_up=("mlp.experts.gate_up_proj",),
+    down="mlp.experts.down_proj",
+    transposed=True,
+    interleaved=True,
+    has_biases=True,
+)
 GPT_OSS_MIXTURE = MixtureFamily(
-    (
-        MixtureNames(
-            router="mlp.router",
-            gate_up=("mlp.experts.gate_up_proj",),
-            down="mlp.experts.down_proj",
-            transposed=True,
-            interleaved=True,
-            has_biases=True,
-        ),
-    ),
+    (GPT_OSS_NAMES, replace(_gguf_layout(GPT_OSS_NAMES), router="mlp.router")),
     normalized=True,
 )
 QWEN3_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), _gguf_layout(MixtureNames())), has_mixture=sparse_steps)
@@ -276,7 +280,7 @@ ERNIE_MIXTURE = MixtureFamily(
     shared=1,
 )
 GLM4_MIXTURE = MixtureFamily(
-    _both_layouts(DEEPSEEK_NAMES),
+    (*_both_layouts(DEEPSEEK_NAMES), _gguf_layout(DEEPSEEK_NAMES)),
     has_mixture=after_dense_layers,
     is_sigmoid=True,
     group_best=2,

@@ -136,7 +136,7 @@ GPT_OSS = DecoderFamily(
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 131072,
         "rope_theta": 150000.0,
-        "rope_scaling": {
+        "rope_parameters": {
             "rope_type": "yarn",
             "factor": 32.0,
             "truncate": False,

@@ -1,0 +1,132 @@
+"""GGUF files of further architectures, laid out as llama.cpp does it, against the folders that they were made from."""
+
+from __future__ import annotations
+
+import json
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import tiny_models
+from support.gguf_conversion import convert_folder
+from support.gguf_files import write_folder
+from support.run_model import load_test_runner, serve_requests
+
+from parley.gguf.architectures import find_architecture, model_config
+from parley.gguf.folder import unpack_gguf
+from parley.gguf.header import GgufError, read_model
+from parley.model.checkpoint.files import Checkpoint, read_config
+from parley.model.networks.config import read_decoder_config
+from parley.types import EngineRequest, Sampling
+
+GRANITE = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8.0,
+}  # fmt: skip
+COHERE = {"logit_scale": 0.25, "layer_norm_eps": 1e-5, "tie_word_embeddings": True}
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 64}
+OLMO_3 = {
+    "rope_theta": 1e6,
+    "num_hidden_layers": 5,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+    "rope_parameters": YARN | {"attention_factor": 1.2, "beta_fast": 16.0, "beta_slow": 2.0},
+}
+MINISTRAL = {
+    "head_dim": 32,
+    "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25},
+}
+PROMPT = list(range(5, 45))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("granite", GRANITE),
+        ("olmo2", {}),
+        ("olmo3", OLMO_3),
+        ("seed_oss", {"head_dim": 32, "attention_bias": True}),
+        ("smollm3", {"num_hidden_layers": 4}),
+        ("glm4", {"head_dim": 32, "attention_bias": True, "partial_rotary_factor": 0.5}),
+        ("ernie4_5", {"head_dim": 32, "tie_word_embeddings": True}),
+        ("cohere", COHERE),
+        ("cohere", COHERE | {"use_qk_norm": True}),
+        ("cohere2", COHERE | {"sliding_window": 24, "num_hidden_layers": 4}),
+        ("ministral3", MINISTRAL),
+    ],
+)
+def test_reads_the_config_and_every_tensor(model_type, fields, tmp_path):
+    folder = write_folder(tmp_path / "folder", model_type, **fields)
+    unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))
+    stored, original = Checkpoint(unpacked), Checkpoint(folder)
+    assert set(stored.tensor_names) == set(original.tensor_names)
+    for name in stored.tensor_names:
+        shape = original.tensor_shape(name)
+        assert torch.equal(stored.view_tensor(name, *shape), original.view_tensor(name, *shape).float()), name
+    assert read_decoder_config(read_config(unpacked)) == read_decoder_config(read_config(folder))
+
+
+def answers(folder):
+    """Return the tokens and scores of a greedy answer in float32."""
+    runner, info = load_test_runner(folder, dtype="float32")
+    assert info.fused
+    request = EngineRequest("0", PROMPT, 12, Sampling(temperature=0.0), logprobs=0)
+    served, _ = serve_requests(runner, [request], step=64)
+    return served["0", 0]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra_layers"),
+    [("gpt_oss", 0), ("glm4_moe", 1), ("minimax_m2", 0), ("granitemoe", 0), ("granitemoeshared", 0)],
+)
+def test_answers_of_mixtures_are_the_folders(architecture, extra_layers, tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32")
+    unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, extra_layers=extra_layers))
+    assert answers(unpacked) == answers(folder)
+
+
+def test_reads_gpt_oss_with_experts_of_4_bits(tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "gpt_oss", dtype="float32")
+    unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, experts="MXFP4"))
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("gate_up_proj", "down_proj")):  # [experts, in, out], in blocks along the inputs
+            blocks = gguf.quants.quantize(tensor.mT.contiguous().numpy(), gguf.GGMLQuantizationType.MXFP4)
+            rounded = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.MXFP4))
+            tensors[name] = rounded.mT.contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    actual, expected = answers(unpacked), answers(folder)
+    assert actual.token_ids == expected.token_ids
+
+
+def test_a_file_without_a_scaled_rotary_embedding_has_none_by_default(tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "gpt_oss", dtype="float32", rope_parameters={
+        "rope_type": "default", "rope_theta": 1e4,
+    })  # fmt: skip
+    unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))
+    ropes = [read_decoder_config(read_config(each)).ropes for each in (unpacked, folder)]
+    assert ropes[0] == ropes[1] and ropes[0][0].kind == "default"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"expert_gating_func": 1}, r"^x\.gguf gives expert_gating_func as 1, but its architecture has another$"),
+        ({"nextn_predict_layers": 2}, r"^x\.gguf gives nextn_predict_layers as 2, of 2 layers$"),
+        ({"nextn_predict_layers": "1"}, r"^x\.gguf gives nextn_predict_layers as '1', of 2 layers$"),
+        ({"rope.dimension_sections": [8, 12, 12, 0]}, r"^x\.gguf has positions with several axes, for pictures"),
+    ],
+)
+def test_refuses_what_the_architecture_does_not_compute(fields, reason, tmp_path):
+    folder = tiny_models.model_folder("glm4_moe")
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
+    model = read_model(convert_folder(tmp_path / "x.gguf", folder))
+    model.metadata.update({f"glm4moe.{name}": value for name, value in fields.items()})
+    with pytest.raises(GgufError, match=reason):
+        model_config(model)
+    find_architecture(read_model(tmp_path / "x.gguf"))

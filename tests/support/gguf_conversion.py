@@ -1,0 +1,158 @@
+"""Writes model folders as GGUF files with the names and layouts of llama.cpp's converter (its folder conversion/).
+
+The names are those of the gguf package, so they do not come from the code that reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors.torch import load_file
+from support import gguf_files
+
+ARCHITECTURES = {
+    "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "olmo3": "olmo2",
+    "cohere": "command-r",
+    "ministral3": "mistral3",
+}
+# Llama's code reorders their queries and keys
+PERMUTED = ("granite", "granitemoe", "granitemoeshared", "smollm3", "ministral3", "mistral")
+# Fields of config.json that the converter adds, and their names in the file
+NUMBERS = {
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
+    "routed_scaling_factor": "expert_weights_scale",
+}
+COUNTS = {
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "num_nextn_predict_layers": "nextn_predict_layers",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+}
+YARN_NUMBERS = {
+    "factor": "factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "attention_factor": "yarn_attn_factor",
+}
+SIGMOID = ("glm4_moe", "minimax_m2")
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+# Names of Transformers that the package does not know, and others of the same tensors
+OTHER_NAMES = {"e_score_correction_bias": "e_score_correction.bias", "mlp.gate_up_proj": "mlp.up_proj"}
+
+
+def convert_folder(path: Path, folder: Path, *, extra_layers: int = 0, experts: str = "F32") -> Path:
+    """Write a folder's model as one file of float32. ``extra_layers``: that predict further tokens, made up.
+    ``experts``: the type of the weights of experts."""
+    config = json.loads((folder / "config.json").read_text())
+    kind = config["model_type"]
+    arch = ARCHITECTURES.get(kind, kind)
+    layers = config["num_hidden_layers"]
+    writer = gguf.GGUFWriter(path, arch)
+    gguf_files.add_shape(writer, config | {"num_hidden_layers": layers + extra_layers, "num_experts": None})
+    gguf_files.add_tokenizer(writer, folder)
+    add_numbers(writer, config | {"num_nextn_predict_layers": extra_layers})
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(numbers[arch], layers)
+    for name, tensor in convert_tensors(kind, config, load_file(folder / "model.safetensors")):
+        for known, other in OTHER_NAMES.items():
+            name = name.replace(known, other)
+        written = names.get_name(name, (".weight", ".bias"))
+        assert written is not None, name
+        kind_here = experts if written.endswith("_exps.weight") else "F32"
+        gguf_files.add_tensor(writer, written, tensor.float().contiguous().numpy(), kind_here)
+    for layer in range(layers, layers + extra_layers):
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", torch.ones(4).numpy())
+        writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", torch.ones(4, 8).numpy())
+    gguf_files.close_writer(writer)
+    return path
+
+
+def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the numbers of a config.json that Llama's has not."""
+    for field, key in NUMBERS.items():
+        if config.get(field) is not None:
+            writer.add_float32(f"{writer.arch}.{key}", config[field])
+    for field, key in COUNTS.items():
+        if config.get(field) is not None:
+            writer.add_uint32(f"{writer.arch}.{key}", config[field])
+    if config.get("norm_topk_prob") is not None:
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if config["model_type"] in SIGMOID:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if writer.arch == "olmo2" and config.get("sliding_window"):
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+    rope = config.get("rope_parameters") or {}
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    writer.add_rope_dimension_count(config.get("rotary_dim") or int(head_dim * share))
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for field, key in YARN_NUMBERS.items():
+            if rope.get(field) is not None:
+                writer.add_float32(f"{writer.arch}.rope.scaling.{key}", rope[field])
+    if config["model_type"] == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def convert_tensors(
+    kind: str, config: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors in the layouts of files, by names that the gguf package knows."""
+    for name, tensor in stack_experts(tensors).items():
+        if name.endswith("self_attn.sinks"):
+            yield name + ".weight", tensor
+        elif ".experts." in name and kind == "gpt_oss":
+            yield from split_gpt_oss(name, tensor)
+        elif name.endswith("input_linear.weight"):  # Granite's mixtures and shared experts
+            stem = "shared_mlp" if "shared" in name else "experts"
+            prefix = f"{name.split('.block')[0].split('.shared')[0]}.mlp.{stem.replace('mlp', 'expert')}"
+            for part, half in zip(("gate", "up"), tensor.chunk(2, -2), strict=True):
+                yield f"{prefix}.{part}_proj.weight", half
+        elif kind in PERMUTED and re.search(r"\.[qk]_proj\.", name):
+            heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+            yield name, tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+        else:
+            yield name, tensor
+
+
+def stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with the weights of all experts of a layer as one."""
+    stacked, parts = {}, {}
+    for name, tensor in tensors.items():
+        if match := EXPERT.fullmatch(name):
+            parts.setdefault(f"{match[1]}.{match[3]}.weight", {})[int(match[2])] = tensor
+        else:
+            stacked[name] = tensor
+    return stacked | {name: torch.stack([each[i] for i in range(len(each))]) for name, each in parts.items()}
+
+
+def split_gpt_oss(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield GPT-OSS' experts: weights [experts, out, in], the outputs of gate and up apart."""
+    stem, suffix = (name.removesuffix("_bias"), ".bias") if name.endswith("_bias") else (name, ".weight")
+    rows = tensor if suffix == ".bias" else tensor.mT
+    if stem.endswith("down_proj"):
+        yield stem + suffix, rows
+        return
+    for part, first in (("gate_proj", 0), ("up_proj", 1)):
+        yield stem.replace("gate_up_proj", part) + suffix, rows[:, first::2]
