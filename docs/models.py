@@ -56,7 +56,8 @@ GGUF files are read if `general.architecture` is one of these:
 {gguf}.
 Those that the zoo does not list are compared with the folders that they were made from in
 `tests/model/test_gguf_architectures.py`. Layers that predict further tokens are left out. All other architectures are
-refused, as are files whose positions have several axes.
+refused, as are files whose positions have several axes. The rotary embedding of GPT-OSS is that of its config, whose
+blend of frequencies begins and ends between two dimensions; llama.cpp rounds both ends, so its numbers differ a little.
 """
 OTHERS = """\
 
