@@ -74,6 +74,9 @@ def excerpt(value: Any, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+SERVER_ERROR = "The server had an error while it processed the request."  # an exception that is no ParleyError
+
+
 class ParleyError(Exception):
     """Base class. ``status`` is the HTTP status that most APIs use; a dialect may choose another.
 

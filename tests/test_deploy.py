@@ -12,9 +12,11 @@ import pytest
 import yaml
 from support.deploy_tools import find_helm, validate_manifest
 
+from parley.cli import coordinator
 from parley.settings.config import SERVE_OPTIONS
+from parley.settings.key_file import add_key, make_key
 from parley.settings.kinds import duration_kind
-from parley.settings.options import read_flags
+from parley.settings.options import read_flags, resolve_options
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 FILES = ["secret.yaml", "coordinator.yaml", "prefill.yaml", "decode.yaml"]
@@ -46,6 +48,14 @@ def test_services_select_pods_and_probes_use_existing_ports():
         assert {probe["httpGet"]["port"] for probe in probes} <= ports
         volumes = {volume["name"] for volume in pod["spec"]["template"]["spec"]["volumes"]}
         assert {mount["name"] for mount in only_container(pod)["volumeMounts"]} <= volumes
+
+
+def test_probes_wait_longer_than_kubernetes_own_second():
+    """A server on busy processors may take longer to answer, and must not be restarted for it."""
+    names = ("k8s/*.yaml", "gateway/parley.yaml", "kserve/*.yaml", "vllm/*.yaml", "helm/parley/templates/*")
+    files = [path for name in names for path in DEPLOY.glob(name)]
+    lines = [line for path in files for line in path.read_text("utf-8").splitlines() if "nessProbe: " in line]
+    assert len(lines) >= 18 and all("timeoutSeconds: 5" in line for line in lines)
 
 
 def test_manifests_start_instances_with_existing_flags():
@@ -140,14 +150,19 @@ CHARTS = {
 }  # fmt: skip
 
 
+def render_chart(*values):
+    settings = [word for value in values for word in ("--set", value)]
+    helm = [find_helm(), "template", "release", str(DEPLOY / "helm/parley"), *settings]
+    done = subprocess.run(helm, capture_output=True, text=True, check=True)
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
 @pytest.mark.parametrize("values", CHARTS.values(), ids=CHARTS)
 @pytest.mark.skipif(find_helm() is None, reason="helm renders the chart: make deploy-tools")
 def test_chart_renders_servers_with_existing_flags(values):
     settings = [word for value in values for word in ("--set", value)]
-    for command in (["lint"], ["template", "release"]):
-        helm = [find_helm(), *command, str(DEPLOY / "helm/parley"), *settings]
-        done = subprocess.run(helm, capture_output=True, text=True, check=True)
-    documents = [each for each in yaml.safe_load_all(done.stdout) if each]
+    subprocess.run([find_helm(), "lint", str(DEPLOY / "helm/parley"), *settings], capture_output=True, check=True)
+    documents = render_chart(*values)
     pods = [each for each in documents if each["kind"] in ("Deployment", "StatefulSet")]
     for pod in pods:
         assert pod["spec"]["selector"]["matchLabels"].items() <= pod["spec"]["template"]["metadata"]["labels"].items()
@@ -162,6 +177,34 @@ def test_chart_renders_servers_with_existing_flags(values):
         read_flags(SERVE_OPTIONS, flags)
     for document in [each for each in documents if each["kind"] != "LeaderWorkerSet"]:
         validate_manifest(document)
+
+
+@pytest.mark.parametrize("own_secret", ["", "mine"])
+@pytest.mark.skipif(find_helm() is None, reason="helm renders the chart: make deploy-tools")
+def test_chart_configures_a_coordinator_that_accepts_its_files(tmp_path, own_secret):
+    documents = render_chart("mode=cluster", "keysSecret=keys", f"clusterSecret={own_secret}")
+    (config,) = (each["data"]["coordinator.toml"] for each in documents if each["kind"] == "ConfigMap")
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/secret").write_text("the cluster's secret")
+    (tmp_path / "keys").mkdir()
+    add_key(tmp_path / "keys/keys.toml", make_key("alice")[1])
+    (tmp_path / "coordinator.toml").write_text(config.replace("/etc/parley", str(tmp_path)))
+    flags = ["--config", str(tmp_path / "coordinator.toml")]
+    options = coordinator.coordinator_options(resolve_options(coordinator.OPTIONS, flags, {}))
+    assert [each.name for each in options.hashed_keys] == ["alice"] and options.secret == "the cluster's secret"
+
+    secrets = {each["metadata"]["name"] for each in documents if each["kind"] == "Secret"}
+    assert secrets == (set() if own_secret else {"release-parley-cluster"})
+    used = set()
+    for pod in (each for each in documents if each["kind"] in ("Deployment", "StatefulSet")):
+        volumes = pod["spec"]["template"]["spec"]["volumes"]
+        used |= {each["secret"]["secretName"] for each in volumes if "secret" in each}
+        used |= {
+            each["valueFrom"]["secretKeyRef"]["name"]
+            for each in only_container(pod).get("env", ())
+            if "secretKeyRef" in each.get("valueFrom", {})
+        }
+    assert used == {"keys", own_secret or "release-parley-cluster"}
 
 
 def test_service_of_systemd_waits_for_the_server_and_stops_after_its_drain():

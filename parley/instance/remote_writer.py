@@ -20,12 +20,11 @@ from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire.handover import encode_record
 from parley.disagg.wire.headers import PrefillCommand
 from parley.disagg.wire.vouched_client import UsedTokens
+from parley.errors import SERVER_ERROR
 from parley.instance.result_channel import CoordinatorGone, ResultChannel
 from parley.types import EngineRequest, OutputBatch
 from parley.web.connection import HttpCycle
 from parley.web.request_body import ClientGone
-
-SERVER_ERROR = "The server had an error while it processed the request."
 
 
 class RemoteResponseWriter:

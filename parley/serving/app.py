@@ -35,7 +35,7 @@ from parley.dialects.mounts import (
 )
 from parley.disagg.wire.headers import read_preface_size
 from parley.disagg.wire.vouched_client import CLIENT_HEADER, COUNT_HEADER, VouchedClient
-from parley.errors import Forbidden, NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
+from parley.errors import SERVER_ERROR, Forbidden, NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
 from parley.serving.forwarded import TrustedProxies, strip_root_path, without_root_path
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.keys.audit_log import AuditLog
@@ -295,7 +295,7 @@ class App:
             raise
         except Exception:
             log.exception("Request %s failed.", exchange.request_id)
-            await self._send_error(exchange, ParleyError("The server had an error while it processed the request."))
+            await self._send_error(exchange, ParleyError(SERVER_ERROR))
         finally:
             exchange.release_body()
             exchange.finish_recording()

@@ -9,6 +9,7 @@ the field names of an API nor the format of its answers.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +22,7 @@ from parley.dialects.dialect import Acknowledgement, Answer, Reply, RequestConte
 from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
 from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
 from parley.disagg.wire.vouched_client import USED_HEADER, ReservedTokens
-from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
+from parley.errors import SERVER_ERROR, BadRequest, ParleyError, UnknownModel, excerpt
 from parley.serving import model_facts
 from parley.serving.generation import Generation
 from parley.serving.keys.accounts import RequestAccount
@@ -37,6 +38,9 @@ from parley.types import Event
 from parley.web.content_coding import compress_body
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
+from parley.web.request_body import ClientGone
+
+log = logging.getLogger("parley.server")
 
 
 class Admission(Protocol):
@@ -356,6 +360,7 @@ async def _stream_generation(exchange: Exchange, reply: Reply, generation: Gener
         exchange.release_body()
         if ping_interval and reply.ping_bytes and media_type.startswith("text/event-stream"):
             ping_task = asyncio.create_task(_send_pings(exchange, reply, ping_interval, lambda: bool(held_bytes)))
+            ping_task.add_done_callback(partial(_end_with_pings, exchange, generation))
         exchange.extra_headers = reply.answer_headers(None)
         for events in generation.replay_outputs():
             # The client already has these bytes.
@@ -398,3 +403,13 @@ async def _send_pings(exchange: Exchange, reply: Reply, ping_interval: float, ch
                 await exchange.write_stream(reply.render_ping(), reply.media_type)
             silent_seconds = 0.0
         await asyncio.sleep(ping_interval - silent_seconds)
+
+
+def _end_with_pings(exchange: Exchange, generation: Generation, ping_task: asyncio.Task[None]) -> None:
+    """Fail a stream whose pings have failed: without them, a proxy may take a slow answer for a dead one."""
+    error = None if ping_task.cancelled() else ping_task.exception()
+    if isinstance(error, ClientGone):
+        return  # the stream's own task notices that as well
+    if error is not None:
+        log.error("The pings of request %s failed.", exchange.request_id, exc_info=error)
+        generation.fail_request(ParleyError(SERVER_ERROR))

@@ -128,6 +128,25 @@ async def test_refusals_have_the_words_and_headers_of_a_single_server(live_clust
         assert actual == expected, (name, path)
 
 
+@pytest.mark.parametrize("where", ["coordinator", "instances", ""])
+async def test_metrics_of_an_endpoint_are_refused_as_by_one_server(live_cluster, serve, where):
+    headers, keys = make_keys(alice={})
+    instance_keys = {"hashed_keys": keys, "cluster_secret": SECRET} if where == "instances" else {}
+    cluster = await live_cluster(
+        "mixed", client_keys={"hashed_keys": keys} if where == "coordinator" else {}, **instance_keys
+    )
+    single = await serve(**({"hashed_keys": keys} if where else {}))
+    alice = headers["alice"] if where else {}
+    for name in ("tiny", "absent"):
+        path = f"/api/2.0/serving-endpoints/{name}/metrics"
+        expected, actual = await single.get(path, **alice), await cluster.front.get(path, **alice)
+        assert actual.status == expected.status == (200 if name == "tiny" else 404)
+        if name == "absent":
+            assert actual.body == expected.body
+    if where:
+        assert (await cluster.front.get("/api/2.0/serving-endpoints/tiny/metrics")).status == 401
+
+
 @pytest.mark.parametrize("roles", [("mixed", "mixed"), ("prefill", "decode")])
 async def test_usage_is_what_answers_report_and_counts_once(live_cluster, tmp_path, roles):
     headers, keys = make_keys(alice={"tokens_per_minute": 10_000}, bob={}, boss={"admin": True})

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from support.http_client import HELLO_CHAT, MODEL_INFO, build_request, fill_path
 
+from parley.dialects.dialect import Reply
 from parley.dialects.mounts import mount_table, universal_mounts
-from parley.errors import NotReady
+from parley.errors import SERVER_ERROR, NotReady
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.markup import detect_markup
 from parley.text.tokens.tokenizer import Tokenizer
@@ -446,6 +447,24 @@ async def test_silent_stream_gets_ping_comments(serve):
     rest = await connection.reader.readuntil(b"[DONE]\n\n")
     assert b'"finish_reason":"length"' in rest
     connection.close()
+
+
+async def test_stream_whose_pings_fail_ends_with_an_error(serve, monkeypatch, caplog):
+    pings = iter([b": ping\n\n"])  # a second one raises StopIteration, which becomes a RuntimeError in the task
+    monkeypatch.setattr(Reply, "render_ping", lambda self: next(pings))
+    server = await serve(ping_interval=0.02)
+    before = await server.control()
+    server.engine.step_gate.clear()
+    connection = await server.connect()
+    await connection.send(build_request("POST", CHAT, HELLO_CHAT | {"stream": True}))
+    async with asyncio.timeout(20):
+        answer = await connection.answer()
+    assert answer.status == 200 and answer.events[-1]["error"]["message"] == SERVER_ERROR
+    connection.close()
+    assert "The pings of request" in caplog.text
+    server.engine.step_gate.set()
+    await server.idle()
+    assert await server.control() == before
 
 
 async def test_connection_serves_several_requests_in_turn(serve):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgspec
 
@@ -70,24 +70,34 @@ class AnswerPipe:
             self.done.set_result(None)
 
 
+KEY_REFUSALS = (401, 403)  # statuses
+
+
 class ClientRefused(Exception):
-    """An instance does not let the client in. ``answer``: its refusal, with status 401 or 403."""
+    """An instance refuses a client's request. ``answer``: its refusal."""
 
     def __init__(self, answer: InstanceAnswer):
         super().__init__()
         self.answer = answer
 
 
-async def check_client(connections: InstanceConnections, client: DownstreamClient, instance: ClusterInstance) -> None:
-    """Check that an instance lets the client in: API keys are known to instances only. Raises ClientRefused,
-    ParleyError."""
+async def check_client(
+    connections: InstanceConnections,
+    client: DownstreamClient,
+    instance: ClusterInstance,
+    refusing: Container[int] = KEY_REFUSALS,
+) -> None:
+    """Check that an instance lets the client in: API keys are known to instances only.
+
+    ``refusing``: the statuses of its answers that refuse the client. Raises ClientRefused, ParleyError.
+    """
     try:
         answer = await connections.http_client(instance).request_answer(
             b"GET", client.request_target, forwarded_headers(connections, client, instance)
         )
     except (InstanceUnreachable, ConnectionBroken):
         raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready) from None
-    if answer.status in (401, 403):
+    if answer.status in refusing:
         raise ClientRefused(answer)
 
 

@@ -33,7 +33,7 @@ from parley.dialects.dialect import Reply, RequestContext, RouteKind
 from parley.dialects.mounts import BODY_FAULT, ApiMount
 from parley.dialects.records import InlinedRequest
 from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
-from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
+from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
 from parley.serving.pages.page_files import send_page_file
 from parley.tracing.request_trace import SpanExporter
@@ -157,7 +157,7 @@ class InferenceFront:
             raise
         except Exception:
             log.exception("Request %s failed.", client.request_id)
-            await self._send_error(client, ParleyError("The server had an error while it processed the request."))
+            await self._send_error(client, ParleyError(SERVER_ERROR))
         finally:
             self.open_requests -= 1
             self.body_bytes -= body_size
@@ -229,8 +229,8 @@ class InferenceFront:
             return
         if self._client_keys is not None:
             self._client_keys.check_api(client)
-        if kind in GUARDED_KINDS and self._client_keys is None and (usable := self._scheduler.table.usable_instances()):
-            await forward.check_client(self._connections, client, self._sorted_by_load(usable)[0])
+        if kind in GUARDED_KINDS:
+            await self._check_with_instance(path, client)
         if await self._local_answers.answer_request(kind, path, client, is_ready=self._is_ready):
             return
         if kind == "stored" and self._record_keeper.serves(client):
@@ -254,6 +254,15 @@ class InferenceFront:
             if client.status:
                 raise ClientGone from None
             raise refusals.coordinator_error(408, refusals.TEXTS.tokenizer_timeout) from None
+
+    async def _check_with_instance(self, path: ApiPath, client: DownstreamClient) -> None:
+        """Let an instance check a request that is answered here: its key, and what the path names. Without usable
+        instances nothing is checked. Raises ClientRefused, ParleyError."""
+        names_object = path.route.reader is not None  # an endpoint, which there may not be
+        usable = self._scheduler.table.usable_instances()
+        if usable and (names_object or self._client_keys is None):
+            refusing = (*forward.KEY_REFUSALS, 404) if names_object else forward.KEY_REFUSALS
+            await forward.check_client(self._connections, client, self._sorted_by_load(usable)[0], refusing)
 
     async def _choose_forwarding(
         self, kind: RouteKind, path: ApiPath, client: DownstreamClient, usable: list[ClusterInstance], body: bytes

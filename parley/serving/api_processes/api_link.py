@@ -14,7 +14,7 @@ from itertools import chain, count
 
 from parley.engine.messages import CancelRequest, FinishBeamSearch, SubmitRequest
 from parley.engine.stream import OutputStream, StepArrivals, StreamGroup
-from parley.errors import InUse, ParleyError, UnknownModel, excerpt
+from parley.errors import SERVER_ERROR, InUse, ParleyError, UnknownModel, excerpt
 from parley.serving.api_processes.frame_link import FrameLink
 from parley.serving.api_processes.messages import (
     AdmitRequest,
@@ -43,7 +43,6 @@ from parley.types import NO_LIMITS, NO_TENANT, EngineOutput, EngineRequest, KeyL
 log = logging.getLogger("parley.server")
 
 SNAPSHOT_SECONDS = 1.0  # that a process has to report
-INTERNAL_ERROR = "The server had an error while it processed the request."
 MAX_UNREAD = 256 << 20  # bytes that wait for a process; it hangs if there are more
 
 
@@ -170,7 +169,7 @@ class ApiLink:
             refusal = relay_error(error)
         except Exception:
             log.exception("A question of an API process could not be answered.")
-            refusal = relay_error(ParleyError(INTERNAL_ERROR))
+            refusal = relay_error(ParleyError(SERVER_ERROR))
         states: KeyLimitStates | None = None
         if tenant.limits != NO_LIMITS:
             states = self._registry.key_ledger.limiter.states_of(tenant)
@@ -227,7 +226,7 @@ class ApiLink:
                     self._submit_request(model, request)
                 except Exception:
                     log.exception("A request of an API process could not be submitted.")
-                    self._fail_submission(order.model, request, INTERNAL_ERROR)
+                    self._fail_submission(order.model, request, SERVER_ERROR)
             case CancelRequest(request_id, index):
                 if request_id in self._streams:
                     self._streams[request_id].cancel_choice(index)

@@ -16,7 +16,7 @@ import grpc
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.triton.rpc.status import GrpcError, grpc_error
-from parley.errors import ParleyError
+from parley.errors import SERVER_ERROR, ParleyError
 from parley.serving import model_facts
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
@@ -105,4 +105,4 @@ class GrpcCall:
         if isinstance(error, ParleyError):
             return grpc_error(error)
         log.exception("Call %s failed.", self.request_id)
-        return grpc_error(ParleyError("The server had an error while it processed the request."))
+        return grpc_error(ParleyError(SERVER_ERROR))

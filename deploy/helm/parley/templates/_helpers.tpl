@@ -15,6 +15,10 @@ app.kubernetes.io/name: parley
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "parley.clusterSecret" -}}
+{{ .Values.clusterSecret | default (printf "%s-cluster" (include "parley.name" .)) }}
+{{- end }}
+
 {{- define "parley.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
@@ -102,7 +106,7 @@ spec:
         {{- end }}
         {{- if and $values.keysSecret (not .role) }}
         - --api-key-file
-        - /etc/parley/keys/keys
+        - /etc/parley/keys/keys.toml
         {{- end }}
         {{- range $values.arguments }}
         - {{ . | quote }}
@@ -121,7 +125,7 @@ spec:
         - {name: HF_HOME, value: /models}
         {{- if .role }}
         - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-        - {name: PARLEY_CLUSTER_SECRET, valueFrom: {secretKeyRef: {name: {{ include "parley.name" .root }}-cluster, key: secret}}}
+        - {name: PARLEY_CLUSTER_SECRET, valueFrom: {secretKeyRef: {name: {{ include "parley.clusterSecret" .root }}, key: secret}}}
         {{- end }}
         {{- if .part }}
         - {name: RAY_ADDRESS, value: auto}
@@ -141,8 +145,8 @@ spec:
         - {name: peer, containerPort: 1121}
         {{- end }}
       startupProbe: {httpGet: {path: /health/ready, port: http}, periodSeconds: 2, failureThreshold: 900}
-      livenessProbe: {httpGet: {path: /health/live, port: http}, periodSeconds: 5}
-      readinessProbe: {httpGet: {path: /health/ready, port: http}, periodSeconds: 2}
+      livenessProbe: {httpGet: {path: /health/live, port: http}, periodSeconds: 5, timeoutSeconds: 5}
+      readinessProbe: {httpGet: {path: /health/ready, port: http}, periodSeconds: 2, timeoutSeconds: 5}
       lifecycle: {preStop: {exec: {command: [python, -c, "import time; time.sleep({{ $values.preStopSeconds }})"]}}}
       {{- end }}
       resources:
