@@ -175,7 +175,7 @@ async def test_load_is_spread_evenly_and_prefill_is_freed_at_first_token():
         with each:
             each.report_tokens()
     assert [each.tasks for each in table] == [0] * 5
-    assert scheduler.counters.ended.by_label == {"ok": 12, "failed": 0}
+    assert scheduler.counters.ended.by_label == {"ok": 12, "failed": 0, "cancelled": 0}
 
 
 async def serve_in_turn(scheduler, tenants: str, length: int = 10) -> str:

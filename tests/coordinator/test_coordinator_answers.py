@@ -318,6 +318,8 @@ async def test_client_disconnect_leaves_nothing_open_in_the_cluster(live_cluster
         await asyncio.sleep(delay)
         connection.close()
         await cluster.idle()
+    ended = cluster.coordinator.scheduler.counters.ended.by_label
+    assert ended["cancelled"] and not ended["failed"]
 
 
 async def test_coordinator_uses_tls_for_clients_and_instances(tmp_path: Path) -> None:

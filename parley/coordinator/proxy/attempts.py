@@ -36,6 +36,7 @@ from parley.tracing.request_trace import RequestTrace
 from parley.tracing.trace_context import TRACE_HEADERS
 from parley.web.http_client import CollectedAnswer, ConnectionBroken, InstanceAnswer, InstanceUnreachable
 from parley.web.random_ids import draw_id
+from parley.web.request_body import ClientGone
 
 # Seconds before the same instance is tried again: at first, doubled each time, and at most.
 RETRY_DELAY, MAX_RETRY_DELAY = 0.05, 2.0
@@ -213,6 +214,9 @@ class RequestRunner:
             if failure.instance is not None and failure.status >= 500 and not self._refused:
                 placement.report_failure(failure.instance, failure.text)
             return await self._handle_failure(failure)
+        except (asyncio.CancelledError, ClientGone):
+            placement.close_placement(False, cancelled=not self._timer.expired())
+            raise
         finally:
             placement.close_placement(False)
             if attempt_span is not None:

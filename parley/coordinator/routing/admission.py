@@ -15,7 +15,7 @@ from typing import Any
 from parley.coordinator import refusals
 from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.routing.cost_model import moving_average
-from parley.coordinator.routing.counters import RequestCounters
+from parley.coordinator.routing.counters import AttemptEnd, RequestCounters
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
 from parley.coordinator.routing.load import HeldDemand
@@ -138,8 +138,8 @@ class Placement:
             side.time_model.add_observation(self._charges[1].demand.tokens, max(0.0, gap - side.token_seconds))
             self._scheduler.counters.record_transfer(gap)
 
-    def close_placement(self, ok: bool = True) -> None:
-        """End the attempt, successfully or not, and release all it holds."""
+    def close_placement(self, ok: bool = True, *, cancelled: bool = False) -> None:
+        """End the attempt, successfully or not, and release all it holds. ``cancelled``: the client has left."""
         if self.ok is not None:
             return
         self.ok = ok
@@ -159,7 +159,8 @@ class Placement:
             side.token_model.add_observation(decode_tasks, token_seconds)
             side.stay_seconds = moving_average(side.stay_seconds, self._last - self._began)
         first = self._first - self._began if self._first else None
-        self._scheduler.counters.record_end(ok, first, token_seconds, self.length, self.tokens)
+        how: AttemptEnd = "ok" if ok else "cancelled" if cancelled else "failed"
+        self._scheduler.counters.record_end(how, first, token_seconds, self.length, self.tokens)
         self._scheduler.queue.record_service(self.tenant, self.tokens)
         self._scheduler.wake_queue()
 

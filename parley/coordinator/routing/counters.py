@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from parley.coordinator.routing.cost_model import moving_average
 from parley.metrics.series import TPOT_BOUNDS, TTFT_BOUNDS, BucketHistogram, LabelledCounter
+
+AttemptEnd = Literal["ok", "failed", "cancelled"]  # cancelled: its client has left
 
 TRANSFER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -16,7 +20,7 @@ class RequestCounters:
         self.ttft = BucketHistogram(own=TTFT_BOUNDS)
         self.tpot = BucketHistogram(own=TPOT_BOUNDS)
         self.transfer = BucketHistogram(own=TRANSFER_BUCKETS)
-        self.ended = LabelledCounter("ok", "failed")
+        self.ended = LabelledCounter(*get_args(AttemptEnd))
         self.refusals = LabelledCounter()
         self.placements = LabelledCounter("separate", "whole")
         self.requests = self.retries = self.failures = self.good = 0
@@ -49,17 +53,17 @@ class RequestCounters:
         self.transfer.observe(seconds)
 
     def record_end(
-        self, ok: bool, ttft: float | None, token_seconds: float | None, input_tokens: int, output_tokens: int
+        self, how: AttemptEnd, ttft: float | None, token_seconds: float | None, input_tokens: int, output_tokens: int
     ) -> None:
         """Record the end of an attempt.
 
         ``ttft``: time to first token, ``token_seconds``: mean seconds per token after the second; both None if unknown.
         ``input_tokens``, ``output_tokens``: lengths.
         """
-        self.ended.add_count(value="ok" if ok else "failed")
+        self.ended.add_count(value=how)
         if token_seconds is not None:
             self.tpot.observe(token_seconds)
-        if not ok:
+        if how != "ok":
             return
         self.mean_input, self.mean_output = (
             moving_average(self.mean_input, input_tokens),
