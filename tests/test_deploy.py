@@ -58,6 +58,23 @@ def test_probes_wait_longer_than_kubernetes_own_second():
     assert len(lines) >= 18 and all("timeoutSeconds: 5" in line for line in lines)
 
 
+def test_pods_that_clients_reach_serve_until_load_balancers_know_of_their_end():
+    """Requests that come after the signal to end are refused, and a pod is taken off its service a little later."""
+    folders = {
+        "k8s": "coordinator.yaml", "gateway": "parley.yaml", "vllm": "leader-workers.yaml", "kserve": "runtime.yaml",
+    }  # fmt: skip
+    for path in [DEPLOY / folder / name for folder, name in folders.items()] + [DEPLOY / "kserve/llm.yaml"]:
+        (line,) = (each for each in path.read_text("utf-8").splitlines() if "preStop" in each)
+        hook = yaml.safe_load(line)["lifecycle"]["preStop"]["exec"]["command"]
+        assert hook[1:] == ["-c", "import time; time.sleep(5)"]
+    (runtime,) = yaml.safe_load_all((DEPLOY / "kserve/runtime.yaml").read_text("utf-8"))
+    (service,) = yaml.safe_load_all((DEPLOY / "kserve/service.yaml").read_text("utf-8"))
+    _, *flags = runtime["spec"]["containers"][0]["args"]
+    ((drain, _),) = [each for name, each in read_flags(SERVE_OPTIONS, flags).items() if name == "drain"]
+    grace = service["spec"]["predictor"]["terminationGracePeriodSeconds"]  # a runtime has no member for it
+    assert grace > duration_kind().parse_raw(drain) + 5 + 5
+
+
 def test_manifests_start_instances_with_existing_flags():
     for pod in manifests("StatefulSet"):
         command, *flags = only_container(pod)["args"]
@@ -77,6 +94,7 @@ def test_pod_grace_period_outlasts_drain():
         if command == "serve":
             ((raw, _),) = [each for name, each in read_flags(SERVE_OPTIONS, flags).items() if name == "drain"]
             needed = duration_kind().parse_raw(raw)
+        needed += 5  # of the hook preStop
         assert pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > needed + 5
 
 

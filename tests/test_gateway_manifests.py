@@ -76,6 +76,7 @@ SPECS: dict[tuple[str, str], dict[str, Any]] = {
         predictor=objects(
             "",
             minReplicas={"type": "integer"},
+            terminationGracePeriodSeconds={"type": "integer"},
             model=objects("runtime storageUri protocolVersion", modelFormat=objects("name")),
         ),
     ),
