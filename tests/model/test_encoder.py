@@ -353,7 +353,7 @@ def test_load_rejects_rotary_encoders_with_too_many_positions(tmp_path, kind):
 
 def test_load_rejects_modernbert_with_more_layers_than_its_checkpoint(tmp_path):
     write_encoder(tmp_path, "modernbert")
-    edit_json(tmp_path, "config.json", layer_types=None, num_hidden_layers=2**40)
+    edit_json(tmp_path, "config.json", layer_types=None, num_hidden_layers=60_000)
     with pytest.raises(LoadError, match="no tensor"):
         load_test_runner(tmp_path)
 
@@ -390,7 +390,8 @@ def edit_json(folder, name, **values):
         ({"architectures": ["BertForTokenClassification"]}, "not an embedding model"),
         ({"architectures": ["BertForSequenceClassification"]}, "no tensor classifier"),
         ({"hidden_size": "48"}, "hidden_size"),
-        ({"num_hidden_layers": 2**40}, "no tensor"),
+        ({"num_hidden_layers": 60_000}, "no tensor"),
+        ({"num_hidden_layers": 2**40}, "at most 65536"),
         ({"intermediate_size": 111}, "shape"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"quantization_config": {}}, "plain weights"),
