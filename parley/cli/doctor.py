@@ -195,7 +195,7 @@ def check_models(config: ResolvedOptions) -> Iterator[Finding]:
 
 
 def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding, None, int]:
-    """Check one model as serve does. Return the bytes that its weights take, or 0 if it cannot be served."""
+    """Check one model as serve does. Return the bytes that it takes besides the KV cache, or 0 if it is not served."""
     name = offer.settings.model or hub.BUILT_IN
     if folder is None:
         yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
@@ -224,7 +224,7 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
     yield from _check_text(settings)
     yield from _check_media(folder, settings)
     if checked.memory_bytes is not None:
-        return checked.memory_bytes
+        return checked.memory_bytes + checked.table_bytes
     return size * (2 if settings.dtype == "float32" and _saved_dtype(folder) != "float32" else 1)
 
 

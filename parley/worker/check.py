@@ -22,12 +22,13 @@ class ModelCheck(msgspec.Struct):
 
     ``refusal``: the engine's sentence, if it would refuse the model. ``doubt``: a clause about the properties that only
     loading can show. ``memory_bytes``: the memory of its weights and encoders; None if it does not load, or if another
-    engine loads it.
+    engine loads it. ``table_bytes``: the memory of its tables of positions.
     """
 
     refusal: str = ""
     doubt: str = ""
     memory_bytes: int | None = None
+    table_bytes: int = 0
 
 
 def check_in_process(settings: Settings) -> ModelCheck:
@@ -49,7 +50,7 @@ def main() -> None:
 
     try:
         found = check_model(msgspec.json.decode(sys.stdin.buffer.read(), type=Settings))
-        checked = ModelCheck(doubt=found.doubt, memory_bytes=found.memory_bytes)
+        checked = ModelCheck(doubt=found.doubt, memory_bytes=found.memory_bytes, table_bytes=found.table_bytes)
     except LoadError as error:
         checked = ModelCheck(str(error))
     sys.stdout.buffer.write(msgspec.json.encode(checked))

@@ -36,11 +36,12 @@ STEP_UNKNOWN = "only loading shows how much memory of the GPU the largest step t
 
 
 class CheckedModel(NamedTuple):
-    """``doubt``: a clause about what only loading shows, or an empty string. ``memory_bytes``: what weights take, the
-    tables of positions, and media encoders with their embeddings; on a GPU, at least."""
+    """``doubt``: a clause about what only loading shows, or an empty string. ``memory_bytes``: what weights take, and
+    media encoders with their embeddings; on a GPU, at least. ``table_bytes``: what the tables of positions take."""
 
     doubt: str
     memory_bytes: int
+    table_bytes: int = 0
 
 
 def check_model(settings: Settings) -> CheckedModel:
@@ -74,9 +75,9 @@ def check_model(settings: Settings) -> CheckedModel:
     sizes = plan_cache(
         page_bytes, decoder_plan.device, decoder_plan.length, loaded, parts[0].state_bytes, position_bytes
     )
-    loaded_bytes += min(decoder_plan.length, sizes.pages * BLOCK_SIZE) * position_bytes
+    table_bytes = min(decoder_plan.length, sizes.pages * BLOCK_SIZE) * position_bytes
     doubt = unchecked_clause(decoder_plan.device, settings, is_fused=all(part.fused for part in parts))
-    return CheckedModel(doubt, loaded_bytes)
+    return CheckedModel(doubt, loaded_bytes, table_bytes)
 
 
 def unchecked_clause(device: torch.device, settings: Settings, *, is_fused: bool) -> str:
