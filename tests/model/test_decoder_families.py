@@ -60,6 +60,7 @@ KERNEL_FAMILIES = [
     "phi",
     "gpt_oss",
     "deepseek_v3",
+    "phimoe",
     "qwen3_next",
     "lfm2",
     "bamba",

@@ -62,14 +62,16 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
 def _choose_all_experts(config: DecoderConfig) -> DecoderConfig:
     """Return a config whose mixtures compute all experts for each token, so that each expert is checked.
 
-    Otherwise, rounding alone would send single tokens to other experts than the reference does.
+    Otherwise, rounding alone would send single tokens to other experts than the reference does. A margin would leave
+    single experts out of a weight's share in the same way, so there is none.
     """
 
     def choose_all(shape: LayerShape) -> LayerShape:
         routing = shape.routing
         if routing is None:
             return shape
-        return replace(shape, routing=replace(routing, chosen=routing.experts, groups=1, chosen_groups=1))
+        all_experts = replace(routing, chosen=routing.experts, groups=1, chosen_groups=1, margin=-1.0)
+        return replace(shape, routing=all_experts)
 
     return replace(config, layers=tuple(map(choose_all, config.layers)))
 
