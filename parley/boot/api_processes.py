@@ -84,9 +84,10 @@ class ApiProcessSlot:
             has_served, exit_code = await self._run_process()
             if self._pool.is_ending:
                 return
-            # A kill of our own must not use up a memory kill, which explains the end of one process
-            hang = f"hung: it {self._hang}, and was killed"
-            ending = hang if self._hang else describe_exit(exit_code, self._memory_kills)
+            if self._hang:  # a kill of our own must not use up a memory kill, which explains the end of one process
+                ending = f"hung: it {self._hang}, and was killed"
+            else:
+                ending = describe_exit(exit_code, self._memory_kills)
             if not has_served and self._starts == 1:
                 raise ApiProcessFailed(f"API process {self.number} {ending} before it was ready.")
             ends_in_a_row = 1 if time.monotonic() - started_at >= HEALTHY_SECONDS else ends_in_a_row + 1

@@ -23,9 +23,7 @@ class ModelCard:
     root: str = ""  # the main name of its model, which is the base model if the name is an adapter's
     phase: str = "ready"  # loading, ready, restarting, draining, failed, closed; held, prepared: see ``PauseCommand``
     totals: RequestTotals = field(default_factory=RequestTotals)  # over all names of the model
-    purpose: Literal["chat", "text", "vectors"] = (
-        "chat"  # as far as it is known: chat and text, text only, vectors only
-    )
+    purpose: Literal["chat", "text", "vectors"] = "chat"  # as far as it is known; "chat" reads text as well
     adapter_folder: str = ""  # of the adapter, if the name is an adapter's
     info: ModelInfo | None = None  # the engine's description; None until the model is loaded
     abilities: frozenset[ModelAbility] = frozenset()  # by its chat template and tokenizer

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
 import gc
 import os
 import socket
-import stat
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from ssl import SSLContext
@@ -29,10 +25,9 @@ from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.listener import ConnectionListener
 from parley.web.options import HttpOptions
 from parley.web.shared_listener import ConnectionCounts, SharedListener
+from parley.web.unix_listener import UnixListener, open_unix_listener
 
 LISTEN_BACKLOG = 2048
-LOCK_SECONDS = 2.0  # opening a Unix socket takes a server milliseconds
-SOCKET_MODE = 0o660  # of Unix sockets
 
 
 def freeze_objects() -> None:
@@ -49,85 +44,12 @@ def freeze_objects() -> None:
 def open_listener(host: str, port: int) -> socket.socket:
     """Return a listening socket; ``::`` accepts IPv4 as well. ``host``: or ``unix:`` and a path. Raises OSError."""
     if host.startswith(UNIX_PREFIX):
-        return _open_unix_listener(host[len(UNIX_PREFIX) :])
+        return open_unix_listener(host[len(UNIX_PREFIX) :], LISTEN_BACKLOG)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dual_stack = host == "::" and socket.has_dualstack_ipv6()
     listener = socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=dual_stack)
     # Connections inherit it. asyncio's own loop does not set it for them, and a token would wait 40 ms for an ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-class UnixListener(socket.socket):
-    """A listening Unix socket. ``path``: of its file; ``file_id`` tells that file from another one at this path."""
-
-    path = ""
-    file_id = (0, 0, 0)
-
-    def remove_file(self) -> None:
-        """Remove the file, unless another server has put its own there meanwhile."""
-        with contextlib.suppress(OSError):
-            if _file_id(self.path) == self.file_id:
-                os.unlink(self.path)
-
-
-def _file_id(path: str) -> tuple[int, int, int]:
-    """Return numbers that identify a file. The time is one of them, because inode numbers are soon used again."""
-    status = os.lstat(path)
-    return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-def _open_unix_listener(path: str) -> UnixListener:
-    """Return a listening Unix socket for owner and group; a stale one is replaced. Raises OSError."""
-    with _locked_folder(os.path.dirname(path) or "."):
-        return _replace_unix_socket(path)
-
-
-@contextlib.contextmanager
-def _locked_folder(folder: str) -> Iterator[None]:
-    """Let no other server open a socket in this folder meanwhile: one that is bound, but does not listen yet, looks
-    stale. Nothing is locked without the right to read the folder, or if another program keeps it locked."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        yield
-        return
-    try:
-        _wait_for_lock(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _wait_for_lock(descriptor: int) -> None:
-    """Lock a folder, unless its file system has no locks, or another program does not release it in time."""
-    end = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return
-            time.sleep(0.01)
-        except OSError:
-            return
-
-
-def _replace_unix_socket(path: str) -> UnixListener:
-    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
-        # A connection to a file that is no socket is refused as well.
-        if stat.S_ISSOCK(os.stat(path).st_mode) and probe.connect_ex(path) == errno.ECONNREFUSED:
-            os.unlink(path)
-    listener = UnixListener(socket.AF_UNIX)
-    try:
-        listener.bind(path)
-        listener.path, listener.file_id = path, _file_id(path)
-        os.chmod(path, SOCKET_MODE)
-        listener.listen(LISTEN_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
     return listener
 
 

@@ -130,11 +130,23 @@ def test_loses_no_change_that_another_server_makes_at_the_same_time(tmp_path):
     assert not stores[0].change("t", "unknown", lambda data: (data, []))
 
 
-def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path, caplog):
-    store = open_file(tmp_path / "responses.db")
+def open_on_full_disk(folder, spare_pages):
+    """A store with record ``a``, whose file may grow by so many pages."""
+    store = open_file(folder / "responses.db")
     store.keep("t", "a", b"1")
     (pages,) = store._database.execute("PRAGMA page_count").fetchone()
-    store._database.execute(f"PRAGMA max_page_count = {pages}")
+    store._database.execute(f"PRAGMA max_page_count = {pages + spare_pages}")
+    return store
+
+
+FULL_AND_OVER = [
+    "The store of responses cannot be used: database or disk is full.",
+    "The store of responses can be used again.",
+]
+
+
+def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path, caplog):
+    store = open_on_full_disk(tmp_path, spare_pages=0)
     for _ in range(3):
         with pytest.raises(NotReady, match="disk is full"):
             store.keep("t", "b", b"x" * 100_000)
@@ -142,25 +154,16 @@ def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path, caplog):
     store._database.execute("PRAGMA max_page_count = 1000")
     store.keep("t", "b", b"x" * 100_000)
     store.keep("t", "c", b"3")
-    assert [record.getMessage() for record in caplog.records] == [
-        "The store of responses cannot be used: database or disk is full.",
-        "The store of responses can be used again.",
-    ]
+    assert [record.getMessage() for record in caplog.records] == FULL_AND_OVER
 
 
 def test_a_disk_that_has_room_for_small_records_only_is_logged_once(tmp_path, caplog):
-    store = open_file(tmp_path / "responses.db")
-    store.keep("t", "a", b"1")
-    (pages,) = store._database.execute("PRAGMA page_count").fetchone()
-    store._database.execute(f"PRAGMA max_page_count = {pages + 1}")
+    store = open_on_full_disk(tmp_path, spare_pages=1)
     for _ in range(3):
         with pytest.raises(NotReady, match="disk is full"):
             store.keep("t", "b", b"x" * 100_000)
         store.keep("t", "c", b"3")
-    assert [record.getMessage() for record in caplog.records] == [
-        "The store of responses cannot be used: database or disk is full.",
-        "The store of responses can be used again.",
-    ]
+    assert [record.getMessage() for record in caplog.records] == FULL_AND_OVER
 
 
 def test_a_change_that_fails_leaves_the_record(open_store):

@@ -12,16 +12,17 @@ import socket
 import threading
 from pathlib import Path
 
-from parley.web import port
+from parley.web import unix_listener
+from parley.web.port import open_listener
 
 
 def test_a_socket_that_is_bound_and_does_not_listen_yet_is_not_taken_for_a_stale_one(tmp_path: Path, monkeypatch):
     path, errors = str(tmp_path / "s"), []
-    find_file_id = port._file_id
+    find_file_id = unix_listener._file_id
 
     def start_second_server() -> None:
         try:
-            port.open_listener(f"unix:{path}", 0).close()
+            open_listener(f"unix:{path}", 0).close()
         except OSError as error:
             errors.append(error.errno)
 
@@ -33,8 +34,8 @@ def test_a_socket_that_is_bound_and_does_not_listen_yet_is_not_taken_for_a_stale
         second.join(0.2)  # without the lock it ends, and has the path; with the lock it waits
         return find_file_id(file)
 
-    monkeypatch.setattr(port, "_file_id", find_while_second_starts)
-    listener = port.open_listener(f"unix:{path}", 0)
+    monkeypatch.setattr(unix_listener, "_file_id", find_while_second_starts)
+    listener = open_listener(f"unix:{path}", 0)
     second.join()
     assert errors == [errno.EADDRINUSE]
     with socket.socket(socket.AF_UNIX) as client:
@@ -44,8 +45,8 @@ def test_a_socket_that_is_bound_and_does_not_listen_yet_is_not_taken_for_a_stale
 
 def test_a_folder_that_another_program_keeps_locked_delays_a_server_only(tmp_path: Path, monkeypatch):
     """Such as flock(1), which starts a command with the folder locked."""
-    monkeypatch.setattr(port, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(unix_listener, "LOCK_SECONDS", 0.05)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    port.open_listener(f"unix:{tmp_path}/s", 0).close()
+    open_listener(f"unix:{tmp_path}/s", 0).close()
     os.close(descriptor)

@@ -22,18 +22,11 @@ template <class F> void for_each(long count, long numbers, long threads, F f) {
   });
 }
 
-// Rows as the input of a linear layer: as bf16, or as int8 (see int8.cpp).
-struct Rows {
-  bf16* plain;
-  int8_t* values;
-  float* scales;
-  int32_t* excess;
-};
-
 // The data passed from kernel to kernel, for at most MAX_PAIRS pairs, in one allocation.
 struct Workspace {
   uintptr_t end;
-  Rows x, pairs, active;  // the batch's rows; these in the order of experts; the rows between the layers of an MLP
+  LinearInput x, pairs;  // the batch's rows; these in the order of experts
+  LinearInput active;    // the rows between the layers of an MLP
   bf16* gate_up;
   float* outputs;    // of the MLPs
   int64_t* place;    // the pair of each row and chosen expert
@@ -50,7 +43,7 @@ struct Workspace {
     allocate(slices, e.count);
   }
 
-  void allocate_rows(Rows& rows, long count, long width) {
+  void allocate_rows(LinearInput& rows, long count, long width) {
     allocate(rows.plain, count * width);
     rows.values = (int8_t*)rows.plain;  // a layer reads one of them
     allocate(rows.scales, count);
@@ -80,7 +73,7 @@ Slices sort_pairs(const Experts& e, const int64_t* ids, long count, const Worksp
 
 // Copies `rows` rows into the order of pairs, times the weights of their pairs unless these are null. Rows of weights
 // are `stride` numbers apart.
-void gather(const Linear& layer, const Rows& from, const Workspace& workspace, const float* weights, long stride,
+void gather(const Linear& layer, const LinearInput& from, const Workspace& workspace, const float* weights, long stride,
             long rows, long chosen, long threads) {
   long width = layer.into;
   for_each(rows * chosen, width, threads, [&](long i) {
@@ -100,7 +93,7 @@ void gather(const Linear& layer, const Rows& from, const Workspace& workspace, c
   });
 }
 
-void multiply(const Linear& layer, const Rows& rows, Slices slices, void* y, bool as_fp32, long threads) {
+void multiply(const Linear& layer, const LinearInput& rows, Slices slices, void* y, bool as_fp32, long threads) {
   if (layer.form == INT8)
     int8_linear_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y,
                        slices, layer.out, layer.into, as_fp32, threads);
@@ -110,17 +103,6 @@ void multiply(const Linear& layer, const Rows& rows, Slices slices, void* y, boo
   else
     linear_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out, layer.into, as_fp32,
                   threads);
-}
-
-// y = activation(gate) * up of each expert's rows, where is_gate_fused
-void multiply_gated(const Experts& e, const Rows& rows, Slices slices, bf16* y, long threads) {
-  const Linear& layer = e.gate_up;
-  if (layer.form == INT8)
-    int8_gated_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y,
-                      slices, layer.out / 2, layer.into, e.activation, threads);
-  else
-    linear_gated_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out / 2, layer.into,
-                        e.activation, threads);
 }
 
 }  // namespace
@@ -141,7 +123,7 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
   Workspace workspace(e, most, chosen, memory);
   for (long start = 0; start < M; start += most) {
     long rows = std::min(most, M - start), count = rows * chosen;
-    Rows from = workspace.x;
+    LinearInput from = workspace.x;
     if (e.gate_up.form == INT8)
       quantize_rows(x + start * hidden, from.values, from.scales, from.excess, rows, hidden, threads);
     else from.plain = (bf16*)x + start * hidden;
@@ -149,10 +131,10 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
     gather(e.gate_up, from, workspace, e.weighs_inputs ? weights + start * stride : nullptr, stride, rows, chosen,
            threads);
     bool int8 = e.down.form == INT8;
-    const Rows& active = workspace.active;
+    const LinearInput& active = workspace.active;
     if (is_gate_fused(e.gate_up, e.activation, e.gated, count / std::max(1L, slices.count))) {
       bf16* plain = int8 ? workspace.gate_up : active.plain;
-      multiply_gated(e, workspace.pairs, slices, plain, threads);
+      linear_gated(e.gate_up, workspace.pairs, plain, slices, e.activation, threads);
       if (int8) quantize_rows(plain, active.values, active.scales, active.excess, count, e.down.into, threads);
     } else {
       multiply(e.gate_up, workspace.pairs, slices, workspace.gate_up, false, threads);

@@ -198,28 +198,15 @@ struct ForwardPass {
                int8_target(&reader), workspace.scales, workspace.excess, M, reader.into, threads);
   }
 
-  // active = activation(gate) * up of plain; of int8 rows if the layers take those
-  void multiply_gated(const Layer& layer) {
-    const Linear& gate_up = layer.gate_up;
-    RowSlice all{0, M, 0};
-    Slices slices{&all, 1};
-    long width = gate_up.out / 2;
-    if (gate_up.form == INT8)
-      int8_gated_slices(workspace.values, workspace.scales, workspace.excess, (const uint8_t*)gate_up.weight,
-                        gate_up.scales, gate_up.bias, workspace.active, slices, width, gate_up.into, layer.activation,
-                        threads);
-    else
-      linear_gated_slices(workspace.plain, (const bf16*)gate_up.weight, gate_up.bias, workspace.active, slices, width,
-                          gate_up.into, layer.activation, threads);
-    if (layer.down.form == INT8)
-      quantize_rows(workspace.active, workspace.values, workspace.scales, workspace.excess, M, layer.down.into,
-                    threads);
-  }
-
   // outputs = the MLP of plain, or of int8 if it takes that. `site` is the number of its first linear layer.
   void dense(const Layer& layer, long site) {
     if (!adapted.count && is_gate_fused(layer.gate_up, layer.activation, layer.gated, M)) {
-      multiply_gated(layer);
+      RowSlice all{0, M, 0};
+      linear_gated(layer.gate_up, {workspace.plain, workspace.values, workspace.scales, workspace.excess},
+                   workspace.active, {&all, 1}, layer.activation, threads);
+      if (layer.down.form == INT8)
+        quantize_rows(workspace.active, workspace.values, workspace.scales, workspace.excess, M, layer.down.into,
+                      threads);
       return multiply(layer.down, workspace.active);
     }
     linear(layer.gate_up, site);

@@ -46,6 +46,16 @@ bool is_gate_fused(const Linear& gate_up, int64_t activation, int64_t gated, lon
          gate_up.out % (2 * PANEL) == 0 && rows > TILE_ROWS;
 }
 
+void linear_gated(const Linear& gate_up, const LinearInput& x, bf16* y, Slices slices, int64_t activation,
+                  long threads) {
+  long N = gate_up.out / 2, K = gate_up.into;
+  if (gate_up.form == INT8)
+    int8_gated_slices(x.values, x.scales, x.excess, (const uint8_t*)gate_up.weight, gate_up.scales, gate_up.bias, y,
+                      slices, N, K, activation, threads);
+  else
+    linear_gated_slices(x.plain, (const bf16*)gate_up.weight, gate_up.bias, y, slices, N, K, activation, threads);
+}
+
 void linear_gated_slices(const bf16* x, const bf16* packed, const bf16* bias, bf16* y, Slices slices, long N, long K,
                          int64_t activation, long threads) {
   with_fused(activation, [=](auto active) {

@@ -23,12 +23,23 @@ void int8_linear_slices(const int8_t* x, const float* x_scales, const int32_t* e
 void grouped_linear_slices(long code, const bf16* x, const uint32_t* packed, const float* scales, const bf16* bias,
                            void* y, Slices slices, long N, long K, long group, bool as_fp32, long threads);
 
-// Whether gated_slices computes the MLP of such a layer at once, and sooner than in two steps, for `rows` rows of a
+// Rows as the input of a linear layer: as bf16, or as int8 (see int8.cpp).
+struct LinearInput {
+  bf16* plain;
+  int8_t* values;
+  float* scales;
+  int32_t* excess;
+};
+
+// Whether `linear_gated` computes such a layer and its activation, and sooner than in two steps, for `rows` rows of a
 // slice.
 bool is_gate_fused(const Linear& gate_up, int64_t activation, int64_t gated, long rows);
 
-// y [M, N] = activation(gate) * up of the rows [gate | up] that the function without `gated` would write, in bf16; with
-// the same bits.
+// y [M, out / 2] = activation(gate) * up of the rows [gate | up] that the two steps would write, with the same bits.
+void linear_gated(const Linear& gate_up, const LinearInput& x, bf16* y, Slices slices, int64_t activation,
+                  long threads);
+
+// Its forms; N = out / 2
 void linear_gated_slices(const bf16* x, const bf16* packed, const bf16* bias, bf16* y, Slices slices, long N, long K,
                          int64_t activation, long threads);
 void int8_gated_slices(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed,
