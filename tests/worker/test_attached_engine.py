@@ -208,7 +208,9 @@ async def test_waits_for_a_server_that_is_still_loading(serve, quick_polls):
     assert back.engine.state == front.engine.state == "ready"
 
 
-@pytest.mark.parametrize("body", [b"<html>busy</html>", b"[1]", b'{"count": 3}', b'{"tokens": null}'])
+@pytest.mark.parametrize(
+    "body", [b"<html>busy</html>", b"[1]", b'{"count": 3}', b'{"tokens": null}', b'"\xff"', b"[" * 10**5]
+)
 async def test_an_answer_without_tokens_tells_nothing_about_the_tokenizer(serve, monkeypatch, body):
     back = await serve()
     post = ServerCalls.post

@@ -40,6 +40,9 @@ FEATURE_PROBES: dict[EngineFeature, dict[str, Any]] = {
 MISSING_FEATURES: frozenset[EngineFeature] = frozenset({"banned_tokens"})
 TOKENIZER_SAMPLE = 'The 7 quick foxes: "Zwölf" 你好 {"a": [1, 2]}\n\tend'  # a text that tokenizers split differently
 
+# Raised when an answer is decoded that is not JSON, not UTF-8 or too deep, and when its members are other ones
+ODD_ANSWERS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, KeyError)
+
 
 class AttachRefused(Exception):
     """The server cannot be the engine of this model. The message is one sentence with a hint."""
@@ -147,7 +150,7 @@ async def read_cards(calls: ServerCalls, settings: AttachedSettings) -> list[Mod
         raise AttachRefused(f"{settings.url} wants another API key (status {answer.status}){hint}.")
     try:
         cards = msgspec.json.decode(answer.body, type=ModelList).data if answer.status == 200 else []
-    except msgspec.DecodeError:
+    except ODD_ANSWERS:
         cards = []
     if not cards:
         raise AttachRefused(f"{settings.url} lists no models: GET /v1/models gave status {answer.status}.")
@@ -238,7 +241,7 @@ def error_text(status: int, body: bytes) -> str:
     try:
         answer = msgspec.json.decode(body)
         message = answer["error"]["message"] if "error" in answer else answer["message"]
-    except (msgspec.DecodeError, TypeError, KeyError):
+    except ODD_ANSWERS:
         message = None
     return " ".join(str(message).split()) if message else f"status {status}"
 
@@ -247,7 +250,7 @@ async def _read_version(calls: ServerCalls, settings: AttachedSettings) -> str:
     answer = await calls.get("/version")
     try:
         version = str(msgspec.json.decode(answer.body)["version"]) if answer.status == 200 else ""
-    except (msgspec.DecodeError, TypeError, KeyError):
+    except ODD_ANSWERS:
         version = ""
     first, last = (f"{major}.{minor}" for major, minor in TESTED_VERSIONS)
     if not version:
@@ -267,7 +270,7 @@ async def _check_tokenizer(calls: ServerCalls, settings: AttachedSettings, card:
     answer = await calls.post("/tokenize", body)
     try:
         tokens = msgspec.json.decode(answer.body)["tokens"] if answer.status == 200 else None
-    except (msgspec.DecodeError, TypeError, KeyError):
+    except ODD_ANSWERS:
         tokens = None
     # A server may have no tokenizer, and a proxy may answer in its place.
     if isinstance(tokens, list) and tokens != tokenizer.encode(TOKENIZER_SAMPLE, special=False):
@@ -289,7 +292,7 @@ async def _read_dimensions(calls: ServerCalls, card: ModelCard) -> int:
     answer = await calls.post(POOLING_PATH, {"model": card.id, "task": "embed", "input": [0]})
     try:
         vectors = msgspec.json.decode(answer.body, type=VectorAnswer).data if answer.status == 200 else []
-    except msgspec.DecodeError:
+    except ODD_ANSWERS:
         vectors = []
     return len(vectors[0].data) if vectors else 0
 
@@ -305,7 +308,7 @@ async def _probe_plain(
     answer = await calls.post(GENERATE_PATH, body)
     try:
         read = msgspec.json.decode(answer.body, type=ProbeAnswer) if answer.status == 200 else ProbeAnswer()
-    except msgspec.DecodeError:
+    except ODD_ANSWERS:
         read = ProbeAnswer()
     if not read.choices and not may_pool:
         raise AttachRefused(
