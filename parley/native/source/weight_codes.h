@@ -101,9 +101,12 @@ template <int BITS> static inline IntegerPairs signed_pair(Bits words, int j) {
 #endif
 }
 
+// Prefetch distance in bytes, twice that of plain weights: with theirs, a single row takes up to 1.25 times as long
+constexpr long CODES_PREFETCH_DISTANCE = 8192;
+
 // Prefetch for `count` words of a panel that will be read later
 static inline void prefetch_words(const uint32_t* from, long count) {
-  for (long i = 0; i < count; i += 16) __builtin_prefetch((const char*)(from + i) + PREFETCH_DISTANCE);
+  for (long i = 0; i < count; i += 16) __builtin_prefetch((const char*)(from + i) + CODES_PREFETCH_DISTANCE);
 }
 
 // Vector i of row k / WORD_PAIRS of a panel's words
