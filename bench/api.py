@@ -27,7 +27,6 @@ from meter import Meter, cost_table
 
 from parley import wire
 from parley.boot.parts import ServerParts
-from parley.boot.server import HttpServer, freeze_objects, uvicorn_config
 from parley.dialects.openai import completions
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.fake import FAKE_MODEL
@@ -47,6 +46,7 @@ from parley.web import logs
 from parley.web.connection import HttpCycle
 from parley.web.exchange import Exchange
 from parley.web.http_protocol import LimitedHttpProtocol
+from parley.web.port import HttpServer, freeze_objects, uvicorn_config
 
 INFO = msgspec.structs.replace(FAKE_MODEL, vocab_size=1 << 24)
 PROMPT = 8

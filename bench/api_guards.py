@@ -26,13 +26,13 @@ import uvloop
 from api import LOADS, ApiClient, ScriptedEngine, count_answers, encode_request, load_parser, start_process
 
 from parley.boot.parts import ServerParts
-from parley.boot.server import HttpServer, freeze_objects, uvicorn_config
 from parley.disagg.kv.peer import KVPeer
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.settings.key_file import make_key
 from parley.types import Settings
 from parley.web import logs
+from parley.web.port import HttpServer, freeze_objects, uvicorn_config
 from parley.web.tls.contexts import server_tls_context
 from parley.web.tls.files import TlsFiles
 

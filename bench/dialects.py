@@ -24,13 +24,13 @@ import msgspec
 import uvloop
 
 from parley import hub
-from parley.boot import server as start
 from parley.boot.parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.fake import FAKE_MODEL, FakeEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, Settings
+from parley.web import port as http_port
 
 TEXT = "time year people way day man thing woman life child world school state family student group country problem"
 TALK = [{"role": "user", "content": TEXT}]
@@ -111,9 +111,9 @@ class ServerThread(threading.Thread):
         options = ServerOptions(port=0, access_log=False)
         parts = ServerParts(options, [ServedModel(("model",), Settings(model=folder), engine, options)], KVPeer())
         self.service = parts.registry
-        self._sock = start.open_listener(options.host, 0)
+        self._sock = http_port.open_listener(options.host, 0)
         self.port = self._sock.getsockname()[1]
-        self._server = start.HttpServer(start.uvicorn_config(options, parts.build_app()))
+        self._server = http_port.HttpServer(http_port.uvicorn_config(options, parts.build_app()))
         self._ready = threading.Event()
         self.start()
         self._ready.wait()
@@ -124,7 +124,7 @@ class ServerThread(threading.Thread):
 
     async def _serve_until_stopped(self) -> None:
         await self.service.main_model.load_engine()
-        start.freeze_objects()
+        http_port.freeze_objects()
         self._ready.set()
         await self._server.serve(sockets=[self._sock])
 

@@ -23,7 +23,6 @@ import uvloop
 
 from parley import hub, wire
 from parley.boot.parts import ServerParts
-from parley.boot.server import HttpServer, freeze_objects, uvicorn_config
 from parley.cli.apis import BENCHED_APIS
 from parley.dialects.bench import LoadShape
 from parley.disagg.kv.peer import KVPeer
@@ -33,6 +32,7 @@ from parley.engine.remote import RemoteEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
+from parley.web.port import HttpServer, freeze_objects, uvicorn_config
 
 CLIENTS = 16
 REQUESTS = 4  # of each client in a round

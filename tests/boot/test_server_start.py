@@ -33,6 +33,7 @@ from parley.engine.fake import FakeEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, ModelInfo, Settings
 from parley.web.banner import loaded_line, local_url
+from parley.web.port import open_listener
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ class InProcessServer:
         self.engine = FakeEngine(info=MODEL_INFO, step_seconds=0.005, load_seconds=load)
         monkeypatch.setitem(engines.ENGINE_FACTORIES, "scripted", lambda settings, name: self.engine)
         server_options = ServerOptions(port=0, **options)
-        sockets = [start_module.open_listener(place.host, place.port) for place in listening_places(server_options)]
+        sockets = [open_listener(place.host, place.port) for place in listening_places(server_options)]
         offer = OfferedModel(("tiny",), Settings(model=str(folder)), "scripted")
         self.instance = start_module.ServerInstance([offer], server_options, sockets)
         self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
@@ -392,6 +393,6 @@ def test_closed_standard_streams_are_replaced_by_dev_null(folder, options):
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_listening_on_all_addresses_accepts_ipv4_and_ipv6():
-    with start_module.open_listener("::", 0) as sock:
+    with open_listener("::", 0) as sock:
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, sock.getsockname()[1]), timeout=5).close()

@@ -15,6 +15,7 @@ from parley.boot.places import listening_places
 from parley.engine.fake import FakeEngine
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.types import Settings
+from parley.web.port import open_listener
 from parley.web.tls.contexts import server_tls_context
 
 
@@ -34,7 +35,7 @@ async def run_instance(
         engines.ENGINE_FACTORIES, "scripted", lambda settings, name: FakeEngine(info=MODEL_INFO, step_seconds=tick)
     )
     places = listening_places(options)
-    sockets = [server.open_listener(place.host, place.port) for place in places]
+    sockets = [open_listener(place.host, place.port) for place in places]
     contexts = [server_tls_context(place.tls, http2=True) if place.tls else None for place in places]
     offers = [OfferedModel(("tiny",), Settings(model=str(folder)), "scripted")]
     instance = server.ServerInstance(offers, options, sockets, contexts, read_options)

@@ -13,7 +13,6 @@ from support.http_client import MODEL_INFO, RunningServer
 from support.prefill_decode_pair import CREATED, REQUEST_UUID, ServerPair, join_cluster
 from support.tiny_models import write_tokenizer
 
-from parley.boot import server as start
 from parley.boot.parts import ServerParts
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.coordinator import Coordinator
@@ -26,6 +25,7 @@ from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import AttachedSettings, EngineRequest, EngineSettings, Settings
 from parley.web import exchange
+from parley.web import port as http_port
 from parley.web.port import open_listener
 from parley.worker.attached.attached_engine import AttachedEngine
 from parley.worker.thread import LocalEngine
@@ -116,8 +116,8 @@ async def serve(
         model = ServedModel(names, engine_settings, engine, server_options)
         parts = ServerParts(server_options, [model, *beside], KVPeer(secret=secret))
         service = parts.registry
-        sock = start.open_listener(server_options.host, server_options.port)
-        server = start.HttpServer(start.uvicorn_config(server_options, parts.build_app(surfaces)))
+        sock = http_port.open_listener(server_options.host, server_options.port)
+        server = http_port.HttpServer(http_port.uvicorn_config(server_options, parts.build_app(surfaces)))
         task = asyncio.create_task(server.serve(sockets=[sock]))
         running_server = RunningServer(parts, engine, server, sock.getsockname()[1])
         running.append((running_server, task))

@@ -25,6 +25,7 @@ from parley.disagg.kv.transport import LinkError
 from parley.engine.fake import FakeEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, Settings
+from parley.web import port as port_module
 from parley.web.connection_limit import OPENING_SECONDS, ConnectionLimit
 from parley.web.options import HttpOptions
 from parley.web.tls.contexts import client_tls_context, server_tls_context
@@ -79,7 +80,7 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
     )
     options = ServerOptions(port=None, listen=listen)
     places = listening_places(options)
-    sockets = [server.open_listener(place.host, place.port) for place in places]
+    sockets = [port_module.open_listener(place.host, place.port) for place in places]
     contexts = [server_tls_context(place.tls) if place.tls else None for place in places]
     mutual, server_only = (sock.getsockname()[1] for sock in sockets)
     instance = server.ServerInstance(
@@ -110,9 +111,11 @@ async def encrypted_port(folder: Path, tls: ssl.SSLContext | None = None, **limi
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
-    sock = server.open_listener("127.0.0.1", 0)
-    config = server.uvicorn_config(HttpOptions(**limits), answer_204, tls or server_tls_context(tls_options(folder)))
-    http_server = server.HttpServer(config)
+    sock = port_module.open_listener("127.0.0.1", 0)
+    config = port_module.uvicorn_config(
+        HttpOptions(**limits), answer_204, tls or server_tls_context(tls_options(folder))
+    )
+    http_server = port_module.HttpServer(config)
     serving = asyncio.create_task(http_server.serve(sockets=[sock]))
     async with asyncio.timeout(20):
         yield sock.getsockname()[1]

@@ -12,13 +12,13 @@ import uvloop
 from support.tiny_models import write_tokenizer
 from tokenizers import Tokenizer
 
-from parley.boot import server as start
 from parley.boot.parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.fake import FAKE_MODEL, FakeEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, Settings
+from parley.web import port as http_port
 
 COMMAND, OUTPUT = "echo hello-$((40+2))", "hello-42"
 CALL = f"<tool_call>\n{json.dumps({'name': 'exec_command', 'arguments': {'cmd': COMMAND}})}\n</tool_call>"
@@ -36,10 +36,10 @@ async def serve(folder: Path) -> None:
     engine = FakeEngine(answer, info=info)
     model = ServedModel(("scripted",), Settings(model=str(folder), tool_parser="hermes"), engine, options)
     parts = ServerParts(options, [model], KVPeer(secret=b"s"))
-    listener = start.open_listener(options.host, 0)
+    listener = http_port.open_listener(options.host, 0)
     await model.load_engine()
     print(listener.getsockname()[1], flush=True)
-    await start.HttpServer(start.uvicorn_config(options, parts.build_app())).serve(sockets=[listener])
+    await http_port.HttpServer(http_port.uvicorn_config(options, parts.build_app())).serve(sockets=[listener])
 
 
 with tempfile.TemporaryDirectory() as name:
