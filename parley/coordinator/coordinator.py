@@ -266,17 +266,17 @@ class Coordinator:
 
     async def _drain_requests(self) -> None:
         """Take no more requests; let open ones finish for DRAIN_SECONDS, then end them with an error."""
-        self.front.stopping = True
+        self.front.load.stopping = True
         for server in self._servers:
             server.announce_shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                while self.front.open_requests and not self._force_event.is_set():
+                while self.front.load.open_requests and not self._force_event.is_set():
                     await asyncio.sleep(POLL_SECONDS)
         self.front.fail_open_requests()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS):
-                while self.front.open_requests:
+                while self.front.load.open_requests:
                     await asyncio.sleep(POLL_SECONDS)
 
     def _handle_signal(self, number: int) -> None:

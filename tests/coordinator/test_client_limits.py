@@ -55,7 +55,7 @@ async def test_client_disconnect_cancels_the_request_on_every_instance(cluster, 
     await running.wait_until(lambda: d.stopped_ids and (p.stopped_ids or stage != "asked"))
     request_id = p.requests[0].headers["req-id"]
     assert d.stopped_ids == [request_id] and p.stopped_ids == ([request_id] if stage == "asked" else [])
-    await running.wait_until(lambda: running.coordinator.front.open_requests == 0)
+    await running.wait_until(lambda: running.coordinator.front.load.open_requests == 0)
     assert running.coordinator.scheduler.open_requests == 0
 
 
@@ -94,7 +94,7 @@ async def test_slow_client_of_a_plain_decode_instance_is_cancelled(cluster):
     _, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1 << 12)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
     await running.wait_until(lambda: d.stopped_ids)
-    await running.wait_until(lambda: running.coordinator.front.open_requests == 0)
+    await running.wait_until(lambda: running.coordinator.front.load.open_requests == 0)
     writer.close()
 
 

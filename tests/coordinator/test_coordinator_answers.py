@@ -223,7 +223,7 @@ async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> N
     running = [await cluster.front.connect() for _ in range(2)]
     for number, connection in enumerate(running, 1):
         await connection.send(build_request("POST", "/v1/chat/completions", body))
-        await cluster.front.until(lambda number=number: cluster.coordinator.front.body_bytes == number * len(body))
+        await cluster.front.until(lambda number=number: cluster.coordinator.front.load.body_bytes == number * len(body))
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     incoming = await cluster.front.connect()
     await incoming.send(head + b"60000\r\n" + b" " * 0x60000)
@@ -234,7 +234,7 @@ async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> N
     )
     for connection in running:
         connection.close()
-    await cluster.front.until(lambda: cluster.coordinator.front.body_bytes == 0)
+    await cluster.front.until(lambda: cluster.coordinator.front.load.body_bytes == 0)
     cluster.instances[0].engine.step_gate.set()
     huge = await cluster.front.connect()
     await huge.send(head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 40)))
@@ -252,7 +252,7 @@ async def test_unfinished_bodies_leave_room_for_others(live_cluster, monkeypatch
         unfinished.append(await cluster.front.connect())
         await unfinished[-1].send(head + b" " * 250_000)
         size = 250_000 * len(unfinished)
-        await cluster.front.until(lambda size=size: cluster.coordinator.front.body_bytes == size)
+        await cluster.front.until(lambda size=size: cluster.coordinator.front.load.body_bytes == size)
     await asyncio.sleep(0.2)
     body = json.dumps(CHAT).encode().ljust(300_000)
     running_server = await cluster.front.connect()
@@ -262,7 +262,7 @@ async def test_unfinished_bodies_leave_room_for_others(live_cluster, monkeypatch
     assert (answer.status, "still arriving" in answer.json["error"]["message"]) == (429, True)
     for connection in (running_server, *unfinished):
         connection.close()
-    await cluster.front.until(lambda: cluster.coordinator.front.body_bytes == 0)
+    await cluster.front.until(lambda: cluster.coordinator.front.load.body_bytes == 0)
     await cluster.idle()
 
 

@@ -352,7 +352,7 @@ async def test_cluster_grpc_cuts_off_a_client_that_does_not_read(both) -> None:
         stream = sides.cluster_calls.stream()
         for _ in range(12):
             await stream.write(seeded_request(stream=True, max_tokens=800).SerializeToString())
-        await sides.cluster.front.until(lambda: bool(sides.cluster.coordinator.front.open_requests))
+        await sides.cluster.front.until(lambda: bool(sides.cluster.coordinator.front.load.open_requests))
         await sides.cluster.idle()
 
 
@@ -364,7 +364,7 @@ async def test_cluster_grpc_late_reader_receives_everything(both, monkeypatch: p
     for message in requests:
         await stream.write(message.SerializeToString())
     await stream.done_writing()
-    await sides.cluster.front.until(lambda: bool(sides.cluster.coordinator.front.open_requests))
+    await sides.cluster.front.until(lambda: bool(sides.cluster.coordinator.front.load.open_requests))
     await asyncio.sleep(0.1)
     answers = join_answers([answer async for answer in stream])
     assert answers == join_answers(await stream_requests(sides.server_calls, *requests))

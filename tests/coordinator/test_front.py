@@ -152,7 +152,7 @@ async def test_coordinator_closes_connections_above_the_limit(cluster):
     running = await cluster(ScriptedInstance(script=CHAT_SCRIPT), max_requests=2, strict=True)
     beginning = b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n"
     open_connections = [await running.send_raw(beginning) for _ in range(2)]
-    await running.wait_until(lambda: running.coordinator.front.open_requests == 2)
+    await running.wait_until(lambda: running.coordinator.front.load.open_requests == 2)
     reader, writer = await running.send_raw(b"")
     assert await reader.read() == b""
     writer.close()

@@ -86,7 +86,7 @@ async def test_background_runs_behind_a_coordinator(live_cluster, serve):
 
     for method, suffix in (("POST", "/cancel"), ("DELETE", "")):
         response = await create(front, background=True, max_output_tokens=3000)
-        assert cluster.coordinator.front.open_requests == 1
+        assert cluster.coordinator.front.load.open_requests == 1
         path = f"/v1/responses/{response['id']}"
         assert (await front.call(method, path + suffix)).status == 200
         await cluster.idle()

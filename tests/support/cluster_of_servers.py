@@ -20,7 +20,7 @@ class Cluster:
     async def idle(self) -> None:
         """Wait until every request is gone from every member and from the coordinator."""
         await self.front.until(
-            lambda: not self.coordinator.front.open_requests and not self.coordinator.scheduler.open_requests
+            lambda: not self.coordinator.front.load.open_requests and not self.coordinator.scheduler.open_requests
         )
         for server, member in zip(self.instances, self.members, strict=True):
             await server.idle()

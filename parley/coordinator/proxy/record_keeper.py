@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.proxy.background_cycle import BackgroundCycle
 from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.client_identity import ClientIdentity
+from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.dialect import Answer, Reply, RequestContext, Route
 from parley.dialects.records import InlinedRequest, StreamReplay
+from parley.errors import ParleyError
 from parley.serving.generate import follow_events
 from parley.serving.handlers import replay_stream
 from parley.serving.records.background import BackgroundRuns, tenant_records
@@ -22,8 +24,9 @@ class RecordKeeper:
     """The records of all tenants. ``runs``: the requests in the background; ``knows_keys``: the coordinator checks the
     clients' keys. Raises BadRecordFile."""
 
-    def __init__(self, options: CoordinatorOptions, table: InstanceTable, *, knows_keys: bool = False):
-        self._knows_keys = knows_keys
+    def __init__(self, table: InstanceTable, identity: ClientIdentity, *, knows_keys: bool = False):
+        options = table.options
+        self._identity, self._knows_keys = identity, knows_keys
         self._store = open_record_store(options.response_store, options.response_lifetime, options.response_store_file)
         self._table = table
         self.runs = BackgroundRuns(self._store)
@@ -43,22 +46,32 @@ class RecordKeeper:
         await self.runs.close()
         self._store.close()
 
-    async def inline_records(self, route: Route, client: DownstreamClient, tenant: str, body: bytes) -> InlinedRequest:
-        """Return the client's request with the records that it refers to. Raises ParleyError."""
-        assert route.inliner is not None
-        inlined = await client.run_work(len(body), partial(route.inliner, body, self._context(client, tenant)))
+    async def inline_records(self, path: ApiPath, client: DownstreamClient, body: bytes) -> InlinedRequest | None:
+        """Return the request with the records that it refers to; None if bodies of this path refer to none.
+
+        Raises ParleyError, ClientRefused, ClientGone.
+        """
+        if path.route.inliner is None or not self.serves(client):
+            return None
+        try:
+            inlined = await client.run_work(len(body), partial(path.route.inliner, body, self._context(client)))
+        except ParleyError:
+            await self._identity.check_key(client)
+            raise
         client.records_inlined = True
         return inlined
 
-    async def answer_stored(self, route: Route, client: DownstreamClient, tenant: str, body: bytes) -> None:
+    async def answer_stored(self, route: Route, client: DownstreamClient) -> None:
         """Read or change the client's records, or stream a background request again. Raises ParleyError, ClientGone."""
         assert route.reader is not None
-        read = partial(route.reader, body, self._context(client, tenant))
+        body = await client.read_body()
+        await self._identity.check_key(client)
+        read = partial(route.reader, body, self._context(client))
         result: Answer | StreamReplay = await client.run_work(len(body), read)
         if isinstance(result, Answer):
             await client.send_response(result.body, result.status, result.content_type)
         else:
-            await replay_stream(self.runs, tenant, client, result)
+            await replay_stream(self.runs, self._identity.tenant_of(client), client, result)
 
     async def answer_accepted(self, client: DownstreamClient, inlined: InlinedRequest, cycle: BackgroundCycle) -> None:
         """Answer a client whose request runs in the background. Raises ParleyError if it was refused, ClientGone."""
@@ -70,7 +83,8 @@ class RecordKeeper:
         else:
             await client.send_response(inlined.render_accepted())
 
-    def _context(self, client: DownstreamClient, tenant: str) -> RequestContext:
+    def _context(self, client: DownstreamClient) -> RequestContext:
+        tenant = self._identity.tenant_of(client)
         return RequestContext(
             client.request_uuid,
             int(time.time()),

@@ -157,3 +157,8 @@ class ClusterInstance:
             self.sent_hashes[mark.prefix_hash] = now
         while len(self.sent_hashes) > MAX_REPORTED_HASHES:
             del self.sent_hashes[next(iter(self.sent_hashes))]
+
+
+def least_loaded(instances: Iterable[ClusterInstance]) -> list[ClusterInstance]:
+    """Return instances in the order in which to ask them: those of parley first, then by their number of requests."""
+    return sorted(instances, key=lambda each: (not each.native, each.tasks, each.id))

@@ -1,0 +1,44 @@
+"""Which tenant a client is, and the check of its API key by an instance where the coordinator knows no keys."""
+
+from __future__ import annotations
+
+from parley.coordinator.proxy import forward
+from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.client_keys import ClientKeys
+from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.paths import ApiPath
+from parley.coordinator.routing.instance import least_loaded
+from parley.coordinator.routing.instance_table import InstanceTable
+from parley.web.auth import presented_key, tenant_id
+
+
+class ClientIdentity:
+    """Finds out who a client is. ``client_keys``: the clients' keys; None: instances check them."""
+
+    def __init__(self, table: InstanceTable, connections: InstanceConnections, client_keys: ClientKeys | None):
+        self._table, self._connections, self._client_keys = table, connections, client_keys
+
+    def tenant_of(self, client: DownstreamClient) -> str:
+        """Return the id of the client's tenant, as instances know it; "" if they have no API keys."""
+        if self._client_keys is not None:
+            return client.tenant.id
+        if not self._table.checks_keys:
+            return ""
+        return tenant_id(presented_key(client.headers), self._table.options.secret)
+
+    async def check_key(self, client: DownstreamClient) -> None:
+        """Check the client's API key if only instances know it. Raises ClientRefused, ParleyError."""
+        table = self._table
+        if table.checks_keys and self._client_keys is None:
+            now = table.clock()
+            instance = min(table, key=lambda each: (not each.is_usable(now), each.id))
+            await forward.check_client(self._connections, client, instance)
+
+    async def check_with_instance(self, path: ApiPath, client: DownstreamClient) -> None:
+        """Let an instance check a request that is answered here: its key, and what the path names. Without usable
+        instances nothing is checked. Raises ClientRefused, ParleyError."""
+        names_object = path.route.reader is not None  # an endpoint, which there may not be
+        usable = self._table.usable_instances()
+        if usable and (names_object or self._client_keys is None):
+            refusing = (*forward.KEY_REFUSALS, 404) if names_object else forward.KEY_REFUSALS
+            await forward.check_client(self._connections, client, least_loaded(usable)[0], refusing)

@@ -1,0 +1,224 @@
+"""Requests that generate: their limits, their attempts on instances, and those that run without their client."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from parley.coordinator import refusals
+from parley.coordinator.proxy import forward
+from parley.coordinator.proxy.attempts import RequestRunner
+from parley.coordinator.proxy.background_cycle import BackgroundCycle
+from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.client_identity import ClientIdentity
+from parley.coordinator.proxy.client_keys import ClientKeys
+from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.front_load import FrontLoad
+from parley.coordinator.proxy.paths import ApiPath
+from parley.coordinator.proxy.record_keeper import RecordKeeper
+from parley.coordinator.proxy.scheduling_facts import SchedulingFacts
+from parley.coordinator.proxy.token_counts import AnswerMeter, reserve_tokens
+from parley.coordinator.routing.admission import InstanceScheduler
+from parley.coordinator.routing.instance import ClusterInstance, least_loaded
+from parley.coordinator.routing.policies import SchedulingRequest
+from parley.dialects.dialect import Reply, RequestContext
+from parley.dialects.mounts import BODY_FAULT
+from parley.dialects.records import InlinedRequest
+from parley.errors import ParleyError, Stopping
+from parley.serving.options import ServerOptions
+from parley.web.request_body import ClientGone
+
+SHUTDOWN_TEXT = "The server is shutting down. This answer could not be finished."
+
+
+class GenerationFront:
+    """Has instances answer requests that generate, and those for vectors that a client's key pays for.
+
+    ``options``: those of the port; ``strict``: report errors to all clients in the documented form; ``client_keys``:
+    the clients' keys; None: instances check them.
+    """
+
+    def __init__(
+        self,
+        scheduler: InstanceScheduler,
+        connections: InstanceConnections,
+        load: FrontLoad,
+        identity: ClientIdentity,
+        scheduling_facts: SchedulingFacts,
+        record_keeper: RecordKeeper,
+        options: ServerOptions,
+        *,
+        strict: bool,
+        client_keys: ClientKeys | None,
+    ):
+        self._scheduler, self._connections, self._load = scheduler, connections, load
+        self._identity, self._scheduling_facts, self._record_keeper = identity, scheduling_facts, record_keeper
+        self._options, self._strict, self._client_keys = options, strict, client_keys
+        self._runners: set[RequestRunner] = set()
+        self._client_ids: set[tuple[str, bytes]] = set()  # request ids chosen by clients, of open requests, by tenant
+
+    def use_options(self, options: ServerOptions) -> None:
+        """Take other options of the port from now on."""
+        self._options = options
+
+    def fail_open_requests(self) -> None:
+        """End all open requests with an error."""
+        for runner in self._runners:
+            runner.fail_request(Stopping(SHUTDOWN_TEXT, retry_after=5))
+
+    async def run_generation(self, path: ApiPath, client: DownstreamClient, body: bytes | None) -> None:
+        """Run a generating request. Raises ParleyError before anything was sent, and ClientGone."""
+        content_length = client.headers.get(b"content-length", b"")
+        announced = int(content_length) if content_length.isdigit() else 0
+        self._load.check_room(announced, self._options.body_limit, always_ask_ready=self._strict)
+        if self._client_keys is not None:
+            body = await self._admit_to_limits(path, client, body)
+        elif body is None:
+            body = await client.read_body()
+        if self._strict and not path.dialect.framed_answers:
+            text = await client.run_work(len(body), partial(BODY_FAULT, path.route.path, body))
+            if text:
+                raise refusals.coordinator_error(400, text)
+        client_id = (self._identity.tenant_of(client), client.client_request_id)
+        if client_id in self._client_ids:
+            raise refusals.coordinator_error(400, refusals.TEXTS.duplicate_id)
+        inflated = len(body) if b"content-encoding" in client.headers else 0
+        self._load.check_memory(inflated)
+        self._load.body_bytes += inflated
+        if client.client_request_id:
+            self._client_ids.add(client_id)
+        try:
+            inlined = await self._record_keeper.inline_records(path, client, body)
+            if inlined is None:
+                await client.while_connected(self._run_attempts(path, client, body))
+            elif inlined.background_name:
+                await self._run_in_background(path, client, inlined)
+            else:
+                client.watcher = inlined
+                await client.while_connected(self._run_attempts(path, client, inlined.body, inlined))
+        except ParleyError:
+            # To word the error.
+            _, client.dialect = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
+            raise
+        finally:
+            self._load.body_bytes -= inflated
+            self._client_ids.discard(client_id)
+
+    async def _admit_to_limits(self, path: ApiPath, client: DownstreamClient, body: bytes | None) -> bytes:
+        """Count a request for the limits of its client's key, and return its body. The body is read first only if it
+        decides the API. Raises ParleyError, ClientGone."""
+        assert self._client_keys is not None
+        if path.has_one_route:
+            self._client_keys.admit_request(client)
+            return await client.read_body() if body is None else body
+        if body is None:
+            body = await client.read_body()
+        _, client.dialect = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
+        self._client_keys.admit_request(client)
+        return body
+
+    async def embed_with_account(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, usable: list[ClusterInstance]
+    ) -> None:
+        """Have one instance answer a request for vectors, which its client's key pays for. Raises ParleyError,
+        ClientGone."""
+        assert self._client_keys is not None
+        self._client_keys.admit_request(client)
+        left = False
+        try:
+            scheduling_request = await self._scheduling_facts.scheduling_request(path, client, body)
+            if await self._reserve_tokens(path, client, body, scheduling_request):
+                holders = await self._scheduling_facts.instances_holding_model(path, client, body, usable)
+                work = forward.forward_to_one(self._connections, client, least_loaded(holders), body)
+                await client.while_connected(work)
+        except (ClientGone, asyncio.CancelledError):
+            left = True
+            raise
+        finally:
+            self._client_keys.settle_request(client, client.forwarded_use(), left=left)
+
+    async def _reserve_tokens(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, scheduling_request: SchedulingRequest
+    ) -> bool:
+        """Reserve the tokens that a request may use, if its client's key has limits of tokens. False if an instance has
+        refused the request, and the client has that answer. Raises ParleyError, ClientGone."""
+        usable = self._scheduler.table.usable_instances()
+        holders = least_loaded([each for each in usable if scheduling_request.model in each.models] or usable)
+        rate = self._scheduler.options.string_token_rate
+        if not all(each.native for each in usable):
+            client.meter = AnswerMeter(scheduling_request.model, scheduling_request.length, rate)
+        refusal = await reserve_tokens(self._connections, client, path, body, scheduling_request, holders)
+        if refusal is not None:
+            client.send_complete(*refusal)
+        return refusal is None
+
+    async def _run_attempts(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, inlined: InlinedRequest | None = None
+    ) -> None:
+        """Have instances answer the client. Raises ParleyError before anything was sent, and ClientGone."""
+        scheduling_request = await self._scheduling_facts.scheduling_request(path, client, body)
+        if client.account is not None and not await self._reserve_tokens(path, client, body, scheduling_request):
+            return
+        closing = partial(self._error_ending, path, client, body, inlined)
+        runner = RequestRunner(self._scheduler, self._connections, client, body, scheduling_request, closing)
+        self._runners.add(runner)
+        left = False
+        try:
+            await runner.run_attempts()
+        except asyncio.CancelledError:
+            left = True
+            raise
+        finally:
+            self._runners.discard(runner)
+            if client.account is not None and self._client_keys is not None:
+                self._client_keys.settle_request(client, runner.used_tokens, left=left)
+
+    async def _run_in_background(self, path: ApiPath, client: DownstreamClient, inlined: InlinedRequest) -> None:
+        """Run a request without its client. Raises ParleyError if it is refused, and ClientGone."""
+        cycle, tenant, name = BackgroundCycle(inlined), self._identity.tenant_of(client), inlined.background_name
+        detached = cycle.detach_client(client)
+        work = self._run_detached(path, detached, cycle, inlined)
+        runs = self._record_keeper.runs
+        runs.start(tenant, name, cycle.kept, work, is_stream=inlined.is_stream)
+        try:
+            await self._record_keeper.answer_accepted(client, inlined, cycle)
+        except BaseException:
+            if not cycle.response_started:  # the client has not seen its name
+                runs.stop(tenant, name)
+            raise
+
+    async def _run_detached(
+        self, path: ApiPath, detached: DownstreamClient, cycle: BackgroundCycle, inlined: InlinedRequest
+    ) -> None:
+        """Have instances answer a request that runs in the background. It counts as an open one."""
+        self._load.open_requests += 1
+        self._load.body_bytes += len(inlined.body)
+        try:
+            await self._run_attempts(path, detached, inlined.body, inlined)
+        except ParleyError as error:
+            cycle.end_with_error(error)
+        finally:
+            self._load.open_requests -= 1
+            self._load.body_bytes -= len(inlined.body)
+            cycle.close()
+            if detached.account is not None:
+                detached.account.cancel()
+
+    def _error_ending(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, inlined: InlinedRequest | None, error: ParleyError
+    ) -> bytes:
+        """Return the last bytes of a stream that ends with an error; none if the API has no form for it."""
+        if inlined is not None and (last_events := inlined.fail_stream(error)) is not None:
+            return last_events
+        route, dialect = path.pick_route(body, client.headers)
+        if self._strict or dialect.documented_errors:
+            error.message = error.documented or error.message
+            if not dialect.framed_answers:
+                return error.message.encode()
+        assert route.reader is not None
+        context = RequestContext(client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers)
+        try:
+            reply = route.reader(body, context)
+            return reply.fail_stream(error) if isinstance(reply, Reply) else b""
+        except ParleyError:
+            return b""
