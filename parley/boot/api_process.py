@@ -254,7 +254,7 @@ async def serve_link(link_socket: socket.socket, pass_socket: socket.socket) -> 
     link = MainLink(frames.send)
     process = ApiProcess(plan, options, link, pass_socket, stopping)
     await process.load()
-    frames.handle_message = process.handle_message
+    frames.change_handler(process.handle_message)
     link.send(ProcessReady())
     await process.has_current_options.wait()
     serving = process.start_serving()

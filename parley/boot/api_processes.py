@@ -149,7 +149,7 @@ class ApiProcessSlot:
             else:
                 link.handle_message(message)
 
-        frames.handle_message = handle_message
+        frames.change_handler(handle_message)
         tasks = [accepting]
         try:
             await self._pool.models_loaded.wait()

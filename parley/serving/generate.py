@@ -24,6 +24,7 @@ from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
 from parley.disagg.wire.vouched_client import USED_HEADER, ReservedTokens
 from parley.errors import SERVER_ERROR, BadRequest, ParleyError, UnknownModel, excerpt
 from parley.serving import model_facts
+from parley.serving.endpoints.rate_limits import EndpointLease
 from parley.serving.generation import Generation
 from parley.serving.keys.accounts import RequestAccount
 from parley.serving.keys.scopes import check_key_models
@@ -189,7 +190,7 @@ class OwnAdmission:
         self, registry: ModelRegistry, model: ServedModel, exchange: Exchange, reply: Reply, account: RequestAccount
     ) -> Generation:
         """Take slots for a request, and pass ``account`` on to its generation. Raises Overloaded, BadRequest."""
-        account.report_tokens = _admit_to_endpoint(registry, exchange, reply)
+        account.endpoint_lease = _admit_to_endpoint(registry, exchange, reply)
         return begin_generation(model, exchange, reply, account)
 
 
@@ -231,16 +232,15 @@ async def _answer_token_count(model: ServedModel, reply: Reply, exchange: Exchan
             lease.release()
 
 
-def _admit_to_endpoint(registry: ModelRegistry, exchange: Exchange, reply: Reply) -> Callable[[int], None] | None:
-    """Count a request for an endpoint that has limits. Return a function that counts its tokens; None without limits.
+def _admit_to_endpoint(registry: ModelRegistry, exchange: Exchange, reply: Reply) -> EndpointLease | None:
+    """Count a request for an endpoint that has limits. Return its lease, which counts its tokens; None without limits.
 
     Raises Overloaded. A request that another instance began was counted there.
     """
     stage, endpoint = _request_stage(exchange), registry.endpoint_store.by_name.get(reply.endpoint_name)
     if endpoint is None or not endpoint.limits or (stage is not None and stage.prior_outputs is not None):
         return None
-    registry.endpoint_usage.admit_request(endpoint, exchange.tenant.id)
-    return partial(registry.endpoint_usage.add_tokens, endpoint, exchange.tenant.id)
+    return registry.endpoint_usage.admit_request(endpoint, exchange.tenant.id)
 
 
 def request_context(registry: ModelRegistry, model: ServedModel, exchange: Exchange) -> RequestContext:

@@ -98,7 +98,7 @@ class ModelRegistry:
         if taken_names:
             raise ValueError(f"The name {taken_names[0]} already belongs to another model.")
         self.models.append(model)
-        model.check_query = self.endpoint_store.check_query
+        model.use_endpoints(self.endpoint_store)
         for observer in self._observers:
             observer.add_model(model)
 

@@ -23,6 +23,7 @@ from parley.errors import NotReady, Overloaded, Stopping, Unsupported
 from parley.gguf.folder import LINK_PATTERN
 from parley.hub.license_text import read_license
 from parley.metrics.recorded import ModelMetrics
+from parley.serving.endpoints.traffic_split import EndpointStore
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
@@ -65,7 +66,7 @@ class ServedModel:
         self.tenant_slots: Counter[str] = Counter()  # tenants with at least one slot
         self.open_requests: dict[OpenRequest, None] = {}  # oldest first
         self.ending_reason = ""  # the reason why it takes no more requests
-        self.check_query: Callable[[str, Tenant], None] = lambda name, client: None  # raises Forbidden
+        self._endpoint_store: EndpointStore | None = None
         self.pause_state = ""  # "held" or "prepared": requests are refused until admission resumes
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
         self._own_adapters: frozenset[str] = frozenset()  # of these, those that the engine has without being asked
@@ -80,6 +81,15 @@ class ServedModel:
         """Take other options from now on."""
         self.total_slots += options.max_queue - self.options.max_queue
         self.options = options
+
+    def use_endpoints(self, endpoint_store: EndpointStore) -> None:
+        """Let the endpoints of a server decide which clients may use the names of this model."""
+        self._endpoint_store = endpoint_store
+
+    def check_query(self, name: str, tenant: Tenant) -> None:
+        """Raise Forbidden if an endpoint has this name and the client may not query it."""
+        if self._endpoint_store is not None:
+            self._endpoint_store.check_query(name, tenant)
 
     @property
     def name(self) -> str:

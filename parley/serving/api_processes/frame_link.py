@@ -16,12 +16,12 @@ from parley.wire import FRAME_HEADER, BrokenFrame, encode_frame, frame_length
 
 
 class FrameLink(asyncio.Protocol):
-    """One end of the socket. ``handle_message`` gets the messages that arrive, one by one, and may be replaced; an
-    exception of it closes the link. ``ended`` is done at the end of the link, with that exception if there was one.
+    """One end of the socket. ``handle_message`` gets the messages that arrive, one by one; an exception of it
+    closes the link. ``ended`` is done at the end of the link, with that exception if there was one.
     ``arrivals``: how often data has arrived."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any], handle_message: Callable[[Any], None]):
-        self._decoder, self.handle_message = decoder, handle_message
+        self._decoder, self._handle_message = decoder, handle_message
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._unread = b""
@@ -34,7 +34,7 @@ class FrameLink(asyncio.Protocol):
         decoder: msgspec.msgpack.Decoder[Any],
         handle_message: Callable[[Any], None] = lambda message: None,
     ) -> FrameLink:
-        """Return a link over a socket."""
+        """Return a link over a socket. By default messages are dropped until ``change_handler``."""
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(decoder, handle_message), sock=sock)
@@ -44,6 +44,10 @@ class FrameLink(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         """The bytes that the other end has not taken yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def change_handler(self, handle_message: Callable[[Any], None]) -> None:
+        """Give the messages that arrive from now on to another function."""
+        self._handle_message = handle_message
 
     def send(self, message: Any) -> None:
         """Send a message without blocking."""
@@ -74,7 +78,7 @@ class FrameLink(asyncio.Protocol):
                 if end > len(data):
                     break
                 start = end
-                self.handle_message(self._decoder.decode(memoryview(data)[first:end]))
+                self._handle_message(self._decoder.decode(memoryview(data)[first:end]))
         except Exception as error:
             self._end(error)
             return

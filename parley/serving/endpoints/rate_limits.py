@@ -35,8 +35,9 @@ class EndpointUsage:
         self._clock = clock
         self._windows: dict[WindowKey, UsageWindow] = {}
 
-    def admit_request(self, endpoint: Endpoint, tenant: str) -> None:
-        """Count a request of a client. Raises Overloaded, and counts nothing, if a limit is reached."""
+    def admit_request(self, endpoint: Endpoint, tenant: str) -> EndpointLease:
+        """Count a request of a client; the lease counts its tokens. Raises Overloaded, and counts nothing, if a limit
+        is reached."""
         for limit in endpoint.limits:
             allowed = limit.tokens if limit.calls is None else limit.calls
             window = self._windows.get(_window_key(endpoint, limit, tenant))
@@ -44,6 +45,7 @@ class EndpointUsage:
             if allowed is not None and used >= allowed:
                 raise _limit_error(endpoint, limit, WINDOW_SECONDS if window is None else window.ends - self._clock())
         self._add(endpoint, tenant, calls=1)
+        return EndpointLease(self, endpoint, tenant)
 
     def add_tokens(self, endpoint: Endpoint, tenant: str, count: int) -> None:
         """Count the tokens of a request that has ended."""
@@ -58,6 +60,19 @@ class EndpointUsage:
             if key not in self._windows or self._windows[key].ends <= now:
                 self._windows[key] = UsageWindow(now + WINDOW_SECONDS)
             self._windows[key].used += count
+
+
+@dataclass(frozen=True)
+class EndpointLease:
+    """One request's part of an endpoint's limits. ``tenant``: the id of its client."""
+
+    usage: EndpointUsage
+    endpoint: Endpoint
+    tenant: str
+
+    def add_tokens(self, count: int) -> None:
+        """Count the tokens of the request, which has ended."""
+        self.usage.add_tokens(self.endpoint, self.tenant, count)
 
 
 def _window_key(endpoint: Endpoint, limit: EndpointLimit, tenant: str) -> WindowKey:

@@ -6,10 +6,10 @@ request is for, and the usage of each key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from parley.serving.endpoints.rate_limits import EndpointLease
 from parley.serving.keys.rate_limits import KeyLease, KeyLimiter
 from parley.serving.keys.usage_store import UsageStore, tokens_of_day
 from parley.types import NO_LIMITS, Tenant, Usage
@@ -20,14 +20,14 @@ from parley.web.exchange import Exchange
 class RequestAccount:
     """The account of a request of ``tenant``. ``key_name``: of its key in logs.
 
-    ``lease``: its part of the key's limits; None: there are none, or another server counts them. ``report_tokens``
-    counts the tokens of the request's endpoint. ``usage_store``: where usage is kept.
+    ``lease``: its part of the key's limits; None: there are none, or another server counts them. ``endpoint_lease``:
+    its part of the limits of the endpoint that it is for. ``usage_store``: where usage is kept.
     """
 
     tenant: Tenant
     key_name: str
     lease: KeyLease | None = None
-    report_tokens: Callable[[int], None] | None = None
+    endpoint_lease: EndpointLease | None = None
     usage_store: UsageStore | None = None
 
     async def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:
@@ -42,8 +42,8 @@ class RequestAccount:
         """Charge the key for the request. ``was_submitted``: the engine had it; otherwise it used nothing.
         ``handed_over``: it continues on another instance, which counts its usage; the limits here keep its
         reservation."""
-        if self.report_tokens is not None:
-            self.report_tokens(usage.prompt_tokens + output_tokens)
+        if self.endpoint_lease is not None:
+            self.endpoint_lease.add_tokens(usage.prompt_tokens + output_tokens)
         if handed_over:
             if self.lease is not None:
                 self.lease.end_as_reserved()
