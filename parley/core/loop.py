@@ -26,11 +26,11 @@ from parley.core.adapter_cache import AdapterCache, FetchAdapter
 from parley.core.admission import Admission, PrepareRequest, blocking_fetch, rejection_reason
 from parley.core.counters import StepCounters
 from parley.core.encoder_scheduler import EncoderScheduler
-from parley.core.finish import finish_reason
 from parley.core.guess.ngram import NgramProposer, PredictionProposer
 from parley.core.guess.speculation import DraftCounts, Speculation
 from parley.core.media.encode_queue import EncodeQueue
 from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
+from parley.core.open_choices import OpenChoices
 from parley.core.pages.block_pool import BlockPool, count_lent_pages
 from parley.core.pages.cache_events import CacheEvent, CacheEventLog
 from parley.core.pages.state_slots import StateSlots
@@ -47,16 +47,14 @@ from parley.core.sequence import (
     Sequence,
     SequenceStatus,
     Step,
-    StepRow,
 )
 from parley.core.sequence_factory import SequenceFactory
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.step_budget import FixedBudget, StepBudget, TimedBudget
+from parley.core.step_results import STEP_FAILED, ResultProcessor
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, Settings
 
 log = logging.getLogger("parley.engine")
-
-STEP_FAILED = "The engine failed while computing this request."
 
 
 class EngineLoop:
@@ -101,7 +99,7 @@ class EngineLoop:
         self.adapter_cache = AdapterCache(
             settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
         )
-        states = self._make_state_slots() if has_states else None
+        states = make_state_slots(runner, prefix_caching=self._prefix_caching) if has_states else None
         self.pinned_pages = self._make_pinned_pages(on_pages_leased, states)
         self._counters = StepCounters()
         self._beam_searches = BeamSearches(runner, self._counters, self._add_search_outputs, self._close_search)
@@ -110,7 +108,7 @@ class EngineLoop:
             # A lone sequence can always run to its end: no context is longer than the pool.
             self.max_context = min(self.max_context, runner.blocks * BLOCK_SIZE)
             if has_snapshots:  # or no state could be taken back when drafts are rejected
-                self.speculation = self._make_speculation()
+                self.speculation = make_speculation(runner, settings)
         self.scheduler = self._make_scheduler(step_budget, states)
         self._sequence_factory = SequenceFactory(
             settings.model,
@@ -122,32 +120,37 @@ class EngineLoop:
         self.run_ahead: RunAhead | None = None
         if runner.starter is not None and not has_states and isinstance(self.scheduler, Scheduler):
             self.run_ahead = RunAhead(runner, runner.starter, self.scheduler)
-        self.encode_queue = self._make_encode_queue(post)
         self.admission = Admission(self.adapter_cache, prepare_request, self._start_request, self._reject_request)
+        self._open_choices = OpenChoices(self.scheduler, self.admission, self.pinned_pages, self._beam_searches)
+        self._results = ResultProcessor(
+            self.scheduler,
+            self._open_choices,
+            self.pinned_pages,
+            self._beam_searches,
+            self._counters,
+        )
+        self.encode_queue = self._make_encode_queue(post)
         self._emit = emit
         self._step_budget = step_budget
-        self._open_requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
-        self._outputs: list[EngineOutput] = []
-        self._has_changes = False  # something changed since the last emit
         # All sequences wait for pages that are pinned for other instances, or for embeddings of media items.
         self.is_blocked = False
 
     @property
     def is_idle(self) -> bool:
         """Whether ``step`` has nothing to do until something else is called."""
-        busy = (self._open_requests or self._beam_searches) and not self.is_blocked
+        busy = (self._open_choices or self._beam_searches) and not self.is_blocked
         has_encoded = self.encode_queue is not None and self.encode_queue.has_changes
-        return not (busy or self._has_changes or self.pinned_pages.has_changes or has_encoded)
+        return not (busy or self._open_choices.has_changes or self.pinned_pages.has_changes or has_encoded)
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue all choices of a request. If it is invalid, outputs of the next step report the error."""
-        if request.id in self._open_requests or request.id in self._beam_searches or request.id in self.admission:
+        if request.id in self._open_choices or request.id in self._beam_searches or request.id in self.admission:
             log.error("a request was submitted twice under one id; the second is ignored")
             return
-        self._has_changes = True
+        self._open_choices.has_changes = True
         error = rejection_reason(request, self.runner, self.max_context, self.pool.page_count, self.max_batch)
         if error:
-            self._reject_request(request, set(range(request.n)), error)
+            self._open_choices.reject_request(request, set(range(request.n)), error)
         else:
             self.admission.submit_request(request)
 
@@ -156,21 +159,16 @@ class EngineLoop:
         are ignored."""
         self.admission.cancel_waiting(request_id, index)
         if request_id in self._beam_searches and self._beam_searches.cancel_search(request_id, index):
-            self._has_changes = True
-        for sequence in list(self._open_requests.get(request_id, {}).values()):
-            if index < 0 or sequence.index == index:
-                self._close_sequence(sequence)
-                self._has_changes = True
-        # Only rejections wait for the next step in this list.
-        self._outputs = [o for o in self._outputs if o.id != request_id or (index >= 0 and o.index != index)]
+            self._open_choices.has_changes = True
+        self._open_choices.cancel_request(request_id, index)
 
     def finish_beam_search(self, request_id: str, reason: EngineFinishReason) -> None:
         """End a beam search with the outputs so far; unfinished beams end for ``reason``. Unknown ids are ignored."""
         if request_id in self._beam_searches:
             self._beam_searches.finish_search(request_id, reason)
         elif cancelled := self.admission.cancel_waiting(request_id):
-            self._outputs += [EngineOutput(request_id, index, finish_reason=reason) for index in sorted(cancelled)]
-        self._has_changes = True
+            self._open_choices.end_waiting(request_id, cancelled, reason)
+        self._open_choices.has_changes = True
 
     def reset_prefix_cache(self, *, running: bool = False) -> bool:
         """Clear the prefix cache, as ``ResetPrefixCache`` describes. Return False, and do nothing, while pages are
@@ -198,12 +196,11 @@ class EngineLoop:
         if step.rows:
             self._compute_step(step)
         self._beam_searches.fail_pending(STEP_FAILED)
-        self._has_changes = self.pinned_pages.has_changes = False
+        self._open_choices.has_changes = self.pinned_pages.has_changes = False
         if self.encode_queue is not None:
             self.encode_queue.has_changes = False
             self.encode_queue.start_next()
-        outputs, self._outputs = self._outputs, []
-        self._emit(outputs, self.collect_stats())
+        self._emit(self._open_choices.take_outputs(), self.collect_stats())
         if self._publish_events is not None:
             self._flush_events(self._publish_events)
         if self.encode_queue is not None:
@@ -291,20 +288,6 @@ class EngineLoop:
         self._beam_searches.attach_scheduler(scheduler)
         return scheduler
 
-    def _make_speculation(self) -> Speculation:
-        """Return the speculation by the settings. Without ``speculate`` only requests with a prediction get drafts."""
-        proposer = NgramProposer() if self.settings.speculate == "ngram" else self.runner.proposer
-        draft_proposer = proposer if isinstance(proposer, NgramProposer) else PredictionProposer(proposer)
-        return Speculation(
-            draft_proposer, self.settings.speculate_tokens, self.runner.vocab_size, always=proposer is not None
-        )
-
-    def _make_state_slots(self) -> StateSlots:
-        """Return the slots for states besides those of running sequences."""
-        runner = self.runner
-        assert runner.state_slots is not None
-        return StateSlots(runner.state_slots, runner.snapshot_slots, runner.copy_state, self._prefix_caching)
-
     def _make_encode_queue(self, post: PostCall | None) -> EncodeQueue | None:
         """Return the queue of sequences that wait for embeddings; None for a model that reads text only."""
         if not isinstance(self.scheduler, Scheduler) or (encoder := self.runner.media_encoder) is None:
@@ -313,7 +296,7 @@ class EngineLoop:
             BlockingEncoder(encoder) if post is None else EncoderThread(encoder, post),
             self.settings.media_cache,
             self.scheduler.resume_sequence,
-            self._fail_sequence,
+            self._open_choices.fail_sequence,
         )
         self.scheduler.attach_encode_queue(encode_queue)
         return encode_queue
@@ -326,13 +309,6 @@ class EngineLoop:
             lent_at = perf_counter()
             encode_queue.encoder.lend_processor(self.settings.step_ms / 1000 - self._counters.step_seconds)
             self.prefill_share.charge_encoding(perf_counter() - lent_at)
-
-    def _reject_request(self, request: EngineRequest, choices: set[int], error: str) -> None:
-        """End the wanted choices of a request with an error before it starts."""
-        self._outputs += [
-            EngineOutput(request.id, index, finish_reason="error", error=error) for index in sorted(choices)
-        ]
-        self._has_changes = True
 
     def _start_request(
         self, request: EngineRequest, wanted_choices: set[int], queued_at: float, adapter: LoadedAdapter | None
@@ -348,14 +324,12 @@ class EngineLoop:
         if uses_beams:
             self._beam_searches.add_search(BeamSearch(request, sequences))
         elif sequences:
-            self._open_requests[request.id] = dict(enumerate(sequences))
-            if request.prediction and self.speculation is not None:
-                self.speculation.add_prediction(request.id)
+            self._open_choices.add_request(request, sequences)
             if request.lease and self._prefix_caching:
                 self._open_lease(sequences, wanted_choices)
         if not request.resumed:
             self._counters.record_prompt(request)
-        self._has_changes = True
+        self._open_choices.has_changes = True
         for index in set(range(request.n)) - wanted_choices:
             self.cancel_request(request.id, index)
 
@@ -391,10 +365,10 @@ class EngineLoop:
                 self.run_ahead.abandon_next()
             for row in step.rows:
                 if row.sequence.status is not SequenceStatus.FINISHED:
-                    self._fail_sequence(row.sequence, STEP_FAILED)
+                    self._open_choices.fail_sequence(row.sequence, STEP_FAILED)
             return
         for row, result in zip(step.rows, results, strict=True):
-            self._process_result(row, result)
+            self._results.process_result(row, result)
             if self.encode_queue is not None and row.sequence.item_embeddings:
                 self.encode_queue.release_computed(row.sequence, row.start + row.count)
         if self._beam_searches:
@@ -422,88 +396,13 @@ class EngineLoop:
             self.speculation.observe_decodes(step, seconds)
         return results
 
-    def _process_result(self, row: StepRow, result: RowResult) -> None:
-        """Append the results of a row, and end the choice if this was its last token."""
-        sequence, request = row.sequence, row.sequence.request
-        if sequence.status is SequenceStatus.FINISHED:
-            return  # ended together with another beam of its search
-        is_beam = request.beam is not None and sequence.request_id in self._beam_searches
-        row_output = result.candidates if is_beam else result.tokens
-        missing = (row.sample and not row_output) or (row.make_vector and result.vector is None)
-        if result.error is not None or missing:
-            if isinstance(self.scheduler, Scheduler):
-                self.scheduler.distrust_sequence(sequence)
-            self._fail_sequence(sequence, result.error or STEP_FAILED)
-            return
-        if result.prompt_scores:
-            sequence.prompt_scores += result.prompt_scores
-        if request.token_costs:
-            sequence.compute_seconds += self._counters.step_seconds
-        if request.lease:
-            self.pinned_pages.extend_lease(sequence, row.start + row.count)
-        if row.start + row.count < len(sequence.tokens):
-            if not sequence.output_length:
-                sequence.prefill_chunks.append(self._counters.prefill_chunk(row))
-            return
-        if request.lease:
-            self.pinned_pages.mark_started(sequence)
-        if is_beam:
-            self._beam_searches.report_beam(sequence, result.candidates)
-            return
-        output = self._make_output(row, result)
-        if output.finish_reason is None:
-            self._outputs.append(output)
-        else:
-            self._finish_sequence(sequence, output)
-
-    def _make_output(self, row: StepRow, result: RowResult) -> EngineOutput:
-        """Append the results of a row at the end of its sequence, and return the output with them."""
-        sequence = row.sequence
-        output = EngineOutput(
-            sequence.request_id,
-            sequence.index,
-            finish_reason="length",  # of a row that only scores the prompt
-            cached_tokens=sequence.cached_tokens,
-            preemptions=sequence.preemptions,
-        )
-        if len(sequence.tokens) == sequence.prompt_len:  # its first output
-            output.queue_seconds = sequence.queue_seconds
-            output.prompt_scores = sequence.prompt_scores or None
-            if sequence.prefill_chunks:
-                output.prefill_chunks = [*sequence.prefill_chunks, self._counters.prefill_chunk(row)]
-        if row.make_vector:
-            output.vector, output.finish_reason = result.vector, "stop"
-        if row.sample:
-            self._append_tokens(row, result, output)
-        return output
-
-    def _append_tokens(self, row: StepRow, result: RowResult, output: EngineOutput) -> None:
-        """Append drawn tokens to the sequence and its output, and set the reason if they end the choice."""
-        sequence, request = row.sequence, row.sequence.request
-        sequence.tokens += result.tokens
-        self._counters.generated_tokens += len(result.tokens)
-        reason = finish_reason(sequence)
-        output.token_ids = result.tokens
-        if request.logprobs >= 0:
-            output.scores = result.scores
-        if request.token_costs:
-            output.token_costs = self._counters.token_costs(sequence, len(result.tokens))
-        if reason == "stop" or result.end == "mark":
-            output.stop_id = result.tokens[-1]
-        output.finish_reason = reason if result.end is None else "stop"
-        if row.drafts:
-            self._commit_drafts(row, len(result.tokens) - 1)
-
-    def _commit_drafts(self, row: StepRow, accepted: int) -> None:
-        """Commit the first ``accepted`` drafts of the row, and record how many were right."""
-        assert isinstance(self.scheduler, Scheduler) and self.speculation is not None
-        self.scheduler.commit_drafts(row)
-        self.speculation.record_acceptance(row, accepted)
+    def _reject_request(self, request: EngineRequest, choices: set[int], error: str) -> None:
+        self._open_choices.reject_request(request, choices, error)
 
     def _add_search_outputs(self, outputs: list[EngineOutput]) -> None:
         """Emit the outputs of a search that has ended."""
         self._counters.generated_tokens += sum(len(output.token_ids) for output in outputs)
-        self._outputs += outputs
+        self._open_choices.add_outputs(outputs)
 
     def _close_search(self, search: BeamSearch) -> None:
         """Remove the sequences of a search that has ended from the scheduler, pinned pages and admission."""
@@ -511,32 +410,6 @@ class EngineLoop:
         for member in search.beam_sequences:
             self.scheduler.remove_sequence(member)
         self.admission.finish_request(search.request.id)
-
-    def _fail_sequence(self, sequence: Sequence, reason: str) -> None:
-        if sequence.request_id in self._beam_searches:
-            self._beam_searches.fail_search(sequence.request_id, reason)
-        else:
-            self._finish_sequence(
-                sequence, EngineOutput(sequence.request_id, sequence.index, finish_reason="error", error=reason)
-            )
-
-    def _finish_sequence(self, sequence: Sequence, output: EngineOutput) -> None:
-        self._outputs.append(output)
-        self._close_sequence(sequence)
-
-    def _close_sequence(self, sequence: Sequence) -> None:
-        """Remove a choice from the scheduler, pinned pages and open requests."""
-        self.pinned_pages.mark_started(sequence)
-        self.scheduler.remove_sequence(sequence)
-        if self.speculation is not None:
-            self.speculation.forget_sequence(sequence)
-        choices = self._open_requests[sequence.request_id]
-        del choices[sequence.index]
-        if not choices:
-            del self._open_requests[sequence.request_id]
-            self.admission.finish_request(sequence.request_id)
-            if self.speculation is not None:
-                self.speculation.remove_prediction(sequence.request_id)
 
     def _admit_sequence(self, sequence: Sequence) -> bool:
         if not sequence.preemptions:
@@ -548,7 +421,7 @@ class EngineLoop:
             if sequence.request_id in self._beam_searches:
                 self._beam_searches.fail_after_step(sequence.request_id)
             else:
-                self._fail_sequence(sequence, STEP_FAILED)
+                self._open_choices.fail_sequence(sequence, STEP_FAILED)
             return False
         self.pinned_pages.mark_admitted(sequence)
         return True
@@ -558,3 +431,16 @@ class EngineLoop:
             self.runner.release_slot(sequence)
         except Exception:
             log.exception("a sequence could not be released")
+
+
+def make_speculation(runner: ModelRunner, settings: Settings) -> Speculation:
+    """Return the speculation by the settings. Without ``speculate`` only requests with a prediction get drafts."""
+    proposer = NgramProposer() if settings.speculate == "ngram" else runner.proposer
+    draft_proposer = proposer if isinstance(proposer, NgramProposer) else PredictionProposer(proposer)
+    return Speculation(draft_proposer, settings.speculate_tokens, runner.vocab_size, always=proposer is not None)
+
+
+def make_state_slots(runner: ModelRunner, *, prefix_caching: bool) -> StateSlots:
+    """Return the slots for states besides those of running sequences."""
+    assert runner.state_slots is not None
+    return StateSlots(runner.state_slots, runner.snapshot_slots, runner.copy_state, prefix_caching)
