@@ -262,7 +262,9 @@ class Fields:
         for key, weight in zip(map(str, value), value.values(), strict=True):  # ``parley.LLM`` has ids as integers
             if not (key.isascii() and key.isdigit() and len(key) < 12):
                 raise self.member_error(name, f"keys must be token ids, but one is {excerpt(key)}.")
-            weights[int(key)] = self._checked_number(f"{self.member_path(name)}.{key}", weight, low, high, False)
+            weights[int(key)] = self._checked_number(
+                f"{self.member_path(name)}.{key}", weight, low, high, False, expected="an integer"
+            )
         return weights
 
     def _checked_integer(self, path: str, value: Any, low: int | None, high: int | None) -> int:
@@ -271,20 +273,27 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool):
             value = self._wording.convert_value(path, "an integer", value)
         if not _in_range(value, low, high):
-            raise self._wording.range_error(path, value, low, high, low_excluded=False)
+            raise self._wording.range_error(path, "an integer", value, low, high, low_excluded=False)
         result: int = value
         return result
 
     def _checked_number(
-        self, path: str, value: Any, low: float | None, high: float | None, low_excluded: bool
+        self,
+        path: str,
+        value: Any,
+        low: float | None,
+        high: float | None,
+        low_excluded: bool,
+        expected: str = "a number",
     ) -> float:
+        """Return a number as a float. ``expected``: the type that the API documents, for errors of range."""
         if not isinstance(value, int | float) or isinstance(value, bool):
             value = self._wording.convert_value(path, "a number", value)
         # compare before the conversion to float: an integer beyond 10^308 would overflow; NaN fails every comparison
         if isinstance(value, int) and abs(value) > MAX_FLOAT:
             low, high = (-MAX_FLOAT if low is None else low), (MAX_FLOAT if high is None else high)
         if not _in_range(value, low, high) or (low_excluded and value == low):
-            raise self._wording.range_error(path, value, low, high, low_excluded=low_excluded)
+            raise self._wording.range_error(path, expected, value, low, high, low_excluded=low_excluded)
         return float(value)
 
 

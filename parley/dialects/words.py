@@ -30,11 +30,16 @@ class ErrorWording:
         )
 
     def range_error(
-        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+        self, path: str, expected: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
     ) -> BadRequest:
-        """Return the error for a number out of range. ``low_excluded``: the number must be greater than ``low``."""
+        """Return the error for a number out of range. ``expected``: the member's type, with its article.
+
+        ``low_excluded``: the number must be greater than ``low``.
+        """
         above = high is not None and value > high
-        code = f"{'integer' if isinstance(value, int) else 'decimal'}_{'above_max' if above else 'below_min'}_value"
+        # OpenAI names the type of the member, not that of the value: 999 is a decimal above the maximum temperature.
+        kind = "integer" if expected == "an integer" else "decimal"
+        code = f"{kind}_{'above_max' if above else 'below_min'}_value"
         allowed = " and ".join(
             part
             for part in (

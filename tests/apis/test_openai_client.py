@@ -114,7 +114,7 @@ async def test_openai_client_raises_its_own_error_classes(server):
     async with make_client(server) as c:
         with pytest.raises(openai.BadRequestError) as caught:
             await c.chat.completions.create(model="tiny", messages=MESSAGES, temperature=7)
-        assert (caught.value.param, caught.value.code) == ("temperature", "integer_above_max_value")
+        assert (caught.value.param, caught.value.code) == ("temperature", "decimal_above_max_value")
         with pytest.raises(openai.BadRequestError) as caught:
             await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=5000)
         assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")

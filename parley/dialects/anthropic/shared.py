@@ -86,7 +86,7 @@ class AnthropicWording(words.ErrorWording):
         return WrongType(f"{dotted_path(path)}: {sentence}, but got {words.json_type(value)}", field=path)
 
     def range_error(
-        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+        self, path: str, expected: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
     ) -> BadRequest:
         """Return the error for a number out of range."""
         bounds = []

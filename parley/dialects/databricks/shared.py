@@ -117,7 +117,7 @@ class DatabricksErrorWording(words.ErrorWording):
         )
 
     def range_error(
-        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+        self, path: str, expected: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
     ) -> BadRequest:
         """Return the error for a number out of range."""
         least = f"{'greater than' if low_excluded else 'at least'} {low}"

@@ -108,7 +108,7 @@ class MindieErrorWording(words.ErrorWording):
         return WrongType(TYPE_MESSAGES.get(name, f"{name} must be {expected_type} type."), field=path)
 
     def range_error(
-        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+        self, path: str, expected: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
     ) -> BadRequest:
         """Return the error for a number out of range."""
         name = path.rpartition(".")[2]

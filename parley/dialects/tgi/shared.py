@@ -127,7 +127,7 @@ class TgiErrorWording(words.ErrorWording):
         return WrongType(f"{path}: invalid type: {_describe_json_value(value)}, expected {expected_type}", field=path)
 
     def range_error(
-        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+        self, path: str, expected: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
     ) -> BadRequest:
         """Return the error for a number out of range."""
         expected_type = RUST_TYPES.get(path.rpartition(".")[2], "f32")

@@ -182,7 +182,7 @@ class VllmWording(words.ErrorWording):
         raise self.type_error(path, expected, value)
 
     def range_error(
-        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+        self, path: str, expected: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
     ) -> BadRequest:
         """Return vLLM's sentence for a number out of range, or pydantic's error if vLLM does not check the member."""
         name, place = path.rpartition(".")[2], _dotted_path(path)
