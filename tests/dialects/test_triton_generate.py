@@ -409,6 +409,8 @@ SHAPE = "The schema can not convert input 'text_input' to tensor with proper sha
         (b'{"a":012.}', 500, PARSE + "Missing a comma or } after an object member. at 6"),
         (b'1e', 500, PARSE + "Miss exponent in number. at 2"),
         (b'{"a":NaN}', 500, PARSE + "Invalid value. at 5"),
+        (b'{"a":[1e999]}', 500, PARSE + "Number too big to be stored in double. at 6"),
+        (b'{"2e999":-1e999}', 500, PARSE + "Number too big to be stored in double. at 9"),
         (b'{"text_input":"a\xff"}', 500, PARSE + "Invalid encoding in string. at 16"),
         (b'{"text_input":"\xff"}', 500, None),
         (b'{"text_input":"\\ud800"}', 500, None),

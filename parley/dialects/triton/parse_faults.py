@@ -6,6 +6,7 @@ Python's own parser finds the place; RapidJSON names it by its byte, and has a s
 from __future__ import annotations
 
 import json
+import math
 import re
 
 from parley.dialects.json_body import check_json_size
@@ -14,6 +15,7 @@ VALUE_FAULT = "Invalid value."
 ENCODING_FAULT = "Invalid encoding in string."
 UNCLOSED_STRING_FAULT = "Missing a closing quotation mark in string."
 SURROGATE_FAULT = "The surrogate pair in string is invalid."
+NUMBER_FAULT = "Number too big to be stored in double."
 MEMBER_FAULT = "Missing a comma or } after an object member."
 ELEMENT_FAULT = "Missing a comma or ] after an array element."
 FAULTS_BY_MESSAGE = {  # the beginnings of Python's messages
@@ -31,6 +33,9 @@ EXPONENT_FAULT = "Miss exponent in number."
 CUT_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:(?:\.\d+)?(?P<exponent>[eE][+-]?)|\.)")
 BYTE_POSITION = re.compile(r"byte (\d+)")
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # without backtracking: bodies have many megabytes
+STRING_OR_NUMBER = re.compile(
+    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(?P<number>-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?)', re.DOTALL
+)
 LONE_SURROGATE = re.compile(
     rb"(?<!\\)(?:\\\\)*(?P<escape>\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2}))"
 )
@@ -46,9 +51,11 @@ def describe_parse_fault(body: bytes, reason: str) -> str:
     try:
         check_json_size(body)
         json.loads(body.decode())
-        lone = LONE_SURROGATE.search(body)
-        if lone is not None:  # Python takes these
+        lone = LONE_SURROGATE.search(body)  # Python takes these, and infinite numbers
+        if lone is not None:
             fault, position = SURROGATE_FAULT, lone.start("escape")
+        elif (place := _find_infinite_number(body)) is not None:
+            fault, position = NUMBER_FAULT, place
     except json.JSONDecodeError as error:
         fault, place = _find_cut_number(error) or (_name_fault(error), error.pos)
         position = len(error.doc[:place].encode())
@@ -59,6 +66,14 @@ def describe_parse_fault(body: bytes, reason: str) -> str:
     except (ValueError, RecursionError):
         pass
     return f"{fault} at {position}"
+
+
+def _find_infinite_number(body: bytes) -> int | None:
+    """Return the place of the first number that no double holds, None if there is none."""
+    for found in STRING_OR_NUMBER.finditer(body):
+        if found["number"] and math.isinf(float(found["number"])):
+            return found.start()
+    return None
 
 
 def _find_cut_number(error: json.JSONDecodeError) -> tuple[str, int] | None:
