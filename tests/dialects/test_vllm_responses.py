@@ -284,6 +284,15 @@ def test_vllm_response_takes_inputs_that_the_service_refuses():
          "BadRequestError", None),
         ({"max_output_tokens": 0}, 400, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
          "BadRequestError", "max_tokens"),
+        ({"max_output_tokens": "x"}, 400, "1 validation error:\n  {'type': 'int_parsing', 'loc': "
+         "'body.max_output_tokens', 'msg': 'Input should be a valid integer, unable to parse string as an integer', "
+         "'input': 'x'}", "Bad Request", "body.max_output_tokens"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, 400, "Unsupported input item type: item_reference "
+         "(parameter=input)", "BadRequestError", "input"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, 400, "Unsupported input item type: compaction "
+         "(parameter=input)", "BadRequestError", "input"),
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, 400, "Encrypted content is not "
+         "supported. (parameter=input)", "BadRequestError", "input"),
         ({"max_output_tokens": 100000}, 400, "max_output_tokens=100000 cannot be greater than max_model_len=512. "
          "Please request fewer output tokens. (parameter=max_output_tokens, value=100000)", "BadRequestError",
          "max_output_tokens"),

@@ -44,6 +44,7 @@ TOOL_MEMBERS = ("name", "parameters", "strict", "type", "allowed_callers", "asyn
                 "output_schema")  # fmt: skip
 MEMBERS_ELSEWHERE = {"n", "use_beam_search", "logprob_token_ids"}  # which mean nothing here
 UNSUPPORTED_MEMBERS = {"previous_input_messages": "Messages in the form of Harmony are"}
+UNREAD_ITEMS = ("item_reference", "compaction")
 NO_BACKGROUND = (
     "This server does not support `store=True` and therefore does not support the background mode. To enable these "
     "features, let it keep responses."
@@ -64,8 +65,10 @@ def decode_response_body(body: bytes, context: RequestContext) -> Fields:
         if not context.records.are_kept:
             raise store_error(NO_BACKGROUND, "background")
     previous = fields.string("previous_response_id", None, cap=256)
-    if previous is not None and not context.records.are_inlined:
-        stored.load_response(context, previous)
+    if not context.records.are_inlined:  # else a coordinator has checked these, and put stored items among those sent
+        if previous is not None:
+            stored.load_response(context, previous)
+        _check_items(fields)
     if fields.raw_value("input") == []:
         raise Invalid(EMPTY_SENTENCES["messages"])
     if fields.raw_value("input") == "":
@@ -93,7 +96,8 @@ def store_error(message: str, field: str) -> Invalid:
 
 def _check_response(body: Fields, context: RequestContext) -> None:
     """Check vLLM's rules for all members. Raises BadRequest."""
-    limit = body.raw_value("max_output_tokens")
+    limit = body.integer("max_output_tokens", None, None, None)
+    # Out of range, the original names the member of chat completions.
     Fields({"max_tokens": limit}, "", VLLM_WORDING).integer("max_tokens", None, 1, MAX_TOKENS)
     # Checks of other members and of streams concern other routes.
     checked = body.without_members(MEMBERS_ELSEWHERE).with_members({"stream": False})
@@ -106,6 +110,19 @@ def _check_response(body: Fields, context: RequestContext) -> None:
     for name, subject in UNSUPPORTED_MEMBERS.items():
         if body.raw_value(name):
             raise unsupported_member(body, name, subject)
+
+
+def _check_items(body: Fields) -> None:
+    """Refuse items that the original does not read: references, compactions, sealed reasoning. Raises Invalid."""
+    items = body.raw_value("input")
+    for item in items if isinstance(items, list) else ():
+        if not isinstance(item, dict):
+            continue
+        kind = item.get("type")
+        if kind == "reasoning" and item.get("encrypted_content"):
+            raise parameter_error("Encrypted content is not supported.", "input")
+        if kind in UNREAD_ITEMS:
+            raise parameter_error(f"Unsupported input item type: {kind}", "input")
 
 
 def _check_tool_choice(body: Fields) -> None:
