@@ -58,6 +58,9 @@ Those that the zoo does not list are compared with the folders that they were ma
 `tests/model/test_gguf_architectures.py`. Layers that predict further tokens are left out. All other architectures are
 refused, as are files whose positions have several axes. The rotary embedding of GPT-OSS is that of its config, whose
 blend of frequencies begins and ends between two dimensions; llama.cpp rounds both ends, so its numbers differ a little.
+`deepseek2` is DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash and Youtu. Files of V3 and R1 that do not say so have the
+8 groups of experts of the published models, of which llama.cpp then knows none. DeepSeek-V2 ranks its groups by their
+best expert, as its own code does; llama.cpp ranks them by the best two.
 """
 OTHERS = """\
 

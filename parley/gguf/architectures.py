@@ -1,53 +1,19 @@
-"""Translates a GGUF file's architecture to Hugging Face format: its config.json and the names of tensors.
+"""Translates a GGUF file's architecture to Hugging Face format: the type of its model and the names of tensors.
 
-A row of ``ARCHITECTURES`` makes an architecture readable. llama.cpp rotates neighbouring dimensions of the heads of
-some architectures, so its converter reorders the rows of their queries and keys; ``interleaved`` says so.
+A row of ``ARCHITECTURES`` makes an architecture readable; ``model_config.py`` makes the config.json. llama.cpp rotates
+neighbouring dimensions of the heads of some architectures, so its converter reorders the rows of their queries and
+keys; ``interleaved`` says so.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 
-# The names of fields in every file, and their names in config.json
-CONFIG_FIELDS = {
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "context_length": "max_position_embeddings",
-    "rope.freq_base": "rope_theta",
-    "rope.freq_base_swa": "rope_local_base_freq",
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    "expert_shared_count": "n_shared_experts",
-    "expert_weights_scale": "routed_scaling_factor",
-    "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group",
-    "leading_dense_block_count": "first_k_dense_replace",
-    "attention.layer_norm_epsilon": "layer_norm_eps",
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logit_scale",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-# These may be 0
-COUNT_FIELDS = ("expert_shared_count", "leading_dense_block_count")
-REQUIRED_FIELDS = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
 TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -77,20 +43,8 @@ LAYER_TENSOR_NAMES = {
 }
 LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+)\.(weight|bias)")
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
-# The names of numbers of YaRN in files, after ``rope.scaling.``, and in config.json
-YARN_FIELDS = {
-    "yarn_beta_fast": "beta_fast",
-    "yarn_beta_slow": "beta_slow",
-    "yarn_attn_factor": "attention_factor",
-}
 # How scores of experts are made of logits, by the numbers in files
 SOFTMAX, SIGMOID = 1, 2
-# Tensors of factors of the rotary embedding; the config has them instead
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-# The numbers of Llama 3.1 to 3.3, whose files have only the factors that follow from them
-LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-FACTOR_TOLERANCE = 1e-5  # relative; factors are stored as float32
-
 # What files hold that are no models, by their ``general.type`` or architecture
 FOREIGN_KINDS = {
     "an encoder of pictures or sound, which is not read; name the language model beside it": ("mmproj", "clip"),
@@ -98,8 +52,6 @@ FOREIGN_KINDS = {
     "the statistics of a quantizer and no model": ("imatrix",),
     "a vocabulary without weights": ("vocab",),
 }
-
-ReadFactors = Callable[[str], tuple[float, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -112,7 +64,8 @@ class Architecture:
     with experts, if they are read. ``keys``: further metadata fields, and their names in the config.
     ``bias_layer``: the layer whose bias says that attention has biases. ``rope``: constant members of a scaled rotary
     embedding. ``rope_keys``: its members that are in the metadata, and their names there. ``gating``: how scores of
-    experts are made. ``variant``: a metadata field, and the row for files that have it.
+    experts are made. ``variant``: returns the row for a file, if it is another one. ``complete``: changes the config by
+    what else the metadata says of it. ``refused``: metadata fields that say how something is computed that is not here.
     """
 
     model_type: str
@@ -127,7 +80,9 @@ class Architecture:
     rope: dict[str, Any] = field(default_factory=dict)
     rope_keys: dict[str, str] = field(default_factory=dict)
     gating: int = SOFTMAX
-    variant: tuple[str, Architecture] | None = None
+    variant: Callable[[GgufModel], Architecture | None] = lambda model: None
+    complete: Callable[[GgufModel, dict[str, Any]], None] = lambda model, config: None
+    refused: tuple[str, ...] = ()
 
 
 # The norm before the MLP is called by its place after attention
@@ -174,6 +129,117 @@ MINIMAX_M2 = Architecture(
 )
 GRANITE_KEYS = {"logit_scale": "logits_scaling"}
 GRANITE_MOE = Architecture("granitemoeshared", "GraniteMoeSharedForCausalLM", interleaved=True, keys=GRANITE_KEYS)
+LATENT_LAYER_NAMES = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+# DeepSeek-V3 and R1 have this number of experts; their first files do not say that they are in groups
+DEEPSEEK_3_EXPERTS, DEEPSEEK_3_GROUPS = 256, {"n_group": 8, "topk_group": 4}
+YARN_LOG_UNIT = 10  # the converter divides mscale_all_dim of this architecture by it
+
+
+def _read_size(model: GgufModel, key: str) -> int:
+    """Return a size in the metadata of the file's architecture. Raises GgufError."""
+    value = fields_of(model).get(key)
+    if type(value) is not int or value < 1:
+        raise GgufError(f"{model.paths[0].name} gives {key} as {value!r}, so the model's shape is unknown")
+    return value
+
+
+def complete_latents(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the sizes of latents, and the numbers of routers that files leave out where they change nothing.
+
+    Raises GgufError if the sizes are impossible.
+    """
+    fields = fields_of(model)
+    suffix = "_mla" if "attention.key_length_mla" in fields else ""
+    rotary, rank, keys, values = (
+        _read_size(model, key)
+        for key in (
+            "rope.dimension_count",
+            "attention.kv_lora_rank",
+            "attention.key_length" + suffix,
+            "attention.value_length" + suffix,
+        )
+    )
+    if keys <= rotary:
+        raise GgufError(f"{model.paths[0].name} rotates {rotary} of {keys} dimensions")
+    config |= {
+        "kv_lora_rank": rank,
+        "q_lora_rank": fields.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": keys - rotary,
+        "v_head_dim": values,
+        "head_dim": rotary,
+        "num_key_value_heads": config["num_attention_heads"],
+        "first_k_dense_replace": config.get("first_k_dense_replace", 0),
+        "routed_scaling_factor": config.get("routed_scaling_factor", 1.0),
+        "norm_topk_prob": config.get("norm_topk_prob", False),
+    }
+    config.pop("partial_rotary_factor", None)
+    for name in ("mscale", "mscale_all_dim"):
+        if name in config["rope_scaling"]:
+            config["rope_scaling"][name] = shortest_number(config["rope_scaling"][name] * YARN_LOG_UNIT)
+
+
+def complete_deepseek_2(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the fields of DeepSeek-V2. Raises GgufError."""
+    complete_latents(model, config)
+    if config["norm_topk_prob"]:
+        raise GgufError(f"{model.paths[0].name} gives expert_weights_norm, but its architecture has it not")
+    config["topk_method"] = "group_limited_greedy" if config.get("n_group", 1) > 1 else "greedy"
+
+
+def complete_deepseek_3(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the fields of DeepSeek-V3. Raises GgufError."""
+    complete_latents(model, config)
+    are_grouped = config["num_experts"] == DEEPSEEK_3_EXPERTS and "n_group" not in config
+    config |= DEEPSEEK_3_GROUPS if are_grouped else {"n_group": 1, "topk_group": 1} | config
+
+
+def deepseek_variant(model: GgufModel) -> Architecture | None:
+    """Return the row of DeepSeek-V3 for files whose scores of experts are sigmoids.
+
+    The first files of GLM-4.7-Flash do not say so, but have the biases that only such routers have.
+    """
+    gating = fields_of(model).get("expert_gating_func")
+    has_biases = any(name.endswith(".exp_probs_b.bias") for name in model.tensors)
+    return DEEPSEEK_3 if gating == SIGMOID or (not gating and has_biases) else None
+
+
+DEEPSEEK_3 = Architecture(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    LATENT_LAYER_NAMES,
+    rope_keys=dict.fromkeys(("mscale", "mscale_all_dim"), "rope.scaling.yarn_log_multiplier"),
+    gating=SIGMOID,
+    complete=complete_deepseek_3,
+    refused=("attention.temperature_scale",),
+)
+DEEPSEEK_2 = replace(
+    DEEPSEEK_3,
+    model_type="deepseek_v2",
+    class_name="DeepseekV2ForCausalLM",
+    gating=SOFTMAX,
+    variant=deepseek_variant,
+    complete=complete_deepseek_2,
+)
+YOUTU = replace(
+    DEEPSEEK_3,
+    model_type="youtu",
+    class_name="YoutuForCausalLM",
+    gating=SOFTMAX,
+    mixture=DEEPSEEK_2,
+    complete=complete_latents,
+)
 OLMO_LAYER_NAMES = NORM_AFTER_ATTENTION | {"post_ffw_norm": "post_feedforward_layernorm"}
 OLMO_3 = Architecture("olmo3", "Olmo3ForCausalLM", OLMO_LAYER_NAMES)
 MINISTRAL_3 = Architecture(
@@ -187,6 +253,18 @@ MINISTRAL_3 = Architecture(
         "llama_4_scaling_beta": "attention.temperature_scale",
     },
 )
+
+
+def mistral_3_variant(model: GgufModel) -> Architecture | None:
+    """Return the row of Ministral 3 for files whose queries grow with their positions."""
+    return MINISTRAL_3 if "attention.temperature_scale" in fields_of(model) else None
+
+
+def olmo_variant(model: GgufModel) -> Architecture | None:
+    """Return the row of OLMo 3 for files with windows."""
+    return OLMO_3 if "attention.sliding_window" in fields_of(model) else None
+
+
 ARCHITECTURES = {
     "llama": Architecture(
         "llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}, mixture=MIXTRAL
@@ -205,7 +283,7 @@ ARCHITECTURES = {
         "MistralForCausalLM",
         interleaved=True,
         fields={"sliding_window": None},
-        variant=("attention.temperature_scale", MINISTRAL_3),
+        variant=mistral_3_variant,
     ),
     "glm4": Architecture(
         "glm4",
@@ -218,10 +296,11 @@ ARCHITECTURES = {
         bias_layer="attn_q",
     ),
     "glm4moe": replace(GLM4_MOE, mixture=GLM4_MOE),
+    "deepseek2": YOUTU,
     "minimax-m2": replace(MINIMAX_M2, mixture=MINIMAX_M2),
     "granite": Architecture("granite", "GraniteForCausalLM", interleaved=True, keys=GRANITE_KEYS),
     "granitemoe": replace(GRANITE_MOE, mixture=GRANITE_MOE),
-    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", OLMO_LAYER_NAMES, variant=("attention.sliding_window", OLMO_3)),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", OLMO_LAYER_NAMES, variant=olmo_variant),
     "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", NORM_AFTER_ATTENTION, bias_layer="attn_q"),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", interleaved=True),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM"),
@@ -240,43 +319,38 @@ def find_architecture(model: GgufModel) -> Architecture:
         known = ", ".join(ARCHITECTURES)
         raise GgufError(f"{file} has the architecture {str(name)[:100]}, which is not read from GGUF; {known} are")
     architecture = ARCHITECTURES[name]
-    if architecture.variant is not None and architecture.variant[0] in _fields_of(model):
-        architecture = architecture.variant[1]
+    if model.metadata.get(name + ".expert_count"):
+        if architecture.mixture is None:
+            raise GgufError(f"{file} is a mixture of experts of the architecture {name}, which is not read from GGUF")
+        architecture = architecture.mixture
+    architecture = architecture.variant(model) or architecture
     _check_computation(model, architecture)
-    if not model.metadata.get(name + ".expert_count"):
-        return architecture
-    if architecture.mixture is None:
-        raise GgufError(f"{file} is a mixture of experts of the architecture {name}, which is not read from GGUF")
-    return architecture.mixture
+    return architecture
 
 
-def _fields_of(model: GgufModel) -> dict[str, Any]:
+def fields_of(model: GgufModel) -> dict[str, Any]:
     """Return the metadata of the file's architecture, by their names after its own."""
     prefix = f"{model.metadata['general.architecture']}."
     return {key.removeprefix(prefix): value for key, value in model.metadata.items() if key.startswith(prefix)}
 
 
+def shortest_number(value: Any) -> Any:
+    """Return the shortest decimal number that is the same as float32, as configs have it; other values as they are."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
 def _check_computation(model: GgufModel, architecture: Architecture) -> None:
     """Raise GgufError if a file asks for a computation that its architecture does not have here."""
-    fields, file = _fields_of(model), model.paths[0].name
+    fields, file = fields_of(model), model.paths[0].name
     sections = fields.get("rope.dimension_sections")
     if isinstance(sections, list) and any(sections):
         raise GgufError(f"{file} has positions with several axes, for pictures, which are not read from GGUF")
+    for key in architecture.refused:
+        if key in fields:
+            raise GgufError(f"{file} gives {key} as {fields[key]!r}, which its architecture does not have here")
     gating = fields.get("expert_gating_func") or architecture.gating
     if gating != architecture.gating:
         raise GgufError(f"{file} gives expert_gating_func as {gating!r}, but its architecture has another")
-
-
-def used_tensors(model: GgufModel) -> list[GgufTensor]:
-    """Return the tensors of the model itself: not the factors of its rotary embedding, which the config has, nor those
-    of the layers after the last that predict further tokens. Raises GgufError."""
-    count = model_config(model)["num_hidden_layers"]
-    matches = ((tensor, LAYER_NUMBER.match(tensor.name)) for tensor in model.tensors.values())
-    return [
-        tensor
-        for tensor, match in matches
-        if tensor.name not in ROPE_TENSORS and (match is None or int(match[1]) < count)
-    ]
 
 
 def tensor_name(architecture: Architecture, name: str) -> str:
@@ -297,158 +371,3 @@ def tensor_shape(tensor: GgufTensor) -> tuple[int, ...]:
     """Return the shape of a tensor in Hugging Face format: that of a router with one output has two dimensions."""
     is_router = tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1
     return (1, *tensor.shape) if is_router else tensor.shape
-
-
-def interleaved_rows(model: GgufModel) -> dict[str, int]:
-    """Return the tensors whose rows are in llama.cpp's order, and the number of heads of each."""
-    if not find_architecture(model).interleaved:
-        return {}
-    config = model_config(model)
-    heads = config["num_attention_heads"]
-    counts = {"attn_q": heads, "attn_k": config.get("num_key_value_heads") or heads}
-    matches = ((name, LAYER_TENSOR.fullmatch(name)) for name in model.tensors)
-    return {name: counts[match[2]] for name, match in matches if match and match[2] in counts}
-
-
-def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None) -> dict[str, Any]:
-    """Return the config.json of a model. ``read_factors`` returns the numbers of a float32 tensor, None if absent.
-
-    Raises GgufError if a number is missing or has an impossible value.
-    """
-    architecture, name = find_architecture(model), model.metadata["general.architecture"]
-    config: dict[str, Any] = {"architectures": [architecture.class_name], "model_type": architecture.model_type}
-    for key, config_field in (CONFIG_FIELDS | architecture.keys).items():
-        value = model.metadata.get(f"{name}.{key}")
-        value = _common_value(value) if isinstance(value, list) else value
-        if value == 0 and key in COUNT_FIELDS and type(value) is int:
-            config[config_field] = value
-            continue
-        if (value is None and key in REQUIRED_FIELDS) or (value is not None and not _is_positive(value)):
-            raise GgufError(f"{model.paths[0].name} gives {name}.{key} as {value!r}, so the model's shape is unknown")
-        if value is not None:
-            config[config_field] = _shortest_number(value)
-    if "token_embd.weight" not in model.tensors:
-        raise GgufError(f"{model.paths[0].name} has no tensor token_embd.weight")
-    config["vocab_size"] = model.tensors["token_embd.weight"].shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in model.tensors
-    config["num_hidden_layers"] = _layer_count(model, config["num_hidden_layers"])
-    config["attention_bias"] = f"blk.0.{architecture.bias_layer}.bias" in model.tensors
-    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in model.tensors
-    if (is_normalized := model.metadata.get(f"{name}.expert_weights_norm")) is not None:
-        config["norm_topk_prob"] = bool(is_normalized)
-    windows = model.metadata.get(f"{name}.attention.sliding_window_pattern")
-    if isinstance(windows, list):
-        config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in windows]
-    config["mlp_bias"] = "blk.0.ffn_down.bias" in model.tensors
-    if architecture.layer_names is GEMMA_LAYER_NAMES:
-        config["query_pre_attn_scalar"] = _query_scalar(config)
-    plain = {tensor.blocks.name for tensor in model.tensors.values()} == {"F32"}
-    config["dtype"] = "float32" if plain else "bfloat16"
-    config["quantization_config"] = {"quant_method": "gguf"}
-    return config | _rope_fields(model, config, read_factors, architecture) | architecture.fields
-
-
-def _layer_count(model: GgufModel, count: int) -> int:
-    """Return the number of layers without those that predict further tokens. ``count``: of all. Raises GgufError."""
-    extra = _fields_of(model).get("nextn_predict_layers", 0)
-    if type(extra) is not int or not 0 <= extra < count:
-        raise GgufError(f"{model.paths[0].name} gives nextn_predict_layers as {extra!r}, of {count} layers")
-    return count - extra
-
-
-def _query_scalar(config: dict[str, Any]) -> float:
-    """Return the number whose inverse root scales the queries of Gemma 2 and 3, as llama.cpp knows it.
-
-    It is the size of a head, except in the models of 27 billion parameters, which their numbers of layers identify.
-    """
-    share: float = config["hidden_size"] / config["num_attention_heads"]
-    return share if config["num_hidden_layers"] in (46, 62) else config.get("head_dim", share)
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _shortest_number(value: Any) -> Any:
-    """Return the shortest decimal number that is the same as float32, as configs have it; other values as they are."""
-    return float(f"{value:.7g}") if isinstance(value, float) else value
-
-
-def _common_value(values: list[Any]) -> Any:
-    """Return the value that all layers have; the list if they differ, which no config accepts."""
-    return values[0] if values and all(value == values[0] for value in values) else values
-
-
-def _rope_fields(
-    model: GgufModel, config: dict[str, Any], read_factors: ReadFactors, architecture: Architecture
-) -> dict[str, Any]:
-    """Return the fields of the rotary embedding."""
-    name = model.metadata["general.architecture"]
-
-    def scaling(key: str) -> Any:
-        return model.metadata.get(f"{name}.rope.scaling.{key}")
-
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rotary = model.metadata.get(f"{name}.rope.dimension_count", head_dim)
-    if not _is_positive(rotary):
-        raise GgufError(f"{model.paths[0].name} gives {name}.rope.dimension_count as {rotary!r}")
-    fields: dict[str, Any] = {} if rotary == head_dim else {"partial_rotary_factor": rotary / head_dim}
-    if (factors := read_factors("rope_freqs.weight")) is not None:
-        if not all(map(_is_positive, factors)):
-            raise GgufError(f"{model.paths[0].name} divides frequencies by numbers that are not positive")
-        return fields | {"rope_scaling": _factors_rope(factors, config)}
-    long, short = read_factors("rope_factors_long.weight"), read_factors("rope_factors_short.weight")
-    if long is not None and short is not None:
-        original = scaling("original_context_length") or config["max_position_embeddings"]
-        rope = {"rope_type": "longrope", "long_factor": list(long), "short_factor": list(short)}
-        if (attention_factor := scaling("attn_factor")) is not None:
-            rope["attention_factor"] = attention_factor
-        return fields | {"rope_scaling": rope, "original_max_position_embeddings": original}
-    kind = scaling("type")
-    if kind in (None, "none"):
-        return fields | {"rope_scaling": {"rope_type": "default"}}  # some types have a scaled one by default
-    rope = {"rope_type": kind, "factor": scaling("factor"), **architecture.rope}
-    if (original := scaling("original_context_length")) is not None:
-        rope["original_max_position_embeddings"] = original
-    keys = {target: f"rope.scaling.{key}" for key, target in YARN_FIELDS.items()} if kind == "yarn" else {}
-    given = _fields_of(model)
-    rope |= {
-        target: _shortest_number(given[key]) for target, key in (keys | architecture.rope_keys).items() if key in given
-    }
-    return fields | {"rope_scaling": rope}
-
-
-def _factors_rope(factors: tuple[float, ...], config: dict[str, Any]) -> dict[str, Any]:
-    """Return the rotary scaling that divides each frequency by a factor: Llama 3's if these are its factors."""
-    largest = max(factors)
-    theta, original = config.get("rope_theta", 10000.0), LLAMA_3_ROPE["original_max_position_embeddings"]
-    low, high = LLAMA_3_ROPE["low_freq_factor"], LLAMA_3_ROPE["high_freq_factor"]
-    expected = []
-    for pair in range(len(factors)):
-        wavelength = 2 * math.pi * theta ** (pair / len(factors))
-        smooth = min(1.0, max(0.0, (original / wavelength - low) / (high - low)))
-        expected.append(1 / ((1 - smooth) / largest + smooth))
-    if all(math.isclose(*each, rel_tol=FACTOR_TOLERANCE) for each in zip(factors, expected, strict=True)):
-        return {"rope_type": "llama3", "factor": largest, **LLAMA_3_ROPE}
-    same = list(factors)
-    return {"rope_type": "longrope", "long_factor": same, "short_factor": same, "attention_factor": 1.0}
-
-
-def read_factors_from(model: GgufModel) -> ReadFactors:
-    """Return a function that reads small float32 tensors from the model's files. It raises GgufError."""
-
-    def read_factors(name: str) -> tuple[float, ...] | None:
-        tensor = model.tensors.get(name)
-        if tensor is None:
-            return None
-        path = model.paths[tensor.file]
-        if tensor.blocks.name != "F32" or len(tensor.shape) != 1:
-            raise GgufError(f"{path.name} is damaged: {name} is not a list of float32")
-        try:
-            with path.open("rb") as file:
-                file.seek(tensor.start)
-                return struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.end - tensor.start))
-        except (OSError, struct.error):
-            raise GgufError(f"{path.name} cannot be read") from None
-
-    return read_factors

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from parley.gguf.architectures import model_config, read_factors_from
 from parley.gguf.header import PART_NAME, GgufError, GgufModel, part_paths, read_model
+from parley.gguf.model_config import model_config, read_factors_from
 from parley.gguf.tokenizer import tokenizer_files
 
 CONTENT_VERSION = 3  # rises when this package writes other files for the same metadata

@@ -31,6 +31,13 @@ DEEPSEEK_3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Chinese characters are pieces of their own, so letters are all others. From the tokenizer of Kimi K2.
+OTHER_UPPER, OTHER_LOWER = (rf"[{each[1:-1]}&&[^\p{{Han}}]]" for each in (UPPER, LOWER))
+KIMI_2 = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{OTHER_UPPER}*{OTHER_LOWER}+{CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{OTHER_UPPER}+{OTHER_LOWER}*{CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class PreTokenizer(NamedTuple):
@@ -50,6 +57,16 @@ _GPT_2 = PreTokenizer((GPT2,))
 _DIGITS_FIRST = PreTokenizer((r"\p{N}", GPT2))
 _QWEN_2 = PreTokenizer((WORDS,), nfc=True)
 _GPT_4O = PreTokenizer((GPT_4O,))
+_DEEPSEEK_LLM = PreTokenizer(
+    (
+        r"[\r\n]",
+        r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",  # noqa: RUF001
+        r"\s+$",
+        "[一-龥ࠀ-一가-퟿]+",
+        r"\p{N}",
+    )
+)
 _DEEPSEEK_3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_3))  # noqa: RUF001
 PRE_TOKENIZERS = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA_3),
@@ -66,6 +83,8 @@ PRE_TOKENIZERS = {
     "tekken": PreTokenizer((TEKKEN,), whole_words=True, begins=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT_4O),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_3),
+    "deepseek-llm": _DEEPSEEK_LLM,
+    "kimi-k2": PreTokenizer((KIMI_2,)),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
 }

@@ -13,10 +13,12 @@ from support.gguf_conversion import convert_folder
 from support.gguf_files import write_folder
 from support.run_model import load_test_runner, serve_requests
 
-from parley.gguf.architectures import find_architecture, model_config
+from parley.gguf.architectures import find_architecture
 from parley.gguf.folder import unpack_gguf
 from parley.gguf.header import GgufError, read_model
+from parley.gguf.model_config import model_config
 from parley.model.checkpoint.files import Checkpoint, read_config
+from parley.model.checkpoint.gguf_tensors import read_gguf_entries
 from parley.model.networks.config import read_decoder_config
 from parley.types import EngineRequest, Sampling
 
@@ -36,6 +38,10 @@ MINISTRAL = {
     "head_dim": 32,
     "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25},
 }
+DEEPSEEK_YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 64,
+    "mscale": 0.707, "mscale_all_dim": 0.707,
+}  # fmt: skip
 PROMPT = list(range(5, 45))
 
 
@@ -88,6 +94,71 @@ def test_answers_of_mixtures_are_the_folders(architecture, extra_layers, tmp_pat
     folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32")
     unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, extra_layers=extra_layers))
     assert answers(unpacked) == answers(folder)
+
+
+@pytest.mark.parametrize("splits_latents", [True, False])
+@pytest.mark.parametrize(
+    ("architecture", "fields", "extra_layers"),
+    [
+        ("deepseek_v2", {}, 0),
+        ("deepseek_v2_lite", {"n_group": 1}, 0),
+        ("deepseek_v3", {"rope_parameters": DEEPSEEK_YARN}, 0),
+        ("glm4_moe_lite", {"first_k_dense_replace": 1}, 1),
+        ("youtu", {"rope_interleave": True}, 0),
+    ],
+)
+def test_answers_of_latent_attention_are_the_folders(architecture, fields, extra_layers, splits_latents, tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32", **fields)
+    file = convert_folder(tmp_path / "model.gguf", folder, extra_layers=extra_layers, splits_latents=splits_latents)
+    assert answers(unpack_gguf(file)) == answers(folder)
+
+
+def test_deepseek_3_without_groups_has_those_of_the_published_models(tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "deepseek_v3", dtype="float32")
+    model = read_model(convert_folder(tmp_path / "x.gguf", folder))
+    for key in ("expert_group_count", "expert_group_used_count"):
+        del model.metadata[f"deepseek2.{key}"]
+    groups = []
+    for experts in (16, 256):
+        model.metadata["deepseek2.expert_count"] = experts
+        config = model_config(model)
+        groups.append((config["n_group"], config["topk_group"]))
+    assert groups == [(1, 1), (8, 4)]
+
+
+def test_reads_split_latents_in_blocks(tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "deepseek_v3", dtype="float32", qk_nope_head_dim=32)
+    checkpoint = Checkpoint(unpack_gguf(convert_folder(tmp_path / "x.gguf", folder, latents="Q8_0")))
+    name = "model.layers.0.self_attn.kv_b_proj.weight"
+    shape = checkpoint.tensor_shape(name)
+    stored, original = checkpoint.view_tensor(name, *shape), Checkpoint(folder).view_tensor(name, *shape)
+    assert 0 < (stored - original).norm() / original.norm() < 0.01
+    assert checkpoint.without_data().view_tensor(name, *shape).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("rope.dimension_count", 64, r"^x\.gguf rotates 64 of 40 dimensions$"),
+        ("attention.kv_lora_rank", "8", r"^x\.gguf gives attention\.kv_lora_rank as '8', so the model's shape"),
+        ("attention.temperature_scale", 0.1, r"^x\.gguf gives attention\.temperature_scale as 0\.1, which its"),
+        ("expert_gating_func", 1, r"^x\.gguf gives expert_weights_norm, but its architecture has it not$"),
+    ],
+)
+def test_refuses_what_deepseek_does_not_compute(name, value, reason, tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "deepseek_v3", dtype="float32")
+    model = read_model(convert_folder(tmp_path / "x.gguf", folder))
+    model.metadata[f"deepseek2.{name}"] = value
+    with pytest.raises(GgufError, match=reason):
+        model_config(model)
+
+
+def test_refuses_half_of_the_layer_that_unpacks_latents(tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "deepseek_v3", dtype="float32")
+    model = read_model(convert_folder(tmp_path / "x.gguf", folder))
+    del model.tensors["blk.1.attn_v_b.weight"]
+    with pytest.raises(GgufError, match=r"^x\.gguf has only one of the tensors blk\.1\.attn_k_b and blk\.1\.attn_v_b$"):
+        read_gguf_entries(model)
 
 
 def test_reads_gpt_oss_with_experts_of_4_bits(tmp_path):

@@ -25,6 +25,10 @@ ARCHITECTURES = {
     "olmo3": "olmo2",
     "cohere": "command-r",
     "ministral3": "mistral3",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "youtu": "deepseek2",
 }
 # Llama's code reorders their queries and keys
 PERMUTED = ("granite", "granitemoe", "granitemoeshared", "smollm3", "ministral3", "mistral")
@@ -53,37 +57,82 @@ YARN_NUMBERS = {
     "beta_slow": "yarn_beta_slow",
     "attention_factor": "yarn_attn_factor",
 }
-SIGMOID = ("glm4_moe", "minimax_m2")
+SIGMOID = ("glm4_moe", "minimax_m2", "deepseek_v3")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 # Names of Transformers that the package does not know, and others of the same tensors
 OTHER_NAMES = {"e_score_correction_bias": "e_score_correction.bias", "mlp.gate_up_proj": "mlp.up_proj"}
 
 
-def convert_folder(path: Path, folder: Path, *, extra_layers: int = 0, experts: str = "F32") -> Path:
+def convert_folder(
+    path: Path,
+    folder: Path,
+    *,
+    extra_layers: int = 0,
+    experts: str = "F32",
+    latents: str = "F32",
+    splits_latents: bool = True,
+) -> Path:
     """Write a folder's model as one file of float32. ``extra_layers``: that predict further tokens, made up.
-    ``experts``: the type of the weights of experts."""
+    ``experts`` and ``latents``: the types of their weights. ``splits_latents``: keys and values of latents are made
+    apart; old files have one layer for both."""
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
     arch = ARCHITECTURES.get(kind, kind)
     layers = config["num_hidden_layers"]
     writer = gguf.GGUFWriter(path, arch)
-    gguf_files.add_shape(writer, config | {"num_hidden_layers": layers + extra_layers, "num_experts": None})
+    shape = config | {"num_hidden_layers": layers + extra_layers, "num_experts": None}
+    if arch == "deepseek2":
+        shape |= {"head_dim": None, "num_key_value_heads": 1 if splits_latents else config["num_attention_heads"]}
+        add_latents(writer, config, splits_latents)
+    gguf_files.add_shape(writer, shape)
     gguf_files.add_tokenizer(writer, folder)
     add_numbers(writer, config | {"num_nextn_predict_layers": extra_layers})
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(numbers[arch], layers)
-    for name, tensor in convert_tensors(kind, config, load_file(folder / "model.safetensors")):
+    stored = load_file(folder / "model.safetensors")
+    if splits_latents:
+        stored = split_latent_up(config, stored)
+    for name, tensor in convert_tensors(kind, config, stored):
         for known, other in OTHER_NAMES.items():
             name = name.replace(known, other)
         written = names.get_name(name, (".weight", ".bias"))
         assert written is not None, name
         kind_here = experts if written.endswith("_exps.weight") else "F32"
+        kind_here = latents if written.endswith(("k_b.weight", "v_b.weight")) else kind_here
         gguf_files.add_tensor(writer, written, tensor.float().contiguous().numpy(), kind_here)
     for layer in range(layers, layers + extra_layers):
         writer.add_tensor(f"blk.{layer}.attn_norm.weight", torch.ones(4).numpy())
         writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", torch.ones(4, 8).numpy())
     gguf_files.close_writer(writer)
     return path
+
+
+def add_latents(writer: gguf.GGUFWriter, config: dict[str, Any], splits_latents: bool) -> None:
+    """Add the sizes of latents, as one head of keys and values if their layers are apart."""
+    rank, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    lengths = config["qk_nope_head_dim"] + turning, config["v_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    if splits_latents:
+        writer.add_key_length_mla(lengths[0])
+        writer.add_value_length_mla(lengths[1])
+        lengths = rank + turning, rank
+    writer.add_key_length(lengths[0])
+    writer.add_value_length(lengths[1])
+
+
+def split_latent_up(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with the keys [heads, rank, keys] and values [heads, values, rank] of latents apart."""
+    split: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            split[name] = tensor
+            continue
+        heads = tensor.view(config["num_attention_heads"], -1, config["kv_lora_rank"])
+        keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], 1)
+        split |= {name.replace("kv_b", "k_b"): keys.mT, name.replace("kv_b", "v_b"): values}
+    return split
 
 
 def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -103,13 +152,16 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    writer.add_rope_dimension_count(config.get("rotary_dim") or int(head_dim * share))
+    rotary = config.get("qk_rope_head_dim") or config.get("rotary_dim") or int(head_dim * share)
+    writer.add_rope_dimension_count(rotary)
     if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         for field, key in YARN_NUMBERS.items():
             if rope.get(field) is not None:
                 writer.add_float32(f"{writer.arch}.rope.scaling.{key}", rope[field])
+        if writer.arch == "deepseek2":
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if config["model_type"] == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

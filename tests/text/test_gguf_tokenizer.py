@@ -137,6 +137,39 @@ def test_splits_texts_as_the_models_own_tokenizer_does(name, splits, options, tm
         assert made.encode(text) == begins + backend.encode(text).ids, text
 
 
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("kimi-k2", ["Hello", " World's", " HTTPServer", " ", "你好", "abc", " ", "123", "45", "…\n\n", " ", " foo"]),
+        (
+            "deepseek-llm",
+            [
+                "Hello",
+                " World",
+                "'",
+                "s",
+                " HTTPServer",
+                " ",
+                "你好",
+                "abc",
+                " ",
+                *"12345",
+                "…",
+                "\n",
+                "\n",
+                " ",
+                " foo",
+            ],
+        ),
+    ],
+)
+def test_splits_chinese_from_letters(name, pieces):
+    split = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name].patterns]
+    )
+    assert [piece for piece, _ in split.pre_tokenize_str("".join(pieces))] == pieces
+
+
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_every_way_to_split_keeps_all_characters(name, tmp_path):
     backend = train_byte_level([pre_tokenizers.ByteLevel(add_prefix_space=False)])

@@ -16,16 +16,17 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from parley import foreign_files
-from parley.gguf import architectures
 from parley.gguf.folder import LINK_PATTERN
-from parley.gguf.header import BlockType, GgufError, GgufModel, read_model
+from parley.gguf.header import BlockType, GgufError, read_model
+from parley.model.checkpoint.gguf_blocks import decode_blocks
+from parley.model.checkpoint.gguf_tensors import read_gguf_entries
+from parley.model.checkpoint.tensor_entry import TensorEntry
 from parley.weight_shards import INDEX_NAME, find_shards
 
 MODEL_OPT_CONFIG = "hf_quant_config.json"  # of NVIDIA's Model Optimizer, beside or instead of quantization_config
@@ -43,7 +44,6 @@ SAFETENSORS_DTYPES = {
 }
 # A weight of one of these means nothing without the scales that a config names.
 SCALED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
-GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # others are blocks of bytes
 MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
 # Members of config.json that say how many parts a model has, with any prefix or suffix, and the most of them
 PART_COUNT = re.compile(r"(?:^|_)(?:n|num|decoder|encoder)_(?:\w+_)?(?:layers?|heads?|experts?|blocks?)(?:_|$)")
@@ -93,32 +93,6 @@ def _check_part_counts(config: dict[str, Any]) -> None:
                 pending.append(value)
             elif type(value) is int and value > MAX_PARTS and len(name) <= MAX_COUNT_NAME and PART_COUNT.search(name):
                 raise LoadError(f"The model's config.json gives {name} as {value}; at most {MAX_PARTS} are possible.")
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """The location of a tensor: bytes ``start`` to ``end`` of file number ``file``.
-
-    ``blocks``: it has blocks of this type, and ``dtype`` is uint8. ``heads``: the number of heads
-    whose rows alternate between the first and the second half of the head, as in llama.cpp; 0 if they do not.
-    ``offset``: the number that was added to all numbers.
-    """
-
-    file: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    blocks: BlockType | None = None
-    heads: int = 0
-    offset: float = 0.0
-
-    def order_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows as stored [out, ...] in the order of Hugging Face format; a copy if that is another one."""
-        if not self.heads:
-            return rows
-        halves = rows.view(self.heads, -1, 2, *rows.shape[1:]).transpose(1, 2)
-        return halves.reshape(rows.shape)
 
 
 class Checkpoint:
@@ -230,8 +204,10 @@ class Checkpoint:
         """
         entry = self._find_entry(name)
         self._check_entry(name, entry, shape, dtype)
+        if entry.join is not None:
+            return self._join_parts(entry)
         values = entry.order_rows(self._view_data(entry, math.prod(shape)).view(shape))
-        return values - entry.offset if entry.offset else values
+        return values if entry.restore is None else entry.restore(values)
 
     def view_blocks(self, name: str, *shape: int) -> torch.Tensor:
         """Return a tensor of blocks as the bytes in the file: uint8 [*shape[:-1], bytes of a row].
@@ -241,6 +217,20 @@ class Checkpoint:
         entry = self._find_entry(name)
         self._check_entry(name, entry, shape, torch.uint8)
         return entry.order_rows(self._view_data(entry, entry.end - entry.start).view(*shape[:-1], -1))
+
+    def _join_parts(self, entry: TensorEntry) -> torch.Tensor:
+        """Return the numbers of an entry with parts, float32."""
+        if not self._has_data:
+            return torch.empty(entry.shape, device="meta")
+        assert entry.join is not None
+        return entry.join(*map(self._read_numbers, entry.parts))
+
+    def _read_numbers(self, entry: TensorEntry) -> torch.Tensor:
+        """Return the numbers of a tensor of numbers or blocks, float32."""
+        if entry.blocks is None:
+            return self._view_data(entry, math.prod(entry.shape)).view(entry.shape).float()
+        blocks = self._view_data(entry, entry.end - entry.start).view(-1, entry.blocks.size)
+        return decode_blocks(blocks, entry.blocks.name).view(entry.shape)
 
     def _check_entry(self, name: str, entry: TensorEntry, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
         if entry.dtype != dtype and (dtype or not self.has_plain_numbers(name)):
@@ -264,12 +254,15 @@ class Checkpoint:
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         for name in names:
-            if entry := self._entries.get(name):
+            if name not in self._entries:
+                continue
+            entry = self._entries[name]
+            for part in entry.parts or (entry,):
                 # Whole pages only. Neighbours that share a page are simply read from the file again.
-                start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
-                data = self._maps[entry.file]
+                start = part.start // mmap.PAGESIZE * mmap.PAGESIZE
+                data = self._maps[part.file]
                 assert isinstance(data, mmap.mmap)
-                data.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+                data.madvise(mmap.MADV_DONTNEED, start, part.end - start)
 
     def _find_entry(self, name: str) -> TensorEntry:
         entry = self._entries.get(name)
@@ -319,26 +312,11 @@ class Checkpoint:
             for part in model.paths:
                 with part.open("rb") as file:
                     self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-            self._add_gguf_entries(model)
+            self._entries = read_gguf_entries(model)
         except GgufError as error:
             raise LoadError(f"{error}.") from None
         except (OSError, ValueError) as error:
             raise LoadError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-
-    def _add_gguf_entries(self, model: GgufModel) -> None:
-        architecture, heads = architectures.find_architecture(model), architectures.interleaved_rows(model)
-        for tensor in architectures.used_tensors(model):
-            dtype = GGUF_DTYPES.get(tensor.blocks.name)
-            self._entries[architectures.tensor_name(architecture, tensor.name)] = TensorEntry(
-                tensor.file,
-                dtype or torch.uint8,
-                architectures.tensor_shape(tensor),
-                tensor.start,
-                tensor.end,
-                None if dtype else tensor.blocks,
-                heads.get(tensor.name, 0),
-                architecture.norm_offset if tensor.name.endswith("_norm.weight") else 0.0,
-            )
 
     def _add_entry(self, name: str, fields: Any, file: str, data_start: int, size: int) -> None:
         try:

@@ -264,8 +264,9 @@ DEEPSEEK_NAMES = MixtureNames(
     shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     shared_down="mlp.shared_experts.down_proj",
 )
+DEEPSEEK_V2_NAMES = replace(DEEPSEEK_NAMES, choice_bias=None)
 DEEPSEEK_V2_MIXTURE = MixtureFamily(
-    _both_layouts(replace(DEEPSEEK_NAMES, choice_bias=None)),
+    (*_both_layouts(DEEPSEEK_V2_NAMES), _gguf_layout(DEEPSEEK_V2_NAMES)),
     has_mixture=after_dense_layers,
     normalized=False,
     shared=1,
