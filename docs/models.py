@@ -48,9 +48,16 @@ not compute. All other decoders run Transformers' own code, over parley's KV pag
 Language models of multimodal models count as well.
 
 The last column lists the quantized forms that the zoo has for a type. Every type takes all forms of safetensors, where
-each expert has tensors of its own; tensors that hold all experts may be plain, FP8 with `NAME_scale_inv`, MXFP4 or
-those of torchao. Layers of one file may have different forms. Where layers are computed as one and no kernel reads
+each expert has tensors of its own; tensors that hold all experts may be plain, FP8 with `NAME_scale_inv`, MXFP4, those
+of torchao or of MLX. Layers of one file may have different forms. Where layers are computed as one and no kernel reads
 their forms together, they are kept as plain numbers, which take more memory.
+
+Folders of MLX (mlx-lm and mlx-vlm) are read as they are: integers of 1 to 8 bits with scales and biases in float16 or
+bfloat16, mxfp4, mxfp8 and nvfp4, and plain ones. Integers of 5 and 6 bits take 8 in memory, those of 3 and less take 4.
+A router's weights are decoded to the dtype of the model, and so is the layer that makes keys and values of latents.
+Encoders of pictures are left out, so that models read text. Falcon-H1 is refused, because MLX multiplies factors of the
+config into its weights; so are names that MLX gives to other families' tensors, and encoders. Files that mlx-lm 0.32
+made of a Llama have the logits that it computes, within 1.1e-5.
 
 GGUF files are read if `general.architecture` is one of these:
 {gguf}.

@@ -26,6 +26,7 @@ COUNTS = [*range(1, 65), 100, 128, 256, 512]
 GROUPED_CODES = (
     "int4", "int8", "e4m3", "e2m1", "q4_0", "q8_0", "iq4_nl", "nf4", "fp4", *FLOAT_ZERO_DTYPES, "int2", "int3",
 )  # fmt: skip
+WIDE_CODES = ("int8", "e4m3", "q8_0", "zero8_f16", "zero8_bf16", "least8_f16", "least8_bf16")  # those of 8 bits
 FEW_BITS = {"zero1": 1, "zero2": 2, "zero3": 3, "int2": 2, "int3": 3}
 HALF_CODES = ("q4_0", "q8_0", "iq4_nl")  # those whose scales are float16
 BLOCK_CODES = {  # bits of the integers, numbers in a group, whether groups have minimums
@@ -58,7 +59,7 @@ def random_weight(
 ) -> GroupedWeight:
     """A weight with random values, scales and zero points, so that nothing is symmetric or trivial."""
     source = torch.Generator().manual_seed(seed)
-    groups, top = -(-inner // group), 256 if code in ("int8", "e4m3", "q8_0", "zero8_f16", "zero8_bf16") else 16
+    groups, top = -(-inner // group), 256 if code in WIDE_CODES else 16
     top = 1 << FEW_BITS[code[:5]] if code[:5] in FEW_BITS else top
     values = torch.randint(0, top, (outer, inner), generator=source, dtype=torch.uint8)
     if code == "e4m3":
@@ -112,10 +113,10 @@ def dequantized_weight(weight: GroupedWeight) -> torch.Tensor:
     for k in range(dequantized.shape[1]):
         place = k if weight.order is None else int(weight.order[k])
         group = k // weight.group
-        if weight.code[:5] == "shift":
+        if weight.code[:5] in ("shift", "least"):
             assert weight.zeros is not None
             shifts = weight.zeros[:, group].double() / weight.scales[:, group].double()
-            numbers = weight.values[:, k].double() - 8 + shifts
+            numbers = weight.values[:, k].double() - (8 if weight.code[:5] == "shift" else 0) + shifts
         elif weight.zeros is None:
             numbers = NUMBERS[weight.code][weight.values[:, k].long()]
         else:

@@ -1,7 +1,8 @@
 """Reads a model folder in Hugging Face format: config.json and safetensors or GGUF, nothing else and never pickle.
 
-Files are mapped unless the caller asks for reads: a tensor is a view of the file until it is copied. This module must
-not know the meaning of a tensor. Every error message names the faulty file or tensor.
+Files are mapped unless the caller asks for reads: a tensor is a view of the file until it is copied, or a copy if it
+begins within a number, as in files of MLX. This module must not know the meaning of a tensor. Every error message names
+the faulty file or tensor.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ SAFETENSORS_DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "I32": torch.int32,
+    "U32": torch.uint32,
 }
 # A weight of one of these means nothing without the scales that a config names.
 SCALED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -247,7 +249,11 @@ class Checkpoint:
     def _view_data(self, entry: TensorEntry, count: int) -> torch.Tensor:
         if not self._has_data and len(entry.shape) > 1:
             return torch.empty(count, dtype=entry.dtype, device="meta")
-        return torch.frombuffer(self._maps[entry.file], dtype=entry.dtype, count=count, offset=entry.start)
+        if entry.start % entry.dtype.itemsize == 0:
+            return torch.frombuffer(self._maps[entry.file], dtype=entry.dtype, count=count, offset=entry.start)
+        size = count * entry.dtype.itemsize  # MLX aligns nothing
+        unaligned = torch.frombuffer(self._maps[entry.file], dtype=torch.uint8, count=size, offset=entry.start)
+        return unaligned.clone().view(entry.dtype)
 
     def release_pages(self, *names: str) -> None:
         """Release the file pages of tensors that were copied, so that they leave this process's memory."""
@@ -338,8 +344,6 @@ class Checkpoint:
             raise LoadError(
                 f"The data of tensor {name} in {file} is cut off or has the wrong size; the file is damaged."
             )
-        if (data_start + start) % SAFETENSORS_DTYPES[dtype].itemsize:
-            raise LoadError(f"Tensor {name} in {file} does not begin at a multiple of its item size.")
         self._entries[name] = TensorEntry(
             len(self._maps) - 1, SAFETENSORS_DTYPES[dtype], shape, data_start + start, data_start + end
         )

@@ -21,6 +21,7 @@ from parley.model.checkpoint import (
     fp8,
     gptq_awq,
     hqq,
+    mlx,
     modelopt,
     quark,
     torchao,
@@ -38,6 +39,7 @@ from parley.model.checkpoint.weights import (
 )
 
 QUANTIZATION_SETTINGS = ("none", "int8", "int4")  # values of the setting
+MLX_METHOD = "mlx"  # configs of MLX name no method
 GGUF_METHOD = "gguf"  # each tensor of a GGUF file states its own format, so the config has no more to say
 LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantized while loading
 
@@ -92,6 +94,7 @@ METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightForma
     "fbgemm_fp8": fp8.read_fp8_config,
     "mxfp8": fp8.read_fp8_config,
     "mxfp4": lambda section: lambda name: None,  # quantizes experts only
+    MLX_METHOD: mlx.read_mlx_config,
     GGUF_METHOD: lambda section: lambda name: None,
 }
 # The format of tensors that hold the weights of all experts, for each quant_method that quantizes them.
@@ -99,11 +102,12 @@ STACKED_FORMATS: dict[str, Callable[[dict[str, Any]], StackedFormat]] = {
     "mxfp4": lambda section: StackedMxfp4Format(),
     "quark": lambda section: StackedMxfp4Format(),
     "torchao": lambda section: torchao.StackedTorchaoFormat(),
+    MLX_METHOD: lambda section: mlx.StackedMlxFormat(),
     "fp8": lambda section: StackedFp8Format(fp8.read_config_block(section)),
     "mxfp8": lambda section: StackedFp8Format(fp8.read_config_block(section)),
 }
 PLAIN_FORMAT = PlainFormat()
-MLX_FIELDS = {"bits", "group_size"}  # its configs name no method
+SPLIT_HEADS = mlx.SplitHeadsFormat()
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class Quantization:
         """
         if checkpoint.has_plain_numbers(linear.name + ".weight"):
             return None
-        return self.find_format(linear.name)
+        return SPLIT_HEADS if SPLIT_HEADS.is_stored(checkpoint, linear) else self.find_format(linear.name)
 
     def stored_tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold a linear layer's weight."""
@@ -145,6 +149,13 @@ class Quantization:
     def read_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read a linear layer's weight. Raises LoadError."""
         return (self._stored_format(checkpoint, linear) or PLAIN_FORMAT).read_weight(checkpoint, linear)
+
+    def read_embedding(self, checkpoint: Checkpoint, table: LinearSpec) -> PlainWeight | BlockWeight | mlx.MlxRows:
+        """Return an embedding table as it is stored. Raises LoadError."""
+        stored_format = self._stored_format(checkpoint, table)
+        if isinstance(stored_format, mlx.MlxFormat):
+            return stored_format.view_rows(checkpoint, table)
+        return read_plain_weight(checkpoint, table.name + ".weight", table.out, table.into)
 
     def quantize_plain(self, weight: LinearWeight, *, head: bool) -> LinearWeight:
         """Quantize a plain weight if requested. In a quantized checkpoint, that is the head alone.
@@ -195,7 +206,9 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
     if setting not in QUANTIZATION_SETTINGS:
         raise LoadError(f"quantization {setting} is unknown; it must be one of {', '.join(QUANTIZATION_SETTINGS)}.")
     section = config.get("quantization_config") or config.get("compression_config")  # the latter's former name
-    _refuse_mlx(section or config.get("quantization"))
+    described = next(filter(mlx.is_mlx_section, (config.get("quantization"), section)), None)
+    if described is not None:
+        section = {**described, "quant_method": MLX_METHOD}
     if not section:
         return Quantization(None, setting, lambda name: None)
     method = section.get("quant_method") if isinstance(section, dict) else None
@@ -207,12 +220,3 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
     find_format = METHOD_READERS[method](section)
     stacked_format = STACKED_FORMATS[method](section) if method in STACKED_FORMATS else None
     return Quantization(method, setting, find_format, stacked_format)
-
-
-def _refuse_mlx(section: Any) -> None:
-    """Raise LoadError if a config describes the weights of MLX."""
-    if isinstance(section, dict) and section.get("quant_method") is None and section.keys() >= MLX_FIELDS:
-        raise LoadError(
-            "The checkpoint is quantized for MLX, Apple's framework, which is not supported; name the model that it "
-            "was made from, or a GGUF file of it."
-        )

@@ -239,17 +239,29 @@ def _join_alike(parts: Sequence[PlainWeight | BlockWeight]) -> list[PlainWeight 
     return joined
 
 
-@dataclass(frozen=True)
-class BlockEmbedding:
-    """An embedding table in blocks. Rows are decoded when a step needs them, because few ever are."""
-
-    table: BlockWeight
-    dtype: torch.dtype
+class StoredRows(Protocol):
+    """The rows of an embedding table, as they are stored."""
 
     @property
-    def device(self) -> torch.device:
-        """Where the rows are."""
-        return self.table.device
+    def into(self) -> int:
+        """The numbers of a row."""
+
+    def select_outputs(self, outputs: torch.Tensor) -> Self:
+        """Return these rows only (int64 indices)."""
+
+    def decode_into(self, target: torch.Tensor) -> torch.Tensor:
+        """Write the numbers to ``target`` [rows, into], rounded to its dtype, and return it."""
+
+
+@dataclass(frozen=True)
+class StoredEmbedding:
+    """An embedding table of few bits. Rows are decoded when a step needs them, because few ever are.
+
+    ``device``: where the rows are."""
+
+    table: StoredRows
+    dtype: torch.dtype
+    device: torch.device
 
     def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
         """Return rows [T, hidden] of a table [vocab, hidden] (``dim`` 0, int64 [T])."""

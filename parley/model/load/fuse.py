@@ -18,8 +18,16 @@ import torch
 
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, refuse_unpackable
-from parley.model.checkpoint.quantization import Quantization, read_plain_weight
-from parley.model.checkpoint.weights import BlockEmbedding, BlockWeight, LinearSpec, LinearWeight, UnlikeWeights
+from parley.model.checkpoint.mlx import MlxRows
+from parley.model.checkpoint.quantization import Quantization
+from parley.model.checkpoint.weights import (
+    BlockWeight,
+    LinearSpec,
+    LinearWeight,
+    PlainWeight,
+    StoredEmbedding,
+    UnlikeWeights,
+)
 from parley.model.load.mixture_weights import MixtureWeights
 from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.load.states.state_weights import LayerStateWeights
@@ -42,8 +50,9 @@ PACKED_STRUCTURES = (
     | native.Norm
     | native.PackedWeight
     | EmbeddingParts
-    | BlockEmbedding
+    | StoredEmbedding
     | BlockWeight
+    | MlxRows
 )
 # Norms of latents have this eps in Transformers' models, whatever their configs say of others.
 LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
@@ -92,7 +101,7 @@ def check_tensor_names(decoder_weights: DecoderWeights) -> None:
     config, checkpoint = decoder_weights.config, decoder_weights.checkpoint
     # A tied head needs no tensor of its own, but many checkpoints have one.
     expected = {
-        decoder_weights.embedding,
+        *decoder_weights.quantization.stored_tensor_names(checkpoint, decoder_weights.embedding),
         decoder_weights.head.name + ".weight",
         *[decoder_weights.head.name + ".bias"] * decoder_weights.head.bias,
         *decoder_weights.norm_tensors(config.tensors.norm),
@@ -157,7 +166,7 @@ class DecoderWeights:
     ):
         self.checkpoint, self.config, self.quantization = checkpoint, config, quantization
         self.dtype, self.device = dtype, device
-        self.embedding = config.tensors.embedding + ".weight"
+        self.embedding = LinearSpec(config.tensors.embedding, config.vocab, config.hidden)
         self.mixtures = MixtureWeights(self)
         self.states = LayerStateWeights(self)
         self.head = LinearSpec(config.tensors.head, config.vocab, config.hidden, "head" in config.biases)
@@ -321,14 +330,15 @@ class DecoderWeights:
     def linear_tensors(self, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold a linear layer's weight."""
         if linear is self.head and self.config.tied:
-            return [self.embedding]
+            linear = self.embedding
         return self.quantization.stored_tensor_names(self.checkpoint, linear)
 
     def read_linear(self, linear: LinearSpec, outputs: torch.Tensor | None = None) -> LinearWeight:
         """Read a linear layer's weight, quantized if requested, or only some ``outputs`` (int64 indices) of it."""
         weight: LinearWeight
         if linear is self.head and self.config.tied:
-            weight = read_plain_weight(self.checkpoint, self.embedding, linear.out, linear.into)
+            table = self.quantization.read_embedding(self.checkpoint, self.embedding)
+            weight = table.to_weight() if isinstance(table, MlxRows) else table
         else:
             weight = self.quantization.read_stored_weight(self.checkpoint, linear)
         if linear.order is not None:
@@ -359,7 +369,7 @@ class DecoderWeights:
             self.quantization.check_stored_weight(self.checkpoint, self.head)
         if self.head.bias:
             view(self.head.name + ".bias", config.vocab)
-        view(self.embedding, config.vocab, config.hidden)
+        self.quantization.check_stored_weight(self.checkpoint, self.embedding)
         self.embedding_parts()
 
     def embedding_tensors(self) -> list[str]:
@@ -415,25 +425,25 @@ class DecoderWeights:
         """Return a copy of one tensor in the network's dtype and on its device."""
         return self.checkpoint.view_tensor(name, *sizes).to(device=self.device, dtype=self.dtype, copy=True)
 
-    def embedding_table(self, head: native.PackedWeight) -> torch.Tensor | BlockEmbedding:
+    def embedding_table(self, head: native.PackedWeight) -> torch.Tensor | StoredEmbedding:
         """Return the embedding [vocab, hidden].
 
         A tied head that kept its layout is the embedding itself. A table in the network's dtype stays in the mapped
-        file, because few rows are ever read, and so does one in blocks; otherwise it is copied.
+        file, because few rows are ever read, and so does one of few bits; otherwise it is copied.
         """
         shape = self.config.vocab, self.config.hidden
         weight, is_onednn = head.weight, isinstance(head, TorchPacked) and head.onednn
         if self.config.tied and not is_onednn and (weight.shape, weight.dtype) == (shape, self.dtype):
             return weight
-        stored = read_plain_weight(self.checkpoint, self.embedding, *shape)
-        if isinstance(stored, BlockWeight) and self.device.type != "cuda":
-            return BlockEmbedding(stored, self.dtype)
-        if isinstance(stored, BlockWeight):
+        stored = self.quantization.read_embedding(self.checkpoint, self.embedding)
+        if not isinstance(stored, PlainWeight) and self.device.type != "cuda":
+            return StoredEmbedding(stored, self.dtype, self.device)
+        if not isinstance(stored, PlainWeight):
             return stored.decode_into(torch.empty(shape, dtype=self.dtype)).to(self.device)
         return (
             stored.values
             if self.device.type == "cpu" and stored.values.dtype == self.dtype
-            else self.copy_tensor(self.embedding, *shape)
+            else self.copy_tensor(self.embedding.name + ".weight", *shape)
         )
 
     def pack_head(self) -> native.PackedWeight:
@@ -442,7 +452,7 @@ class DecoderWeights:
         bias = self.copy_tensor(self.head.name + ".bias", self.head.out) if self.head.bias else None
         with refuse_unpackable("The head"):
             head = type(weight).pack_merged([weight], bias, self.dtype, self.device)
-        self.checkpoint.release_pages(self.embedding, *self.linear_tensors(self.head))
+        self.checkpoint.release_pages(*self.linear_tensors(self.embedding), *self.linear_tensors(self.head))
         return head
 
     def pack_layer(self, index: int) -> DecoderLayer:

@@ -15,7 +15,7 @@ from parley.model.checkpoint.quantization import Quantization
 from parley.model.checkpoint.stacked import StackedFormat, StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
 from parley.model.networks.config import DecoderConfig
-from parley.model.networks.mixtures import MixtureNames
+from parley.model.networks.mixtures import MixtureNames, mlx_layouts
 
 log = logging.getLogger("parley.engine")
 
@@ -57,6 +57,7 @@ class MixtureWeights:
         first = next((i for i, shape in enumerate(shapes) if shape.routing is not None), None)
         if first is None or not layouts:
             return MixtureNames()
+        layouts = (*layouts, *mlx_layouts(layouts, is_gated=shapes[first].is_gated))
         return next((each for each in layouts if self._has_experts(first, each)), layouts[0])
 
     def _has_experts(self, layer: int, layout: MixtureNames) -> bool:
@@ -107,7 +108,7 @@ class MixtureWeights:
             return []
         names = []
         for linear in self.router_parts(layer):
-            names += [linear.name + ".weight"] + [linear.name + ".bias"] * linear.bias
+            names += self._weights.linear_tensors(linear) + [linear.name + ".bias"] * linear.bias
         if self.names.choice_bias:
             names.append(self._weights.layer_name(layer, self.names.choice_bias))
         for expert in range(1 if self.names.is_stacked else routing.experts):
@@ -117,7 +118,7 @@ class MixtureWeights:
     def _expert_tensors(self, layer: int, expert: int) -> list[str]:
         linears = list(chain.from_iterable(self.expert_parts(layer, expert).values()))
         if self.names.is_stacked:
-            biases = [linear.name + "_bias" for linear in linears if linear.bias]
+            biases = [self._bias_name(linear) for linear in linears if linear.bias]
             stacked = (self._stacked_format.tensor_names(self._checkpoint, linear) for linear in linears)
             return [*chain.from_iterable(stacked), *biases]
         return [name for linear in linears for name in self._weights.linear_tensors(linear)]
@@ -145,14 +146,21 @@ class MixtureWeights:
                 else:
                     self._weights.quantization.check_stored_weight(self._checkpoint, linear)
                 if linear.bias:
-                    self._checkpoint.check_tensor(linear.name + "_bias", routing.experts, linear.out)
+                    self._checkpoint.check_tensor(self._bias_name(linear), routing.experts, linear.out)
 
-    def read_router(self, layer: int) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """Return the weights of the router's parts, [out, hidden] each, and its bias [out], if any, as views of the
-        file. Raises LoadError."""
-        parts, view = self.router_parts(layer), self._checkpoint.view_tensor
-        weights = [view(linear.name + ".weight", linear.out, linear.into) for linear in parts]
-        return weights, view(parts[0].name + ".bias", parts[0].out) if parts[0].bias else None
+    def _bias_name(self, linear: LinearSpec) -> str:
+        """Return the name of the tensor with the biases of all experts, of a layer of a stacked layout."""
+        name = linear.name.removesuffix(".weight") + ".bias"
+        return name if name in self._checkpoint else linear.name + "_bias"
+
+    def read_router(self, layer: int) -> tuple[list[PlainWeight], torch.Tensor | None]:
+        """Return the weights of the router's parts, and its bias [out], if any, as a view of the file. Quantized ones
+        are decoded. Raises LoadError."""
+        parts = self.router_parts(layer)
+        stored = [self._weights.quantization.read_stored_weight(self._checkpoint, linear) for linear in parts]
+        weights = [each if isinstance(each, PlainWeight) else PlainWeight(each.to_float()) for each in stored]
+        bias = self._checkpoint.view_tensor(parts[0].name + ".bias", parts[0].out) if parts[0].bias else None
+        return weights, bias
 
     def read_choice_bias(self, layer: int) -> torch.Tensor | None:
         """Return the numbers that are added to the scores for the choice alone, float32 [experts]; None without any.
@@ -194,7 +202,7 @@ class MixtureWeights:
         if not parts[0].bias:
             return None
         view = self._checkpoint.view_tensor
-        bias = torch.cat([view(part.name + "_bias", count, part.out)[expert] for part in parts])
+        bias = torch.cat([view(self._bias_name(part), count, part.out)[expert] for part in parts])
         order = self._output_order(key)
         bias = bias if order is None else bias[order]
         return bias.to(device=self._weights.device, dtype=self._weights.dtype, copy=True)
@@ -206,9 +214,8 @@ class MixtureWeights:
             return None
         with refuse_unpackable(f"Layer {layer}"):
             gate_up, down = (self._stack_experts(layer, key) for key in ("gate_up", "down"))
-        parts, bias = self.read_router(layer)
+        router, bias = self.read_router(layer)
         bias = None if bias is None else bias.to(device=weights.device, dtype=weights.dtype, copy=True)
-        router = [PlainWeight(part) for part in parts]
         return native.Mixture(
             PlainWeight.pack_merged(router, bias, weights.dtype, weights.device),
             self.read_choice_bias(layer),

@@ -15,6 +15,7 @@ import torch
 
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.checkpoint.mlx import has_swapped_convolutions
 from parley.model.checkpoint.quantization import GGUF_METHOD, Quantization, read_quantization
 from parley.model.load.devices import resolve_device
 from parley.model.load.fuse import DecoderWeights, check_tensor_names
@@ -40,6 +41,7 @@ ENCODER_DTYPE = torch.float32
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 FALLBACK_LENGTH = 2048
 MAX_LENGTH = 1 << 24  # tokens; the angles of later positions would be computed from rounded numbers
+FOLDED_BY_MLX = "falcon_h1"  # factors of its config are multiplied into the weights
 DRAFT_KEEPS_STATES = "{} cannot guess tokens: it has layers that keep a state of each sequence."
 # The embeddings of checkpoints of a body without its head, as embedding models and GPT-2 are, and the missing prefix.
 BODY_EMBEDDINGS = {
@@ -76,7 +78,7 @@ class DecoderPlan(NamedTuple):
 
 def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> EncoderPlan:
     """Return how an encoder runs. Raises LoadError if it cannot."""
-    if settings.quantization != "none" or "quantization_config" in config:
+    if settings.quantization != "none" or not config.keys().isdisjoint(("quantization_config", "quantization")):
         raise LoadError("Encoders run on plain weights only, but quantized weights were asked for.")
     device = resolve_device(settings.device)
     recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",))
@@ -142,6 +144,8 @@ def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfi
     config = plan.config
     try:
         decoder_config = read_decoder_config(config)
+        if has_swapped_convolutions(checkpoint):
+            decoder_config = _adapt_to_mlx(decoder_config, config["model_type"])
         if has_own_head(checkpoint) and not (
             plan.device.type == "cuda" and repeats_embedding(checkpoint, decoder_config)
         ):
@@ -153,6 +157,16 @@ def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfi
         log.info("The model runs through Transformers: %s.", reason)
         return None
     return decoder_config
+
+
+def _adapt_to_mlx(decoder_config: DecoderConfig, model_type: str) -> DecoderConfig:
+    """Return the config for the numbers that MLX stores. Raises LoadError if they cannot be read."""
+    if model_type == FOLDED_BY_MLX:
+        raise LoadError(
+            f"The folder was written for MLX, whose {model_type} models have other numbers; name the model that it was "
+            "made from."
+        )
+    return replace(decoder_config, norm_offset=0.0)
 
 
 def repeats_embedding(checkpoint: Checkpoint, config: DecoderConfig) -> bool:

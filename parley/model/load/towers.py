@@ -45,6 +45,9 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
     family = read_media_family(config)
     if family is None:
         return None
+    if Checkpoint(folder).metadata.get("format") == "mlx":
+        log.info("The model reads text only: folders of MLX have encoders in another layout.")
+        return None
     towers = _open_towers(folder)
     if not towers.tensor_names or any(name.endswith(QUANTIZED_SUFFIXES) for name in towers.tensor_names):
         log.info("The model reads text only: its checkpoint has no encoders, or quantized ones.")

@@ -186,6 +186,19 @@ def _gguf_layout(names: MixtureNames) -> MixtureNames:
     return replace(names, router="mlp.gate", gate_up=gate_up, down=down, transposed=False, interleaved=False)
 
 
+def mlx_layouts(layouts: tuple[MixtureNames, ...], *, is_gated: bool) -> list[MixtureNames]:
+    """Return the names of tensors in folders of MLX, which hold all experts, for a family with these layouts."""
+    parts, last = (("gate_proj", "up_proj"), "down_proj") if is_gated else (("fc1",), "fc2")
+    found = []
+    for names in layouts:
+        block = names.down.partition(".")[0]
+        for experts in (f"{block}.switch_mlp.", f"{block}.experts."):
+            gate_up = tuple(f"{experts}{part}.weight" for part in parts)
+            down = f"{experts}{last}.weight"
+            found.append(replace(names, gate_up=gate_up, down=down, transposed=False, interleaved=False))
+    return found
+
+
 MIXTRAL_NAMES = MixtureNames(
     router="block_sparse_moe.gate",
     gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),

@@ -314,12 +314,16 @@ template <class F> auto with_code(int64_t code, F f) {
     case 27: return f(Zero2Bf16{});
     case 28: return f(Zero3F16{});
     case 29: return f(Zero3Bf16{});
-    case 30: return f(Int2{});
+    case 30: return f(Least4F16{});
+    case 31: return f(Least4Bf16{});
+    case 32: return f(Least8F16{});
+    case 33: return f(Least8Bf16{});
+    case 34: return f(Int2{});
     default: return f(Int3{});
   }
 }
 
-constexpr long MIXED_CODES = 32;  // the code of weights whose parts have codes of their own
+constexpr long MIXED_CODES = 36;  // the code of weights whose parts have codes of their own
 
 long panels_of(long outputs) { return (outputs + WIDE_PANEL - 1) / WIDE_PANEL; }
 

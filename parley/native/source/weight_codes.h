@@ -320,22 +320,27 @@ template <int BITS, int FIRST> static inline IntegerPairs unpack_sub4bit(const u
   return sub4bit_pair<BITS, FIRST>(j % 2 ? odd : even, j / 2 * 4);
 }
 
+// What the second float of a group is: the integer that means zero, or what is added to the product of the scale and an
+// integer that counts from the middle of its range (SHIFT) or from 0 (LEAST)
+enum FloatZero { POINT, SHIFT, LEAST };
+
 // The same with a scale and a zero point that are both floats of 16 bits: bf16 if IS_BF16, else float16. The scale is
-// in the low half of its word. SHIFT: in place of the zero point, a number is added to the product of scale and signed
-// integer.
-template <int SIZE, bool IS_BF16, bool SHIFT> struct FloatZeros : Integers<SIZE> {
+// in the low half of its word.
+template <int SIZE, bool IS_BF16, FloatZero KIND> struct FloatZeros : Integers<SIZE> {
   static constexpr uint32_t ZERO_MASK = 0;
 
   struct Factors {
     Vec scale, zero;
     Factors(const uint32_t* scales, int i) {
+      constexpr float middle = Integers<SIZE>::MIDDLE;
       Bits word = read<Bits>(scales + i * LANES);
       scale = IS_BF16 ? (Vec)(word << 16) : widen_half(word & 0xffff);
       zero = IS_BF16 ? (Vec)(word & 0xffff0000) : widen_half(word >> 16);
-      if (!SHIFT) zero = (float)Integers<SIZE>::MIDDLE - zero;
+      if (KIND == POINT) zero = middle - zero;
+      if (KIND == LEAST) zero = fma(fill(middle), scale, zero);
     }
     Vec add(Vec total, Vec sum, float x) const {
-      return SHIFT ? fma(sum, scale, fma(zero, fill(x), total)) : fma(fma(zero, fill(x), sum), scale, total);
+      return KIND == POINT ? fma(fma(zero, fill(x), sum), scale, total) : fma(sum, scale, fma(zero, fill(x), total));
     }
   };
 };
@@ -522,12 +527,16 @@ using Iq4Nl = HalfScaleCodebook4<Iq4Codebook>;
 using Iq4Xs = Blocks<0, 32, 256, false, Iq4Codebook>;
 using Nf4 = Codebook4<Nf4Codebook>;
 using Fp4 = Codebook4<Fp4Codebook>;
-using Zero4F16 = FloatZeros<4, false, false>;
-using Zero4Bf16 = FloatZeros<4, true, false>;
-using Zero8F16 = FloatZeros<8, false, false>;
-using Zero8Bf16 = FloatZeros<8, true, false>;
-using Shift4F16 = FloatZeros<4, false, true>;
-using Shift4Bf16 = FloatZeros<4, true, true>;
+using Zero4F16 = FloatZeros<4, false, POINT>;
+using Zero4Bf16 = FloatZeros<4, true, POINT>;
+using Zero8F16 = FloatZeros<8, false, POINT>;
+using Zero8Bf16 = FloatZeros<8, true, POINT>;
+using Shift4F16 = FloatZeros<4, false, SHIFT>;
+using Shift4Bf16 = FloatZeros<4, true, SHIFT>;
+using Least4F16 = FloatZeros<4, false, LEAST>;
+using Least4Bf16 = FloatZeros<4, true, LEAST>;
+using Least8F16 = FloatZeros<8, false, LEAST>;
+using Least8Bf16 = FloatZeros<8, true, LEAST>;
 using Zero1F16 = Sub4Bit<1, Zero4F16>;
 using Zero1Bf16 = Sub4Bit<1, Zero4Bf16>;
 using Zero2F16 = Sub4Bit<2, Zero4F16>;

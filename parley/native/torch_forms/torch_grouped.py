@@ -26,8 +26,18 @@ FLOAT_ZERO_DTYPES = {
     "zero8_bf16": torch.bfloat16, "shift4_f16": torch.float16, "shift4_bf16": torch.bfloat16,
     "zero1_f16": torch.float16, "zero1_bf16": torch.bfloat16, "zero2_f16": torch.float16,
     "zero2_bf16": torch.bfloat16, "zero3_f16": torch.float16, "zero3_bf16": torch.bfloat16,
+    "least4_f16": torch.float16, "least4_bf16": torch.bfloat16, "least8_f16": torch.float16,
+    "least8_bf16": torch.bfloat16,
 }  # fmt: skip
-SHIFTED_CODES = ("shift4_f16", "shift4_bf16")
+# Codes whose zeros are added to the product of scale and integer, and the integer that counts as 0
+SHIFTED_CODES = {
+    "shift4_f16": 8,
+    "shift4_bf16": 8,
+    "least4_f16": 0,
+    "least4_bf16": 0,
+    "least8_f16": 0,
+    "least8_bf16": 0,
+}
 CODE_MIDDLES = {"q4_0": 8, "q8_0": 128}  # subtracted from the bits
 ROUNDING_PORTION = 1 << 18  # numbers rounded at a time, so that intermediate tensors fit in the CPU cache
 
@@ -39,8 +49,8 @@ class GroupedWeight(NamedTuple):
     with ``zeros`` uint8 [out, groups] of the same range; or without zeros "e4m3", float8_e4m3fn, "q4_0" or "q8_0",
     integers less their CODE_MIDDLES, or "e2m1", "iq4_nl", "nf4" or "fp4", which number the CODE_NUMBERS. The
     FLOAT_ZERO_DTYPES are codes of integers with zeros that are floats [out, groups] of that dtype; SHIFTED_CODES add
-    these: scale * (value - 8) + zero. ``scales`` [out, groups] are floats; ``out_scales`` [out], if any, are multiplied
-    by them.
+    these: scale * (value - 8) + zero, or scale * value + zero. ``scales`` [out, groups] are floats; ``out_scales``
+    [out], if any, are multiplied by them.
     Group g has columns g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i belongs
     to number ``order[i]`` of a row; None means the same order.
     """
@@ -112,7 +122,7 @@ def dequantize_grouped(weight: GroupedWeight) -> torch.Tensor:
 
     wide = _decode_values(weight.values, weight.code)
     if weight.code in SHIFTED_CODES:
-        wide -= 8
+        wide -= SHIFTED_CODES[weight.code]
     elif weight.zeros is not None:
         wide -= spread_groups(weight.zeros)
     wide *= spread_groups(weight.scales)

@@ -129,9 +129,9 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "quantization_config.data_type is fp; only int is supported",
     ),
-    "MLX": (
-        {"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}},
-        "is quantized for MLX, Apple's framework, which is not supported",
+    "MLX of an unknown mode": (
+        {"model_type": "llama", "quantization": {"group_size": 64, "bits": 4, "mode": "nf4"}},
+        "quantization.mode is nf4; only affine, mxfp4, mxfp8, nvfp4 are supported.",
     ),
     "EXL2": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "is quantized (exl2)"),
     "AQLM": ({"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}}, "is quantized (aqlm)"),

@@ -51,6 +51,20 @@ PUBLISHED_FORMS = {
     "gpt_neo": ("GPTQ 4 bits", "AWQ"),
     "minimax_m2": ("FP8, 128 x 128 blocks", "AWQ"),
 }  # fmt: skip
+# Forms of folders of MLX
+MLX_FORMS = {
+    "llama": (
+        "MLX 4 bits", "MLX 8 bits", "MLX 2 bits", "MLX 3 bits", "MLX 5 bits", "MLX 6 bits", "MLX 4 and 8 bits",
+        "MLX mxfp4", "MLX mxfp8", "MLX nvfp4", "MLX bfloat16",
+    ),
+    "qwen3": ("MLX 4 bits",),
+    "gemma2": ("MLX 4 bits",),
+    "qwen3_moe": ("MLX 4 bits", "MLX bfloat16"),
+    "gpt_oss": ("MLX 4 bits",),
+    "deepseek_v3": ("MLX 4 bits", "MLX bfloat16"),
+    "qwen3_next": ("MLX 4 bits", "MLX bfloat16"),
+}  # fmt: skip
+SHIFTED_BY_MLX = ("qwen3_next",)  # converters add one to the weights of norms
 # Forms of tensors that hold the weights of all experts
 STACKED_FORMS = {
     "qwen3_moe": ("FP8, 128 x 128 blocks", "torchao int8", "torchao int4 in bytes", "torchao int4", "torchao FP8"),
@@ -93,6 +107,7 @@ def quantized_folders() -> list[ZooFolder]:
     folders += [
         _quantized_folder(family, form, is_published=False) for family, forms in STACKED_FORMS.items() for form in forms
     ]
+    folders += [_mlx_folder(family, form) for family, forms in MLX_FORMS.items() for form in forms]
     folders.append(ZooFolder("gpt_oss, MXFP4", "gpt_oss", "MXFP4 of GPT-OSS", _write_gpt_oss, is_quantized=True))
     folders += [_gguf_folder("llama", "llama", {}, kind) for kind in GGUF_KINDS]
     folders += [_gguf_folder(name, *family, "Q8_0") for name, family in GGUF_FAMILIES.items()]
@@ -125,6 +140,20 @@ def _write_form(
 
     source = write_plain(home / "source", model_type, fields, is_published=is_published)
     return quantized_files.write_quantized(source, home, quantized_files.FORMS[form])
+
+
+def _mlx_folder(family: str, form: str) -> ZooFolder:
+    model_type, fields = family_fields(family)
+    sizes = SIZES | (EXPERT_SIZES if "moe_intermediate_size" in fields else {})
+    write = partial(_write_mlx, model_type=model_type, fields={**fields, **sizes}, form=form)
+    return ZooFolder(f"{family}, {form}", model_type, form, write, is_quantized=form != "MLX bfloat16")
+
+
+def _write_mlx(home: Path, *, model_type: str, fields: Mapping[str, Any], form: str) -> tuple[Path, Path]:
+    from support.model_zoo import mlx_files
+
+    source = write_plain(home / "source", model_type, fields)
+    return mlx_files.write_mlx(source, home, mlx_files.MLX_FORMS[form], shifts_norms=model_type in SHIFTED_BY_MLX)
 
 
 def _write_gpt_oss(home: Path) -> tuple[Path, Path]:

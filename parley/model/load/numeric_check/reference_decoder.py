@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from parley.model.checkpoint.files import Checkpoint
-from parley.model.checkpoint.quantization import Quantization, read_plain_weight
+from parley.model.checkpoint.quantization import Quantization
 from parley.model.load.fuse import DecoderWeights
 from parley.model.load.numeric_check.reference_layer import ReferenceLayer, ReferenceNorms
 from parley.model.networks.config import DecoderConfig
@@ -49,7 +49,7 @@ class ReferenceDecoder:
     def _embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of tokens with those of their positions, float32 [T, hidden]."""
         config, count = self._config, len(token_ids)
-        embedding = read_plain_weight(self._checkpoint, self._weights.embedding, config.vocab, config.hidden)
+        embedding = self._weights.quantization.read_embedding(self._checkpoint, self._weights.embedding)
         x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden))
         x = x * config.embedding_scale
         size, places = config.max_len + config.position_offset, torch.arange(count) + config.position_offset

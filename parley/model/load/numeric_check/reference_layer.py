@@ -216,7 +216,8 @@ class ReferenceLayer:
         if routing is None:
             return self._run_mlp(x)
         router, router_bias = mixtures.read_router(self._number)
-        logits = x @ torch.cat(router).float().T + (0 if router_bias is None else router_bias.float())
+        logits = torch.cat([part.multiply_rows(x) for part in router], -1)
+        logits = logits if router_bias is None else logits + router_bias.float()
         shares = expert_shares(logits[:, : routing.experts], mixtures.read_choice_bias(self._number), routing)
         total = torch.zeros_like(x)
         if routing.shared:

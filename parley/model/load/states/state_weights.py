@@ -76,7 +76,11 @@ class LayerStateWeights:
         shape, names = self._config.layers[layer].state, self._config.state_tensors
         if shape is None or names is None:
             return {}
-        tensors: dict[str, tuple[int, ...]] = {names.convolution + ".weight": (shape.channels, 1, shape.kernel)}
+        convolution, sizes = names.convolution + ".weight", (shape.channels, 1, shape.kernel)
+        swapped, own_name = (shape.channels, shape.kernel, 1), self._weights.layer_name(layer, convolution)
+        if own_name in self._checkpoint and self._checkpoint.tensor_shape(own_name) == swapped:  # in folders of MLX
+            sizes = swapped
+        tensors: dict[str, tuple[int, ...]] = {convolution: sizes}
         if "convolution" in self._config.biases:
             tensors[names.convolution + ".bias"] = (shape.channels,)
         if isinstance(shape, GatedDeltaShape):
@@ -113,7 +117,7 @@ class LayerStateWeights:
             stored = self._checkpoint.view_tensor(full_name, *sizes[full_name])
             return stored.to(device=self._weights.device, dtype=torch.float32, copy=True)
 
-        convolution = read(names.convolution + ".weight")[:, 0].t().contiguous()
+        convolution = read(names.convolution + ".weight").flatten(1).t().contiguous()
         if isinstance(shape, Mamba2Shape):
             widths = [shape.inner, shape.groups * shape.state_dim, shape.groups * shape.state_dim]
             convolution *= torch.tensor(shape.input_scales).repeat_interleave(torch.tensor(widths)).to(convolution)

@@ -1,0 +1,258 @@
+"""Reads folders that converters for MLX, Apple's framework, write (mlx-lm, mlx-vlm).
+
+A quantized weight [out, in] has ``weight`` uint32 [out, in * bits / 32]: numbers along the inputs as one stream of
+bits, first in the lowest. What they mean follows from the other tensors, so that the config's lists of layers with
+bits of their own are not needed:
+
+* affine: ``scales`` and ``biases`` [out, in / group], float16 or bfloat16; a number is scale * integer + bias.
+  Integers have 1 to 8 bits.
+* mxfp4, mxfp8, nvfp4: ``scales`` uint8 [out, in / group], no ``biases``. Numbers are e2m1 or e4m3; scales of groups of
+  32 are exponents, those of groups of 16 are e4m3.
+
+Embeddings are quantized like linear layers, and so are the weights of all experts in one tensor [experts, out, ...].
+The layer that makes keys and values of latents is stored as two weights of each head: ``embed_q`` [heads, rank, key],
+the transposed part of keys, and ``unembed_out`` [heads, value, rank], the part of values.
+
+Convolutions have their last two axes swapped. Where they are, weights of norms are stored plus one if the model's code
+adds one to them; and Falcon-H1's other weights are multiplied by factors of the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.fp4 import MXFP4_GROUP, NVFP4_GROUP, read_mxfp4, read_nvfp4
+from parley.model.checkpoint.fp8 import MXFP8_BLOCK, read_fp8
+from parley.model.checkpoint.hqq import ZERO_CODES
+from parley.model.checkpoint.packed_words import GROUP_MULTIPLE, unpack_crossing, unpack_rows
+from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight, PlainWeight
+from parley.native import GroupedWeight
+
+MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
+MOST_BITS = 8
+FLOAT_MODES = {(4, MXFP4_GROUP), (8, MXFP8_BLOCK[1]), (4, NVFP4_GROUP)}  # bits and group
+UNPACKED_AT_ONCE = 1 << 22  # numbers; bounds the intermediates
+HEAD_PARTS = ("embed_q", "unembed_out")
+MLX_FIELDS = {"bits", "group_size"}
+
+
+def is_mlx_section(section: Any) -> bool:
+    """Whether a member of a config describes the weights of MLX: it names no method, but bits and groups."""
+    return isinstance(section, dict) and section.get("quant_method") is None and section.keys() >= MLX_FIELDS
+
+
+@dataclass(frozen=True)
+class MlxRows:
+    """Rows of a weight as they are stored: int32 words [out, in * bits / 32], scales and biases [out, in / group].
+
+    ``name``: of the weight, for errors.
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    biases: torch.Tensor | None
+    into: int
+    name: str
+
+    @property
+    def bits(self) -> int:
+        """The bits of a number."""
+        return 32 * self.words.shape[1] // self.into
+
+    @property
+    def group(self) -> int:
+        """The inputs that share a scale."""
+        return self.into // self.scales.shape[1]
+
+    def select_outputs(self, outputs: torch.Tensor) -> MlxRows:
+        """Return these rows only (int64 indices)."""
+        biases = None if self.biases is None else self.biases[outputs]
+        return MlxRows(self.words[outputs], self.scales[outputs], biases, self.into, self.name)
+
+    def decode_into(self, target: torch.Tensor) -> torch.Tensor:
+        """Write the numbers to ``target`` [out, into], rounded to its dtype, and return it."""
+        for first in range(0, len(self.words), step := max(1, UNPACKED_AT_ONCE // self.into)):
+            some = torch.arange(first, min(first + step, len(self.words)), device=self.words.device)
+            target[first : first + step] = self.select_outputs(some).to_weight().to_float()
+        return target
+
+    def to_weight(self) -> GroupedLinearWeight:
+        """Return the weight in a form that kernels read, without rounding. Raises LoadError if a number is NaN."""
+        if self.biases is None:
+            return self._read_floats()
+        width = 4 if self.bits <= 4 else 8
+        code = f"least{width}_{ZERO_CODES[self.scales.dtype]}"
+        return GroupedLinearWeight(GroupedWeight(self._unpack(), self.scales, self.biases, self.group, code=code))
+
+    def _read_floats(self) -> GroupedLinearWeight:
+        packed = self.words.contiguous().view(torch.uint8)
+        if self.bits == 8:
+            values = packed.view(torch.float8_e4m3fn)
+            return read_fp8(values, self.scales.view(torch.float8_e8m0fnu), MXFP8_BLOCK, self.name + ".weight")
+        if self.group == MXFP4_GROUP:
+            return read_mxfp4(packed, self.scales)
+        return read_nvfp4(packed, self.scales.view(torch.float8_e4m3fn), torch.ones(1))
+
+    def _unpack(self) -> torch.Tensor:
+        """Return the integers, uint8 [out, into]."""
+        if 8 % self.bits == 0:
+            return unpack_rows(self.words, self.into, self.bits)
+        rows = self.words.split(max(1, UNPACKED_AT_ONCE // self.into))
+        return torch.cat([unpack_crossing(some, self.into, self.bits) for some in rows])
+
+
+class MlxFormat:
+    """The format of a quantized linear layer or embedding."""
+
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
+        """Return the names of the tensors that hold the weight."""
+        return _tensor_names(checkpoint, linear.name)
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return words, scales and biases if there are any, as views of the file. Raises LoadError."""
+        return _view_parts(checkpoint, linear.name, (), linear.out, linear.into)
+
+    def view_rows(self, checkpoint: Checkpoint, linear: LinearSpec) -> MlxRows:
+        """Return the weight as views of the file. Raises LoadError."""
+        return _rows_of(self.view_tensors(checkpoint, linear), linear.into, linear.name)
+
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
+        """Read the weight. Raises LoadError."""
+        return self.view_rows(checkpoint, linear).to_weight()
+
+
+class StackedMlxFormat:
+    """Weights of all experts in one tensor, NAME.weight, [experts, out, in * bits / 32]. ``linear`` has that name."""
+
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
+        """Return the names of the tensors that hold the weight, without the bias."""
+        if not linear.name.endswith(".weight"):  # of another layout, whose tensors are plain
+            return [linear.name]
+        return _tensor_names(checkpoint, linear.name.removesuffix(".weight"))
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
+        """Return words, scales and biases if there are any, as views of the file. Raises LoadError."""
+        return _view_parts(checkpoint, linear.name.removesuffix(".weight"), (experts,), linear.out, linear.into)
+
+    def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
+        """Read the weight of one expert. Raises LoadError, also if a number of it is NaN."""
+        parts = [part[expert] for part in self.view_tensors(checkpoint, linear, experts)]
+        return _rows_of(parts, linear.into, linear.name.removesuffix(".weight")).to_weight()
+
+
+class SplitHeadsFormat:
+    """The layer that makes keys and values of latents as HEAD_PARTS beside its name, quantized or not."""
+
+    def is_stored(self, checkpoint: Checkpoint, linear: LinearSpec) -> bool:
+        """Whether the checkpoint has a layer in this format."""
+        if linear.name + ".weight" in checkpoint:
+            return False
+        return all(f"{name}.weight" in checkpoint for name in self._part_names(linear))
+
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
+        """Return the names of the tensors that hold the weight."""
+        names = []
+        for name in self._part_names(linear):
+            is_plain = checkpoint.has_plain_numbers(name + ".weight")
+            names += [name + ".weight"] if is_plain else _tensor_names(checkpoint, name)
+        return names
+
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return the tensors as views of the file. Raises LoadError."""
+        return [part for parts in self._view_heads(checkpoint, linear) for part in parts]
+
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
+        """Read the weight as plain numbers. Raises LoadError."""
+        keys, values = self._view_heads(checkpoint, linear)
+        turned = _decode_heads(keys, self._key_size(checkpoint, linear), linear.name).transpose(1, 2)
+        return PlainWeight(torch.cat((turned, _decode_heads(values, linear.into, linear.name)), 1).flatten(0, 1))
+
+    def _view_heads(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[list[torch.Tensor]]:
+        """Return the tensors of keys and those of values."""
+        keys, values = self._part_names(linear)
+        heads, value_size = checkpoint.tensor_shape(values + ".weight")[:2]
+        shapes = (keys, linear.into, self._key_size(checkpoint, linear)), (values, value_size, linear.into)
+        return [
+            [checkpoint.view_tensor(name + ".weight", heads, out, into)]
+            if checkpoint.has_plain_numbers(name + ".weight")
+            else _view_parts(checkpoint, name, (heads,), out, into)
+            for name, out, into in shapes
+        ]
+
+    def _key_size(self, checkpoint: Checkpoint, linear: LinearSpec) -> int:
+        """Return the numbers of a head's key. Raises LoadError if the tensors have too few axes."""
+        name = self._part_names(linear)[1] + ".weight"
+        shape = checkpoint.tensor_shape(name)
+        if len(shape) != 3 or not 0 < shape[0] * shape[1] < linear.out or linear.out % shape[0]:
+            raise LoadError(f"Tensor {name} has shape {list(shape)}; the config asks for {linear.out} outputs.")
+        return linear.out // shape[0] - shape[1]
+
+    @staticmethod
+    def _part_names(linear: LinearSpec) -> list[str]:
+        return [f"{linear.name.rpartition('.')[0]}.{part}" for part in HEAD_PARTS]
+
+
+def _tensor_names(checkpoint: Checkpoint, name: str) -> list[str]:
+    biases = name + ".biases"
+    return [name + ".weight", name + ".scales"] + [biases] * (biases in checkpoint)
+
+
+def _view_parts(checkpoint: Checkpoint, name: str, leading: tuple[int, ...], out: int, into: int) -> list[torch.Tensor]:
+    """Return the tensors of a weight [*leading, out, into] as views of the file: int32 words first. Raises LoadError,
+    also if its bits or groups are none that kernels read."""
+    words, scales, *biases = _tensor_names(checkpoint, name)
+    row_words, groups = (checkpoint.tensor_shape(part)[-1:] or (0,) for part in (words, scales))
+    bits, bits_rest = divmod(32 * row_words[0], into)
+    group, group_rest = divmod(into, groups[0]) if groups[0] else (0, 0)
+    fits = not bits_rest and 1 <= bits <= MOST_BITS and not group_rest and group and not group % GROUP_MULTIPLE
+    if not fits or (not biases and (bits, group) not in FLOAT_MODES):
+        raise LoadError(
+            f"Tensor {words} has {row_words[0]} words and {groups[0]} scales for {into} inputs, which is none of MLX's "
+            f"formats that are read ({', '.join(MODES)}; groups are multiples of {GROUP_MULTIPLE})."
+        )
+    views = [checkpoint.view_tensor(words, *leading, out, row_words[0], dtype=torch.uint32).view(torch.int32)]
+    if not biases:
+        return [*views, checkpoint.view_tensor(scales, *leading, out, groups[0], dtype=torch.uint8)]
+    view = checkpoint.view_tensor(scales, *leading, out, groups[0])
+    if view.dtype not in ZERO_CODES:
+        held = str(view.dtype).removeprefix("torch.")
+        raise LoadError(f"Tensor {scales} holds {held}; only float16 and bfloat16 are supported.")
+    return [*views, view, checkpoint.view_tensor(biases[0], *leading, out, groups[0], dtype=view.dtype)]
+
+
+def _rows_of(parts: list[torch.Tensor], into: int, name: str) -> MlxRows:
+    words, scales, *biases = parts
+    return MlxRows(words, scales, biases[0] if biases else None, into, name)
+
+
+def _decode_heads(parts: list[torch.Tensor], into: int, name: str) -> torch.Tensor:
+    """Return the numbers of a weight of each head, in one plain tensor or several: float32 [heads, out, into]."""
+    if len(parts) == 1:
+        return parts[0].float()
+    heads = zip(*parts, strict=True)
+    return torch.stack([_rows_of(list(each), into, name).to_weight().to_float() for each in heads])
+
+
+def read_mlx_config(section: dict[str, Any]) -> Callable[[str], MlxFormat]:
+    """Return a function from layer name to format for the ``quantization`` of a config. Raises LoadError if it names
+    a mode that is not read."""
+    for fields in (section, *(each for each in section.values() if isinstance(each, dict))):
+        mode = fields.get("mode") or MODES[0]
+        if mode not in MODES:
+            raise LoadError(f"The checkpoint's quantization.mode is {mode}; only {', '.join(MODES)} are supported.")
+    mlx = MlxFormat()
+    return lambda name: mlx
+
+
+def has_swapped_convolutions(checkpoint: Checkpoint) -> bool:
+    """Whether the convolutions of a checkpoint are [channels, size, 1], and not [channels, 1, size]."""
+    for name in checkpoint.tensor_names:
+        if name.endswith("conv1d.weight"):
+            shape = checkpoint.tensor_shape(name)
+            return len(shape) == 3 and shape[2] == 1 < shape[1]
+    return False
