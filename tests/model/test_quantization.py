@@ -199,6 +199,12 @@ def test_load_rejects_unsupported_quantization_config(config, match, tmp_path):
     assert str(failure.value).endswith(".") and "\n" not in str(failure.value)
 
 
+def test_more_rules_than_any_model_needs_are_refused():
+    names = [f"model.layers.{number}.mlp" for number in range(1_000_000)]
+    with pytest.raises(LoadError, match="quantization_config.ignore has 1000000 entries; at most 16384 are read."):
+        read_quantization({"quantization_config": W8A8 | {"ignore": names}}, "none")
+
+
 def test_load_reads_legacy_compression_config(tmp_path):
     folder = write_w8a8(tiny_models.model_folder("llama"), tmp_path)
     fields = json.loads((folder / "config.json").read_text())

@@ -40,6 +40,7 @@ from parley.model.checkpoint.weights import (
 
 QUANTIZATION_SETTINGS = ("none", "int8", "int4")  # values of the setting
 MLX_METHOD = "mlx"  # configs of MLX name no method
+MAX_RULES = 1 << 14  # entries of a list of a config; each is tried for each layer, so a million would take minutes
 GGUF_METHOD = "gguf"  # each tensor of a GGUF file states its own format, so the config has no more to say
 LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantized while loading
 
@@ -217,6 +218,20 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
             f"The checkpoint is quantized ({method or 'somehow'}), which is not supported; "
             f"{', '.join(METHOD_READERS)} are."
         )
+    _check_rule_counts(section)
     find_format = METHOD_READERS[method](section)
     stacked_format = STACKED_FORMATS[method](section) if method in STACKED_FORMATS else None
     return Quantization(method, setting, find_format, stacked_format)
+
+
+def _check_rule_counts(section: dict[str, Any]) -> None:
+    """Raise LoadError if a list in a ``quantization_config`` has more names and patterns than any model needs."""
+    pending: list[tuple[str, Any]] = list(section.items())
+    while pending:
+        field, value = pending.pop()
+        if isinstance(value, list) and len(value) > MAX_RULES:
+            raise LoadError(
+                f"The checkpoint's quantization_config.{field} has {len(value)} entries; at most {MAX_RULES} are read."
+            )
+        members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        pending += [(f"{field}.{name}"[:200], each) for name, each in members if isinstance(each, dict | list)]
