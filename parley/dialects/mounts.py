@@ -110,6 +110,8 @@ API_MOUNTS = (
     ApiMount("/mindie-old", mindie.OLD),
     ApiMount("", ollama.DIALECT),
     ApiMount("/ollama", ollama.STRICT),
+    ApiMount("/ollama", openai.DIALECT),  # Ollama serves these two at /v1, and clients append that to its address
+    ApiMount("/ollama", anthropic.DIALECT),
     ApiMount("", tei.DIALECT),
     ApiMount("/tei", tei.STRICT),
     ApiMount("/anthropic", anthropic.STRICT),
@@ -143,7 +145,18 @@ def is_api(mount: ApiMount) -> bool:
 
 # APIs that are served only at ports of their own: their clients may stop the server.
 ADMIN_PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
-DEDICATED_APIS = {mount.prefix[1:]: mount.dialect for mount in API_MOUNTS if mount.prefix} | ADMIN_PLANES
+
+
+def _dialects_by_prefix() -> dict[str, Dialect]:
+    """Return the API of each prefix, which is the first one that is mounted there."""
+    dialects: dict[str, Dialect] = {}
+    for mount in API_MOUNTS:
+        if mount.prefix:
+            dialects.setdefault(mount.prefix[1:], mount.dialect)
+    return dialects
+
+
+DEDICATED_APIS = _dialects_by_prefix() | ADMIN_PLANES
 
 
 SLASH_MARK = "\x1f"  # a slash of a model's name while a path is matched

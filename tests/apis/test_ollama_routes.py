@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from parley import hub
-from parley.dialects.mounts import dedicated_mounts
+from parley.dialects.mounts import DEDICATED_APIS, dedicated_mounts
 from parley.types import Settings
 
 HELLO = HELLO_CHAT["messages"]
@@ -82,6 +82,28 @@ async def test_programs_of_this_machine_may_call_ollama_from_their_pages(serve, 
                 200 if is_allowed else 403,
                 allowed,
             )
+
+
+async def test_ollamas_address_has_the_apis_of_openai_and_anthropic_at_v1(server):
+    """As the original serves them; the address itself, and paths that nobody has, stay Ollama's."""
+    for path, body in (
+        ("/chat/completions", {"model": "tiny", "messages": HELLO, "max_tokens": 4, "temperature": 0}),
+        ("/completions", {"model": "tiny", "prompt": "Hello", "max_tokens": 4, "temperature": 0}),
+        ("/responses", {"model": "tiny", "input": "Hello", "max_output_tokens": 16, "temperature": 0}),
+        ("/messages", {"model": "tiny", "messages": HELLO, "max_tokens": 4, "temperature": 0}),
+        ("/messages", {"model": "nobody", "messages": HELLO, "max_tokens": 4}),
+        ("/chat/completions", {"model": "nobody", "messages": HELLO}),
+    ):
+        here, there = [await server.post(f"{prefix}/v1{path}", body) for prefix in ("/ollama", "")]
+        assert (here.status, here.json.keys()) == (there.status, there.json.keys())
+        for member in ("choices", "content"):
+            assert here.json.get(member) == there.json.get(member)
+    assert (await server.get("/ollama/v1/models")).json["data"][0]["id"] == "tiny"
+    claimed = await server.call("GET", "/ollama/v1/models", None, {"anthropic-version": "2023-06-01"})
+    assert claimed.json["data"][0]["type"] == "model"
+    assert (await server.get("/ollama/")).body == b"Ollama is running"
+    assert (await server.get("/ollama/nothing")).body == b"404 page not found"
+    assert DEDICATED_APIS["ollama"].name == "ollama"
 
 
 async def test_ollama_context_continues_an_answer(server):
