@@ -17,6 +17,6 @@ if not sys.flags.safe_path:
 
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (sys.path[0], os.environ.get("PYTHONPATH"))))
 
-from parley.cli.main import main
+from parley.cli.entry import main
 
 sys.exit(main())

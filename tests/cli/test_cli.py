@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,32 @@ def test_ctrl_c_exits_with_130_and_no_traceback(monkeypatch):
 
     monkeypatch.setattr("parley.cli.bench.run", interrupted)
     assert main(["bench"]) == 130
+
+
+INTERRUPT_AT_IMPORT = """
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "parley.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+@pytest.mark.parametrize("way_in", ["console script", "python -m parley"])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_the_command_line_is_imported_exits_quietly(way_in, ignored):
+    if way_in == "console script":
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+        module, _, name = project["project"]["scripts"]["parley"].partition(":")
+        call = f"from {module} import {name} as run; sys.exit(run())"
+    else:
+        call = "runpy.run_module('parley', run_name='__main__')"
+    ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" if ignored else ""  # as nohup and `command &` do
+    script = f"{INTERRUPT_AT_IMPORT}sys.argv[1:] = ['version']\n{ignore}{call}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert (done.returncode, done.stdout) == ((0, f"parley {__version__}\n") if ignored else (130, ""))
 
 
 def test_engine_process_imports_neither_tokenizers_nor_templates():

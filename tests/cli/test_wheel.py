@@ -112,7 +112,7 @@ def test_wheel_contains_only_parley(wheel):
 
 
 def test_wheel_installs_the_command_and_names_the_licence(wheel):
-    assert "parley = parley.cli.main:main" in read_member(wheel, "entry_points.txt")
+    assert "parley = parley.cli.entry:main" in read_member(wheel, "entry_points.txt")
     assert "Apache License" in read_member(wheel, "licenses/LICENSE")
     metadata = read_member(wheel, ".dist-info/METADATA")
     assert f"Name: parley-llm\nVersion: {parley.__version__}\n" in metadata

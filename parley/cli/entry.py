@@ -1,0 +1,25 @@
+"""The entry point of the ``parley`` command: Ctrl-C ends it without a traceback before ``main`` can catch it.
+
+The modules of the command line take a tenth of a second to import, and Ctrl-C would print where. This module imports
+none of them first. The time in which Python itself starts is not ours.
+"""
+
+import os
+import signal
+
+INTERRUPTED = 130  # the exit code of a command that Ctrl-C has ended: 128 + SIGINT
+
+
+def main() -> int:
+    """Run the command line of this process and return its exit code."""
+    raises_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where a parent ignores it
+    if raises_interrupt:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        from parley.cli.main import main as run_command
+
+        if raises_interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return run_command()
+    except KeyboardInterrupt:  # between the lines above and those of ``run_command``
+        return INTERRUPTED
