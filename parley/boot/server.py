@@ -294,6 +294,8 @@ class ServerInstance:
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)
         for task in (force, draining):
             task.cancel()
+        if self._force_event.is_set():  # open requests end as after the drain time; a closing engine would fail them
+            await self.registry.drain_models(0)
         await self.registry.close_models()
         await self._ports.close_api_processes()
         await self._parts.close_parts()

@@ -193,6 +193,24 @@ async def test_second_signal_exits_at_once(folder, monkeypatch):
     assert server.engine.state == "closed"
 
 
+async def test_second_signal_tells_clients_when_to_try_again(folder, monkeypatch):
+    server = InProcessServer(folder, monkeypatch, drain=1000.0)
+    running = asyncio.create_task(server.instance.serve_until_exit())
+    while server.instance.registry.unready_error():
+        await asyncio.sleep(0.01)
+    connection = Connection(*await asyncio.open_connection("127.0.0.1", server.port))
+    await connection.send(build_request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 3000}))
+    while not server.instance.registry.open_requests:
+        await asyncio.sleep(0.01)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+    answer = await connection.answer()
+    connection.close()
+    assert await running == 128 + signal.SIGTERM
+    assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+
+
 async def test_signal_during_loading_exits_the_server(folder, monkeypatch):
     server = InProcessServer(folder, monkeypatch, load=1000.0)
     running = asyncio.create_task(server.instance.serve_until_exit())
