@@ -120,7 +120,7 @@ def dispatch_command(words: list[str]) -> int:
         kind = "flag" if name.startswith("-") else "command"
         return print_usage_error(f"Unknown {kind} {name}.{did_you_mean(name, list(COMMANDS))}", "parley --help")
     command = import_command(name)
-    if any(word in ("--help", "-h") for word in words):
+    if any(word in ("--help", "-h") for word in own_words(command, words)):
         return print_text(f"{command.USAGE}\n{format_help(command.OPTIONS)}\n")
     try:
         config = resolve_options(command.OPTIONS, words, os.environ, KNOWN_VARIABLES)
@@ -132,6 +132,12 @@ def dispatch_command(words: list[str]) -> int:
         return print_usage_error(f"Unknown flag {error.flag}. {hint}" if hint else str(error), f"parley {name} --help")
     except ConfigError as error:
         return print_usage_error(str(error), f"parley {name} --help")
+
+
+def own_words(command: ModuleType, words: list[str]) -> list[str]:
+    """Return the words that are the command's own; those after ``--`` may be for another program."""
+    has_rest = "--" in words and any(option.takes_rest for option in command.OPTIONS)
+    return words[: words.index("--")] if has_rest else words
 
 
 def print_warnings(config: ResolvedOptions) -> None:

@@ -89,6 +89,10 @@ def _refuse_options(config: ResolvedOptions, names: tuple[str, ...], owner: str,
 def check_flags(words: list[str], *, several_models: bool) -> None:
     """Check vLLM's own flags. Raises ConfigError for those that parley sets."""
     flags = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    if "--help" in flags or "-h" in words:
+        raise ConfigError(
+            "`vllm serve --help` lists the flags that may follow --; parley starts vLLM without printing it."
+        )
     for flag in flags:
         if flag in FLAGS_BY_OPTION:
             raise ConfigError(f"{flag}: parley passes this to vLLM itself; use {FLAGS_BY_OPTION[flag]} before --.")

@@ -155,6 +155,15 @@ def test_ctrl_c_exits_with_130_and_no_traceback(monkeypatch):
     assert main(["bench"]) == 130
 
 
+def test_help_after_two_dashes_belongs_to_the_other_program(capsys):
+    assert main(["serve", "--engine", "vllm", "--", "--help"]) == 2
+    assert "`vllm serve --help`" in capsys.readouterr().err
+    assert main(["serve", "--help", "--", "--tensor-parallel-size", "2"]) == 0
+    assert capsys.readouterr().out.startswith("usage: parley serve")
+    assert main(["migrate", "vllm", "--", "serve", "m", "--port", "9", "--help"]) == 0
+    assert "parley serve m --port 9" in capsys.readouterr().out
+
+
 INTERRUPT_AT_IMPORT = """
 import os, runpy, signal, sys
 class Interrupt:

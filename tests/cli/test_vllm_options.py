@@ -52,6 +52,7 @@ def test_flags_of_vllm_may_come_from_a_variable_or_a_file(tmp_path):
         ("-- --max-num-seqs 3", "use --max-batch before --"),
         ("-- --max_model_len=3", "use --max-model-len before --"),
         ("-- --scheduling-policy fcfs", "--scheduling-policy cannot be changed: requests have priorities"),
+        ("-- --help", "`vllm serve --help` lists the flags that may follow --"),
         ("-- other", "other: only vLLM's flags may follow --"),
         ("--model a=./a --model b=./b", "--gpu-memory-utilization"),
     ],
