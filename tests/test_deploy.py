@@ -252,6 +252,37 @@ def test_image_listens_for_other_machines_and_is_not_root():
     assert {"parley", "pyproject.toml", "setup.py", "requirements.lock", "README.md", "LICENSE"} <= set(kept)
 
 
+class ReadyOrNot(BaseHTTPRequestHandler):
+    """Answers ``/health/ready`` with the server's ``status``."""
+
+    def do_GET(self):
+        self.send_response(self.server.status if self.path == "/health/ready" else 404)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_health_check_of_the_image_asks_the_port_of_the_variable():
+    lines = (DEPLOY / "Dockerfile").read_text("utf-8").replace("\\\n", "").splitlines()
+    (check,) = [line for line in lines if line.startswith("HEALTHCHECK")]
+    _, *words = json.loads(check.partition("CMD ")[2])
+    with HTTPServer(("127.0.0.1", 0), ReadyOrNot) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = {"PARLEY_PORT": str(server.server_port)}
+        for server.status, code in ((200, 0), (503, 1)):
+            done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, timeout=60)
+            assert done.returncode == code, done.stderr
+        server.shutdown()
+
+
+def test_nobody_can_log_in_to_the_grafana_of_compose():
+    services = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text("utf-8"))["services"]
+    environment = services["grafana"]["environment"]
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"  # with the password "admin"
+    assert (environment["GF_AUTH_DISABLE_LOGIN_FORM"], environment["GF_AUTH_BASIC_ENABLED"]) == ("true", "false")
+
+
 class SecretsApi(BaseHTTPRequestHandler):
     """The part of Kubernetes' API that makes secrets. The server keeps them in ``made``."""
 
