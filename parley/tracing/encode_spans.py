@@ -20,10 +20,12 @@ Attributes = dict[str, AttributeValue]
 SpanKind = Literal["server", "client", "internal"]
 
 NO_ATTRIBUTES: Attributes = {}
-VARINT, FIXED_64, LENGTH, FIXED_32 = 0, 1, 2, 5  # kinds of values
+VARINT, LENGTH = 0, 2  # kinds of values
 KINDS = {"internal": b"\x30\x01", "server": b"\x30\x02", "client": b"\x30\x03"}  # field 6
 STATUS_ERROR = 2
 CACHED_CHARACTERS = 32  # of a value; ids of requests, which do not come again, are longer
+TRACE_ID, SPAN_ID, PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"  # tags and lengths of fields 1, 2 and 4
+START_TIME, END_TIME = 0x39, 0x41  # tags of fields 7 and 8, of the kind FIXED_64
 FLAGS = b"\x85\x01" + struct.pack("<I", 1)  # field 16: sampled
 pack_double = struct.Struct("<d").pack
 pack_times = struct.Struct("<BQBQ").pack
@@ -45,21 +47,22 @@ def encode_span(
     end_time: int,
     attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES,
     error: str = "",
+    encoded_attributes: bytes = b"",
 ) -> bytes:
     """Return a span that has ended, as an item of a batch. Times in nanoseconds since 1970; ``error``: why its work
-    failed, "" if it did not."""
+    failed, "" if it did not; ``encoded_attributes``: further ones, from ``encode_attributes``."""
     parts = [
-        b"\x0a\x10",
+        TRACE_ID,
         context.trace_id.to_bytes(16),
-        b"\x12\x08",
+        SPAN_ID,
         context.span_id.to_bytes(8),
-        _field(5, _as_utf8(name)),
-        KINDS[kind],
-        pack_times(_tag(7, FIXED_64), start_time, _tag(8, FIXED_64), end_time),
-        FLAGS,
+        _encode_name_and_kind(name, kind),
+        pack_times(START_TIME, start_time, END_TIME, end_time),
     ]
     if parent is not None:
-        parts += b"\x22\x08", parent.span_id.to_bytes(8)
+        parts += PARENT_ID, parent.span_id.to_bytes(8)
+    if encoded_attributes:
+        parts.append(encoded_attributes)
     if attributes:
         parts.append(_encode_pairs(9, attributes))
     if context.state:
@@ -67,6 +70,17 @@ def encode_span(
     if error:
         parts.append(_field(15, _field(2, _as_utf8(error)) + bytes((_tag(3, VARINT), STATUS_ERROR))))
     return _field(2, b"".join(parts))
+
+
+def encode_attributes(attributes: Mapping[str, AttributeValue]) -> bytes:
+    """Return attributes of a span as bytes, which a caller may keep for several spans."""
+    return _encode_pairs(9, attributes)
+
+
+@lru_cache(1024)  # names are those of the code, with a route or a model
+def _encode_name_and_kind(name: str, kind: SpanKind) -> bytes:
+    """Return the fields of a span that all of its kind have in common."""
+    return _field(5, _as_utf8(name)) + KINDS[kind] + FLAGS
 
 
 def _encode_pairs(number: int, attributes: Mapping[str, AttributeValue]) -> bytes:
@@ -77,7 +91,7 @@ def _encode_pairs(number: int, attributes: Mapping[str, AttributeValue]) -> byte
             if type(value) is float
             else _encode_pair(number, name, value)
             if type(value) is not str or len(value) <= CACHED_CHARACTERS
-            else _field(number, _encode_name(name) + _field(2, _field(1, _as_utf8(value))))
+            else _encode_long_text(number, name, value)
             for name, value in attributes.items()
         ]
     )
@@ -86,6 +100,18 @@ def _encode_pairs(number: int, attributes: Mapping[str, AttributeValue]) -> byte
 @lru_cache(1024, typed=True)  # most values are those of other requests as well
 def _encode_pair(number: int, name: str, value: AttributeValue) -> bytes:
     return _field(number, _encode_name(name) + _field(2, _encode_value(value)))
+
+
+def _encode_long_text(number: int, name: str, text: str) -> bytes:
+    encoded = _as_utf8(text)
+    return _text_head(number, name, len(encoded)) + encoded
+
+
+@lru_cache(256)  # ids have the same length in all requests
+def _text_head(number: int, name: str, size: int) -> bytes:
+    """Return a pair whose value is a text of ``size`` bytes, without these bytes, its last ones."""
+    pair = _field(number, _encode_name(name) + _field(2, _field(1, bytes(size))))
+    return pair[: len(pair) - size]
 
 
 @cache  # names are those of the code

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
-from parley.tracing.encode_spans import Attributes
+from parley.tracing.encode_spans import Attributes, encode_attributes
 from parley.tracing.request_trace import RequestTrace
 from parley.types import Chat, PrefillChunk, Request, Sampling, Usage
 
@@ -57,23 +58,34 @@ class EndedGeneration(NamedTuple):
 def encode_generation_spans(trace: RequestTrace, ended: EndedGeneration) -> bytes:
     """Encode the spans of a generation that has ended."""
     times, resumed, usage = ended.times, ended.resumed, ended.usage
-    attributes = {
-        "gen_ai.operation.name": ended.operation,
-        "gen_ai.provider.name": PROVIDER,
-        **_request_attributes(ended),
+    attributes: Attributes = {
+        "gen_ai.request.id": ended.request_id,
+        "gen_ai.response.id": ended.request_id,
         **_usage_attributes(usage, ended.output_tokens),
         **_latency_attributes(times, resumed),
     }
-    if ended.finish_reasons:
-        attributes["gen_ai.response.finish_reasons"] = ended.finish_reasons
+    if ended.sampling is not None and ended.sampling.seed is not None:
+        attributes["gen_ai.request.seed"] = ended.sampling.seed
     if ended.stream and times.first_token and not resumed:
         attributes["gen_ai.response.time_to_first_chunk"] = times.first_token - times.arrived
     if ended.error:
         attributes["error.type"] = ended.error
     encode, context = trace.encode_span, trace.new_context()
     name = f"{ended.operation} {ended.model}"
+    common = _encode_request_attributes(
+        ended.operation, ended.model, ended.stream, ended.n, ended.max_tokens, ended.finish_reasons,
+        *_sampling_values(ended.sampling),
+    )  # fmt: skip
     spans = [
-        encode(name, trace.started_at, times.ended, attributes, context=context, error=ended.error),
+        encode(
+            name,
+            trace.started_at,
+            times.ended,
+            attributes,
+            context=context,
+            error=ended.error,
+            encoded_attributes=common,
+        ),
         encode("prepare", trace.started_at, times.submitted, parent=context),
     ]
     if not resumed:
@@ -105,33 +117,58 @@ def operation_name(request: Request) -> str:
     return "chat" if isinstance(request.prompts[0], Chat) else "text_completion"
 
 
-def _request_attributes(ended: EndedGeneration) -> Attributes:
-    """Return the attributes of a request: names and numbers, no text of users."""
+def _sampling_values(sampling: Sampling | None) -> tuple[float, ...]:
+    """Return temperature, top_p, top_k and the penalties of frequency and presence; nothing without sampling."""
+    if sampling is None:
+        return ()
+    return (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+    )
+
+
+@lru_cache(256, typed=True)  # the requests of an application mostly differ in their texts alone
+def _encode_request_attributes(
+    operation: str,
+    model: str,
+    stream: bool,
+    n: int,
+    max_tokens: int | None,
+    finish_reasons: tuple[str, ...],
+    temperature: float | None = None,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+) -> bytes:
+    """Encode the attributes that many requests have in common: names and numbers, no text of users."""
     attributes: Attributes = {
-        "gen_ai.request.model": ended.model,
-        "gen_ai.response.model": ended.model,
-        "gen_ai.request.id": ended.request_id,
-        "gen_ai.response.id": ended.request_id,
-        "gen_ai.request.stream": ended.stream,
-        "gen_ai.request.n": ended.n,
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        "gen_ai.request.stream": stream,
+        "gen_ai.request.n": n,
     }
-    if ended.n != 1:
-        attributes["gen_ai.request.choice.count"] = ended.n
-    if ended.max_tokens is not None:
-        attributes["gen_ai.request.max_tokens"] = ended.max_tokens
-    sampling = ended.sampling
-    if sampling is not None:
-        attributes["gen_ai.request.temperature"] = sampling.temperature
-        attributes["gen_ai.request.top_p"] = sampling.top_p
-        if sampling.top_k:
-            attributes["gen_ai.request.top_k"] = sampling.top_k
-        if sampling.seed is not None:
-            attributes["gen_ai.request.seed"] = sampling.seed
-        if sampling.frequency_penalty:
-            attributes["gen_ai.request.frequency_penalty"] = sampling.frequency_penalty
-        if sampling.presence_penalty:
-            attributes["gen_ai.request.presence_penalty"] = sampling.presence_penalty
-    return attributes
+    if n != 1:
+        attributes["gen_ai.request.choice.count"] = n
+    if max_tokens is not None:
+        attributes["gen_ai.request.max_tokens"] = max_tokens
+    if temperature is not None:
+        attributes["gen_ai.request.temperature"] = temperature
+        attributes["gen_ai.request.top_p"] = top_p
+        if top_k:
+            attributes["gen_ai.request.top_k"] = top_k
+        if frequency_penalty:
+            attributes["gen_ai.request.frequency_penalty"] = frequency_penalty
+        if presence_penalty:
+            attributes["gen_ai.request.presence_penalty"] = presence_penalty
+    if finish_reasons:
+        attributes["gen_ai.response.finish_reasons"] = finish_reasons
+    return encode_attributes(attributes)
 
 
 def _usage_attributes(usage: Usage, output_tokens: int) -> Attributes:

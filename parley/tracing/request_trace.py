@@ -99,12 +99,21 @@ class RequestTrace:
         context: TraceContext | None = None,
         parent: TraceContext | None = None,
         error: str = "",
+        encoded_attributes: bytes = b"",
     ) -> bytes:
         """Encode a span that has ended, below ``parent`` or the span of the request. ``context``: its own, if it is
-        known."""
-        start_time, end_time = self._wall_time(started_at), self._wall_time(max(started_at, ended_at))
+        known; ``encoded_attributes``: further ones, from ``encode_attributes``."""
+        offset = self._clock_offset
         return encode_span(
-            name, kind, context or self.new_context(), parent or self.context, start_time, end_time, attributes, error
+            name,
+            kind,
+            context or self.new_context(),
+            parent or self.context,
+            offset + int(started_at * 1e9),
+            offset + int(max(started_at, ended_at) * 1e9),
+            attributes,
+            error,
+            encoded_attributes,
         )
 
     def encode_request_span(self, name: str, ended_at: float, attributes: Attributes, error: str = "") -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from support.otlp_receivers import Collector
 
-from parley.tracing.encode_spans import Attributes, encode_batch, encode_span
+from parley.tracing.encode_spans import Attributes, encode_attributes, encode_batch, encode_span
 from parley.tracing.trace_context import TraceContext
 
 TEXTS = st.text(st.characters(codec=None))  # with lone surrogates
@@ -30,3 +30,17 @@ def test_any_value_survives_encoding(name: str, error: str, attributes: Attribut
             assert int(received.attributes[key]) == value
         elif isinstance(value, str):
             assert received.attributes[key] == value.encode("utf-8", "backslashreplace").decode()
+
+
+def test_attributes_that_are_encoded_already_join_the_others() -> None:
+    """Texts of the same length differ, and lengths take one to three bytes."""
+    texts: Attributes = {f"{letter}{size}": letter * size for letter in "ab" for size in (0, 33, 127, 128, 20_000)}
+    common: Attributes = {"n": 1, "share": 1.0, "stream": True}
+    context = TraceContext(1, 2)
+    span = encode_span("GET /", "client", context, context, 3, 4, texts, encoded_attributes=encode_attributes(common))
+    collector = Collector()
+    collector.take(
+        ExportTraceServiceRequest.FromString(encode_batch([span], {"service.name": "s", "parley.role": "r"}))
+    )
+    (received,) = collector.spans
+    assert received.attributes == texts | {"n": 1, "share": 1.0, "stream": True}
