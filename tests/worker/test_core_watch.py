@@ -88,3 +88,10 @@ async def test_lost_worker_ends_vllm_even_if_its_processes_compute(monkeypatch):
     monkeypatch.setattr(core_watch, "_processor_seconds", lambda process_id: next(computed))
     watch = CoreWatch(0.01, lambda: False, lambda: True)
     assert await asyncio.wait_for(watch.wait_for_hang(), 30) == core_watch.WORKER_DIED
+
+
+async def test_dead_worker_ends_vllm_even_without_a_limit_on_silence(monkeypatch):
+    """No limit is for engines that may go on; an engine core that has lost a worker never does."""
+    monkeypatch.setattr(core_watch, "LOSS_SECONDS", 0.01)
+    watch = CoreWatch(0, lambda: False, lambda: True)
+    assert await asyncio.wait_for(watch.wait_for_hang(), 30) == core_watch.WORKER_DIED

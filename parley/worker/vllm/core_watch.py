@@ -16,6 +16,7 @@ from pathlib import Path
 
 from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
 
+LOSS_SECONDS = 8.0  # for an engine core that has lost a worker, if there is no other limit: it never goes on
 WORKER_DIED = "vLLM ended: one of its workers died."
 
 
@@ -46,7 +47,7 @@ class CoreWatch:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             ticks_of_loss += self._has_lost_worker()
-            if self._timeout and ticks_of_loss * TICK_SECONDS > self._timeout:
+            if ticks_of_loss * TICK_SECONDS > (self._timeout or LOSS_SECONDS):
                 return WORKER_DIED
             self._signs += not self._expects_steps()
             seconds += self._used_seconds(processes_below(own_id))
