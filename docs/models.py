@@ -51,23 +51,40 @@ The last column lists the quantized forms that the zoo has for a type. Every typ
 each expert has tensors of its own; tensors that hold all experts may be plain, FP8 with `NAME_scale_inv`, MXFP4, those
 of torchao or of MLX. Layers of one file may have different forms. Where layers are computed as one and no kernel reads
 their forms together, they are kept as plain numbers, which take more memory.
+"""
+MLX = """\
 
-Folders of MLX (mlx-lm and mlx-vlm) are read as they are: integers of 1 to 8 bits with scales and biases in float16 or
-bfloat16, mxfp4, mxfp8 and nvfp4, and plain ones. Integers of 5 and 6 bits take 8 in memory, those of 3 and less take 4.
-A router's weights are decoded to the dtype of the model, and so is the layer that makes keys and values of latents.
-Encoders of pictures are left out, so that models read text. Falcon-H1 is refused, because MLX multiplies factors of the
-config into its weights; so are names that MLX gives to other families' tensors, and encoders. Files that mlx-lm 0.32
-made of a Llama have the logits that it computes, within 1.1e-5.
+## Folders of MLX
 
-GGUF files are read if `general.architecture` is one of these:
+Folders of mlx-lm and mlx-vlm are read as they are: integers of 1 to 8 bits with scales and biases in float16 or
+bfloat16, mxfp4, mxfp8 and nvfp4, and plain weights. Integers of 5 to 8 bits take 8 in memory, those of 4 and less
+take 4. The weights of a router, and of the layer that makes keys and values of latents, are decoded to the dtype of the
+model. Encoders of pictures are left out, so these models read text only.
+
+Falcon-H1 is refused, because MLX multiplies factors of the config into its weights. Refused as well are encoders, and
+names that MLX gives to the tensors of other families. Files that mlx-lm 0.32 made of a Llama have the logits that it
+computes, within 1.1e-5.
+"""
+GGUF = """\
+
+## GGUF files
+
+These values of `general.architecture` are read; all others are refused, as are files whose positions have several axes:
 {gguf}.
-Those that the zoo does not list are compared with the folders that they were made from in
-`tests/model/test_gguf_architectures.py`. Layers that predict further tokens are left out. All other architectures are
-refused, as are files whose positions have several axes. The rotary embedding of GPT-OSS is that of its config, whose
-blend of frequencies begins and ends between two dimensions; llama.cpp rounds both ends, so its numbers differ a little.
-`deepseek2` is DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash and Youtu. Files of V3 and R1 that do not say so have the
-8 groups of experts of the published models, of which llama.cpp then knows none. DeepSeek-V2 ranks its groups by their
-best expert, as its own code does; llama.cpp ranks them by the best two.
+
+Architectures that the zoo does not list are compared with the folders that they were made from, in
+`tests/model/test_gguf_architectures.py`. Layers that predict further tokens are left out.
+
+The kernels read the integers of the file, without rounding. Q2_K, Q4_0, Q4_1, Q5_1, Q8_0 and IQ4_NL take as many bits
+in memory as in the file. The others take about 0.1 more for each number (Q4_K 4.6, Q5_K 5.6, Q6_K 6.6, Q3_K 3.6, IQ4_XS
+4.4), MXFP4 4.5 instead of 4.25, and Q5_0 6 instead of 5.5. Queries, keys and values, or gate and up, keep their own
+types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
+
+* GPT-OSS has the rotary embedding of its config, whose blend of frequencies begins and ends between two dimensions.
+  llama.cpp rounds both ends, so its numbers differ a little.
+* `deepseek2` is DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash and Youtu. A file of V3 or R1 may lack the number of
+  groups of experts; it gets the 8 groups of the published models, where llama.cpp uses none. DeepSeek-V2 ranks its
+  groups by their best expert, as its own code does; llama.cpp ranks them by the best two.
 """
 OTHERS = """\
 
@@ -115,7 +132,7 @@ def models_page() -> str:
 
     served = [folder for folder in ZOO.values() if not folder.refusal]
     lines = [
-        INTRODUCTION.format(count=len(ZOO), gguf=gguf_architectures()),
+        INTRODUCTION.format(count=len(ZOO)),
         "| `model_type` | Architecture | Quantized forms in the zoo |",
     ]
     lines.append("|---|---|---|")
@@ -126,6 +143,7 @@ def models_page() -> str:
             "in a multimodal model" if kind.endswith("_text") else "published with code of its own, which is not run"
         )
         lines.append(f"| `{kind}` | {f'`{name}`' if name else origin} | {forms} |")
+    lines += [MLX.rstrip(), GGUF.format(gguf=gguf_architectures()).rstrip()]
     lines += [OTHERS, "| `model_type` | Architecture |", "|---|---|"]
     others = {folder.model_type for folder in served} - FUSABLE_TYPES - set(ENCODER_TYPES)
     lines += [f"| `{kind}` | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)}` |" for kind in sorted(others)]
