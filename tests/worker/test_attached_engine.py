@@ -56,8 +56,10 @@ async def test_every_route_answers_like_the_server_itself(serve, monkeypatch):
     back, front = await attach(serve, reply=scripted_reply)
     rng, refused = random.Random("attached"), 0
     paths = [path for path, _ in generating_routes()]
-    for path in paths if NIGHTLY else rng.sample(paths, 40):
+    for path in paths if NIGHTLY else rng.sample(paths, 60):
         body = random_body(path, rng)
+        if b"beam" in body:  # searched by the front, among candidates that scripted replies do not have
+            continue
         answer, expected = await front.call("POST", path, body, JSON), await back.call("POST", path, body, JSON)
         if ENGINE_NAME in answer.body:
             refused += 1
