@@ -175,8 +175,9 @@ class SplitHeadsFormat:
     def _view_heads(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[list[torch.Tensor]]:
         """Return the tensors of keys and those of values."""
         keys, values = self._part_names(linear)
+        key_size = self._key_size(checkpoint, linear)  # which checks the number of axes
         heads, value_size = checkpoint.tensor_shape(values + ".weight")[:2]
-        shapes = (keys, linear.into, self._key_size(checkpoint, linear)), (values, value_size, linear.into)
+        shapes = (keys, linear.into, key_size), (values, value_size, linear.into)
         return [
             [checkpoint.view_tensor(name + ".weight", heads, out, into)]
             if checkpoint.has_plain_numbers(name + ".weight")
