@@ -17,6 +17,7 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,18 @@ class Checkpoint:
             return self._join_parts(entry)
         values = entry.order_rows(self._view_data(entry, math.prod(shape)).view(shape))
         return values if entry.restore is None else entry.restore(values)
+
+    def view_item(
+        self, name: str, index: int, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return an item of the first axis of a tensor of numbers, whose whole shape is ``shape``, as ``view_tensor``
+        does. Of a tensor that begins within a number, this item alone is copied. Raises LoadError."""
+        entry = self._find_entry(name)
+        self._check_entry(name, entry, shape, dtype)
+        count = math.prod(shape[1:])
+        start = entry.start + index * count * entry.dtype.itemsize
+        item = self._view_data(replace(entry, shape=shape[1:], start=start), count).view(shape[1:])
+        return item if entry.restore is None else entry.restore(item)
 
     def view_blocks(self, name: str, *shape: int) -> torch.Tensor:
         """Return a tensor of blocks as the bytes in the file: uint8 [*shape[:-1], bytes of a row].

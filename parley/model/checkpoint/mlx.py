@@ -141,8 +141,9 @@ class StackedMlxFormat:
 
     def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
         """Read the weight of one expert. Raises LoadError, also if a number of it is NaN."""
-        parts = [part[expert] for part in self.view_tensors(checkpoint, linear, experts)]
-        return _rows_of(parts, linear.into, linear.name.removesuffix(".weight")).to_weight()
+        name = linear.name.removesuffix(".weight")
+        parts = _view_parts(checkpoint, name, (experts,), linear.out, linear.into, expert)
+        return _rows_of(parts, linear.into, name).to_weight()
 
 
 class SplitHeadsFormat:
@@ -203,9 +204,18 @@ def _tensor_names(checkpoint: Checkpoint, name: str) -> list[str]:
     return [name + ".weight", name + ".scales"] + [biases] * (biases in checkpoint)
 
 
-def _view_parts(checkpoint: Checkpoint, name: str, leading: tuple[int, ...], out: int, into: int) -> list[torch.Tensor]:
-    """Return the tensors of a weight [*leading, out, into] as views of the file: int32 words first. Raises LoadError,
-    also if its bits or groups are none that kernels read."""
+def _view_parts(
+    checkpoint: Checkpoint, name: str, leading: tuple[int, ...], out: int, into: int, item: int | None = None
+) -> list[torch.Tensor]:
+    """Return the tensors of a weight [*leading, out, into], or of one ``item`` of its first axis, as views of the file:
+    int32 words first. Raises LoadError, also if its bits or groups are none that kernels read."""
+
+    def view(part: str, width: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        shape = *leading, out, width
+        if item is None:
+            return checkpoint.view_tensor(part, *shape, dtype=dtype)
+        return checkpoint.view_item(part, item, shape, dtype)
+
     words, scales, *biases = _tensor_names(checkpoint, name)
     row_words, groups = (checkpoint.tensor_shape(part)[-1:] or (0,) for part in (words, scales))
     bits, bits_rest = divmod(32 * row_words[0], into)
@@ -216,14 +226,14 @@ def _view_parts(checkpoint: Checkpoint, name: str, leading: tuple[int, ...], out
             f"Tensor {words} has {row_words[0]} words and {groups[0]} scales for {into} inputs, which is none of MLX's "
             f"formats that are read ({', '.join(MODES)}; groups are multiples of {GROUP_MULTIPLE})."
         )
-    views = [checkpoint.view_tensor(words, *leading, out, row_words[0], dtype=torch.uint32).view(torch.int32)]
+    viewed_words = view(words, row_words[0], torch.uint32).view(torch.int32)
     if not biases:
-        return [*views, checkpoint.view_tensor(scales, *leading, out, groups[0], dtype=torch.uint8)]
-    view = checkpoint.view_tensor(scales, *leading, out, groups[0])
-    if view.dtype not in ZERO_CODES:
-        held = str(view.dtype).removeprefix("torch.")
+        return [viewed_words, view(scales, groups[0], torch.uint8)]
+    viewed_scales = view(scales, groups[0])
+    if viewed_scales.dtype not in ZERO_CODES:
+        held = str(viewed_scales.dtype).removeprefix("torch.")
         raise LoadError(f"Tensor {scales} holds {held}; only float16 and bfloat16 are supported.")
-    return [*views, view, checkpoint.view_tensor(biases[0], *leading, out, groups[0], dtype=view.dtype)]
+    return [viewed_words, viewed_scales, view(biases[0], groups[0], viewed_scales.dtype)]
 
 
 def _rows_of(parts: list[torch.Tensor], into: int, name: str) -> MlxRows:

@@ -49,19 +49,27 @@ class StackedPlainFormat:
 
         Raises LoadError.
         """
-        shape = experts, linear.out, linear.into
+        shape, is_transposed = self._stored_shape(checkpoint, linear, experts)
         if checkpoint.block_type(linear.name) is not None:
             return [checkpoint.view_blocks(linear.name, *shape)]
-        transposed = checkpoint.tensor_shape(linear.name) != shape if self.transposed is None else self.transposed
-        if not transposed:
-            return [checkpoint.view_tensor(linear.name, *shape)]
-        return [checkpoint.view_tensor(linear.name, experts, linear.into, linear.out).mT]
+        stacked = checkpoint.view_tensor(linear.name, *shape)
+        return [stacked.mT if is_transposed else stacked]
 
     def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
         """Read the weight of one expert. Raises LoadError."""
-        (stacked,) = self.view_tensors(checkpoint, linear, experts)
-        blocks = checkpoint.block_type(linear.name)
-        return PlainWeight(stacked[expert]) if blocks is None else BlockWeight(stacked[expert], blocks)
+        shape, is_transposed = self._stored_shape(checkpoint, linear, experts)
+        if (blocks := checkpoint.block_type(linear.name)) is not None:
+            return BlockWeight(checkpoint.view_blocks(linear.name, *shape)[expert], blocks)
+        values = checkpoint.view_item(linear.name, expert, shape)
+        return PlainWeight(values.mT if is_transposed else values)
+
+    def _stored_shape(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> tuple[tuple[int, ...], bool]:
+        """Return the shape of the tensor, and whether each expert's is [in, out]. Raises LoadError."""
+        shape = experts, linear.out, linear.into
+        if checkpoint.block_type(linear.name) is not None:
+            return shape, False
+        is_transposed = checkpoint.tensor_shape(linear.name) != shape if self.transposed is None else self.transposed
+        return ((experts, linear.into, linear.out) if is_transposed else shape), is_transposed
 
 
 class StackedMxfp4Format:
