@@ -8,6 +8,7 @@ keys; ``interleaved`` says so.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -150,7 +151,7 @@ def _read_size(model: GgufModel, key: str) -> int:
     """Return a size in the metadata of the file's architecture. Raises GgufError."""
     value = fields_of(model).get(key)
     if type(value) is not int or value < 1:
-        raise GgufError(f"{model.paths[0].name} gives {key} as {value!r}, so the model's shape is unknown")
+        raise GgufError(f"{model.paths[0].name} gives {key} as {reprlib.repr(value)}, so the model's shape is unknown")
     return value
 
 
@@ -347,10 +348,12 @@ def _check_computation(model: GgufModel, architecture: Architecture) -> None:
         raise GgufError(f"{file} has positions with several axes, for pictures, which are not read from GGUF")
     for key in architecture.refused:
         if key in fields:
-            raise GgufError(f"{file} gives {key} as {fields[key]!r}, which its architecture does not have here")
+            raise GgufError(
+                f"{file} gives {key} as {reprlib.repr(fields[key])}, which its architecture does not have here"
+            )
     gating = fields.get("expert_gating_func") or architecture.gating
     if gating != architecture.gating:
-        raise GgufError(f"{file} gives expert_gating_func as {gating!r}, but its architecture has another")
+        raise GgufError(f"{file} gives expert_gating_func as {reprlib.repr(gating)}, but its architecture has another")
 
 
 def tensor_name(architecture: Architecture, name: str) -> str:

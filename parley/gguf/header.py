@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import re
+import reprlib
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,7 @@ class _HeaderReader:
         entries = [self.tensor_entry() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise GgufError(f"{self.name} states an alignment of {alignment!r}, which is no power of two")
+            raise GgufError(f"{self.name} states an alignment of {reprlib.repr(alignment)}, which is no power of two")
         data_start = self.at + -self.at % alignment
         return metadata, self.place_tensors(entries, data_start, alignment, file)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -91,7 +92,9 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
             config[config_field] = value
             continue
         if (value is None and key in REQUIRED_FIELDS) or (value is not None and not _is_positive(value)):
-            raise GgufError(f"{model.paths[0].name} gives {name}.{key} as {value!r}, so the model's shape is unknown")
+            raise GgufError(
+                f"{model.paths[0].name} gives {name}.{key} as {reprlib.repr(value)}, so the model's shape is unknown"
+            )
         if value is not None:
             config[config_field] = shortest_number(value)
     if "token_embd.weight" not in model.tensors:
@@ -121,7 +124,7 @@ def _layer_count(model: GgufModel, count: int) -> int:
     """Return the number of layers without those that predict further tokens. ``count``: of all. Raises GgufError."""
     extra = fields_of(model).get("nextn_predict_layers", 0)
     if type(extra) is not int or not 0 <= extra < count:
-        raise GgufError(f"{model.paths[0].name} gives nextn_predict_layers as {extra!r}, of {count} layers")
+        raise GgufError(f"{model.paths[0].name} gives nextn_predict_layers as {reprlib.repr(extra)}, of {count} layers")
     return count - extra
 
 
@@ -155,7 +158,7 @@ def _rope_fields(
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rotary = model.metadata.get(f"{name}.rope.dimension_count", head_dim)
     if not _is_positive(rotary):
-        raise GgufError(f"{model.paths[0].name} gives {name}.rope.dimension_count as {rotary!r}")
+        raise GgufError(f"{model.paths[0].name} gives {name}.rope.dimension_count as {reprlib.repr(rotary)}")
     fields: dict[str, Any] = {} if rotary == head_dim else {"partial_rotary_factor": rotary / head_dim}
     if (factors := read_factors("rope_freqs.weight")) is not None:
         if not all(map(_is_positive, factors)):

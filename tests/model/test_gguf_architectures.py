@@ -20,6 +20,7 @@ from parley.gguf.model_config import model_config
 from parley.model.checkpoint.files import Checkpoint, read_config
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
 from parley.model.networks.config import read_decoder_config
+from parley.model.networks.rope import Unfusable
 from parley.types import EngineRequest, Sampling
 
 GRANITE = {
@@ -151,6 +152,23 @@ def test_refuses_what_deepseek_does_not_compute(name, value, reason, tmp_path):
     model.metadata[f"deepseek2.{name}"] = value
     with pytest.raises(GgufError, match=reason):
         model_config(model)
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, [0, 1] * 50_000])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "block_count", "attention.kv_lora_rank", "attention.q_lora_rank", "attention.temperature_scale",
+        "expert_gating_func", "nextn_predict_layers", "rope.dimension_count", "rope.scaling.type",
+    ],
+)  # fmt: skip
+def test_refuses_huge_values_of_numbers_in_a_short_sentence(name, value, tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "deepseek_v3", dtype="float32")
+    model = read_model(convert_folder(tmp_path / "x.gguf", folder))
+    model.metadata[f"deepseek2.{name}"] = value
+    with pytest.raises((GgufError, Unfusable)) as refusal:
+        read_decoder_config(model_config(model))
+    assert len(str(refusal.value)) < 250
 
 
 def test_refuses_half_of_the_layer_that_unpacks_latents(tmp_path):

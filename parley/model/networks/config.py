@@ -6,6 +6,7 @@ Transformers. ``families/`` lists the config fields of each model type.
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -270,7 +271,7 @@ def _known_fields(family: DecoderFamily, config: dict[str, Any]) -> dict[str, An
     for name, value in family.required.items():
         given = fields[name]
         if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
-            raise Unfusable(f"its config gives {name} as {fields[name]!r}")
+            raise Unfusable(f"its config gives {name} as {reprlib.repr(fields[name])}")
     return fields
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +93,7 @@ def rope_parameters(fields: dict[str, Any]) -> dict[str, Any]:
     """
     parameters = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(parameters, dict):
-        raise Unfusable(f"its config gives rope_parameters as {parameters!r}")
+        raise Unfusable(f"its config gives rope_parameters as {reprlib.repr(parameters)}")
     return parameters
 
 
@@ -132,7 +133,7 @@ def read_rope(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int)
             return _read_longrope(fields, parameters, float(theta), rotary)
     except (KeyError, TypeError, ValueError, ArithmeticError):
         raise Unfusable(f"its {kind} rotary scaling is incomplete") from None
-    raise Unfusable(f"its rotary scaling is {kind}")
+    raise Unfusable(f"its rotary scaling is {str(kind)[:100]}")
 
 
 def resolve_alpha(fields: dict[str, Any], parameters: dict[str, Any], head_dim: int) -> dict[str, Any]:
