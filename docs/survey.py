@@ -177,8 +177,10 @@ TOOL_CHANGES: list[dict[str, Any]] = [
     {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "f"}}},
     {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}},
 ]
+# Those that every surface reads: strict ones refuse sealed reasoning and added tools.
+STRICT_ITEMS = [item for item in RESPONSE_ITEMS if item.get("type") not in ("reasoning", "additional_tools")]
 SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
-    "input": [RESPONSE_ITEMS, [{"type": "item_reference", "id": "m"}]],
+    "input": [RESPONSE_ITEMS, STRICT_ITEMS, [{"type": "item_reference", "id": "m"}]],
     "text": [{"format": {"type": "json_schema", "name": "n", "schema": {}}}],
     "reasoning": [{"effort": "low", "summary": "auto"}],
     "format": [{"type": "json_schema", "name": "n", "schema": {}}],

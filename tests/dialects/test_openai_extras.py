@@ -55,8 +55,6 @@ def refusal(read, **members) -> BadRequest:
 
 UNAVAILABLE: list[dict[str, Any]] = [
     {"logits_processors": ["x"]},
-    {"kv_transfer_params": {"a": 1}},
-    {"ec_transfer_params": {"a": 1}},
     {"mm_processor_kwargs": {"a": 1}},
     {"media_io_kwargs": {"a": 1}},
     {"prompt_embeds": "AAAA"},
@@ -77,8 +75,8 @@ def test_openai_extras_refuse_unavailable_members(read, members):
 SET_TO_OFF: dict[str, Any] = {
     "use_beam_search": False, "logits_processors": [], "bad_words": [], "allowed_token_ids": [],
     "logprob_token_ids": [], "thinking_token_budget": -1, "repetition_detection": {"max_pattern_size": 0},
-    "stream_interval": 1, "return_token_offsets": True, "return_prompt_text": False, "kv_transfer_params": {},
-    "ec_transfer_params": {}, "mm_processor_kwargs": {}, "media_io_kwargs": {}, "structured_outputs": None,
+    "stream_interval": 1, "return_token_offsets": True, "return_prompt_text": False, "kv_transfer_params": {"a": 1},
+    "ec_transfer_params": {"a": 1}, "mm_processor_kwargs": {}, "media_io_kwargs": {}, "structured_outputs": None,
     "guided_regex": "", "guided_choice": [], "structural_tag": "", "guided_decoding_backend": "auto", "priority": 0,
     "mm_payload": "none", "return_mm_kwargs": True, "routed_experts_prompt_start": 3, "return_weight_versions": False,
     "watermarking": False, "session_id": "s", "spaces_between_special_tokens": False, "length_penalty": 2.0,

@@ -294,13 +294,16 @@ def message_error(message: str, status: int = 400, kind: str = "BadRequestError"
         ({"cache_salt": "@"}, message_error(
             "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL. "
             "(parameter=cache_salt)")),
-        ({"kv_transfer_params": {"a": 1}}, message_error(
-            "Unsupported parameter: 'kv_transfer_params'. Transfer of KV blocks is not available on this server.")),
     ],
     ids=str,
 )  # fmt: skip
 def test_vllm_message_refusals_have_the_form_of_their_layer(members, expected):
     assert refusal(**members) == expected
+
+
+def test_vllm_messages_take_transfers_without_effect():
+    members = {"kv_transfer_params": {"do_remote_decode": True}, "ec_transfer_params": {"a": 1}}
+    assert read(**members).request == read().request
 
 
 @pytest.mark.parametrize(

@@ -314,13 +314,18 @@ def test_vllm_response_takes_inputs_that_the_service_refuses():
          "parameter. (parameter=tool_choice)", "BadRequestError", "tool_choice"),
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, 400, "Requested sample logprobs of 21, "
          "which is greater than max allowed: 20 (parameter=logprobs, value=21)", "BadRequestError", "logprobs"),
-        ({"previous_input_messages": [{}]}, 400, "Unsupported parameter: 'previous_input_messages'. Messages in the "
-         "form of Harmony are not available on this server.", "BadRequestError", "previous_input_messages"),
+        ({"previous_input_messages": [{}], "previous_response_id": "resp_nope"}, 400, "Only one of "
+         "`previous_input_messages` and `previous_response_id` can be set.", "invalid_request_error",
+         "previous_response_id"),
     ],
     ids=str,
 )  # fmt: skip
 def test_vllm_response_refusals_use_original_wording(members, status, message, kind, param):
     assert refusal(**members) == (status, {"message": message, "type": kind, "param": param, "code": status})
+
+
+def test_vllm_response_takes_messages_of_harmony_without_effect():
+    assert read(previous_input_messages=[{"role": "user"}]).request == read().request
 
 
 def test_vllm_response_bounds_the_id_that_it_repeats():

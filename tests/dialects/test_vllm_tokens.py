@@ -130,9 +130,6 @@ def test_vllm_tokens_refusals_use_original_wording(params, members, sentence):
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
-    ({}, {"ec_transfer_params": {"a": 1}}, "ec_transfer_params"),
-    ({"extra_args": {"kv_transfer_params": {"a": 1}}}, {}, "sampling_params.extra_args.kv_transfer_params"),
     ({}, {"features": {"mm_hashes": {}, "mm_placeholders": {}}}, "features"),
     ({}, {"content_parts": [{"type": "image_url", "url": "a"}]}, "content_parts"),
     ({"prompt_logprob_token_ids": [[1]]}, {}, "sampling_params.prompt_logprob_token_ids"),
@@ -148,6 +145,20 @@ def test_vllm_tokens_refuse_by_name_what_the_engine_lacks(params, members, field
         read_tokens(params, **members)
     assert caught.value.field == field
     assert read_tokens({"thinking_token_budget": -1}, features=None, content_parts=[], kv_transfer_params={})
+
+
+TRANSFERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"kv_transfer_params": {"do_remote_decode": True}}),
+    ({}, {"ec_transfer_params": {"a": 1}}),
+    ({"extra_args": {"kv_transfer_params": {"a": 1}}}, {}),
+]
+
+
+@pytest.mark.parametrize(("params", "members"), TRANSFERS, ids=str)
+def test_vllm_tokens_take_transfers_without_effect(params, members):
+    assert read_tokens(params, **members).request == read_tokens().request
+    for name in members:
+        assert name in refusal({}, **{name: 5})["message"]
 
 
 # -- answers

@@ -48,6 +48,8 @@ def _read_raw(body: Fields, name: str) -> Any:
     return body.raw_value(name)
 
 
+# Of a server whose connector moves KV blocks or embeddings of media. Without a connector, vLLM computes all itself.
+TRANSFER_MEMBERS = ("kv_transfer_params", "ec_transfer_params")
 # Members that have no effect here, or only together with others.
 IGNORED_MEMBERS: dict[str, MemberReader] = {
     "mm_payload": lambda body, name: body.string(name, None, allowed=("tensors", "none")),
@@ -57,6 +59,7 @@ IGNORED_MEMBERS: dict[str, MemberReader] = {
     "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME_CHARACTERS),
     "spaces_between_special_tokens": _read_flag,
     "vllm_xargs": lambda body, name: _check_xargs(body, name),
+    **dict.fromkeys(TRANSFER_MEMBERS, _read_free),
 }
 
 # Members that ask for an unsupported feature, and the subject of the refusal.
@@ -69,8 +72,6 @@ UNSUPPORTED_MEMBERS: dict[str, tuple[str, MemberReader]] = {
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_BAD_WORDS)),
     "prompt_embeds": ("Embeddings as a prompt are", _read_raw),
     "web_search_options": ("Web search is", _read_raw),
-    "kv_transfer_params": ("Transfer of KV blocks is", _read_free),
-    "ec_transfer_params": ("Transfer of embeddings is", _read_free),
     "mm_processor_kwargs": ("Media are", _read_free),  # this and the next are those of ``MEDIA_MEMBERS``
     "media_io_kwargs": ("Media are", _read_free),
 }

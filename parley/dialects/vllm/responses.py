@@ -17,12 +17,13 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import shared as openai_shared
 from parley.dialects.openai.responses import stored, stored_routes
 from parley.dialects.openai.responses.events import EventStream
+from parley.dialects.openai.responses.items import MAX_ITEMS
 from parley.dialects.openai.responses.members import LOGPROBS_INCLUDED
 from parley.dialects.openai.responses.reply import ResponsesReply
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus, usage_object
 from parley.dialects.openai.responses.rules import ResponsesRules
 from parley.dialects.openai.responses.tools import ToolMembers
-from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
+from parley.dialects.openai.shared import MAX_TOKENS
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.vllm import requests, shared
 from parley.dialects.vllm.raw_messages import RawMessages
@@ -43,7 +44,7 @@ FORMAT_MEMBERS = ("name", "schema", "type", "description", "strict")  # of a JSO
 TOOL_MEMBERS = ("name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading", "description",
                 "output_schema")  # fmt: skip
 MEMBERS_ELSEWHERE = {"n", "use_beam_search", "logprob_token_ids"}  # which mean nothing here
-UNSUPPORTED_MEMBERS = {"previous_input_messages": "Messages in the form of Harmony are"}
+TWO_HISTORIES = "Only one of `previous_input_messages` and `previous_response_id` can be set."
 UNREAD_ITEMS = ("item_reference", "compaction")
 NO_BACKGROUND = (
     "This server does not support `store=True` and therefore does not support the background mode. To enable these "
@@ -65,6 +66,8 @@ def decode_response_body(body: bytes, context: RequestContext) -> Fields:
         if not context.records.are_kept:
             raise store_error(NO_BACKGROUND, "background")
     previous = fields.string("previous_response_id", None, cap=256)
+    if previous and fields.raw_value("previous_input_messages"):
+        raise store_error(TWO_HISTORIES, "previous_response_id")
     if not context.records.are_inlined:  # else a coordinator has checked these, and put stored items among those sent
         if previous is not None:
             stored.load_response(context, previous)
@@ -107,9 +110,7 @@ def _check_response(body: Fields, context: RequestContext) -> None:
         sentence = "Cannot specify both structured_outputs and text.format"
         raise parameter_error(sentence, "structured_outputs")
     _check_tool_choice(body)
-    for name, subject in UNSUPPORTED_MEMBERS.items():
-        if body.raw_value(name):
-            raise unsupported_member(body, name, subject)
+    body.array("previous_input_messages", cap=MAX_ITEMS)  # which only the original's gpt-oss reads
 
 
 def _check_items(body: Fields) -> None:

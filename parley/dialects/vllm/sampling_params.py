@@ -50,7 +50,6 @@ UNSUPPORTED_MEMBERS = {
     "prompt_logprob_token_ids": "Log-probabilities of chosen tokens of the prompt are",
     "trace_decode_token_ids": "Prescribed output tokens are",
 }
-TRANSFER_MEMBERS = ("kv_transfer_params", "ec_transfer_params")
 NO_LISTED_IDS = "When both logprobs and logprob_token_ids are set, logprobs must equal len(logprob_token_ids). Got "
 NO_STOP_STRINGS = "stop strings are only supported when detokenize is True. Set detokenize=True to use stop."
 
@@ -66,10 +65,7 @@ def check_sampling_params(params: Fields) -> None:
             raise unsupported_member(params, name, subject)
     if params.integer("thinking_token_budget", -1, -1, MAX_TOKENS) >= 0:
         raise unsupported_member(params, "thinking_token_budget", "A limit of reasoning, but in a conversation, is")
-    extra_args = params.free_object("extra_args")
-    for name in TRANSFER_MEMBERS:
-        if extra_args.get(name):
-            raise unsupported_member(params, f"extra_args.{name}", extras.UNSUPPORTED_MEMBERS[name][0])
+    params.free_object("extra_args")  # for connectors and processors of the original's engine
     fault = next(_engine_faults(params), None)
     if fault is not None:
         raise fault

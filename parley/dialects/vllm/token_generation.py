@@ -45,7 +45,6 @@ MAX_ABORTED = 65_536  # ids in one request to abort
 UNSUPPORTED_MEMBERS = {
     "features": "Media that another server has processed are",
     "content_parts": "Media beside a prompt of tokens are",
-    **{name: extras.UNSUPPORTED_MEMBERS[name][0] for name in sampling_params.TRANSFER_MEMBERS},
 }
 
 
@@ -258,10 +257,11 @@ def _read_token_ids(body: Fields) -> list[int]:
 
 
 def _refuse_unsupported(body: Fields) -> None:
-    """Refuse members about media or a transfer of KV blocks. Raises BadRequest."""
-    for name in ("features", *sampling_params.TRANSFER_MEMBERS):
-        if body.free_object(name):
-            raise unsupported_member(body, name, UNSUPPORTED_MEMBERS[name])
+    """Refuse members about media, and check those that have no effect. Raises BadRequest."""
+    if body.free_object("features"):
+        raise unsupported_member(body, "features", UNSUPPORTED_MEMBERS["features"])
+    for name in extras.TRANSFER_MEMBERS:
+        body.free_object(name)
     if body.array("content_parts", cap=MAX_LISTED_IDS):
         raise unsupported_member(body, "content_parts", UNSUPPORTED_MEMBERS["content_parts"])
     body.free_object("reasoning_parser_kwargs")  # of a parser that decides where an answer's form begins
