@@ -369,6 +369,7 @@ def test_anthropic_refuses_wrong_members(members: dict[str, Any], sentence: str)
         ({"messages": [*TURNS, assistant("a")], "thinking": {"type": "adaptive"}},
          "This model does not support assistant message prefill. The conversation must end with a user message."),
         ({"messages": [user(text(""))]}, "messages: text content blocks must be non-empty"),
+        ({"messages": [user("")]}, "messages: text content blocks must be non-empty"),
         ({"stop_sequences": "END"}, "stop_sequences: Input should be a valid list, but got a string"),
         ({"stop_sequences": ["\n"]}, "stop_sequences: each stop sequence must contain non-whitespace"),
         ({"messages": [*TURNS, assistant(USE), user("b")]},

@@ -89,9 +89,13 @@ class BlockReader:
         text = block.string("text", None)
         if text is None:
             raise block.missing_member("text")
-        if self.rules.strict and not text:
-            raise Invalid("messages: text content blocks must be non-empty", field=block.member_path("text"))
+        self.check_text(text, block.member_path("text"))
         return text
+
+    def check_text(self, text: str, path: str) -> None:
+        """Raise Invalid for a text without characters, where strict. ``path``: of the text in the body."""
+        if self.rules.strict and not text:
+            raise Invalid("messages: text content blocks must be non-empty", field=path)
 
     def read_cache_control(self, fields: Fields) -> None:
         """Check a ``cache_control``. Every prefix is cached anyway, so it only changes the usage. Raises BadRequest."""

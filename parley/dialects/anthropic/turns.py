@@ -109,6 +109,8 @@ class TurnReader:
             raise item.missing_member("role")
         if not item.has_value("content") and not (role == "system" and item.has_value("output_config")):
             raise item.missing_member("content")
+        if item.raw_value("content") == "":
+            self.blocks.check_text("", item.member_path("content"))
         return role
 
     def _read_turn(self, role: str, items: Sequence[Fields]) -> list[Message]:
