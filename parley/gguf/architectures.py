@@ -42,7 +42,7 @@ LAYER_TENSOR_NAMES = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+)\.(weight|bias)")
+LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+)(?:\.(weight|bias))?")
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 # How scores of experts are made of logits, by the numbers in files
 SOFTMAX, SIGMOID = 1, 2
@@ -66,7 +66,9 @@ class Architecture:
     ``bias_layer``: the layer whose bias says that attention has biases. ``rope``: constant members of a scaled rotary
     embedding. ``rope_keys``: its members that are in the metadata, and their names there. ``gating``: how scores of
     experts are made. ``variant``: returns the row for a file, if it is another one. ``complete``: changes the config by
-    what else the metadata says of it. ``refused``: metadata fields that say how something is computed that is not here.
+    what else the metadata says of it. ``has_axes``: positions may have several axes, which are alike for texts.
+    ``has_tiled_values``: layers of gated delta nets list the first value head of each key head, then the second, and so
+    on. ``refused``: metadata fields that say how something is computed that is not here.
     """
 
     model_type: str
@@ -84,6 +86,8 @@ class Architecture:
     variant: Callable[[GgufModel], Architecture | None] = lambda model: None
     complete: Callable[[GgufModel, dict[str, Any]], None] = lambda model, config: None
     refused: tuple[str, ...] = ()
+    has_axes: bool = False
+    has_tiled_values: bool = False
 
 
 # The norm before the MLP is called by its place after attention
@@ -241,6 +245,58 @@ YOUTU = replace(
     mixture=DEEPSEEK_2,
     complete=complete_latents,
 )
+DELTA_LAYER_NAMES = NORM_AFTER_ATTENTION | {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+DELTA_KEYS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}
+
+
+def complete_delta_nets(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the size of values, the types of layers, and the axes of positions. Raises GgufError."""
+    inner, heads = _read_size(model, "ssm.inner_size"), _read_size(model, "ssm.time_step_rank")
+    config["linear_value_head_dim"], rest = divmod(inner, heads)
+    if rest or heads % _read_size(model, "ssm.group_count"):
+        raise GgufError(f"{model.paths[0].name} gives {inner} numbers to {heads} heads, which do not divide them")
+    fields = fields_of(model)
+    if isinstance(recurrent := fields.get("attention.recurrent_layers"), list):
+        types = ["linear_attention" if each else "full_attention" for each in recurrent]
+        config["layer_types"] = types[: config["num_hidden_layers"]]
+    if sections := fields.get("rope.dimension_sections"):
+        config["rope_scaling"]["mrope_section"] = sections[:3]
+
+
+QWEN3_NEXT = Architecture(
+    "qwen3_next",
+    "Qwen3NextForCausalLM",
+    DELTA_LAYER_NAMES,
+    norm_offset=1.0,
+    keys=DELTA_KEYS,
+    complete=complete_delta_nets,
+)
+QWEN3_5 = replace(
+    QWEN3_NEXT,
+    model_type="qwen3_5_text",
+    class_name="Qwen3_5ForCausalLM",
+    has_axes=True,
+    has_tiled_values=True,
+)
+QWEN3_5_MOE = replace(QWEN3_5, model_type="qwen3_5_moe_text", class_name="Qwen3_5MoeForCausalLM")
 OLMO_LAYER_NAMES = NORM_AFTER_ATTENTION | {"post_ffw_norm": "post_feedforward_layernorm"}
 OLMO_3 = Architecture("olmo3", "Olmo3ForCausalLM", OLMO_LAYER_NAMES)
 MINISTRAL_3 = Architecture(
@@ -274,6 +330,9 @@ ARCHITECTURES = {
     "qwen2moe": replace(QWEN2_MOE, mixture=QWEN2_MOE),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": replace(QWEN3_MOE, mixture=QWEN3_MOE),
+    "qwen3next": replace(QWEN3_NEXT, mixture=QWEN3_NEXT),
+    "qwen35": QWEN3_5,
+    "qwen35moe": replace(QWEN3_5_MOE, mixture=QWEN3_5_MOE),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}),
     "gemma": Architecture("gemma", "GemmaForCausalLM", norm_offset=1.0),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", GEMMA_LAYER_NAMES, norm_offset=1.0),
@@ -344,7 +403,7 @@ def _check_computation(model: GgufModel, architecture: Architecture) -> None:
     """Raise GgufError if a file asks for a computation that its architecture does not have here."""
     fields, file = fields_of(model), model.paths[0].name
     sections = fields.get("rope.dimension_sections")
-    if isinstance(sections, list) and any(sections):
+    if isinstance(sections, list) and any(sections) and not architecture.has_axes:
         raise GgufError(f"{file} has positions with several axes, for pictures, which are not read from GGUF")
     for key in architecture.refused:
         if key in fields:
@@ -365,12 +424,16 @@ def tensor_name(architecture: Architecture, name: str) -> str:
     if match is None:
         return name
     layer, names = f"model.layers.{int(match[1])}.", LAYER_TENSOR_NAMES | architecture.layer_names
-    if (whole := f"{match[2]}.{match[3]}") in names:
+    if (whole := match[0].removeprefix(f"blk.{match[1]}.")) in names:
         return layer + names[whole]
-    return f"{layer}{names[match[2]]}.{match[3]}" if match[2] in names else name
+    return f"{layer}{names[match[2]]}.{match[3]}" if match[3] and match[2] in names else name
 
 
 def tensor_shape(tensor: GgufTensor) -> tuple[int, ...]:
-    """Return the shape of a tensor in Hugging Face format: that of a router with one output has two dimensions."""
-    is_router = tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1
-    return (1, *tensor.shape) if is_router else tensor.shape
+    """Return the shape of a tensor in Hugging Face format: that of a router with one output has two dimensions, that
+    of a convolution of each channel by itself three."""
+    if tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
+        return (1, *tensor.shape)
+    if tensor.name.endswith(".ssm_conv1d.weight") and len(tensor.shape) == 2:
+        return tensor.shape[0], 1, tensor.shape[1]
+    return tensor.shape

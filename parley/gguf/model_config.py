@@ -50,7 +50,8 @@ CONFIG_FIELDS = {
 }
 # These may be 0
 COUNT_FIELDS = ("expert_shared_count", "leading_dense_block_count")
-REQUIRED_FIELDS = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
+REQUIRED_FIELDS = ("embedding_length", "block_count", "attention.head_count", "context_length")
+INNER_FIELDS = ("feed_forward_length", "expert_feed_forward_length")  # one of them is required
 # The names of numbers of YaRN in files, after ``rope.scaling.``, and in config.json
 YARN_FIELDS = {
     "yarn_beta_fast": "beta_fast",
@@ -97,6 +98,8 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
             )
         if value is not None:
             config[config_field] = shortest_number(value)
+    if not any(f"{name}.{key}" in model.metadata for key in INNER_FIELDS):
+        raise GgufError(f"{model.paths[0].name} has no {name}.{INNER_FIELDS[0]}, so the model's shape is unknown")
     if "token_embd.weight" not in model.tensors:
         raise GgufError(f"{model.paths[0].name} has no tensor token_embd.weight")
     config["vocab_size"] = model.tensors["token_embd.weight"].shape[0]

@@ -19,6 +19,8 @@ from parley.gguf.header import GgufError, read_model
 from parley.gguf.model_config import model_config
 from parley.model.checkpoint.files import Checkpoint, read_config
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
+from parley.model.checkpoint.quantization import read_plain_weight
+from parley.model.checkpoint.weights import BlockWeight
 from parley.model.networks.config import read_decoder_config
 from parley.model.networks.rope import Unfusable
 from parley.types import EngineRequest, Sampling
@@ -177,6 +179,46 @@ def test_refuses_half_of_the_layer_that_unpacks_latents(tmp_path):
     del model.tensors["blk.1.attn_v_b.weight"]
     with pytest.raises(GgufError, match=r"^x\.gguf has only one of the tensors blk\.1\.attn_k_b and blk\.1\.attn_v_b$"):
         read_gguf_entries(model)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("qwen3_next", {"mlp_only_layers": []}),
+        ("qwen3_5", {}),
+        ("qwen3_5", {"linear_num_value_heads": 2}),
+        ("qwen3_5", {"linear_num_value_heads": 6}),
+        ("qwen3_5_moe", {}),
+    ],
+)
+def test_answers_of_gated_delta_nets_are_the_folders(architecture, fields, tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32", **fields)
+    unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, extra_layers=1))
+    actual, expected = answers(unpacked), answers(folder)
+    assert actual.token_ids == expected.token_ids
+    assert [each.logprob for each in actual.scores] == pytest.approx(
+        [each.logprob for each in expected.scores], abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(("width", "kind"), [(32, "Q8_0"), (48, "Q4_0"), (48, "Q8_0")])
+def test_orders_the_inputs_of_tiled_value_heads(width, kind, tmp_path):
+    fields = {"linear_value_head_dim": width, "hidden_size": 64}
+    folder = tiny_models.write_model(tmp_path / "folder", "qwen3_5", dtype="float32", **fields)
+    checkpoint = Checkpoint(unpack_gguf(convert_folder(tmp_path / "x.gguf", folder, outputs=kind)))
+    name = "model.layers.0.linear_attn.out_proj.weight"
+    stored = read_plain_weight(checkpoint, name, 64, 4 * width)
+    assert isinstance(stored, BlockWeight) == (width % 32 == 0)
+    original = Checkpoint(folder).view_tensor(name, 64, 4 * width)
+    assert (stored.to_float() - original).norm() / original.norm() < (0.01 if kind == "Q8_0" else 0.15)
+
+
+def test_refuses_value_heads_that_do_not_divide(tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "qwen3_5", dtype="float32")
+    model = read_model(convert_folder(tmp_path / "x.gguf", folder))
+    model.metadata["qwen35.ssm.group_count"] = 3
+    with pytest.raises(GgufError, match=r"^x\.gguf gives 96 numbers to 4 heads, which do not divide them$"):
+        model_config(model)
 
 
 def test_reads_gpt_oss_with_experts_of_4_bits(tmp_path):

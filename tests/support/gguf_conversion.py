@@ -29,6 +29,16 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
     "youtu": "deepseek2",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+}
+DELTA_COUNTS = {
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "full_attention_interval": "full_attention_interval",
 }
 # Llama's code reorders their queries and keys
 PERMUTED = ("granite", "granitemoe", "granitemoeshared", "smollm3", "ministral3", "mistral")
@@ -70,17 +80,20 @@ def convert_folder(
     extra_layers: int = 0,
     experts: str = "F32",
     latents: str = "F32",
+    outputs: str = "F32",
     splits_latents: bool = True,
 ) -> Path:
     """Write a folder's model as one file of float32. ``extra_layers``: that predict further tokens, made up.
-    ``experts`` and ``latents``: the types of their weights. ``splits_latents``: keys and values of latents are made
-    apart; old files have one layer for both."""
+    ``experts``, ``latents`` and ``outputs`` of gated delta nets: the types of their weights. ``splits_latents``: keys
+    and values of latents are made apart; old files have one layer for both."""
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
     arch = ARCHITECTURES.get(kind, kind)
     layers = config["num_hidden_layers"]
     writer = gguf.GGUFWriter(path, arch)
-    shape = config | {"num_hidden_layers": layers + extra_layers, "num_experts": None}
+    shape = config | {"num_hidden_layers": layers + extra_layers}
+    if "n_routed_experts" in config:  # the same number, which the writer takes once
+        shape["num_experts"] = None
     if arch == "deepseek2":
         shape |= {"head_dim": None, "num_key_value_heads": 1 if splits_latents else config["num_attention_heads"]}
         add_latents(writer, config, splits_latents)
@@ -90,6 +103,9 @@ def convert_folder(
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(numbers[arch], layers)
     stored = load_file(folder / "model.safetensors")
+    if "linear_conv_kernel_dim" in config:
+        add_delta_nets(writer, config)
+        stored = convert_delta_nets(config, stored, is_tiled=arch != "qwen3next")
     if splits_latents:
         stored = split_latent_up(config, stored)
     for name, tensor in convert_tensors(kind, config, stored):
@@ -98,6 +114,7 @@ def convert_folder(
         written = names.get_name(name, (".weight", ".bias"))
         assert written is not None, name
         kind_here = experts if written.endswith("_exps.weight") else "F32"
+        kind_here = outputs if written.endswith("ssm_out.weight") else kind_here
         kind_here = latents if written.endswith(("k_b.weight", "v_b.weight")) else kind_here
         gguf_files.add_tensor(writer, written, tensor.float().contiguous().numpy(), kind_here)
     for layer in range(layers, layers + extra_layers):
@@ -105,6 +122,60 @@ def convert_folder(
         writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", torch.ones(4, 8).numpy())
     gguf_files.close_writer(writer)
     return path
+
+
+def add_delta_nets(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the sizes of gated delta nets, and the types of layers."""
+    for field, key in DELTA_COUNTS.items():
+        if config.get(field) is not None:
+            writer.add_uint32(f"{writer.arch}.{key}", config[field])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    recurrent = [each == "linear_attention" for each in config["layer_types"]]
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
+    if writer.arch != "qwen3next":
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def convert_delta_nets(
+    config: dict[str, Any], tensors: dict[str, torch.Tensor], is_tiled: bool
+) -> dict[str, torch.Tensor]:
+    """Return tensors with gated delta nets as in files: norms with 1 added, rates of decay for their logarithms,
+    queries, keys, values and gates of all heads after one another. ``is_tiled``: the first value heads of all key heads
+    come first, then the second."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    skipped, share = 2 * keys * key_dim, values // keys
+
+    def tile(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        if not is_tiled:
+            return tensor
+        heads = tensor.unflatten(dim, (keys, share, -1)).transpose(dim, dim + 1)
+        return heads.reshape(tensor.shape)
+
+    converted: dict[str, torch.Tensor] = {}
+    for name, tensor in gguf_files.split_experts(tensors).items():
+        name = name.replace("_exps.weight", "_proj.weight")
+        if name.endswith("in_proj_qkvz.weight"):
+            sizes = [key_dim, key_dim, share * value_dim, share * value_dim]
+            parts = [part.flatten(0, 1) for part in tensor.unflatten(0, (keys, -1)).split(sizes, 1)]
+            converted[name.replace("qkvz", "qkv")] = torch.cat(parts[:3])
+            converted[name.replace("qkvz", "z")] = parts[3]
+        elif name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+            rows = tensor.squeeze(1) if "conv1d" in name else tensor
+            converted[name] = torch.cat((rows[:skipped], tile(rows[skipped:])))
+        elif name.endswith("out_proj.weight"):
+            converted[name] = tile(tensor, 1)
+        elif name.endswith((".in_proj_z.weight", ".in_proj_a.weight", ".in_proj_b.weight")):
+            converted[name] = tile(tensor)
+        elif name.endswith(".A_log"):
+            converted[name] = -tile(tensor).float().exp()
+        elif name.endswith(".dt_bias"):
+            converted[name.replace(".dt_bias", ".dt_proj.bias")] = tile(tensor)
+        elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            converted[name] = tensor.float() + 1
+        else:
+            converted[name] = tensor
+    return converted
 
 
 def add_latents(writer: gguf.GGUFWriter, config: dict[str, Any], splits_latents: bool) -> None:

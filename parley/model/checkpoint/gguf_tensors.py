@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,10 +34,52 @@ def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
     return entries
 
 
+def tiled_order(config: dict[str, Any], size: int) -> torch.Tensor:
+    """Return where each number of all value heads of a gated delta net lies in a file with tiled heads, int64.
+
+    ``size``: the numbers of a head.
+    """
+    heads, keys = config["linear_num_value_heads"], config["linear_num_key_heads"]
+    order = torch.arange(heads).view(heads // keys, keys).T.flatten()
+    return (order[:, None] * size + torch.arange(size)).flatten()
+
+
+def _order_values(entry: TensorEntry, name: str, config: dict[str, Any]) -> TensorEntry:
+    """Return the entry of a tensor of a gated delta net whose value heads are tiled; others as they are."""
+    width = config["linear_value_head_dim"]
+    if name == "ssm_out":
+        return _order_inputs(entry, tiled_order(config, 1), width)
+    if name in ("attn_qkv", "ssm_conv1d"):
+        skipped = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]  # queries and keys
+        rows = torch.cat((torch.arange(skipped), skipped + tiled_order(config, width)))
+    elif name in ("attn_gate", "ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt"):
+        rows = tiled_order(config, width if name == "attn_gate" else 1)
+    else:
+        return entry
+    if len(rows) != entry.shape[0]:
+        raise GgufError(f"a tensor {name} has {entry.shape[0]} rows, but the heads have {len(rows)}")
+    return replace(entry, rows=rows)
+
+
+def _order_inputs(entry: TensorEntry, heads: torch.Tensor, width: int) -> TensorEntry:
+    """Return the entry of a weight with its inputs in the order of ``heads``, each of ``width`` inputs."""
+    if len(entry.shape) != 2 or entry.shape[1] != len(heads) * width:
+        raise GgufError(f"a tensor ssm_out has the shape {list(entry.shape)}, but the heads have {len(heads) * width}")
+    if entry.blocks is None or width % entry.blocks.numbers == 0:
+        return replace(entry, columns=heads)
+    # Its blocks have numbers of several heads, so they cannot stay blocks
+    order = partial(_order_columns, heads)
+    return replace(entry, dtype=torch.float32, blocks=None, parts=(entry,), join=order)
+
+
+def _order_columns(order: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.view(len(numbers), len(order), -1)[:, order].flatten(1)
+
+
 def _make_entry(tensor: GgufTensor, architecture: Architecture, config: dict[str, Any]) -> TensorEntry:
     dtype = DTYPES.get(tensor.blocks.name)
-    has_offset = architecture.norm_offset and tensor.name.endswith("_norm.weight")
-    return TensorEntry(
+    is_norm = tensor.name.endswith("_norm.weight") and not tensor.name.endswith(".ssm_norm.weight")
+    entry = TensorEntry(
         tensor.file,
         dtype or torch.uint8,
         architectures.tensor_shape(tensor),
@@ -44,8 +87,11 @@ def _make_entry(tensor: GgufTensor, architecture: Architecture, config: dict[str
         tensor.end,
         None if dtype else tensor.blocks,
         _interleaved_heads(tensor, config) if architecture.interleaved else 0,
-        partial(_subtract, architecture.norm_offset) if has_offset else None,
+        restore=partial(_subtract, architecture.norm_offset) if is_norm and architecture.norm_offset else None,
     )
+    match = LAYER_TENSOR.fullmatch(tensor.name)
+    has_shares = architecture.has_tiled_values and config["linear_num_value_heads"] != config["linear_num_key_heads"]
+    return _order_values(entry, match[2], config) if match and has_shares else entry
 
 
 def _interleaved_heads(tensor: GgufTensor, config: dict[str, Any]) -> int:

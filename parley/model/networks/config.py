@@ -94,7 +94,7 @@ class DecoderConfig:
     sinusoids: Sinusoids | None = None  # how position embeddings are computed that the checkpoint does not store
     query_scaling: QueryScaling | None = None  # the factor of queries, for layers that scale them
     latent: LatentShape | None = None  # the sizes of multi-head latent attention, for models that have it
-    state_tensors: StateNames | None = None  # the names of tensors in layers that keep a state
+    state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
 
     @property
     def layer_kv(self) -> LayerKV:
@@ -192,7 +192,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
         logit_softcap=_read_optional(fields, "final_logit_softcapping"),
         latent=latent,
-        state_tensors=None if family.state is None else family.state.names,
+        state_layouts=() if family.state is None else (family.state.names, *family.state.others),
         **_read_mixture(family, fields),
     )
 

@@ -24,9 +24,9 @@ class StateNames:
     """The names of the tensors of a layer with a state; those that are None or empty do not exist.
 
     ``input`` lists the linear layers to be merged that read the layer's input, ``gates`` those of the numbers per head.
-    ``decay`` holds the logarithm of a state's rate of decay. ``skip`` is that of ``StateWeights``.
-    ``parameters`` and ``step`` are Mamba 1's linear layers between the convolution and the scan, ``parameter_norms``
-    the norms of the outputs of ``parameters``, if they have weights.
+    ``decay`` holds the logarithm of a state's rate of decay, or the rate with the other sign if it ``is_rate``.
+    ``skip`` is that of ``StateWeights``. ``parameters`` and ``step`` are Mamba 1's linear layers between the
+    convolution and the scan, ``parameter_norms`` the norms of the outputs of ``parameters``, if they have weights.
     """
 
     input: tuple[str, ...]
@@ -40,6 +40,7 @@ class StateNames:
     parameters: str = ""
     step: str = ""
     parameter_norms: tuple[str, ...] = ()
+    is_rate: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class StateFamily:
 
     ``has_bias``: the field that says whether their linear layers have biases, and ``has_convolution_bias`` whether
     their convolutions have; None: they have none. ``read_shape`` reads their sizes from a config's fields, and raises
-    Unfusable.
+    Unfusable. ``others``: the names of tensors in other published forms; those of GGUF files are made by
+    ``gguf/architectures.py``.
     """
 
     layer_type: str
@@ -56,6 +58,7 @@ class StateFamily:
     read_shape: Callable[[Mapping[str, Any]], StateShape]
     has_bias: str | None = None
     has_convolution_bias: str | None = None
+    others: tuple[StateNames, ...] = ()
 
 
 def read_gated_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
@@ -146,31 +149,32 @@ def _read_step_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
     return least, most
 
 
+QWEN3_NEXT_NAMES = StateNames(
+    input=("linear_attn.in_proj_qkvz",),
+    gates=("linear_attn.in_proj_ba",),
+    output="linear_attn.out_proj",
+    convolution="linear_attn.conv1d",
+    norm="linear_attn.norm",
+    decay="linear_attn.A_log",
+    step_bias="linear_attn.dt_bias",
+)
+QWEN3_5_NAMES = replace(
+    QWEN3_NEXT_NAMES,
+    input=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    gates=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+)
+GGUF_RATE: dict[str, Any] = {"decay": "linear_attn.A", "is_rate": True}
 QWEN3_NEXT_STATES = StateFamily(
     "linear_attention",
-    StateNames(
-        input=("linear_attn.in_proj_qkvz",),
-        gates=("linear_attn.in_proj_ba",),
-        output="linear_attn.out_proj",
-        convolution="linear_attn.conv1d",
-        norm="linear_attn.norm",
-        decay="linear_attn.A_log",
-        step_bias="linear_attn.dt_bias",
-    ),
+    QWEN3_NEXT_NAMES,
     read_gated_delta,
+    others=(
+        replace(QWEN3_NEXT_NAMES, **GGUF_RATE, input=QWEN3_5_NAMES.input),
+        replace(QWEN3_NEXT_NAMES, **GGUF_RATE),
+    ),
 )
 QWEN3_5_STATES = StateFamily(
-    "linear_attention",
-    StateNames(
-        input=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-        gates=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-        output="linear_attn.out_proj",
-        convolution="linear_attn.conv1d",
-        norm="linear_attn.norm",
-        decay="linear_attn.A_log",
-        step_bias="linear_attn.dt_bias",
-    ),
-    read_gated_delta,
+    "linear_attention", QWEN3_5_NAMES, read_gated_delta, others=(replace(QWEN3_5_NAMES, **GGUF_RATE),)
 )
 LFM2_STATES = StateFamily(
     "conv",

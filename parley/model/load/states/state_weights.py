@@ -11,6 +11,7 @@ from parley import native
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.networks.config import DecoderConfig
+from parley.model.networks.state_layers import StateNames
 from parley.native.layer import StateWeights
 from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, StateShape
 
@@ -35,10 +36,23 @@ class LayerStateWeights:
     def __init__(self, weights: TensorReader):
         self._weights = weights
         self._checkpoint, self._config = weights.checkpoint, weights.config
+        self._names = self._find_layout()
+
+    def _find_layout(self) -> StateNames | None:
+        """Return the layout whose tensors the checkpoint has, the first if it has none; None without such layers."""
+        layouts, shapes = self._config.state_layouts, self._config.layers
+        first = next((i for i, shape in enumerate(shapes) if shape.state is not None), None)
+        if first is None or not layouts:
+            return None
+        for layout in layouts:
+            tensors = (str(layout.decay), layout.input[0] + ".weight")
+            if all(self._weights.layer_name(first, name) in self._checkpoint for name in tensors):
+                return layout
+        return layouts[0]
 
     def linear_parts(self, layer: int, shape: StateShape) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer with a state, each as the parts to be merged, in order."""
-        names, hidden, has_bias = self._config.state_tensors, self._config.hidden, "state" in self._config.biases
+        names, hidden, has_bias = self._names, self._config.hidden, "state" in self._config.biases
         assert names is not None
 
         def parts(names: tuple[str, ...], outs: list[int], into: int, group_sizes: list[int]) -> list[LinearSpec]:
@@ -73,7 +87,7 @@ class LayerStateWeights:
 
     def layer_tensors(self, layer: int) -> dict[str, tuple[int, ...]]:
         """Return the tensors of a layer's state besides its linear layers, and their sizes; none without a state."""
-        shape, names = self._config.layers[layer].state, self._config.state_tensors
+        shape, names = self._config.layers[layer].state, self._names
         if shape is None or names is None:
             return {}
         convolution, sizes = names.convolution + ".weight", (shape.channels, 1, shape.kernel)
@@ -107,7 +121,7 @@ class LayerStateWeights:
 
     def read_layer(self, layer: int) -> StateWeights | None:
         """Return the weights of a layer's state, None if it has none. Raises LoadError."""
-        shape, names = self._config.layers[layer].state, self._config.state_tensors
+        shape, names = self._config.layers[layer].state, self._names
         if shape is None or names is None:
             return None
         sizes = self.layer_tensors(layer)
@@ -138,4 +152,6 @@ class LayerStateWeights:
             norm = self._weights.read_norm(self._weights.layer_name(layer, names.norm), width, 0.0)
             norm = replace(norm, weight=norm.weight.repeat(shape.inner // width))
         skip = None if names.skip is None else read(names.skip)
-        return StateWeights(convolution, bias, -read(str(names.decay)).exp(), read(str(names.step_bias)), norm, skip)
+        decay = read(str(names.decay))
+        decay = decay if names.is_rate else -decay.exp()
+        return StateWeights(convolution, bias, decay, read(str(names.step_bias)), norm, skip)
