@@ -113,16 +113,17 @@ GPT_OSS = Architecture(
     },
     rope={"truncate": False},
 )
+# DeepSeek's mixtures, which others have as well
+DEEPSEEK_MIXTURE_NAMES = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 GLM4_MOE = Architecture(
     "glm4_moe",
     "Glm4MoeForCausalLM",
-    NORM_AFTER_ATTENTION
-    | {
-        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-        "ffn_up_shexp": "mlp.shared_experts.up_proj",
-        "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    },
+    NORM_AFTER_ATTENTION | DEEPSEEK_MIXTURE_NAMES,
     bias_layer="attn_q",
     gating=SIGMOID,
 )
@@ -134,17 +135,22 @@ MINIMAX_M2 = Architecture(
 )
 GRANITE_KEYS = {"logit_scale": "logits_scaling"}
 GRANITE_MOE = Architecture("granitemoeshared", "GraniteMoeSharedForCausalLM", interleaved=True, keys=GRANITE_KEYS)
-LATENT_LAYER_NAMES = {
+ERNIE_MOE = Architecture(
+    "ernie4_5_moe",
+    "Ernie4_5_MoeForCausalLM",
+    DEEPSEEK_MIXTURE_NAMES,
+    keys={
+        "leading_dense_block_count": "moe_layer_start_index",
+        "interleave_moe_layer_step": "moe_layer_interval",
+    },
+)
+LATENT_LAYER_NAMES = DEEPSEEK_MIXTURE_NAMES | {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 # DeepSeek-V3 and R1 have this number of experts; their first files do not say that they are in groups
 DEEPSEEK_3_EXPERTS, DEEPSEEK_3_GROUPS = 256, {"n_group": 8, "topk_group": 4}
@@ -364,6 +370,7 @@ ARCHITECTURES = {
     "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", NORM_AFTER_ATTENTION, bias_layer="attn_q"),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", interleaved=True),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM"),
+    "ernie4_5-moe": replace(ERNIE_MOE, mixture=ERNIE_MOE),
     "command-r": Architecture("cohere", "CohereForCausalLM"),
     "cohere2": Architecture("cohere2", "Cohere2ForCausalLM"),
 }

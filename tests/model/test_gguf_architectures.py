@@ -99,6 +99,15 @@ def test_answers_of_mixtures_are_the_folders(architecture, extra_layers, tmp_pat
     assert answers(unpacked) == answers(folder)
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"moe_layer_start_index": 2}, {"moe_layer_interval": 2}, {"moe_num_shared_experts": 0}]
+)
+def test_answers_of_ernie_are_the_folders(fields, tmp_path):
+    fields = {"moe_layer_end_index": 3} | fields
+    folder = tiny_models.write_model(tmp_path / "folder", "ernie_moe", dtype="float32", **fields)
+    assert answers(unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))) == answers(folder)
+
+
 @pytest.mark.parametrize("splits_latents", [True, False])
 @pytest.mark.parametrize(
     ("architecture", "fields", "extra_layers"),

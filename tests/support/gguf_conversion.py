@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
     "youtu": "deepseek2",
+    "ernie4_5_moe": "ernie4_5-moe",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -54,7 +55,12 @@ NUMBERS = {
 }
 COUNTS = {
     "n_routed_experts": "expert_count",
+    "moe_num_experts": "expert_count",
+    "moe_k": "expert_used_count",
     "n_shared_experts": "expert_shared_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
     "first_k_dense_replace": "leading_dense_block_count",

@@ -288,6 +288,7 @@ ERNIE_MIXTURE = MixtureFamily(
     (
         replace(DEEPSEEK_NAMES, choice_bias="mlp.moe_statics.e_score_correction_bias"),
         replace(_both_layouts(DEEPSEEK_NAMES)[1], choice_bias="mlp.gate.moe_statics.e_score_correction_bias"),
+        _gguf_layout(DEEPSEEK_NAMES),
     ),
     has_mixture=ernie_layers,
     normalized=True,
