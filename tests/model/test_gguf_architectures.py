@@ -230,6 +230,14 @@ def test_refuses_value_heads_that_do_not_divide(tmp_path):
         model_config(model)
 
 
+def test_refuses_weights_of_other_sizes_than_the_heads(tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "qwen3_5", dtype="float32")
+    model = read_model(convert_folder(tmp_path / "x.gguf", folder))
+    model.metadata["qwen35.ssm.time_step_rank"] = 8
+    with pytest.raises(GgufError, match=r"^a tensor ssm_\w+ has 4 rows, but the heads have 8$"):
+        read_gguf_entries(model)
+
+
 def test_reads_gpt_oss_with_experts_of_4_bits(tmp_path):
     folder = tiny_models.write_model(tmp_path / "folder", "gpt_oss", dtype="float32")
     unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, experts="MXFP4"))
