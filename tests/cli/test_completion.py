@@ -51,6 +51,13 @@ def test_bash_completes_commands_flags_and_choices(scripts):
     ]
 
 
+def test_words_that_stand_for_a_value_are_not_offered(scripts, tmp_path):
+    offered = complete(scripts["bash"], "parley serve --engine ", "parley serve --trusted-proxy ")
+    assert offered == [["parley", "vllm"], ["unix"]]
+    (tmp_path / "folder").mkdir()
+    assert complete(scripts["bash"], f"parley serve --tokenizer {tmp_path}/") == [[f"{tmp_path}/folder"]]
+
+
 @pytest.mark.skipif(not shutil.which("fish"), reason="needs fish")
 def test_fish_completes_commands_flags_and_choices(scripts, tmp_path):
     (tmp_path / "parley.fish").write_text(scripts["fish"])

@@ -56,7 +56,8 @@ def flag_words(options: list[Option]) -> list[FlagWords]:
         if option.hidden or option.positional:
             continue
         metavar = option.kind.metavar
-        values = tuple(metavar.split("|")) if CHOICE.fullmatch(metavar) else ()
+        words_of_value = metavar.split("|") if CHOICE.fullmatch(metavar) else []
+        values = tuple(word for word in words_of_value if not word.isupper())  # FOLDER and URL stand for something
         words.append(
             FlagWords(option.flag, option.help_text, not option.is_switch, values, bool(PATHS.search(metavar)))
         )
