@@ -29,7 +29,8 @@ def flag_row(peer: PeerServer, row: PeerFlag) -> str:
     """Return a row of the table: a flag with its other names, ours, and the difference."""
     ours = code(row.to) if has_counterpart(row) else ""
     if has_counterpart(row):
-        remarks = [row.note, row.needless and f"not needed for {', '.join(row.unless)}: {row.needless}", row.otherwise]
+        values = ", ".join(value or "an empty value" for value in row.unless)
+        remarks = [row.note, row.needless and f"not needed for {values}: {row.needless}", row.otherwise]
         rest = "; ".join(filter(None, remarks))
     else:
         ours = "not needed" if row.needless and not row.lacks else "none"
