@@ -355,6 +355,13 @@ def copy_model_folder(folder, tmp_path):
     return shutil.copytree(folder, tmp_path / "model")
 
 
+def pack_tensors(data: bytes, **offsets: list[int]) -> bytes:
+    """Return a safetensors file with ``data`` and tensors of one float each."""
+    header = {name: {"dtype": "F32", "shape": [1], "data_offsets": place} for name, place in offsets.items()}
+    packed = json.dumps(header).encode()
+    return struct.pack("<Q", len(packed)) + packed + data
+
+
 def test_load_errors_are_single_sentences(tmp_path):
     folder = copy_model_folder(tiny_models.model_folder("llama"), tmp_path)
     weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
@@ -419,6 +426,12 @@ def test_load_errors_are_single_sentences(tmp_path):
         (
             struct.pack("<Q", 62) + b'{"a": {"dtype":"F32","shape":[3],"data_offsets":[0,4]}}       ' + b"1234",
             "wrong size",
+        ),
+        (pack_tensors(b"12345678", a=[4, 8], b=[8, 12]), "tensor b in model.safetensors is cut off"),
+        (pack_tensors(b"12345678", a=[1 << 70, (1 << 70) + 4]), "tensor a in model.safetensors is cut off"),
+        (
+            pack_tensors(b"12345678", b=[3, 7], a=[0, 4]),
+            "tensors a and b in model.safetensors overlap; the file is damaged",
         ),
     ]:
         weights.write_bytes(content)

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,7 @@ class Checkpoint:
                 self._add_entry(name, fields, path.name, 8 + length, size)
             elif isinstance(fields, dict):
                 self.metadata |= {key: text for key, text in fields.items() if isinstance(text, str)}
+        self._check_overlaps(path.name, [name for name in header if name in self._entries])
 
     def _open_gguf(self, path: Path) -> None:
         """Open a GGUF file, or all parts of a split one, under the names of Hugging Face format."""
@@ -360,6 +362,13 @@ class Checkpoint:
         self._entries[name] = TensorEntry(
             len(self._maps) - 1, SAFETENSORS_DTYPES[dtype], shape, data_start + start, data_start + end
         )
+
+    def _check_overlaps(self, file: str, names: list[str]) -> None:
+        """Raise LoadError if tensors of a file share bytes, which no writer does."""
+        spans = sorted((self._entries[name].start, self._entries[name].end, name) for name in names)
+        for (_, end, name), (start, _, other) in pairwise(spans):
+            if start < end:
+                raise LoadError(f"The data of tensors {name} and {other} in {file} overlap; the file is damaged.")
 
 
 def _weight_files(folder: Path) -> list[Path]:
