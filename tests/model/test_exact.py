@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import tiny_models
+from support.model_zoo.mlx_files import mlx_folder
 from support.mxfp4_files import mxfp4_folder
 from support.unpack_int4 import fill_with_nan
 
@@ -30,13 +31,17 @@ MODEL_SIZES: dict[str, dict[str, int]] = {
     "real": WIDE | {"intermediate_size": 4864, "num_hidden_layers": 4},
 }
 MODEL_SIZES |= {"int8": MODEL_SIZES["real"], "int4": MODEL_SIZES["real"], "tiny int8": {}}
+MADE_FOLDERS = {"mxfp4": mxfp4_folder, "mlx": mlx_folder}
 SLOTS = 5
 ENOUGH_PAGES = 200  # pages
 
 
 @functools.cache
 def load_network(architecture: str, size: str = "tiny"):
-    folder = mxfp4_folder() if size == "mxfp4" else tiny_models.model_folder(architecture, **MODEL_SIZES[size])
+    if size in MADE_FOLDERS:
+        folder = MADE_FOLDERS[size]()
+    else:
+        folder = tiny_models.model_folder(architecture, **MODEL_SIZES[size])
     kind = size.split()[-1] if "int" in size else "none"
     settings = Settings(model=str(folder), kv_memory=1 << 20, quantization=kind)
     runner, info = load_runner(settings, lambda stage, fraction: None)
@@ -291,6 +296,7 @@ PREEMPTED = [
     ("gemma3", True, "tiny"),
     ("qwen3", False, "tiny int8"),
     ("mistral", True, "tiny int8"),
+    ("qwen3", False, "mlx"),
     ("deepseek_v3", False, "tiny"),
     ("lfm2", False, "tiny"),
     ("nemotron_h", False, "tiny"),

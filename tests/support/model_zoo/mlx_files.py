@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
+from support import tiny_models
 from support.model_zoo.quantized_files import E2M1, change_config, pack_stream
 
 Parts = dict[str, torch.Tensor]
@@ -138,3 +140,10 @@ def write_mlx(source: Path, home: Path, form: MlxForm, *, shifts_norms: bool = F
         save_file(whole, folder / "model.safetensors", file_format)
         change_config(folder, **members)
     return quantized, plain
+
+
+@cache
+def mlx_folder() -> Path:
+    """Write Qwen3 in 4 bits, once per test run."""
+    home = tiny_models.models_home() / "mlx"
+    return write_mlx(tiny_models.model_folder("qwen3"), home, MLX_FORMS["MLX 4 bits"])[0]
