@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from parley.model.checkpoint import quantization
 from parley.model.checkpoint.files import LoadError
-from parley.model.checkpoint.name_patterns import BadPattern, NamePattern
+from parley.model.checkpoint.name_patterns import BadPattern, NamePattern, PatternRules
 
 NAMES = st.text("aabbc.1_", max_size=9)
 # Parts of which patterns are made; the last ones make ``re`` slow
@@ -25,6 +25,14 @@ def test_matches_as_re_does(parts, slow, last, name):
     assert pattern._quick is None
     assert pattern.matches_start(name) == (plain.match(name) is not None)
     assert pattern.is_found(name) == (plain.search(name) is not None)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["a", "b", ".", r"\.", "1", "b?"]), max_size=4).map("".join), max_size=8), NAMES
+)
+def test_the_first_of_several_patterns_counts(texts, name):
+    first = next((text for text in texts if re.match(text, name)), None)
+    assert PatternRules((text, text) for text in texts).find_value(name, None) == first
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -36,6 +38,11 @@ W8A8 = {
         }
     },
 }
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64}
+FP8 = {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}
+LAYERS = [f"model.layers.{number >> 8}.mlp.experts.{number % 256}.down_proj" for number in range(1 << 14)]
 
 
 def write_w8a8(source, folder, config=W8A8, keep=lambda name: "proj" not in name, scale=torch.bfloat16, flat=False):
@@ -203,6 +210,32 @@ def test_more_rules_than_any_model_needs_are_refused():
     names = [f"model.layers.{number}.mlp" for number in range(1_000_000)]
     with pytest.raises(LoadError, match=r"config\.ignore has 1000000 entries; at most 16384 are read\."):
         read_quantization({"quantization_config": W8A8 | {"ignore": names}}, "none")
+    with pytest.raises(LoadError, match=r"config\.dynamic has 1000000 entries; at most 16384 are read\."):
+        read_quantization({"quantization_config": GPTQ | {"dynamic": {name: {} for name in names}}}, "none")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        W8A8 | {"ignore": LAYERS},
+        GPTQ | {"dynamic": {f"-:{layer}": {} for layer in LAYERS}},
+        GPTQ | {"dynamic": {"-:" + re.escape(layer): {} for layer in LAYERS}},
+        GPTQ | {"quant_method": "auto-round", "extra_config": {layer: {"bits": 16} for layer in LAYERS}},
+        {"quant_method": "quark", "global_quant_config": FP8, "layer_quant_config": {layer: {} for layer in LAYERS}},
+    ],
+    ids=["compressed-tensors", "gptq", "gptq, escaped", "auto-round", "quark"],
+)
+def test_names_of_thousands_of_layers_are_looked_up(config):
+    find = read_quantization({"quantization_config": config}, "none").find_format
+    assert find(LAYERS[-1]) is None
+    calls = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event))
+    try:
+        found = find("model.layers.7.mlp.experts.3.up_proj")
+    finally:
+        sys.setprofile(None)
+    assert found is not None
+    assert len(calls) < 100
 
 
 def test_load_reads_legacy_compression_config(tmp_path):

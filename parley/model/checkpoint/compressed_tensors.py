@@ -20,7 +20,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp4 import MXFP4_GROUP, NVFP4_GROUP, Fp4Format
 from parley.model.checkpoint.fp8 import BLOCK_MULTIPLE, MXFP8_BLOCK, Fp8Format, read_block
-from parley.model.checkpoint.name_patterns import BadPattern, NamePattern
+from parley.model.checkpoint.name_patterns import BadPattern, NamePattern, NameRules, NameTest
 from parley.model.checkpoint.packed_words import count_groups, input_order, integer_bits, packed_size, unpack_rows
 from parley.model.checkpoint.weights import GroupedLinearWeight, Int8Weight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
@@ -47,7 +47,7 @@ INT8_ACTIVATIONS = {
     "strategy": ("token",),
     "dynamic": (True,),
 }
-NameTest = Callable[[str], bool]
+LINEAR_CLASS = "Linear"
 
 
 class PerChannelInt8:
@@ -173,23 +173,21 @@ def read_compressed_tensors(config: dict[str, Any]) -> Callable[[str], WeightFor
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
         raise LoadError("The checkpoint's quantization_config has no config_groups, so its layers cannot be read.")
-    by_name: list[tuple[NameTest, WeightFormat]] = []
-    by_class: list[tuple[NameTest, WeightFormat]] = []
+    by_name: list[tuple[str | NameTest, WeightFormat]] = []
+    by_class: list[WeightFormat] = []
     for name, group in groups.items():
         where = f"config_groups.{name}."
         weight_format = _read_group(config, group, where)
         targets = _read_entries(group.get("targets"), where + "targets")
-        for entry in targets:
-            tests = by_class if entry == "Linear" else by_name
-            tests.append((_compile_test(entry, where + "targets"), weight_format))
-    ignored = [_compile_test(entry, "ignore") for entry in _read_entries(config.get("ignore") or [], "ignore")]
-
-    def find_layer_format(name: str) -> WeightFormat | None:
-        if any(test(name) for test in ignored):
-            return None
-        return next((weight_format for test, weight_format in by_name + by_class if test(name)), None)
-
-    return find_layer_format
+        by_name += [(_compile_entry(entry, where + "targets"), weight_format) for entry in targets]
+        by_class += [weight_format] * (LINEAR_CLASS in targets)
+    ignored = _read_entries(config.get("ignore") or [], "ignore")
+    if LINEAR_CLASS in ignored:
+        return lambda name: None
+    is_ignored = NameRules((_compile_entry(entry, "ignore"), True) for entry in ignored)
+    formats = NameRules[WeightFormat | None](by_name)
+    usual = by_class[0] if by_class else None
+    return lambda name: None if is_ignored.find_value(name, False) else formats.find_value(name, usual)
 
 
 def _require_stored_transforms(transforms: Any) -> None:
@@ -294,10 +292,10 @@ def _read_entries(entries: Any, where: str) -> list[str]:
     return entries
 
 
-def _compile_test(entry: str, where: str) -> NameTest:
-    """Turn a name, a ``re:`` pattern or a class into a predicate over names of linear layers."""
+def _compile_entry(entry: str, where: str) -> str | NameTest:
+    """Turn a ``re:`` pattern into a predicate over names of linear layers. Raises LoadError if it is broken."""
     if not entry.startswith("re:"):
-        return lambda name: entry in (name, "Linear")
+        return entry
     try:
         return NamePattern(entry.removeprefix("re:")).matches_start
     except BadPattern:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.name_patterns import BadPattern, NamePattern
+from parley.model.checkpoint.name_patterns import BadPattern, NamePattern, NameRules, NameTest, PatternRules
 from parley.model.checkpoint.packed_words import (
     GROUP_MULTIPLE,
     count_groups,
@@ -194,15 +194,12 @@ def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | Non
     _known_option(config, ("is_marlin_format",), False, None)
     layout = _known_option(config, ("checkpoint_format", "format"), "gptq", "gptq_v2", None)
     weight_format = GptqFormat(bits, _group_size(config, "group_size"), layout != "gptq_v2")
-    rules: list[tuple[NamePattern, GptqFormat | None]] = []
+    rules: list[tuple[str, GptqFormat | None]] = []
     overrides = config.get("dynamic") or {}
     if not isinstance(overrides, dict):
         raise _unsupported_option("dynamic", overrides, "an object of rules")
     for rule, own in overrides.items():
-        try:
-            pattern = NamePattern(rule.removeprefix("-:").removeprefix("+:"))
-        except BadPattern:
-            raise _unsupported_option("dynamic", rule, "a pattern") from None
+        pattern = rule.removeprefix("-:").removeprefix("+:")
         if rule.startswith("-:"):
             rules.append((pattern, None))
         elif isinstance(own, dict):
@@ -211,15 +208,17 @@ def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | Non
             rules.append((pattern, GptqFormat(own_bits, _group_size(merged, "group_size"), weight_format.minus_one)))
         else:
             raise _unsupported_option("dynamic", own, "an object for each rule that does not begin with -:")
+    try:
+        overriding = PatternRules(rules)
+    except BadPattern as error:
+        raise _unsupported_option("dynamic", error, "a pattern") from None
     blocks = config.get("modules_in_block_to_quantize") or []
     suffixes = tuple("." + name for name in _flatten_names(blocks, "modules_in_block_to_quantize"))
     heads = ("lm_head",) * (config.get("lm_head") is True)
 
     def find_gptq_format(name: str) -> GptqFormat | None:
-        for pattern, own in rules:
-            if pattern.matches_start(name):
-                return own
-        return weight_format if not suffixes or name.endswith(suffixes) or name in heads else None
+        usual = weight_format if not suffixes or name.endswith(suffixes) or name in heads else None
+        return overriding.find_value(name, usual)
 
     return find_gptq_format
 
@@ -227,6 +226,11 @@ def read_gptq_config(config: dict[str, Any]) -> Callable[[str], GptqFormat | Non
 def read_awq_config(config: dict[str, Any]) -> Callable[[str], AwqFormat | AwqGemvFormat | None]:
     """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
     _known_option(config, ("bits", "w_bit"), 4)
+    if config.get("zero_point") is False:
+        raise LoadError(
+            "The checkpoint has AWQ weights without zero points (quantization_config.zero_point is false), which "
+            "are not supported; serve one with zero_point true, or the plain model with --quantization int4."
+        )
     _known_option(config, ("zero_point",), True)
     version = _known_option(config, ("version", "format"), *AWQ_VERSIONS, None)
     weight_format = AWQ_VERSIONS[version or "gemm"](_group_size(config, "group_size", "q_group_size"))
@@ -256,21 +260,16 @@ def read_auto_round_config(config: dict[str, Any]) -> Callable[[str], GptqFormat
     usual, extra = read_own(config), config.get("extra_config") or {}
     if not isinstance(extra, dict) or not all(isinstance(own, dict) for own in extra.values()):
         raise _unsupported_option("extra_config", extra, "an object of objects")
+    rules: list[tuple[str | NameTest, GptqFormat | AwqFormat | None]] = []
     by_name = {name: read_own({**config, **own}) for name, own in extra.items()}
-    tests: list[tuple[NamePattern, GptqFormat | AwqFormat | None]] = []
+    rules += by_name.items()
     for name in by_name:
         try:
-            tests += [(NamePattern(name), by_name[name])] if PATTERN_MARKS & set(name) else []
+            rules += [(NamePattern(name).is_found, by_name[name])] if PATTERN_MARKS & set(name) else []
         except BadPattern:
             raise _unsupported_option("extra_config", name, "a name or a pattern") from None
-
-    def find_auto_round_format(name: str) -> GptqFormat | AwqFormat | None:
-        if name in by_name:
-            return by_name[name]
-        found = [own for pattern, own in tests if pattern.is_found(name)]
-        return found[0] if found else usual
-
-    return find_auto_round_format
+    table = NameRules(rules)
+    return lambda name: table.find_value(name, usual)
 
 
 def _flatten_names(entries: Any, field: str) -> list[str]:

@@ -4,15 +4,18 @@ Python's ``re`` tries one way after another, which for some patterns takes longe
 repeat repetitions. For these, all ways are followed at once: for each part of the pattern and place in
 the name it is computed once where the part can end. That tells whether a name matches, and is all that configs need.
 There, parts that depend on what others matched (references to groups, possessive repetitions) and flags are not read.
+
+Configs may name each layer of a model, so what is a name and no pattern is looked up instead of tried.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 MAX_PATTERN = 4096  # characters
 MAX_DEPTH = 40  # groups within groups
@@ -25,7 +28,13 @@ CHARACTER_CLASSES = {
     codes.CATEGORY_NOT_SPACE: r"\S", codes.CATEGORY_WORD: r"\w", codes.CATEGORY_NOT_WORD: r"\W",
 }  # fmt: skip
 
+PLAIN_CHARACTER = re.compile(
+    r"[A-Za-z0-9_]|\\?\."
+)  # a pattern of these alone is a name, though its dots match anything
+
 Part = tuple[Any, Any]  # an operation and its argument, as ``re`` parses them
+NameTest = Callable[[str], bool]
+Value = TypeVar("Value")
 
 
 class BadPattern(ValueError):
@@ -59,6 +68,69 @@ class NamePattern:
             return self._quick.search(name) is not None
         match = _Match(name)
         return any(match.ends_of(self._parts, start) for start in range(len(name) + 1))
+
+
+class NameRules(Generic[Value]):
+    """Values for names, and for tests of names such as patterns, in order: the first that fits a name counts."""
+
+    def __init__(self, rules: Iterable[tuple[str | NameTest, Value]]):
+        self._names: dict[str, tuple[float, Value]] = {}
+        self._tests: list[tuple[int, NameTest, Value]] = []
+        for place, (rule, value) in enumerate(rules):
+            if isinstance(rule, str):
+                self._names.setdefault(rule, (place, value))
+            else:
+                self._tests.append((place, rule, value))
+
+    def find_value(self, name: str, default: Value) -> Value:
+        """Return the value of the first rule that fits, or ``default``."""
+        first, value = self._names.get(name, (float("inf"), default))
+        for place, test, own in self._tests:
+            if place > first:
+                break
+            if test(name):
+                return own
+        return value
+
+
+class PatternRules(Generic[Value]):
+    """Values for patterns that match from the first character on, in order: the first that matches a name counts.
+
+    Patterns of plain characters are looked up together if they have their letters at the same places. Raises
+    BadPattern, with the pattern.
+    """
+
+    def __init__(self, rules: Iterable[tuple[str, Value]]):
+        self._shapes: dict[tuple[int, tuple[int, ...]], dict[str, tuple[int, Value]]] = {}  # length, places of letters
+        self._tests: list[tuple[int, NameTest, Value]] = []
+        for place, (text, value) in enumerate(rules):
+            characters = PLAIN_CHARACTER.findall(text)
+            if "".join(characters) != text:
+                self._tests.append((place, self._compile(text), value))
+                continue
+            letters = {i: character[-1] for i, character in enumerate(characters) if character != "."}
+            names = self._shapes.setdefault((len(characters), tuple(letters)), {})
+            names.setdefault("".join(letters.values()), (place, value))
+
+    @staticmethod
+    def _compile(text: str) -> NameTest:
+        try:
+            return NamePattern(text).matches_start
+        except BadPattern:
+            raise BadPattern(text) from None
+
+    def find_value(self, name: str, default: Value) -> Value:
+        """Return the value of the first pattern that matches, or ``default``."""
+        first: tuple[float, Value] = float("inf"), default
+        for (length, places), names in self._shapes.items():
+            if length <= len(name) and (rule := names.get("".join(map(name.__getitem__, places)))) is not None:
+                first = min(first, rule, key=itemgetter(0))
+        for place, test, own in self._tests:
+            if place > first[0]:
+                break
+            if test(name):
+                return own
+        return first[1]
 
 
 def _count_ways(parts: Iterable[Part], depth: int) -> float:

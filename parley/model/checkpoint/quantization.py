@@ -7,6 +7,7 @@ there on no code needs to know how it was stored. Every LoadError message names 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from parley.model.checkpoint.weights import (
 
 QUANTIZATION_SETTINGS = ("none", "int8", "int4")  # values of the setting
 MLX_METHOD = "mlx"  # configs of MLX name no method
-MAX_RULES = 1 << 14  # entries of a list of a config; each is tried for each layer, so a million would take minutes
+MAX_RULES = 1 << 14  # entries of a list or object of a config; each may be tried for each layer
 GGUF_METHOD = "gguf"  # each tensor of a GGUF file states its own format, so the config has no more to say
 LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantized while loading
 
@@ -215,23 +216,24 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
     method = section.get("quant_method") if isinstance(section, dict) else None
     if not isinstance(method, str) or method not in METHOD_READERS:
         raise LoadError(
-            f"The checkpoint is quantized ({method or 'somehow'}), which is not supported; "
-            f"{', '.join(METHOD_READERS)} are."
+            f"The checkpoint is quantized ({method or 'somehow'}), which is not supported; serve the model that it was "
+            f"made of, with --quantization int8 or int4 if it is too large, or one of these forms of it: "
+            f"{', '.join(METHOD_READERS)}."
         )
     _check_rule_counts(section)
-    find_format = METHOD_READERS[method](section)
+    find_format = functools.cache(METHOD_READERS[method](section))  # asked for each layer more than once
     stacked_format = STACKED_FORMATS[method](section) if method in STACKED_FORMATS else None
     return Quantization(method, setting, find_format, stacked_format)
 
 
 def _check_rule_counts(section: dict[str, Any]) -> None:
-    """Raise LoadError if a list in a ``quantization_config`` has more names and patterns than any model needs."""
-    pending: list[tuple[str, Any]] = list(section.items())
+    """Raise LoadError if a list or object in a ``quantization_config`` has more entries than any model needs."""
+    pending: list[tuple[str, Any]] = [(name, each) for name, each in section.items() if isinstance(each, dict | list)]
     while pending:
         field, value = pending.pop()
-        if isinstance(value, list) and len(value) > MAX_RULES:
+        if len(value) > MAX_RULES:
             raise LoadError(
                 f"The checkpoint's quantization_config.{field} has {len(value)} entries; at most {MAX_RULES} are read."
             )
-        members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        members = value.items() if isinstance(value, dict) else enumerate(value)
         pending += [(f"{field}.{name}"[:200], each) for name, each in members if isinstance(each, dict | list)]

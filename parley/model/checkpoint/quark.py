@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from parley.model.checkpoint.compressed_tensors import IntegerFormat
@@ -21,8 +22,10 @@ from parley.model.checkpoint.files import LoadError
 from parley.model.checkpoint.fp4 import MXFP4_GROUP, Fp4Format
 from parley.model.checkpoint.fp8 import Fp8Format, read_block
 from parley.model.checkpoint.gptq_awq import AWQ_ORDER, AwqFormat
+from parley.model.checkpoint.name_patterns import NameRules, NameTest
 from parley.model.checkpoint.packed_words import GROUP_MULTIPLE
 
+GLOB_MARKS = set("*?[")  # a name with any of these is a pattern
 PACK_ORDERS = {"reorder": AWQ_ORDER, "order": tuple(range(8))}
 INT4_PARTS = ("weight", "weight_zero_point", "weight_scale")
 USUAL_BLOCK = [128, 128]
@@ -34,19 +37,19 @@ QuarkFormat = Fp8Format | Fp4Format | IntegerFormat | AwqFormat
 def read_quark_config(config: dict[str, Any]) -> Callable[[str], QuarkFormat | None]:
     """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
     pack_order = _read_pack_order(config)
-    by_name = {
-        name: _read_layer(entry, f"layer_quant_config.{name}", pack_order)
+    rules = NameRules(
+        (_compile_glob(name), _read_layer(entry, f"layer_quant_config.{name}", pack_order))
         for name, entry in _read_object(config.get("layer_quant_config"), "layer_quant_config").items()
-    }
+    )
     by_type = _read_object(config.get("layer_type_quant_config"), "layer_type_quant_config")
     field = "layer_type_quant_config.Linear" if "Linear" in by_type else "global_quant_config"
     usual = _read_layer(by_type.get("Linear", config.get("global_quant_config")), field, pack_order)
 
-    def find_quark_format(name: str) -> QuarkFormat | None:
-        found = [own for pattern, own in by_name.items() if fnmatch.fnmatchcase(name, pattern)]
-        return found[0] if found else usual
+    return lambda name: rules.find_value(name, usual)
 
-    return find_quark_format
+
+def _compile_glob(entry: str) -> str | NameTest:
+    return partial(fnmatch.fnmatchcase, pat=entry) if GLOB_MARKS & set(entry) else entry
 
 
 def _read_pack_order(config: dict[str, Any]) -> tuple[int, ...]:

@@ -36,6 +36,12 @@ SEQUENCE_TO_SEQUENCE: dict[str, dict[str, Any]] = {
     "pegasus": {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96},
 }
 STATES = "which keep more than keys and values"
+# Forms that are refused by name, and their quant_method
+UNREAD_METHODS = {
+    "EXL2": "exl2", "EXL3": "exl3", "AQLM": "aqlm", "EETQ": "eetq", "HIGGS": "higgs", "Quanto": "quanto",
+    "VPTQ": "vptq", "SpQR": "spqr", "FP-Quant": "fp_quant", "SINQ": "sinq", "Four Over Six": "fouroversix",
+    "Metal": "metal",
+}  # fmt: skip
 # What the config says is enough to refuse these
 REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "nemotron_h with latent experts": ({"model_type": "nemotron_h", "moe_latent_size": 64}, STATES),
@@ -133,8 +139,20 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "llama", "quantization": {"group_size": 64, "bits": 4, "mode": "nf4"}},
         "quantization.mode is nf4; only affine, mxfp4, mxfp8, nvfp4 are supported.",
     ),
-    "EXL2": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "is quantized (exl2)"),
-    "AQLM": ({"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}}, "is quantized (aqlm)"),
+    "AWQ without zero points": (
+        {
+            "model_type": "llama",
+            "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": False},
+        },
+        "has AWQ weights without zero points (quantization_config.zero_point is false)",
+    ),
+    **{
+        name: (
+            {"model_type": "llama", "quantization_config": {"quant_method": method}},
+            f"is quantized ({method}), which is not supported; serve the model that it was made of",
+        )
+        for name, method in UNREAD_METHODS.items()
+    },
 }
 # Files beside or instead of a model's, and the sentence's part. None: the file of the model is missing
 FOREIGN_FILES: dict[str, tuple[dict[str, bytes | None], str]] = {
