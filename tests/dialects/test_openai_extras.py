@@ -389,3 +389,47 @@ def test_openai_extras_report_usage_in_every_chunk(read):
     assert all(chunk["usage"]["prompt_tokens"] == 3 for chunk in chunks)
     assert "token_ids" not in chunks[-2]["choices"][0]
     assert not read(stream=True, stream_options={"continuous_usage_stats": True}).request.output_options.usage
+
+
+CALLING = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "a"}
+BEYOND_THE_SERVICE: list[tuple[dict[str, Any], str]] = [
+    ({"stop": list("abcde")}, "stop"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"tools": []}, "tools"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+    ({"response_format": {"type": "json_object"}}, "messages"),
+    ({"messages": [*USER, RESULT]}, "messages[1].role"),
+    ({"messages": [*USER, CALLING, RESULT, RESULT]}, "messages[3].role"),
+    ({"messages": [*USER, CALLING, *USER]}, "messages[2].role"),
+    ({"messages": [*USER, CALLING]}, "messages"),
+]
+
+
+@pytest.mark.parametrize(("members", "field"), BEYOND_THE_SERVICE, ids=str)
+def test_openai_chat_has_the_limits_of_the_service_below_the_prefix_only(members, field):
+    assert refusal(read_strict_chat, **members).field == field
+    assert READERS["chat"](**members)
+
+
+def test_openai_chat_below_the_prefix_takes_answered_calls_and_json():
+    assert read_strict_chat(messages=[*USER, CALLING, RESULT, *USER], stop=list("abcd"))
+    asked = [{"role": "user", "content": "Answer in JSON."}]
+    assert read_strict_chat(messages=asked, response_format={"type": "json_object"}).request.grammar
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"stop": list("abcde")}, {"logprobs": 6}, {"logprobs": -1}, {"best_of": 21}, {"best_of": 2, "stream": True}],
+    ids=str,
+)
+def test_openai_completions_have_the_limits_of_the_service_below_the_prefix_only(members):
+    def read_strict(**changes: Any) -> Any:
+        body = json.dumps({"model": "m", "prompt": "Hi"} | changes).encode()
+        return completions.read_strict_completion_request(body, HEAD)
+
+    assert refusal(read_strict, **members).field == next(iter(members))
+    assert READERS["text"](**members)
+    assert read_strict(stop=list("abcd"), logprobs=5)
+    assert read_strict(best_of=20, n=2)

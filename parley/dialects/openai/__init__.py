@@ -49,6 +49,9 @@ def speech_route(path: str, reader: Callable[[bytes, RequestContext], Reply]) ->
 CHAT_ROUTE = Route(
     "POST", "/v1/chat/completions", "generate", reader=chat.read_chat_request, model_reader=model_in_body
 )
+COMPLETION_ROUTE = Route(
+    "POST", "/v1/completions", "generate", reader=completions.read_completion_request, model_reader=model_in_body
+)
 DIALECT = Dialect(
     name="openai",
     body_schemas="openai",
@@ -62,13 +65,7 @@ DIALECT = Dialect(
     no_memory_body=shared.NO_MEMORY_BODY,
     routes=(
         CHAT_ROUTE,
-        Route(
-            "POST",
-            "/v1/completions",
-            "generate",
-            reader=completions.read_completion_request,
-            model_reader=model_in_body,
-        ),
+        COMPLETION_ROUTE,
         Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_embedding_request, model_reader=model_in_body),
         speech_route("/v1/audio/transcriptions", transcriptions.read_transcription),
         speech_route("/v1/audio/translations", transcriptions.read_translation),
@@ -94,10 +91,11 @@ DIALECT = Dialect(
 )
 STRICT_CHAT_ROUTE = replace(CHAT_ROUTE, reader=chat.read_strict_chat_request)
 STRICT_ROUTES = (
-    *(route for route in DIALECT.routes if route not in (CHAT_ROUTE, *responses.ROUTES)),
+    *(route for route in DIALECT.routes if route not in (CHAT_ROUTE, COMPLETION_ROUTE, *responses.ROUTES)),
     STRICT_CHAT_ROUTE,
+    replace(COMPLETION_ROUTE, reader=completions.read_strict_completion_request),
     *responses.STRICT_ROUTES,
 )
-# Below its prefix: the Responses API and strict schemas are as in OpenAI's own; the other routes are the same, and also
-# at Azure's paths, which begin with that prefix.
+# Below its prefix chat, completions and the Responses API have the limits of OpenAI's own; the other routes are the
+# same, and all are also at Azure's paths, which begin with that prefix.
 STRICT = replace(DIALECT, body_schemas="openai-strict", routes=(*STRICT_ROUTES, *azure.azure_routes(STRICT_ROUTES)))

@@ -19,12 +19,13 @@ from parley.dialects.openai.custom_tools import CustomCallReader
 from parley.dialects.openai.messages import read_conversation, read_prediction
 from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
 from parley.dialects.openai.timings import metrics_member
-from parley.errors import ParleyError
+from parley.errors import Invalid, ParleyError, excerpt
 from parley.types import (
     Chat,
     ChoiceDelta,
     ChoiceDone,
     Event,
+    Message,
     OutputOptions,
     PromptAccepted,
     PromptScored,
@@ -337,9 +338,44 @@ class ChatReply(Reply):
 
 
 class StrictChatReply(ChatReply):
-    """A chat request whose ``strict`` schemas must be those of OpenAI's strict mode."""
+    """A chat request with the limits of OpenAI's own service."""
 
     reading_rules = STRICT_RULES
+
+    def __init__(self, body: Fields, context: RequestContext):
+        super().__init__(body, context)
+        chat_prompt = self.request.prompts[0]
+        assert isinstance(chat_prompt, Chat)
+        _check_call_order(chat_prompt.messages)
+        form = body.object("response_format")
+        is_free_object = form is not None and form.raw_value("type") == "json_object"
+        texts = (message.content or "" for message in chat_prompt.messages)
+        if is_free_object and not any("json" in text.lower() for text in texts):
+            sentence = "A 'response_format' of type 'json_object' needs messages that contain the word 'json'."
+            raise Invalid(sentence, field="messages")
+
+
+def _check_call_order(messages: Sequence[Message]) -> None:
+    """Raise Invalid unless each call is answered right after its message, and each result answers a call."""
+    open_ids: set[str] = set()
+    for place, message in enumerate(messages):
+        field = f"messages[{place}].role"
+        if message.role == "tool" and message.tool_call_id is not None:
+            if message.tool_call_id not in open_ids:
+                sentence = f"no call of the assistant's last message has the id {excerpt(message.tool_call_id)}."
+                raise Invalid(f"Invalid '{field}': {sentence}", field=field)
+            open_ids.discard(message.tool_call_id)
+            continue
+        if open_ids:
+            raise _unanswered_call(open_ids, field)
+        open_ids = {call.id for call in message.tool_calls if call.id}
+    if open_ids:
+        raise _unanswered_call(open_ids, "messages")
+
+
+def _unanswered_call(open_ids: set[str], field: str) -> Invalid:
+    sentence = "each call of a message needs a message of a tool right after it, but these have none: "
+    return Invalid(f"Invalid '{field}': {sentence}{', '.join(sorted(open_ids))[:256]}", field=field)
 
 
 def _read_max_tokens(body: Fields) -> int | None:

@@ -17,7 +17,7 @@ from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, prompts, shared
-from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
+from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
 from parley.dialects.openai.timings import metrics_member
 from parley.errors import ParleyError
 from parley.types import (
@@ -37,12 +37,19 @@ from parley.types import (
 MAX_PROMPTS = 1024
 DEFAULT_TOKENS = 16
 
+MAX_STRICT_LOGPROBS, MAX_STRICT_BEST_OF = 5, 20
+
 PLAIN_CHOICE = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
 
 
 def read_completion_request(body: bytes, context: RequestContext) -> CompletionReply:
     """Read a completion request. Raises BadRequest."""
     return CompletionReply(decode_fields(body), context)
+
+
+def read_strict_completion_request(body: bytes, context: RequestContext) -> StrictCompletionReply:
+    """Read a completion request with the limits of OpenAI's own service. Raises BadRequest."""
+    return StrictCompletionReply(decode_fields(body), context)
 
 
 class LogprobLists:
@@ -342,6 +349,19 @@ class CompletionReply(Reply):
         if usage is not None:
             envelope["usage"] = shared.usage_object(usage)
         return envelope
+
+
+class StrictCompletionReply(CompletionReply):
+    """A completion request with the limits of OpenAI's own service."""
+
+    reading_rules = STRICT_RULES
+
+    def __init__(self, body: Fields, context: RequestContext):
+        body.integer("logprobs", None, 0, MAX_STRICT_LOGPROBS)
+        best_of = body.integer("best_of", None, 0, MAX_STRICT_BEST_OF)
+        super().__init__(body, context)
+        if self.request.stream and best_of is not None and best_of > self.request.n:
+            raise body.member_error("best_of", "the best of several answers cannot be streamed.")
 
 
 def _with_suffix(prompt_list: list[Prompt], body: Fields, context: RequestContext) -> list[Prompt]:

@@ -63,7 +63,7 @@ class ReadingRules:
     ``MessageRules``), parts with media need no type, and the last message may be continued regardless of its role.
     ``media_roles``: those whose messages may have media; empty: any. ``plain_urls``: the URL of a part may stand where
     its object is due. ``follows_options``: the operator's ``ApiOptions`` apply. ``custom_tools``: tools may be custom
-    tools.
+    tools. ``max_stops``: the number of stop strings. ``needs_tools``: members about tools are refused without any.
     """
 
     roles: tuple[str, ...] = OPENAI_ROLES
@@ -77,10 +77,12 @@ class ReadingRules:
     plain_urls: bool = True
     follows_options: bool = True
     custom_tools: bool = True
+    max_stops: int = MAX_STOPS
+    needs_tools: bool = False
 
 
 OPENAI_RULES = ReadingRules()
-STRICT_RULES = ReadingRules(strict_schemas=True)
+STRICT_RULES = ReadingRules(strict_schemas=True, min_alternatives=0, max_stops=4, needs_tools=True)
 
 
 def read_openai_sampling(body: Fields) -> Sampling:
@@ -97,7 +99,7 @@ def read_stop_conditions(body: Fields, max_tokens: int | None, rules: ReadingRul
         )
     include = body.boolean("include_stop_str_in_output", False)
     return StopConditions(
-        strings=body.strings("stop", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS),
+        strings=body.strings("stop", cap=rules.max_stops, total=MAX_STOP_CHARACTERS),
         ids=body.integers("stop_token_ids", cap=MAX_STOP_IDS, low=0, high=MAX_TOKEN_ID),
         max_tokens=max_tokens,
         min_tokens=min_tokens,

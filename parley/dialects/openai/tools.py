@@ -61,6 +61,8 @@ class DeclaredTool(msgspec.Struct, frozen=True):
 
 def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
     """Read the tool members of a body. Raises BadRequest."""
+    if rules.needs_tools:
+        _check_tools_given(body)
     declared = _distinct_tools([_read_tool(each, rules) for each in body.objects("tools", cap=MAX_TOOLS)])
     functions = _distinct_tools([_read_function(each, rules) for each in body.objects("functions", cap=MAX_TOOLS)])
     choice = _read_tool_choice(body, declared, rules)
@@ -88,6 +90,15 @@ def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
     if tool_members.choice == "none" and not rules.shows_unused_tools:
         return ToolMembers(legacy=tool_members.legacy)
     return tool_members
+
+
+def _check_tools_given(body: Fields) -> None:
+    """Refuse a list without tools, and members about tools where none are given."""
+    if body.raw_value("tools") == []:
+        raise body.empty_member("tools", "array")
+    if not body.has_value("tools"):
+        for name in body.present_names(("tool_choice", "parallel_tool_calls")):
+            raise body.member_error(name, "only allowed when 'tools' are given.")
 
 
 def extend_calls(calls: list[dict[str, Any]], piece: ToolCallDelta) -> None:
