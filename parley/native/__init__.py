@@ -21,7 +21,9 @@ from parley.native.compiled_forms.compiled_lora import CompiledLora, CompiledLor
 from parley.native.experts import Experts, Mixture, Unstackable, stack_experts
 from parley.native.kernel_choice import (
     form_for_rows,
+    form_of_stacked,
     form_of_weight,
+    has_gpu_experts,
     has_quantized_kernels,
     has_table_attention,
     kernels_in_use,
@@ -100,6 +102,7 @@ __all__ = [
     "embed_tokens",
     "gate_rows",
     "group_lora_rows",
+    "has_gpu_experts",
     "has_gpu_rope_write",
     "has_quantized_kernels",
     "has_table_attention",
@@ -293,7 +296,7 @@ def mix_experts(
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the outputs of the expert that computes all rows.
     ``weighs_inputs``: as in ``Routing``.
     """
-    result: torch.Tensor = form_of_weight("mix_experts", experts.gate_up).mix_experts(
+    result: torch.Tensor = form_of_stacked("mix_experts", experts.gate_up).mix_experts(
         x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs
     )
     return result
@@ -362,7 +365,7 @@ def pack_heads(weight: torch.Tensor) -> PackedWeight:
 
 def linear_heads(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """Return each head's rows times its own weight: x [T, heads, in] -> [T, heads, out]."""
-    result: torch.Tensor = form_of_weight("linear_heads", packed).linear_heads(x, packed)
+    result: torch.Tensor = form_of_stacked("linear_heads", packed).linear_heads(x, packed)
     return result
 
 
@@ -370,7 +373,7 @@ def absorb_queries(
     queries: torch.Tensor, key_up: PackedWeight, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool
 ) -> torch.Tensor:
     """Return queries for latents [T, heads, rank + rotary], of queries [T, heads, plain + rotary]."""
-    result: torch.Tensor = form_of_weight("absorb_queries", key_up).absorb_queries(
+    result: torch.Tensor = form_of_stacked("absorb_queries", key_up).absorb_queries(
         queries, key_up, cos, sin, is_interleaved=is_interleaved
     )
     return result
@@ -387,7 +390,10 @@ def write_latents(
     is_interleaved: bool,
 ) -> None:
     """Norm the latents in rows [T, rank + rotary], rotate the rest, and store both in the pages as one key."""
-    form: Any = tiled_kernels(pool) or torch_latent
+    form: Any = tiled_kernels(pool)
+    if form is None:
+        has_table = has_table_attention(pool.page_format, rows.device, rows.dtype)
+        form = form_for_rows("write_latents", rows) if has_table else torch_latent
     form.write_latents(rows, norm, cos, sin, pool, indices, is_interleaved=is_interleaved)
 
 

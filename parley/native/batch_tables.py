@@ -71,9 +71,9 @@ class TablePlan:
     tables: BatchTables
     window: int
 
-    def choose_tiles(self, fold: int) -> tuple[torch.Tensor, int]:
-        """Return the tiles, as ``BatchTables.tiles`` does, and the rows of each."""
-        rows = FEW_ROWS if self.tables.most_rows * fold <= FEW_ROWS else TILE_ROWS
+    def choose_tiles(self, fold: int, *, is_wide: bool = False) -> tuple[torch.Tensor, int]:
+        """Return the tiles, as ``BatchTables.tiles`` does, and the rows of each: few if they are ``is_wide``."""
+        rows = FEW_ROWS if is_wide or self.tables.most_rows * fold <= FEW_ROWS else TILE_ROWS
         return self.tables.tiles(fold, rows), rows
 
     @property

@@ -12,7 +12,7 @@ from parley.native import memory
 from parley.native.compiled_forms.compiled_grouped import GroupedPacked
 from parley.native.packed import PackedWeight
 from parley.native.torch_forms.torch_kernels import TorchPacked
-from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonInt8Packed, TritonPacked
+from parley.native.triton_forms.triton_packed import TritonGroupedPacked
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Unstackable(ValueError):
 def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
     """Join one packed weight of each of ``count`` experts. Only one of them is in memory besides the result.
 
-    Raises Unstackable if a weight needs a permutation of its rows' numbers, as each expert would have its own, if
-    experts have weights of different forms, or if no kernel computes several weights of this form.
+    Raises Unstackable if a weight needs a permutation of its rows' numbers, as each expert would have its own, or if
+    experts have weights of different forms.
     """
     first = _dense(next(packed))
-    if isinstance(first, GroupedPacked) and first.order is not None:
+    if isinstance(first, GroupedPacked | TritonGroupedPacked) and first.order is not None:
         raise Unstackable("the weights of experts are quantized in an order of their own")
     names = [field.name for field in fields(first) if isinstance(getattr(first, field.name), torch.Tensor)]
     stacked = {}
@@ -72,22 +72,17 @@ def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
 def _form(weight: PackedWeight, names: list[str]) -> list[object]:
     """Return the properties that the weights of all experts must share. ``names``: the fields with tensors."""
     shapes = [getattr(weight, name).shape for name in names]
-    if not isinstance(weight, GroupedPacked):
-        return [type(weight), shapes]
-    return [type(weight), shapes, weight.code, weight.group, weight.parts]
+    if isinstance(weight, GroupedPacked):
+        return [type(weight), shapes, weight.code, weight.group, weight.parts]
+    if isinstance(weight, TritonGroupedPacked):
+        return [type(weight), shapes, weight.code, weight.group, weight.piece, weight.into]
+    return [type(weight), shapes]
 
 
 def _dense(weight: PackedWeight) -> PackedWeight:
-    """Return a weight with tensors that can be stacked, in a form that has kernels for several experts.
-
-    oneDNN's layout cannot be stacked, and no kernel for GPUs computes several. Raises Unstackable if there is none.
-    """
+    """Return a weight with tensors that can be stacked, which oneDNN's layout is not."""
     if isinstance(weight, TorchPacked) and weight.onednn:
         return replace(weight, weight=weight.weight.to_dense())
-    if isinstance(weight, TritonPacked):
-        return TorchPacked(weight.weight, weight.bias, False)
-    if isinstance(weight, TritonInt8Packed | TritonGroupedPacked):
-        raise Unstackable("the weights of experts are quantized, and their kernels are the CPU's")
     return weight
 
 

@@ -17,6 +17,7 @@ import torch
 
 from parley.native import library, memory
 from parley.native.compiled_forms.compiled_kernels import CompiledKernels
+from parley.native.experts import Experts
 from parley.native.packed import COMPILED_WEIGHTS, TRITON_WEIGHTS, PackedWeight
 from parley.native.pool import PageFormat, PagePool
 from parley.native.torch_forms import (
@@ -37,7 +38,7 @@ TORCH_FORMS: dict[str, ModuleType] = {
     for module, names in (
         (torch_kernels, torch_kernels.__all__),
         (torch_experts, ("mix_experts", "route")),
-        (torch_latent, ("absorb_queries", "linear_heads")),
+        (torch_latent, ("absorb_queries", "linear_heads", "write_latents")),
         (torch_mamba, ("scan_mamba2",)),
         (torch_selective, ("convolve_channels", "scan_channels")),
         (torch_states, ("convolve_gated", "gate_rows", "scan_gated_delta")),
@@ -51,6 +52,7 @@ LOGIT_OPERATORS = frozenset(
 )
 TRITON_DTYPES = (torch.bfloat16, torch.float16)
 TRITON_HEAD_DIM = 256  # numbers of a key or value, at most
+TRITON_LATENT_DIM = 512  # numbers of a latent, at most
 
 
 @functools.cache
@@ -112,6 +114,24 @@ def form_of_weight(operator: str, packed: PackedWeight) -> Any:
     return triton_kernels() if isinstance(packed, TRITON_WEIGHTS) else TORCH_FORMS[operator]
 
 
+def form_of_stacked(operator: str, packed: PackedWeight) -> Any:
+    """Return the implementation of an operator with the weights of several experts or heads.
+
+    On a GPU they are multiplied in Triton even where cuBLAS multiplies those of linear layers.
+    """
+    if isinstance(packed, torch_kernels.TorchPacked) and not packed.onednn:
+        kernels = own_kernels(packed.weight.device, packed.weight.dtype)
+        if isinstance(kernels, ModuleType):
+            return kernels
+    return form_of_weight(operator, packed)
+
+
+def has_gpu_experts(experts: Experts) -> bool:
+    """Whether a mixture of these experts runs in Triton, which never waits for the GPU."""
+    forms = (form_of_stacked("mix_experts", each) for each in (experts.gate_up, experts.down))
+    return all(isinstance(form, ModuleType) and form is not torch_experts for form in forms)
+
+
 def packed_layout_id() -> str | None:
     """Return a name for the layout of packed weights, or None if torch decides it."""
     kernels = compiled_kernels()
@@ -137,5 +157,7 @@ def tiled_kernels(pool: PagePool) -> CompiledKernels | None:
 def has_table_attention(page_format: PageFormat, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether attention over these pages reads page tables and positions from the device (``BatchTables``)."""
     layer = page_format.layer
-    is_small = max(layer.dim, layer.value_dim) <= TRITON_HEAD_DIM and not layer.has_latents
+    is_small = max(layer.dim, layer.value_dim) <= TRITON_HEAD_DIM
+    if layer.has_latents:
+        is_small = layer.value_dim <= TRITON_LATENT_DIM and page_format.dtype != torch.int8
     return is_small and hasattr(own_kernels(device, dtype), "attend") and not page_format.tiled

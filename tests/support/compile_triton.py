@@ -25,12 +25,20 @@ from triton.runtime.jit import JITFunction
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.native.batch_tables import BatchTables
+from parley.native.experts import Experts, stack_experts
 from parley.native.layer_shape import Norm
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import PagePool
 from parley.native.torch_forms import torch_attention
 from parley.native.torch_forms.torch_grouped import GroupedWeight
-from parley.native.triton_forms import triton_attention, triton_grouped, triton_int8, triton_kernels, triton_linear
+from parley.native.triton_forms import (
+    triton_attention,
+    triton_experts,
+    triton_grouped,
+    triton_int8,
+    triton_kernels,
+    triton_linear,
+)
 from parley.native.triton_forms.triton_packed import TritonPacked
 
 DTYPE = torch.bfloat16
@@ -61,7 +69,12 @@ class Launch:
                 signature[name], attributes[place,] = TYPE_NAMES[value.dtype], [["tt.divisibility", 16]]
             elif isinstance(value, float):
                 signature[name] = "fp32"
-            elif isinstance(value, int) and name != "shape" and not self.kernel.params[place].is_constexpr:
+            elif (
+                isinstance(value, int)
+                and not isinstance(value, bool)
+                and name != "shape"
+                and not self.kernel.params[place].is_constexpr
+            ):
                 signature[name] = "i32"
                 if value % 16 == 0:
                     attributes[place,] = [["tt.divisibility", 16]]
@@ -115,7 +128,9 @@ def record_launches() -> Iterator[tuple[str, Launch]]:
 
 def kernel_calls():
     yield from linear_calls()
+    yield from expert_calls()
     yield from attention_calls()
+    yield from latent_calls()
     norm = Norm(torch.ones(HIDDEN), 1e-6, torch.ones(HIDDEN), True)
     rows = torch.zeros(2, HIDDEN, dtype=DTYPE)
     yield "norms", lambda: triton_kernels.add_norm(rows, rows, norm, after=norm)
@@ -170,6 +185,44 @@ def linear_calls():
             )
 
 
+def expert_calls():
+    """Mixtures of 8 experts, with few pairs and with as many as each size of tile takes."""
+    width, experts, chosen = 1536, 8, 2
+    packed = {
+        name: Experts(experts, *(stack_experts(iter([each] * experts), experts) for each in weights))
+        for name, weights in expert_weights(width).items()
+    }
+    for rows in (1, *(tile * experts // chosen for tile in triton_experts.TILE_ROWS)):
+        x = torch.zeros(rows, HIDDEN, dtype=DTYPE)
+        ids, weights = torch.zeros(rows, chosen, dtype=torch.int64), torch.zeros(rows, chosen + 1)
+        for name, each in packed.items():
+            yield (
+                f"{name} experts of {rows}",
+                lambda x=x, each=each, ids=ids, weights=weights: triton_experts.mix_experts(
+                    x, each, ids, weights, x, "clamped_swiglu"
+                ),
+            )
+        heads = torch.zeros(rows, HEADS, DIM, dtype=DTYPE)
+        key_up = TritonPacked(torch.zeros(HEADS, 512, DIM, dtype=DTYPE), None)
+        yield f"heads of {rows}", lambda heads=heads, key_up=key_up: triton_experts.linear_heads(heads, key_up)
+
+
+def expert_weights(width: int) -> dict[str, list]:
+    """Return the gate_up and down of an expert in each format."""
+    sizes = (2 * width, HIDDEN), (HIDDEN, width)
+    result: dict[str, list] = {"plain": [], "int8": [], "int4": [], "e4m3": [], "e2m1": []}
+    for out, into in sizes:
+        bias, integers = torch.zeros(out, dtype=DTYPE), torch.zeros(out, into, dtype=torch.int8)
+        result["plain"].append(TritonPacked(torch.zeros(out, into, dtype=DTYPE), bias))
+        result["int8"].append(triton_int8.pack_int8(integers, torch.ones(out), bias, DTYPE))
+        for code, group in (("int4", 128), ("e4m3", 128), ("e2m1", 32)):
+            scales = torch.ones(out, into // group, dtype=DTYPE)
+            zeros = torch.zeros(out, into // group, dtype=torch.uint8) if code == "int4" else None
+            weight = GroupedWeight(integers.view(torch.uint8), scales, zeros, group, code=code)
+            result[code].append(triton_grouped.pack_grouped(weight, bias))
+    return result
+
+
 def make_pool(is_int8: bool, dim: int = DIM) -> PagePool:
     page_format = torch_attention.page_format(LayerKV(KV_HEADS, dim, dim), torch.int8 if is_int8 else DTYPE)
     return PagePool(torch.zeros(64, *page_format.shape, dtype=page_format.dtype), page_format)
@@ -193,6 +246,36 @@ def attention_calls():
                                 )
                             ),
                         )
+
+
+def latent_calls():
+    """Latent attention with the sizes of DeepSeek-V3."""
+    rank, rotary = 512, 64
+    page_format = torch_attention.page_format(LayerKV(1, rank + rotary, rank, has_latents=True), DTYPE)
+    pool = PagePool(torch.zeros(64, *page_format.shape, dtype=DTYPE), page_format)
+    norm, key_up = Norm(torch.ones(rank), 1e-6), TritonPacked(torch.zeros(HEADS, rank, DIM, dtype=DTYPE), None)
+    for count in (1, 64):
+        span = Span(0, count, 1000, list(range(-(-1000 // BLOCK_SIZE))))
+        plan = native.TablePlan(BatchTables.of_spans([span], None, torch.device("cpu")), 0)
+        queries = torch.zeros(count, HEADS, rank + rotary, dtype=DTYPE)
+        for is_split in (False, True):
+            yield (
+                f"latent attention of {count}, split={is_split}",
+                lambda queries=queries, plan=plan, is_split=is_split: triton_attention.attend(
+                    queries, pool, plan, scale=1.0, is_split=is_split
+                ),
+            )
+    rows, angles = torch.zeros(2, rank + rotary, dtype=DTYPE), torch.zeros(2, 1, rotary)
+    indices = torch.zeros(2, 1, dtype=torch.int64)
+    yield (
+        "latents",
+        lambda: triton_kernels.write_latents(rows, norm, angles, angles, pool, indices, is_interleaved=True),
+    )
+    queries = torch.zeros(2, HEADS, DIM + rotary, dtype=DTYPE)
+    yield (
+        "latents",
+        lambda queries=queries: triton_kernels.absorb_queries(queries, key_up, angles, angles, is_interleaved=True),
+    )
 
 
 def main(capabilities: list[str]) -> None:

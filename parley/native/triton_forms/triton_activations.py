@@ -28,7 +28,7 @@ class ActivationShape:
 
 
 @triton.jit
-def _activate_numbers(gate: tl.tensor, activation: tl.constexpr) -> tl.tensor:
+def _activation(gate: tl.tensor, activation: tl.constexpr) -> tl.tensor:
     """Return the activation of float32 numbers."""
     if activation == "silu":
         return gate * tl.sigmoid(gate)
@@ -47,19 +47,32 @@ def _activate_numbers(gate: tl.tensor, activation: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def activate_numbers(
+    gate: tl.tensor, up: tl.tensor, stored: tl.constexpr, activation: tl.constexpr, is_gated: tl.constexpr
+) -> tl.tensor:
+    """Return activation(gate) * up, or the activation of the gate alone; all float32, of numbers in dtype ``stored``.
+
+    The activation is rounded to this dtype before the multiplication.
+    """
+    active = _activation(gate, activation)
+    if is_gated:
+        active = active.to(stored).to(tl.float32)
+        if activation == "clamped_swiglu":
+            up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
+        active *= up
+    return active
+
+
+@triton.jit
 def _activate_kernel(rows: tl.tensor, out: tl.tensor, shape: tl.constexpr) -> None:
     columns = tl.program_id(1) * shape.block + tl.arange(0, shape.block)
     is_column = columns < shape.width
     row = tl.program_id(0).to(tl.int64)
     source = rows + row * (shape.width * (2 if shape.is_gated else 1)) + columns
     stored = rows.dtype.element_ty
-    active = _activate_numbers(tl.load(source, is_column, 0).to(tl.float32), shape.activation)
-    if shape.is_gated:
-        active = active.to(stored).to(tl.float32)
-        up = tl.load(source + shape.width, is_column, 0).to(tl.float32)
-        if shape.activation == "clamped_swiglu":
-            up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
-        active *= up
+    gate = tl.load(source, is_column, 0).to(tl.float32)
+    up = tl.load(source + shape.width, is_column, 0).to(tl.float32) if shape.is_gated else gate
+    active = activate_numbers(gate, up, stored, shape.activation, shape.is_gated)
     tl.store(out + row * shape.width + columns, active.to(stored), is_column)
 
 

@@ -46,7 +46,8 @@ WIDE_HEAD = 128  # numbers of a head; with int8 pages, more do not fit into the 
 class AttentionShape:
     """The constants of a kernel. ``fold`` heads share keys; ``rows`` of a tile are heads of tokens, heads first.
 
-    ``window`` and ``has_cap``: 0 and False if there is none. ``is_split``: partial results are stored.
+    ``window`` and ``has_cap``: 0 and False if there is none. ``is_split``: partial results are stored. ``tail_block``:
+    of the numbers of a key after its value, where ``has_latents``; ``dim_block`` is that of the others.
     """
 
     rows: int
@@ -59,9 +60,11 @@ class AttentionShape:
     has_cap: bool
     has_sinks: bool
     is_int8: bool
+    has_latents: bool
     is_split: bool
     dim_block: int
     value_block: int
+    tail_block: int
     stages: int
     is_wide: bool
 
@@ -86,8 +89,7 @@ def _merge(
 
 @triton.jit
 def _score_keys(
-    query: tl.tensor,
-    key: tl.tensor,
+    products: tl.tensor,
     key_scales: tl.tensor,
     key_ids: tl.tensor,
     positions: tl.tensor,
@@ -96,8 +98,8 @@ def _score_keys(
     cap: tl.tensor,
     shape: tl.constexpr,
 ) -> tl.tensor:
-    """Return the scores of keys [dim, 16] in powers of two, -inf where a row does not see them: [rows, 16]."""
-    scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale
+    """Return the scores of products [rows, 16] in powers of two, -inf where a row does not see the key."""
+    scores = products * scale
     if shape.is_int8:
         scores *= key_scales[None, :]
     if shape.has_cap:
@@ -111,6 +113,7 @@ def _score_keys(
 @triton.jit
 def _attend_chunk(
     query: tl.tensor,
+    query_tail: tl.tensor,
     keys: tl.tensor,
     table: tl.tensor,
     first_key: tl.tensor,
@@ -125,7 +128,9 @@ def _attend_chunk(
 
     ``keys``: of the tile's head in page 0. ``table``: the sequence's page numbers.
     """
-    side: tl.constexpr = shape.kv_heads * PAGE * shape.width  # from a page's keys to its values
+    key_numbers: tl.constexpr = shape.kv_heads * PAGE * shape.width  # of a page
+    side: tl.constexpr = 0 if shape.has_latents else key_numbers  # from a page's keys to its values
+    key_dim: tl.constexpr = shape.value_dim if shape.has_latents else shape.dim  # without the tail
     numbers = tl.arange(0, PAGE)
     dims, value_dims = tl.arange(0, shape.dim_block), tl.arange(0, shape.value_block)
     peak = tl.full([shape.rows], NEVER, tl.float32)
@@ -133,24 +138,36 @@ def _attend_chunk(
     values = tl.zeros([shape.rows, shape.value_block], tl.float32)
     ones = tl.full([PAGE, PAGE], 1.0, query.dtype)
     for index in tl.range(first_key // PAGE, tl.cdiv(end_key, PAGE), num_stages=shape.stages):
-        page = keys + tl.load(table + index).to(tl.int64) * (2 * side)
+        page = keys + tl.load(table + index).to(tl.int64) * (key_numbers + side)
         key_ids = index * PAGE + numbers
         is_key = key_ids < end_key
         key = tl.load(
-            page + numbers[None, :] * shape.width + dims[:, None], is_key[None, :] & (dims[:, None] < shape.dim), 0
+            page + numbers[None, :] * shape.width + dims[:, None], is_key[None, :] & (dims[:, None] < key_dim), 0
         )
-        value = tl.load(
-            page + side + numbers[:, None] * shape.width + value_dims[None, :],
-            is_key[:, None] & (value_dims[None, :] < shape.value_dim),
-            0,
-        )
+        if shape.has_latents:
+            value = tl.trans(key)
+        else:
+            value = tl.load(
+                page + side + numbers[:, None] * shape.width + value_dims[None, :],
+                is_key[:, None] & (value_dims[None, :] < shape.value_dim),
+                0,
+            )
         key_scales, value_scales = is_key, is_key
         if shape.is_int8:
             row_scales = (page + (shape.width - SCALE_BYTES)).to(tl.pointer_type(tl.float32))
             row_scales += numbers * (shape.width // SCALE_BYTES)
             key_scales = tl.load(row_scales, is_key, 0)
             value_scales = tl.load(row_scales + side // SCALE_BYTES, is_key, 0)
-        scores = _score_keys(query, key, key_scales, key_ids, positions, ends, scale, cap, shape)
+        products = tl.dot(query, key.to(query.dtype), input_precision="ieee")
+        if shape.has_latents:
+            tail_dims = shape.value_dim + tl.arange(0, shape.tail_block)
+            key_tail = tl.load(
+                page + numbers[None, :] * shape.width + tail_dims[:, None],
+                is_key[None, :] & (tail_dims[:, None] < shape.dim),
+                0,
+            )
+            products = tl.dot(query_tail, key_tail.to(query.dtype), products, input_precision="ieee")
+        scores = _score_keys(products, key_scales, key_ids, positions, ends, scale, cap, shape)
         next_peak = tl.maximum(peak, tl.max(scores, 1))
         base = tl.where(next_peak == NEVER, 0.0, next_peak)
         factor, weights = tl.exp2(peak - base), tl.exp2(scores - base[:, None])
@@ -232,13 +249,15 @@ def _attend_kernel(
     if shape.window > 0:
         first_key = tl.maximum(tl.min(tl.where(exists, positions, last_end), 0) - shape.window + 1, 0)
     dims, value_dims = tl.arange(0, shape.dim_block), tl.arange(0, shape.value_block)
-    query = tl.load(
-        queries + tokens[:, None].to(tl.int64) * query_stride + heads[:, None] * shape.dim + dims[None, :],
-        exists[:, None] & (dims[None, :] < shape.dim),
-        0,
-    )
+    key_dim: tl.constexpr = shape.value_dim if shape.has_latents else shape.dim
+    rows = queries + tokens[:, None].to(tl.int64) * query_stride + heads[:, None] * shape.dim
+    query = tl.load(rows + dims[None, :], exists[:, None] & (dims[None, :] < key_dim), 0)
+    query_tail = query
+    if shape.has_latents:
+        tail_dims = shape.value_dim + tl.arange(0, shape.tail_block)[None, :]
+        query_tail = tl.load(rows + tail_dims, exists[:, None] & (tail_dims < shape.dim), 0)
     if shape.is_wide:
-        query = query.to(tl.float32)
+        query, query_tail = query.to(tl.float32), query_tail.to(tl.float32)
     keys = pages + tl.program_id(1) * (PAGE * shape.width)
     table = tables + sequence * table_width
     first_chunk = first_key // CHUNK
@@ -246,8 +265,8 @@ def _attend_kernel(
         chunk = first_chunk + tl.program_id(2)
         if chunk * CHUNK < last_end:
             peak, total, values = _attend_chunk(
-                query, keys, table, tl.maximum(first_key, chunk * CHUNK), tl.minimum(last_end, (chunk + 1) * CHUNK),
-                positions, ends, scale, cap, shape,
+                query, query_tail, keys, table, tl.maximum(first_key, chunk * CHUNK),
+                tl.minimum(last_end, (chunk + 1) * CHUNK), positions, ends, scale, cap, shape,
             )  # fmt: skip
             row = (tokens.to(tl.int64) * (shape.kv_heads * shape.fold) + heads) * chunks + tl.program_id(2)
             tl.store(partial_stats + row, peak, exists)
@@ -258,8 +277,8 @@ def _attend_kernel(
         peak, total, values = _start_rows(sinks, heads, exists, shape)
         for chunk in range(first_chunk, tl.cdiv(last_end, CHUNK)):
             next_peak, next_total, next_values = _attend_chunk(
-                query, keys, table, tl.maximum(first_key, chunk * CHUNK), tl.minimum(last_end, (chunk + 1) * CHUNK),
-                positions, ends, scale, cap, shape,
+                query, query_tail, keys, table, tl.maximum(first_key, chunk * CHUNK),
+                tl.minimum(last_end, (chunk + 1) * CHUNK), positions, ends, scale, cap, shape,
             )  # fmt: skip
             peak, total, values = _merge(peak, total, values, next_peak, next_total, next_values)
         _store_rows(out, total, values, tokens, heads, exists, shape)
@@ -304,6 +323,7 @@ def attention_shape(
 ) -> AttentionShape:
     """Return the constants of the kernels for queries [T, heads, dim] over these pages, unsplit."""
     layer = pool.page_format.layer
+    tail = layer.dim - layer.value_dim if layer.has_latents else 0
     return AttentionShape(
         rows=rows,
         fold=queries.shape[1] // layer.heads,
@@ -315,9 +335,11 @@ def attention_shape(
         has_cap=has_cap,
         has_sinks=has_sinks,
         is_int8=pool.page_format.dtype == torch.int8,
+        has_latents=layer.has_latents,
         is_split=False,
-        dim_block=max(16, triton.next_power_of_2(layer.dim)),
+        dim_block=max(16, triton.next_power_of_2(layer.dim - tail)),
         value_block=max(16, triton.next_power_of_2(layer.value_dim)),
+        tail_block=max(16, triton.next_power_of_2(tail)),
         stages=PAGES_AHEAD,
         is_wide=INTERPRETED,
     )
@@ -340,7 +362,7 @@ def attend(
     """
     tables, layer = plan.tables, pool.page_format.layer
     total, heads = queries.shape[:2]
-    tiles, rows = plan.choose_tiles(heads // layer.heads)
+    tiles, rows = plan.choose_tiles(heads // layer.heads, is_wide=layer.has_latents)
     shape = attention_shape(queries, pool, rows, plan.window, has_cap=softcap is not None, has_sinks=sinks is not None)
     chunks, programs = plan.chunks, len(tiles) * layer.heads
     if is_split is None:
@@ -353,7 +375,7 @@ def attend(
         values = queries.new_empty(total, heads, chunks, layer.value_dim, dtype=torch.float32)
     sinks = unused(queries) if sinks is None else sinks.float()
     side = total * heads * chunks
-    warps = 8 if shape.is_int8 and shape.dim_block > WIDE_HEAD else 4
+    warps = 8 if shape.has_latents or (shape.is_int8 and shape.dim_block > WIDE_HEAD) else 4
     _attend_kernel[(len(tiles), layer.heads, chunks if is_split else 1)](
         queries, queries.stride(0), pool.data, tiles, tables.pages, tables.pages.stride(0), tables.positions,
         tables.ends, sinks, out, stats, values, side, chunks, scale, softcap or 1.0, shape, num_warps=warps,
@@ -361,6 +383,17 @@ def attend(
     )  # fmt: skip
     if is_split:
         _merge_kernel[(len(tiles), layer.heads)](
-            stats, values, side, chunks, tiles, tables.positions, tables.ends, sinks, out, shape, **NO_FUSION
+            stats,
+            values,
+            side,
+            chunks,
+            tiles,
+            tables.positions,
+            tables.ends,
+            sinks,
+            out,
+            shape,
+            num_warps=warps,
+            **NO_FUSION,
         )
     return out

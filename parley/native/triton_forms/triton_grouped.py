@@ -75,8 +75,7 @@ def _add_piece(
     scales: tl.tensor,
     zeros: tl.tensor,
     outs: tl.tensor,
-    rows: tl.tensor,
-    row_count: tl.tensor,
+    is_row: tl.tensor,
     shape: tl.constexpr,
 ) -> tl.tensor:
     """Add the product of columns ``first`` to ``first + piece``, whose bits are int32 [outs, piece], to the total."""
@@ -86,11 +85,39 @@ def _add_piece(
         w -= tl.load(zeros + place, outs < shape.out, 0).to(tl.float32)[:, None]
     w *= tl.load(scales + place, outs < shape.out, 0).to(tl.float32)[:, None]
     numbers = first + tl.arange(0, shape.piece)
-    r = tl.load(columns + numbers[:, None], (rows[None, :] < row_count) & (numbers[:, None] < shape.into), 0)
+    r = tl.load(columns[None, :] + numbers[:, None], is_row[None, :] & (numbers[:, None] < shape.into), 0)
     w = w.to(r.dtype)
     if shape.is_wide:
         w, r = w.to(tl.float32), r.to(tl.float32)
     return tl.dot(w, r, total, input_precision="ieee")
+
+
+@triton.jit
+def multiply_grouped_tile(
+    columns: tl.tensor,
+    is_row: tl.tensor,
+    values: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    out_scales: tl.tensor,  # float32 [out]
+    outs: tl.tensor,
+    shape: tl.constexpr,
+) -> tl.tensor:
+    """Return the products of a tile's rows, which begin at ``columns``, and of the outputs ``outs``: float32
+    [outs, rows]."""
+    weights = values + outs[:, None].to(tl.int64) * shape.row_bytes + tl.arange(0, shape.piece)[None, :]
+    total = tl.zeros([shape.outs, shape.rows], tl.float32)
+    halves: tl.constexpr = 2 if shape.code == "int4" or shape.code == "e2m1" else 1
+    for first in tl.range(0, shape.row_bytes, shape.piece, num_stages=shape.stages):
+        bits = tl.load(weights + first, outs[:, None] < shape.out, 0).to(tl.int32)
+        low = bits & 15 if halves == 2 else bits
+        total = _add_piece(total, low, first * halves, columns, scales, zeros, outs, is_row, shape)
+        if halves == 2:
+            next_piece = first * halves + shape.piece
+            total = _add_piece(total, bits >> 4, next_piece, columns, scales, zeros, outs, is_row, shape)
+    if shape.has_out_scales:
+        total *= tl.load(out_scales + outs, outs < shape.out, 0)[:, None]
+    return total
 
 
 @triton.jit
@@ -100,27 +127,17 @@ def _grouped_kernel(
     values: tl.tensor,
     scales: tl.tensor,
     zeros: tl.tensor,
-    out_scales: tl.tensor,  # float32 [out]
+    out_scales: tl.tensor,
     bias: tl.tensor,
     y: tl.tensor,  # [T, out]
     row_count: tl.tensor,
     shape: tl.constexpr,
 ) -> None:
     outs, rows = tile_places(row_count, shape)
-    weights = values + outs[:, None].to(tl.int64) * shape.row_bytes + tl.arange(0, shape.piece)[None, :]
-    columns = x + rows[None, :].to(tl.int64) * x_stride
-    total = tl.zeros([shape.outs, shape.rows], tl.float32)
-    halves: tl.constexpr = 2 if shape.code == "int4" or shape.code == "e2m1" else 1
-    for first in tl.range(0, shape.row_bytes, shape.piece, num_stages=shape.stages):
-        bits = tl.load(weights + first, outs[:, None] < shape.out, 0).to(tl.int32)
-        low = bits & 15 if halves == 2 else bits
-        total = _add_piece(total, low, first * halves, columns, scales, zeros, outs, rows, row_count, shape)
-        if halves == 2:
-            next_piece = first * halves + shape.piece
-            total = _add_piece(total, bits >> 4, next_piece, columns, scales, zeros, outs, rows, row_count, shape)
-    if shape.has_out_scales:
-        total *= tl.load(out_scales + outs, outs < shape.out, 0)[:, None]
-    store_tile(y, total, bias, outs, rows, row_count, shape)
+    is_row = rows < row_count
+    columns = x + rows.to(tl.int64) * x_stride
+    total = multiply_grouped_tile(columns, is_row, values, scales, zeros, out_scales, outs, shape)
+    store_tile(y, total, bias, outs, rows, is_row, shape)
 
 
 def piece_width(weight: GroupedWeight) -> int:
@@ -163,13 +180,10 @@ def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None) -> TritonGrou
     )
 
 
-def multiply_grouped(x: torch.Tensor, packed: TritonGroupedPacked, result: torch.dtype) -> torch.Tensor:
-    """Return x [T, in] times the packed weight, plus bias: [T, out] of dtype ``result``."""
-    if packed.order is not None:
-        x = x.index_select(1, packed.order)
-    rows, (out, row_bytes) = len(x), packed.weight.shape
-    tile = next(tile for most, tile in TILES if rows <= most)
-    shape = GroupedShape(
+def grouped_shape(packed: TritonGroupedPacked, tile: Tile) -> GroupedShape:
+    """Return the constants of a product with this weight, or with each of several that are stacked."""
+    out, row_bytes = packed.weight.shape[-2:]
+    return GroupedShape(
         out=out,
         into=packed.into,
         group=packed.group,
@@ -184,6 +198,15 @@ def multiply_grouped(x: torch.Tensor, packed: TritonGroupedPacked, result: torch
         has_bias=packed.bias is not None,
         is_wide=INTERPRETED,
     )
+
+
+def multiply_grouped(x: torch.Tensor, packed: TritonGroupedPacked, result: torch.dtype) -> torch.Tensor:
+    """Return x [T, in] times the packed weight, plus bias: [T, out] of dtype ``result``."""
+    if packed.order is not None:
+        x = x.index_select(1, packed.order)
+    rows, out = len(x), len(packed.weight)
+    tile = next(tile for most, tile in TILES if rows <= most)
+    shape = grouped_shape(packed, tile)
     zeros, out_scales, bias = (
         packed.weight if each is None else each for each in (packed.zeros, packed.out_scales, packed.bias)
     )

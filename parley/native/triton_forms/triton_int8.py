@@ -11,7 +11,7 @@ import triton.language as tl
 
 from parley.native.torch_forms.torch_int8 import MIN_ABSMAX, TorchRows, check_int8_shape
 from parley.native.triton_forms.launch import INTERPRETED, NO_FUSION
-from parley.native.triton_forms.triton_linear import LinearShape, Tile, tile_grid, tile_places
+from parley.native.triton_forms.triton_linear import LinearShape, Tile, store_tile, tile_grid, tile_places
 from parley.native.triton_forms.triton_packed import TritonInt8Packed
 
 SMALLEST = tl.constexpr(MIN_ABSMAX)
@@ -55,6 +55,28 @@ def quantize_rows(x: torch.Tensor) -> TorchRows:
 
 
 @triton.jit
+def multiply_int8_tile(
+    columns: tl.tensor,
+    is_row: tl.tensor,
+    row_scales: tl.tensor,  # float32 [rows], of the tile
+    weight: tl.tensor,
+    out_scales: tl.tensor,
+    outs: tl.tensor,
+    shape: tl.constexpr,
+) -> tl.tensor:
+    """Return the products of a tile's rows, which begin at ``columns``, and of the outputs ``outs`` of a weight:
+    float32 [outs, rows]."""
+    weights = weight + outs[:, None].to(tl.int64) * shape.into
+    total = tl.zeros([shape.outs, shape.rows], tl.int32)
+    for first in tl.range(0, shape.into, shape.inner, num_stages=shape.stages):
+        numbers = first + tl.arange(0, shape.inner)
+        w = tl.load(weights + numbers[None, :], (outs[:, None] < shape.out) & (numbers[None, :] < shape.into), 0)
+        r = tl.load(columns[None, :] + numbers[:, None], is_row[None, :] & (numbers[:, None] < shape.into), 0)
+        total = tl.dot(w, r, total)
+    return total.to(tl.float32) * row_scales[None, :] * tl.load(out_scales + outs, outs < shape.out, 0)[:, None]
+
+
+@triton.jit
 def _int8_kernel(
     x: tl.tensor,  # int8 [T, into]
     row_scales: tl.tensor,  # float32 [T]
@@ -66,19 +88,11 @@ def _int8_kernel(
     shape: tl.constexpr,
 ) -> None:
     outs, rows = tile_places(row_count, shape)
-    weights, columns = weight + outs[:, None].to(tl.int64) * shape.into, x + rows[None, :].to(tl.int64) * shape.into
-    total = tl.zeros([shape.outs, shape.rows], tl.int32)
-    for first in tl.range(0, shape.into, shape.inner, num_stages=shape.stages):
-        numbers = first + tl.arange(0, shape.inner)
-        w = tl.load(weights + numbers[None, :], (outs[:, None] < shape.out) & (numbers[None, :] < shape.into), 0)
-        r = tl.load(columns + numbers[:, None], (rows[None, :] < row_count) & (numbers[:, None] < shape.into), 0)
-        total = tl.dot(w, r, total)
-    numbers = tl.trans(total).to(tl.float32) * tl.load(row_scales + rows, rows < row_count, 0)[:, None]
-    numbers *= tl.load(out_scales + outs, outs < shape.out, 0)[None, :]
-    if shape.has_bias:
-        numbers += tl.load(bias + outs, outs < shape.out, 0).to(tl.float32)[None, :]
-    is_stored = (rows[:, None] < row_count) & (outs[None, :] < shape.out)
-    tl.store(y + rows[:, None].to(tl.int64) * shape.out + outs[None, :], numbers.to(y.dtype.element_ty), is_stored)
+    is_row = rows < row_count
+    scales = tl.load(row_scales + rows, is_row, 0)
+    columns = x + rows.to(tl.int64) * shape.into
+    total = multiply_int8_tile(columns, is_row, scales, weight, out_scales, outs, shape)
+    store_tile(y, total, bias, outs, rows, is_row, shape)
 
 
 def pack_int8(

@@ -14,23 +14,29 @@ from parley.native.torch_forms.torch_int8 import TorchRows
 from parley.native.torch_forms.torch_kernels import TorchPacked
 from parley.native.triton_forms import triton_activations, triton_grouped, triton_int8, triton_linear, triton_norms
 from parley.native.triton_forms.triton_attention import attend
+from parley.native.triton_forms.triton_experts import linear_heads, mix_experts
 from parley.native.triton_forms.triton_grouped import piece_width
 from parley.native.triton_forms.triton_int8 import pack_int8, quantize_rows
+from parley.native.triton_forms.triton_latent import absorb_queries, write_latents
 from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonInt8Packed, TritonPacked
 from parley.native.triton_forms.triton_rope import rope_write
 
 __all__ = [
+    "absorb_queries",
     "activate",
     "add_norm",
     "attend",
     "linear",
+    "linear_heads",
     "lm_head_logits",
+    "mix_experts",
     "norm_rows",
     "pack_grouped",
     "pack_int8",
     "pack_weight",
     "quantize_rows",
     "rope_write",
+    "write_latents",
 ]
 
 

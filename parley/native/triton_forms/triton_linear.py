@@ -75,15 +75,33 @@ def tile_places(row_count: tl.tensor, shape: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def store_tile(
-    y: tl.tensor, total: tl.tensor, bias: tl.tensor, outs: tl.tensor, rows: tl.tensor, row_count: tl.tensor,
+    y: tl.tensor, total: tl.tensor, bias: tl.tensor, outs: tl.tensor, rows: tl.tensor, is_row: tl.tensor,
     shape: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store a tile float32 [outs, rows], plus bias, as y [rows, out]."""
     if shape.has_bias:
         total += tl.load(bias + outs, outs < shape.out, 0).to(tl.float32)[:, None]
     places = rows[:, None].to(tl.int64) * shape.out + outs[None, :]
-    is_stored = (rows[:, None] < row_count) & (outs[None, :] < shape.out)
+    is_stored = is_row[:, None] & (outs[None, :] < shape.out)
     tl.store(y + places, tl.trans(total).to(y.dtype.element_ty), is_stored)
+
+
+@triton.jit
+def multiply_tile(
+    columns: tl.tensor, is_row: tl.tensor, weight: tl.tensor, outs: tl.tensor, shape: tl.constexpr
+) -> tl.tensor:
+    """Return the products of a tile's rows, which begin at ``columns``, and of the outputs ``outs`` of a weight
+    [out, into]: float32 [outs, rows]."""
+    weights = weight + outs[:, None].to(tl.int64) * shape.into
+    total = tl.zeros([shape.outs, shape.rows], tl.float32)
+    for first in tl.range(0, shape.into, shape.inner, num_stages=shape.stages):
+        numbers = first + tl.arange(0, shape.inner)
+        w = tl.load(weights + numbers[None, :], (outs[:, None] < shape.out) & (numbers[None, :] < shape.into), 0)
+        r = tl.load(columns[None, :] + numbers[:, None], is_row[None, :] & (numbers[:, None] < shape.into), 0)
+        if shape.is_wide:
+            w, r = w.to(tl.float32), r.to(tl.float32)
+        total = tl.dot(w, r, total, input_precision="ieee")
+    return total
 
 
 @triton.jit
@@ -97,17 +115,9 @@ def _linear_kernel(
     shape: tl.constexpr,
 ) -> None:
     outs, rows = tile_places(row_count, shape)
-    weights = weight + outs[:, None].to(tl.int64) * shape.into
-    columns = x + rows[None, :].to(tl.int64) * x_stride
-    total = tl.zeros([shape.outs, shape.rows], tl.float32)
-    for first in tl.range(0, shape.into, shape.inner, num_stages=shape.stages):
-        numbers = first + tl.arange(0, shape.inner)
-        w = tl.load(weights + numbers[None, :], (outs[:, None] < shape.out) & (numbers[None, :] < shape.into), 0)
-        r = tl.load(columns + numbers[:, None], (rows[None, :] < row_count) & (numbers[:, None] < shape.into), 0)
-        if shape.is_wide:
-            w, r = w.to(tl.float32), r.to(tl.float32)
-        total = tl.dot(w, r, total, input_precision="ieee")
-    store_tile(y, total, bias, outs, rows, row_count, shape)
+    is_row = rows < row_count
+    total = multiply_tile(x + rows.to(tl.int64) * x_stride, is_row, weight, outs, shape)
+    store_tile(y, total, bias, outs, rows, is_row, shape)
 
 
 def uses_cublas(device: torch.device) -> bool:
@@ -131,14 +141,17 @@ def tile_grid(tile: Tile, rows: int, out: int) -> tuple[int]:
     return (triton.cdiv(out, tile.outs) * triton.cdiv(rows, tile.rows),)
 
 
+def linear_shape(out: int, into: int, tile: Tile, *, has_bias: bool) -> LinearShape:
+    """Return the constants of a product of plain numbers."""
+    inner = min(tile.inner, max(16, triton.next_power_of_2(into)))
+    return LinearShape(out, into, tile.outs, tile.rows, inner, tile.stages, has_bias, INTERPRETED)
+
+
 def multiply_rows(x: torch.Tensor, packed: TritonPacked, result: torch.dtype, tile: Tile | None = None) -> torch.Tensor:
     """Return x [T, in] times the weight, plus bias: [T, out] of dtype ``result``."""
     rows, (out, into) = len(x), packed.weight.shape
     tile = tile or choose_tile(rows)
-    shape = LinearShape(
-        out, into, tile.outs, tile.rows, min(tile.inner, max(16, triton.next_power_of_2(into))), tile.stages,
-        packed.bias is not None, INTERPRETED,
-    )  # fmt: skip
+    shape = linear_shape(out, into, tile, has_bias=packed.bias is not None)
     y = x.new_empty(rows, out, dtype=result)
     if rows:
         bias = x if packed.bias is None else packed.bias
