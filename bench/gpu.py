@@ -2,11 +2,14 @@
 
     python bench/gpu.py [--shapes 0.5b,8b] [--skip server]
 
-Takes about ten minutes; needs a GPU of compute capability 8.0 or newer. Weights are random. Four parts, each a table in
-Markdown, which is printed when the part ends:
+Takes about ten minutes; needs a GPU of compute capability 8.0 or newer. Weights are random. Parts, each a table in
+Markdown, which is printed when the part ends. A part that fails prints its error, and the others go on; the exit status
+is then 1:
 
 linears    Rows of a linear layer alone and in batches: whether the bits are equal, and time over that of the bytes.
 attention  One token after contexts of several lengths: the same, and the error against float64.
+experts    A mixture of experts of 128, of which a row has 8: the same as for linears, over the bytes of experts used.
+latents    One token of latent attention (MLA) after contexts of several lengths: bits, error and time.
 steps      Decode steps with graphs and without: time over that of all weights and of the keys and values read.
 server     Requests at once: tokens per second over HTTP, and the first token of a prompt.
 """
@@ -14,9 +17,11 @@ server     Requests at once: tokens per second over HTTP, and the first token of
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,6 +52,7 @@ LINEAR_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (512, 4096, 32768)
 STEP_ROWS = (1, 8, 32, 64)
 STEP_CONTEXT = 512
+MIXTURE_SIZES = (2048, 768, 128, 8)  # hidden, width of an expert, experts, chosen
 CLIENTS = (1, 8, 32, 64)
 ANSWER = 128  # tokens
 PROMPT = 64  # tokens
@@ -159,6 +165,65 @@ def compare_attention(shape: Shape, bandwidth: float) -> str:
     return markdown_table(head, rows)
 
 
+def compare_experts(bandwidth: float) -> str:
+    """Return the table of a mixture with the sizes of Qwen3-30B-A3B, in bf16 and in FP4 with scales for 32 numbers."""
+    hidden, width, count, chosen = MIXTURE_SIZES
+    rows = []
+    for name, bits in (("bf16", 16.0), ("FP4", 4.5)):
+        up, down = (stacked_weights(name, count, *sizes) for sizes in ((2 * width, hidden), (hidden, width)))
+        experts = native.Experts(count, up, down)
+        x = random_rows(max(STEP_ROWS), hidden)
+        routing = native.Routing(count, chosen, normalized=True)
+        ids, weights = native.route(torch.randn(len(x), count, device=DEVICE), None, routing)
+        mix = partial(native.mix_experts, experts=experts)
+        alone = torch.cat([mix(x[i : i + 1], ids=ids[i : i + 1], weights=weights[i : i + 1]) for i in range(len(x))])
+        for size in STEP_ROWS:
+            launch = partial(mix, x[:size], ids=ids[:size], weights=weights[:size])
+            equal, seconds = torch.equal(launch(), alone[:size]), median_seconds(launch)
+            least = len(ids[:size].unique()) * 3 * hidden * width * bits / 8 / bandwidth
+            rows.append((name, size, equal, f"{seconds * 1e6:.0f}", f"{least / seconds:.2f}"))
+    return markdown_table(("experts", "rows", "bits equal", "µs", "least time over it"), rows)
+
+
+def stacked_weights(name: str, count: int, out: int, into: int) -> native.PackedWeight:
+    """Return random weights [out, into] of so many experts, "bf16" or "FP4"."""
+
+    def pack() -> native.PackedWeight:
+        if name == "bf16":
+            return native.pack_weight(random_rows(out, into) * into**-0.5)
+        values = torch.randint(0, 16, (out, into), dtype=torch.uint8, device=DEVICE)
+        scales = torch.full((out, into // 32), 2.0**-6, dtype=torch.bfloat16, device=DEVICE)
+        return native.pack_grouped(native.GroupedWeight(values, scales, None, 32, code="e2m1"), None, torch.bfloat16)
+
+    return native.stack_experts((pack() for _ in range(count)), count)
+
+
+def compare_latents(bandwidth: float) -> str:
+    """Return the table of latent attention in decode steps, with the sizes of DeepSeek-V2-Lite: 16 heads."""
+    layer, heads, rows = LayerKV(1, 576, 512, has_latents=True), 16, []
+    page_format = native.choose_page_format(layer, torch.bfloat16, DEVICE)
+    for count in (1, 8):
+        for context in CONTEXTS:
+            pages = -(-context // BLOCK_SIZE)
+            numbers = random_rows(count * pages + 1, *page_format.shape)
+            pool = native.PagePool(numbers, page_format)
+            spans = [Span(i, 1, context, list(range(i * pages, (i + 1) * pages))) for i in range(count)]
+            queries = random_rows(count, heads, layer.dim)
+            options = {"heads": heads, "page_format": page_format, "window": None, "chunk": None, "ends": None}
+            plan = native.plan_attention(spans, **options, zero_page=count * pages, device=DEVICE, dtype=queries.dtype)
+            launch = partial(native.attend, queries, pool, plan, scale=layer.dim**-0.5)
+            result, seconds = launch(), median_seconds(launch)
+            keys = numbers[:pages].flatten(0, 3)[:context].double()
+            weights = (queries[0].double() @ keys.t() * layer.dim**-0.5).softmax(-1)
+            exact = weights @ keys[:, : layer.value_dim]
+            error = ((result[0].double() - exact).norm() / exact.norm()).item()
+            least = count * context * 2 * layer.dim / bandwidth
+            equal = all(torch.equal(launch(), result) for _ in range(5))
+            rows.append((count, context, equal, f"{error:.1e}", f"{seconds * 1e6:.0f}", f"{least / seconds:.2f}"))
+    head = ("sequences", "context", "bits equal each time", "error", "µs", "least time over it")
+    return markdown_table(head, rows)
+
+
 def decode_batch(rows: int) -> PackedBatch:
     """Return one token for each of so many sequences."""
     pages = -(-STEP_CONTEXT // BLOCK_SIZE)
@@ -207,52 +272,88 @@ def measure_server(folder: Path) -> str:
     return markdown_table(("clients", "tokens/s", "ms until the first token, median"), rows)
 
 
+class Report:
+    """Prints the table of each part when it ends, or why it failed. ``failed``: the parts that did."""
+
+    def __init__(self, skipped: Sequence[str]):
+        self._skipped = skipped
+        self.failed: list[str] = []
+
+    def run_part(self, title: str, part: str, measure: Callable[[], str]) -> None:
+        """Measure a part unless it is skipped. Memory of a part that failed is free for the next."""
+        if part in self._skipped:
+            return
+        try:
+            print(f"\n### {title}, {part}\n\n{measure()}", flush=True)
+        except Exception:
+            self.failed.append(f"{title}, {part}")
+            print(f"\n### {title}, {part}: failed\n\n```\n{traceback.format_exc()}```", flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def measure_loaded_steps(folder: Path, shape: Shape, bandwidth: float) -> str:
+    """Load a model, and return the table of its decode steps."""
+    settings = Settings(model=str(folder), device="cuda", dtype="bfloat16", max_model_len=2 * STEP_CONTEXT)
+    runner, _ = load_runner(settings, lambda stage, fraction: None)
+    assert isinstance(runner, DecoderRunner)
+    runner.pages.clear_pages(list(range(max(STEP_ROWS) * -(-STEP_CONTEXT // BLOCK_SIZE))))
+    return measure_steps(runner, shape, bandwidth)
+
+
 @torch.inference_mode()
-def measure_shape(name: str, skipped: Sequence[str], bandwidth: float) -> None:
+def measure_shape(name: str, report: Report, bandwidth: float) -> None:
     """Print the tables of one shape."""
     shape = GPU_SHAPES[name]
-    parts: dict[str, Callable[[], str]] = {
-        "linears": lambda: compare_linears(shape, bandwidth),
-        "attention": lambda: compare_attention(shape, bandwidth),
-    }
-    for part, measure in parts.items():
-        if part not in skipped:
-            print(f"\n### {name}, {part}\n\n{measure()}", flush=True)
-    if {"steps", "server"} <= set(skipped):
-        return
+    report.run_part(name, "linears", lambda: compare_linears(shape, bandwidth))
+    report.run_part(name, "attention", lambda: compare_attention(shape, bandwidth))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        write_model(folder, shape)
-        if "steps" not in skipped:
-            settings = Settings(model=str(folder), device="cuda", dtype="bfloat16", max_model_len=2 * STEP_CONTEXT)
-            runner, _ = load_runner(settings, lambda stage, fraction: None)
-            assert isinstance(runner, DecoderRunner)
-            runner.pages.clear_pages(list(range(max(STEP_ROWS) * -(-STEP_CONTEXT // BLOCK_SIZE))))
-            print(f"\n### {name}, steps\n\n{measure_steps(runner, shape, bandwidth)}", flush=True)
-            del runner
-            torch.cuda.empty_cache()
-        if "server" not in skipped:
-            print(f"\n### {name}, server\n\n{measure_server(folder)}", flush=True)
+        is_written = False
+
+        def write_once() -> Path:
+            nonlocal is_written
+            if not is_written:
+                write_model(folder, shape)
+                is_written = True
+            return folder
+
+        report.run_part(name, "steps", lambda: measure_loaded_steps(write_once(), shape, bandwidth))
+        report.run_part(name, "server", lambda: measure_server(write_once()))
+
+
+@torch.inference_mode()
+def measure_kernels(report: Report, bandwidth: float) -> None:
+    """Print the tables of kernels that the shapes do not use."""
+    report.run_part("mixture", "experts", lambda: compare_experts(bandwidth))
+    report.run_part("MLA", "latents", lambda: compare_latents(bandwidth))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default=",".join(GPU_SHAPES), help=f"of {', '.join(GPU_SHAPES)}")
-    parser.add_argument("--skip", default="", help="parts to leave out: linears, attention, steps, server")
+    parser.add_argument(
+        "--skip", default="", help="parts to leave out: experts, latents, linears, attention, steps, server"
+    )
     options = parser.parse_args()
+    if unknown := set(options.shapes.split(",")) - set(GPU_SHAPES):
+        parser.error(f"unknown shapes: {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():
-        print("There is no GPU that torch can use.", file=sys.stderr)
+        hint = (
+            "" if torch.version.cuda else " This torch is built without CUDA: install a CUDA build of the same version."
+        )
+        print(f"There is no GPU that torch {torch.__version__} can use.{hint}", file=sys.stderr)
         return 1
     bandwidth = measure_bandwidth()
     name, kernels = torch.cuda.get_device_name(), native.kernels_in_use(torch.bfloat16, DEVICE)
-    print(f"{name}, torch {torch.__version__}, kernels: {kernels}. Copies: {bandwidth / 1e9:.0f} GB/s.")
-    try:
-        for shape in options.shapes.split(","):
-            measure_shape(shape, options.skip.split(","), bandwidth)
-    except ContestantFailed as error:
-        print(f"The server failed: {error}", file=sys.stderr)
-        return 1
-    return 0
+    print(f"{name}, torch {torch.__version__}, kernels: {kernels}. Copies: {bandwidth / 1e9:.0f} GB/s.", flush=True)
+    report = Report(options.skip.split(","))
+    measure_kernels(report, bandwidth)
+    for shape in options.shapes.split(","):
+        measure_shape(shape, report, bandwidth)
+    if report.failed:
+        print(f"Failed: {'; '.join(report.failed)}.", file=sys.stderr)
+    return 1 if report.failed else 0
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_gpu_bf16_gives_valid_scores_and_finishes_every_answer():
     assert stats.generated_tokens == sum(len(answer.token_ids) for answer in answers.values())
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v2_lite"])
 def test_gpu_bf16_answers_are_the_same_alone_in_a_batch_and_in_chunks(architecture):
     """Also with graphs and steps ahead, and without both."""
     runner, _ = load_test_runner(tiny_models.model_folder(architecture), device="cuda")

@@ -71,10 +71,12 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
     """Whether a decode step of this network starts only kernels that read its batch from the device."""
     if not isinstance(network, FusedDecoder) or network.stack is not None or network.state_sizes:
         return False
+    if network.config.latent is not None:  # not tried yet
+        return False
     plain_layers = all(
         shape.chunk is None
         and not shape.slopes
-        and shape.routing is None
+        and (layer.mixture is None or native.has_gpu_experts(layer.mixture.experts))
         and native.has_gpu_rope_write(
             layer.head_norm, is_norm_late=shape.is_qk_norm_late, has_scaled_queries=shape.has_scaled_queries
         )

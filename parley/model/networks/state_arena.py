@@ -74,7 +74,9 @@ def state_slot_bytes(sizes: Sequence[int]) -> int:
 
 def temporary_states(sizes: Sequence[int], spans: Sequence[Span]) -> BatchStates:
     """Return states for a batch whose sequences all begin in it and do not continue."""
-    assert not sizes or all(span.count == span.length for span in spans), "a sequence continues without its state"
+    if not sizes:
+        return BatchStates([], torch.empty(0, 5, dtype=torch.int64))
+    assert all(span.count == span.length for span in spans), "a sequence continues without its state"
     return StateArena(sizes, len(spans)).select_states(spans, [advance_slot(*each) for each in enumerate(spans)])
 
 
