@@ -171,8 +171,11 @@ bench: setup
 	@$(VENV)/bin/python bench/report.py
 
 bench-gpu: setup
-	@$(VENV)/bin/python -m pytest tests/model/test_cuda.py $(wildcard tests/native/test_triton_*.py)
-	@$(VENV)/bin/python bench/gpu.py $(ARGS)
+	@# Measurements are worth having even where a test fails.
+	@tests=0; $(VENV)/bin/python -m pytest tests/model/test_cuda.py $(wildcard tests/native/test_triton_*.py) || tests=$$?; \
+	status=0; $(VENV)/bin/python bench/gpu.py $(ARGS) || status=$$?; \
+	test $$tests = 0 || echo "Tests failed before the measurements: pytest ended with status $$tests." >&2; \
+	exit $$((tests ? tests : status))
 
 bench-peers: setup
 	@$(VENV)/bin/python bench/install.py $(ARGS)

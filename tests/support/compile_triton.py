@@ -60,8 +60,14 @@ class Launch:
     def __init__(self, kernel: JITFunction, arguments: tuple, options: dict):
         self.kernel, self.arguments, self.options = kernel, arguments, options
 
-    def compile(self, capability: int) -> dict:
-        """Compile the kernel; return its registers, spilled bytes, bytes of shared memory and matrix instruction."""
+    @property
+    def variant(self) -> tuple:
+        """Return what tells apart kernels whose code differs by more than sizes."""
+        shape = self.arguments[self.kernel.arg_names.index("shape")] if "shape" in self.kernel.arg_names else None
+        return self.kernel.__name__, *(getattr(shape, name, None) for name in ("format", "order", "has_latents"))
+
+    def specialize(self) -> tuple[dict[str, str], dict, dict]:
+        """Return the types of the arguments, the constants, and what is known of the others."""
         signature: dict[str, str] = {}
         constants, attributes = {}, {}
         for place, (name, value) in enumerate(zip(self.kernel.arg_names, self.arguments, strict=True)):
@@ -80,7 +86,11 @@ class Launch:
                     attributes[place,] = [["tt.divisibility", 16]]
             else:
                 signature[name], constants[place,] = "constexpr", value
-        source = ASTSource(self.kernel, signature, constants, attributes)
+        return signature, constants, attributes
+
+    def compile(self, capability: int) -> dict:
+        """Compile the kernel; return its registers, spilled bytes, bytes of shared memory and matrix instruction."""
+        source = ASTSource(self.kernel, *self.specialize())
         kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(self.options))
         return {"shared": kernel.metadata.shared} | read_usage(kernel.asm["ptx"], capability)
 
@@ -279,13 +289,14 @@ def latent_calls():
 
 
 def main(capabilities: list[str]) -> None:
-    """Print a line for each kernel and capability. With "few" as the first word: one size of each kernel."""
+    """Print a line for each kernel and capability. With "few" as the first word: one size of each variant."""
     is_few = capabilities[0] == "few"
     seen = set()
     for name, launch in record_launches():
-        if is_few and launch.kernel.__name__ in seen:
+        key = launch.variant if is_few else (launch.kernel.__name__, repr((launch.specialize(), launch.options)))
+        if key in seen:
             continue
-        seen.add(launch.kernel.__name__)
+        seen.add(key)
         for capability in map(int, capabilities[is_few:]):
             print(json.dumps({"kernel": name, "capability": capability} | launch.compile(capability)), flush=True)
 

@@ -71,8 +71,6 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
     """Whether a decode step of this network starts only kernels that read its batch from the device."""
     if not isinstance(network, FusedDecoder) or network.stack is not None or network.state_sizes:
         return False
-    if network.config.latent is not None:  # not tried yet
-        return False
     plain_layers = all(
         shape.chunk is None
         and not shape.slopes
