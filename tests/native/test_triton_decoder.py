@@ -17,7 +17,7 @@ from parley.model.networks.paged_kv import PagedKV
 from parley.native import kernel_choice
 from parley.native.triton_forms.triton_packed import TritonPacked
 
-RECORDED = ["qwen3", "qwen3_moe", "deepseek_v2_lite", *(["gpt_oss", "deepseek_v3", "minicpm3"] if IS_NIGHT else [])]
+RECORDED = ["qwen3", "deepseek_v2_lite", *(["qwen3_moe", "gpt_oss", "deepseek_v3", "minicpm3"] if IS_NIGHT else [])]
 BATCHES = [[0], [1, 2, 0], [2], [1], [4, 3, 2, 1, 0], *[[0, 1]] * 3]  # the last are longer than the first graphs
 PROMPT = [3 + 7 * i % 90 for i in range(20)]
 
