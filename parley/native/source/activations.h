@@ -14,15 +14,15 @@ static inline Vec gelu_tanh(Vec x) { return x / (1.f + exp(-x * (1.59576912f + 0
 // x * (1 + erf(x / sqrt(2))) / 2, with Abramowitz and Stegun's 7.1.26, whose absolute error is below 1.5e-7
 static inline Vec gelu(Vec x) {
   Vec z = x * 0.707106781f, size = (Vec)((Bits)z & 0x7fffffff), t = 1.f / (1.f + 0.3275911f * size);
-  Vec p = fma(fill(1.061405429f), t, fill(-1.453152027f));
-  p = fma(p, t, fill(1.421413741f));
-  p = fma(p, t, fill(-0.284496736f));
-  p = fma(p, t, fill(0.254829592f));
+  Vec p = fma(broadcast(1.061405429f), t, broadcast(-1.453152027f));
+  p = fma(p, t, broadcast(1.421413741f));
+  p = fma(p, t, broadcast(-0.284496736f));
+  p = fma(p, t, broadcast(0.254829592f));
   Vec tail = p * t * exp(-(z * z)) * 0.5f;  // of the normal distribution, on the side of x
   return x * (x < 0.f ? tail : 1.f - tail);
 }
 
-static inline Vec relu(Vec x) { return larger(x, Vec{}); }
+static inline Vec relu(Vec x) { return max_of(x, Vec{}); }
 
 static inline Vec relu2(Vec x) {
   Vec positive = relu(x);
@@ -33,7 +33,7 @@ static inline Vec relu2(Vec x) {
 constexpr float LIMIT = 7.f, ALPHA = 1.702f;
 
 // At most LIMIT. NaN stays NaN.
-static inline Vec limited(Vec x) { return x > LIMIT ? fill(LIMIT) : x; }
+static inline Vec limited(Vec x) { return x > LIMIT ? broadcast(LIMIT) : x; }
 
 static inline Vec clamped_gate(Vec gate) {
   Vec x = limited(gate);

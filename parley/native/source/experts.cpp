@@ -148,8 +148,8 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
         Vec total = {};
         for (long slot = 0; slot < chosen; slot++)
           total = fma(load(workspace.outputs + workspace.place[m * chosen + slot] * hidden + i, hidden - i),
-                      fill(e.weighs_inputs ? 1.f : weight[slot]), total);
-        if (shared) total = fma(load(shared + (start + m) * hidden + i, hidden - i), fill(weight[chosen]), total);
+                      broadcast(e.weighs_inputs ? 1.f : weight[slot]), total);
+        if (shared) total = fma(load(shared + (start + m) * hidden + i, hidden - i), broadcast(weight[chosen]), total);
         store(out + (start + m) * hidden + i, total, hidden - i);
       }
     });

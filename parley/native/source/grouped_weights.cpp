@@ -97,7 +97,7 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
     for (int i = 0; i < WIDTH; i++)
-      acc[r][i] = USES_INT16<Code> || sums.first ? Sum{} : read<Sum>(sums.group_sums + r * WIDE_PANEL + i * LANES);
+      acc[r][i] = USES_INT16<Code> || sums.first ? Sum{} : load<Sum>(sums.group_sums + r * WIDE_PANEL + i * LANES);
   const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
 #pragma GCC unroll 16
   for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
@@ -116,7 +116,7 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
           continue;
         }
 #endif
-        Bits pair = fill(*from);
+        Bits pair = broadcast(*from);
 #pragma GCC unroll 4
         for (int i = 0; i < WIDTH; i++) acc[r][i] = multiply(acc[r][i], pair, weight[i]);
       }
@@ -130,14 +130,14 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
       Vec sum = __builtin_convertvector(acc[r][i], Vec);
       if (USES_INT16<Code>) {
         sum *= sums.units[r * sums.runs];
-        if (!sums.first) sum += read<Vec>(sums.group_sums + at);
+        if (!sums.first) sum += load<Vec>(sums.group_sums + at);
       }
       if (!sums.last) {
-        put(sums.group_sums + at, sum);
+        store(sums.group_sums + at, sum);
         continue;
       }
       float x_sum = Code::NEEDS_X_SUMS ? sums.x[r * sums.groups] : 0;
-      put(sums.totals + at, factors.add(read<Vec>(sums.totals + at), sum, x_sum));
+      store(sums.totals + at, factors.add(load<Vec>(sums.totals + at), sum, x_sum));
     }
   }
 }
@@ -460,7 +460,7 @@ void run_gemm(const Pair* x, const uint32_t* packed, CodeParts parts, const floa
         n += part.first;
         for (long r = 0; r < rows; r++)
           for (long i = 0; i < WIDE_PANEL && i < count; i += LANES) {
-            Vec v = read<Vec>(totals + r * WIDE_PANEL + i);
+            Vec v = load<Vec>(totals + r * WIDE_PANEL + i);
             if (scales) v *= load(scales + weight * N + n + i, count - i);
             if (bias) v += load(bias + weight * N + n + i, count - i);
             store(y + (first + r) * N + n + i, v, count - i);

@@ -25,7 +25,7 @@ struct Outputs {
 
   // Results of row m, from output i on: LANES or the first `count`, and zeros
   __attribute__((always_inline)) Vec results(const Rows& x, const int32_t* sums, long m, long i, long count) const {
-    Ints exact = (Ints)(read<Bits>(sums) - (uint32_t)x.excess[m]);
+    Ints exact = (Ints)(load<Bits>(sums) - (uint32_t)x.excess[m]);
     Vec v = __builtin_convertvector(exact, Vec) * x.scales[m] * load(scales + i, count);
     return bias ? v + load(bias + i, count) : v;
   }

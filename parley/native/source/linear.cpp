@@ -15,7 +15,7 @@ void run_gemm(const Pair* x, const Pair* w, const bf16* bias, T* y, Slices slice
     return [=](const float* sums, long at) __attribute__((always_inline)) {
       long m = first + at / PANEL_VECTORS, i = at % PANEL_VECTORS * LANES;
       if (i >= left) return;
-      Vec v = read<Vec>(sums);
+      Vec v = load<Vec>(sums);
       if (own_bias) v += load(own_bias + i, left - i);
       store(y + m * N + n + i, v, left - i);
     };
@@ -30,7 +30,7 @@ void run_gated_gemm(const Pair* x, const Pair* w, const bf16* bias, bf16* y, Sli
     const bf16* own_bias = bias ? bias + slice.weight * 2 * N + n : nullptr;
     return [=](const float* sums, long at) __attribute__((always_inline)) {
       long m = first + at / PANEL_VECTORS, i = at % PANEL_VECTORS * LANES;
-      Vec gate = read<Vec>(gate_sums + at * LANES), up = read<Vec>(sums);
+      Vec gate = load<Vec>(gate_sums + at * LANES), up = load<Vec>(sums);
       if (own_bias) gate += load(own_bias + i), up += load(own_bias + N + i);
       store(y + m * N + n + i, active(rounded(gate)) * rounded(up), LANES);
     };

@@ -41,21 +41,21 @@ void shrink_rows(const bf16* x, long width, const int64_t* rows, const bf16* dow
     for (int chain = 0; chain < CHAINS; chain++) {
       const Pair* at = w + (k + chain) * LANES;
       __builtin_prefetch((const char*)at + PREFETCH_DISTANCE);
-      Bits each = read<Bits>(at);
+      Bits each = load<Bits>(at);
 #pragma GCC unroll 8
-      for (int r = 0; r < COUNT; r++) acc[r][chain] = dot(acc[r][chain], fill(from[r][k + chain]), each);
+      for (int r = 0; r < COUNT; r++) acc[r][chain] = dot(acc[r][chain], broadcast(from[r][k + chain]), each);
     }
 #pragma GCC unroll 4
   for (int chain = 0; chain < CHAINS - 1; chain++) {
     if (whole + chain >= steps) break;
-    Bits each = read<Bits>(w + (whole + chain) * LANES);
+    Bits each = load<Bits>(w + (whole + chain) * LANES);
 #pragma GCC unroll 8
-    for (int r = 0; r < COUNT; r++) acc[r][chain] = dot(acc[r][chain], fill(from[r][whole + chain]), each);
+    for (int r = 0; r < COUNT; r++) acc[r][chain] = dot(acc[r][chain], broadcast(from[r][whole + chain]), each);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < COUNT; r++) {
     Vec total = (acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]);
-    store(inner + r * columns, total * read<Vec>(scales), LANES);
+    store(inner + r * columns, total * load<Vec>(scales), LANES);
   }
 }
 
@@ -71,9 +71,9 @@ void expand_rows(const bf16* inner, long columns, const Part& part, long n, bf16
 #pragma GCC unroll 4
     for (int i = 0; i < REGISTERS; i++) {
       __builtin_prefetch((const char*)(w + i * LANES) + PREFETCH_DISTANCE);
-      Bits each = read<Bits>(w + i * LANES);
+      Bits each = load<Bits>(w + i * LANES);
 #pragma GCC unroll 8
-      for (int r = 0; r < COUNT; r++) acc[r][i] = dot(acc[r][i], fill(from[r * columns / 2 + k]), each);
+      for (int r = 0; r < COUNT; r++) acc[r][i] = dot(acc[r][i], broadcast(from[r * columns / 2 + k]), each);
     }
 #pragma GCC unroll 8
   for (int r = 0; r < COUNT; r++) {

@@ -22,9 +22,9 @@ template <> struct Operands<float> {
   typedef Vec Sum;
 #if defined(__AVX512BF16__)
   static constexpr long WORDS = 1;  // of a row's word, after `expand`
-  static Bits part(const Pair* weights, int) { return read<Bits>(weights); }
+  static Bits part(const Pair* weights, int) { return load<Bits>(weights); }
   static void multiply_add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
-    Bits each = fill(*x);
+    Bits each = broadcast(*x);
     sums[0] = dot(sums[0], each, left), sums[1] = dot(sums[1], each, right);
   }
 #else
@@ -33,7 +33,7 @@ template <> struct Operands<float> {
 #if defined(SIXTEEN_REGISTERS)
   static Bits part(const Pair* weights, int i) {
     Bits half;
-    if (i) asm("vandps %2, %1, %0" : "=x"(half) : "x"(fill(0xffff0000)), "m"(*(const Bits*)weights));
+    if (i) asm("vandps %2, %1, %0" : "=x"(half) : "x"(broadcast(0xffff0000)), "m"(*(const Bits*)weights));
     else asm("vmovups %1, %0\n\tvpslld $16, %0, %0" : "=x"(half) : "m"(*(const Bits*)weights));
     return half;
   }
@@ -44,9 +44,9 @@ template <> struct Operands<float> {
         : "m"(*x), "x"(left), "x"(right));
   }
 #else
-  static Bits part(const Pair* weights, int i) { return expand(read<Bits>(weights), i); }
+  static Bits part(const Pair* weights, int i) { return expand(load<Bits>(weights), i); }
   static void multiply_add(Vec (&sums)[2], const Pair* x, Bits left, Bits right) {
-    Vec each = (Vec)fill(*x);
+    Vec each = (Vec)broadcast(*x);
     sums[0] = fma(each, (Vec)left, sums[0]), sums[1] = fma(each, (Vec)right, sums[1]);
   }
 #endif
@@ -57,9 +57,9 @@ template <> struct Operands<int32_t> {
   typedef Ints Sum;
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
   static constexpr long WORDS = 1;
-  static Bits part(const Four* weights, int) { return read<Bits>(weights); }
+  static Bits part(const Four* weights, int) { return load<Bits>(weights); }
   static void multiply_add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
-    Bits each = fill(*x);
+    Bits each = broadcast(*x);
     sums[0] = dot(sums[0], each, left), sums[1] = dot(sums[1], each, right);
   }
 #else
@@ -80,11 +80,11 @@ template <> struct Operands<int32_t> {
   }
 #else
   static Bits part(const Four* weights, int i) {
-    Bits words = read<Bits>(weights);
+    Bits words = load<Bits>(weights);
     return (i ? words >> 8 : words) & 0x00ff00ff;
   }
   static void multiply_add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
-    Shorts each = (Shorts)fill(*x);
+    Shorts each = (Shorts)broadcast(*x);
     sums[0] = (Ints)((Bits)sums[0] + multiply(each, (Shorts)left));
     sums[1] = (Ints)((Bits)sums[1] + multiply(each, (Shorts)right));
   }
@@ -103,12 +103,12 @@ template <class T> void expand(const Pair* x, long count, Pair* to) {
     }
     long i = 0;
     for (; i + LANES <= count; i += LANES, to += 2 * LANES) {
-      Bits word = read<Bits>(x + i), even = O::expand(word, 0), odd = O::expand(word, 1);
-      put(to, __builtin_shuffle(even, odd, low));
-      put(to + LANES, __builtin_shuffle(even, odd, high));
+      Bits word = load<Bits>(x + i), even = O::expand(word, 0), odd = O::expand(word, 1);
+      store(to, __builtin_shuffle(even, odd, low));
+      store(to + LANES, __builtin_shuffle(even, odd, high));
     }
     for (; i < count; i++) {
-      Bits word = fill(x[i]);
+      Bits word = broadcast(x[i]);
       *to++ = O::expand(word, 0)[0], *to++ = O::expand(word, 1)[0];
     }
   } else memcpy(to, x, count * sizeof(Pair));

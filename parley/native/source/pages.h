@@ -42,14 +42,14 @@ static inline float quantize_vector(const bf16* row, long count, int8_t* to) {
   Vec most = {}, odd = {};
   for (long i = 0; i < count; i += LANES) {
     Vec v = load(row + i, count - i);
-    most = larger((Vec)((Bits)v & 0x7fffffff), most);
+    most = max_of((Vec)((Bits)v & 0x7fffffff), most);
     odd += v * 0.f;
   }
   float reach = largest(most), factor = reach > 1e-30f ? 127.f / reach : 0.f;
   for (long i = 0; i < count; i += LANES) {
     Vec near = load(row + i, count - i) * factor + 12582912.f;  // 1.5 * 2^23: the integer is in the low bits
     Bytes bytes = __builtin_convertvector((Bits)near & 0xff, Bytes);
-    if (count - i >= LANES) put(to + i, bytes);
+    if (count - i >= LANES) store(to + i, bytes);
     else memcpy(to + i, &bytes, count - i);
   }
   return reach / 127.f + sum(odd);
@@ -102,9 +102,9 @@ static inline void widen_int8(const char* from, const char* prefetch_from, long 
     for (long i = 0; i < width; i += LANES) {
       long at = 4 * (g * width + i);
       __builtin_prefetch(prefetch_from + at);
-      Bits x = read<Bits>(from + at);
-      put(to + i, number(x << 24) >> 16 | number(x << 16));
-      put(to + width + i, number(x << 8) >> 16 | number(x));
+      Bits x = load<Bits>(from + at);
+      store(to + i, number(x << 24) >> 16 | number(x << 16));
+      store(to + width + i, number(x << 8) >> 16 | number(x));
     }
 }
 

@@ -61,7 +61,7 @@ void choose_with_margin(const Routing& r, const float* logits, int64_t* ids, flo
     float most = logits[best], total = 0;
     for (long j = 0; j < r.experts; j++)
       if (!taken[j] && !(most - logits[j] > r.margin * std::max(std::abs(logits[j]), most)))
-        total += exp(fill(logits[j] - most))[0];
+        total += exp(broadcast(logits[j] - most))[0];
     taken[best] = true;
     ids[i] = best;
     weights[i] = r.scale / total;
@@ -105,7 +105,8 @@ void route(const float* logits, const float* bias, int64_t* ids, float* weights,
       const float* row = logits + m * width;
       route_row(r, row, bias, ids + m * r.chosen, weights + m * count, numbers.get(), numbers.get() + r.experts,
                 taken.get());
-      if (r.shared) weights[m * count + r.chosen] = r.shared == 2 ? (1.f / (1.f + exp(fill(-row[r.experts]))))[0] : 1.f;
+      if (r.shared)
+        weights[m * count + r.chosen] = r.shared == 2 ? (1.f / (1.f + exp(broadcast(-row[r.experts]))))[0] : 1.f;
     }
   });
 }

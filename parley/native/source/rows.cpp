@@ -28,7 +28,7 @@ template <class F> float inverse_rms(long width, float eps, F at) {
 // The first `count` lanes, and zeros.
 Vec first(Vec v, long count) {
   float lanes[LANES];
-  put(lanes, v);
+  store(lanes, v);
   return load(lanes, count);
 }
 
@@ -65,15 +65,15 @@ constexpr float MIN_ROW_MAX =
 // infinity gets zeros, and NaN as its scale.
 void quantize_row(const bf16* row, long width, int8_t* values, float* scale, int32_t* excess) {
   // Without the sign, the order of bits is that of values, and NaN is the largest.
-  auto larger = [](Bits most, Vec v) {
+  auto max_magnitude = [](Bits most, Vec v) {
     Bits size = (Bits)v & 0x7fffffff;
     return size > most ? size : most;
   };
   long whole = width / LANES * LANES, rest = width - whole, i = 0;
   Bits most[4] = {};
 #pragma GCC unroll 4
-  for (; i < whole; i += LANES) most[i / LANES % 4] = larger(most[i / LANES % 4], load(row + i));
-  if (rest) most[0] = larger(most[0], load(row + i, rest));
+  for (; i < whole; i += LANES) most[i / LANES % 4] = max_magnitude(most[i / LANES % 4], load(row + i));
+  if (rest) most[0] = max_magnitude(most[0], load(row + i, rest));
   uint32_t largest = 0, lanes[4][LANES];
   memcpy(lanes, most, sizeof lanes);
   for (auto& each : lanes)
@@ -95,7 +95,7 @@ void quantize_row(const bf16* row, long width, int8_t* values, float* scale, int
     return __builtin_convertvector(near, Bytes);
   };
 #pragma GCC unroll 4
-  for (i = 0; i < whole; i += LANES) put(values + i, round(load(row + i)));
+  for (i = 0; i < whole; i += LANES) store(values + i, round(load(row + i)));
   if (rest) {
     Bytes last = round(load(row + i, rest));
     memcpy(values + i, &last, (rest + 3) / 4 * 4);

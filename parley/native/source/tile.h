@@ -48,7 +48,7 @@ void micro_kernel(const Pair* x, long stride, const Pair* w, long steps, T* sums
   Sum acc[ROWS][2];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) acc[r][i] = fresh ? Sum{} : read<Sum>(sums + r * PANEL + i * LANES);
+    for (int i = 0; i < 2; i++) acc[r][i] = fresh ? Sum{} : load<Sum>(sums + r * PANEL + i * LANES);
   const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
 #pragma GCC unroll 16
   for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
@@ -72,7 +72,7 @@ void micro_kernel(const Pair* x, long stride, const Pair* w, long steps, T* sums
   }
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) put(sums + r * PANEL + i * LANES, acc[r][i]);
+    for (int i = 0; i < 2; i++) store(sums + r * PANEL + i * LANES, acc[r][i]);
   epilogue.continue_from(local);
 }
 

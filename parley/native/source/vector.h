@@ -27,16 +27,16 @@ typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Half __attribute__((vector_size(2 * LANES)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
-static inline Vec fill(float x) { return x - Vec{}; }
-static inline Bits fill(uint32_t x) { return Bits{} | x; }
+static inline Vec broadcast(float x) { return x - Vec{}; }
+static inline Bits broadcast(uint32_t x) { return Bits{} | x; }
 
-template <class V> static inline V read(const void* from) {
+template <class V> static inline V load(const void* from) {
   V v;
   memcpy(&v, from, sizeof v);
   return v;
 }
 
-template <class V> static inline void put(void* to, V v) { memcpy(to, &v, sizeof v); }
+template <class V> static inline void store(void* to, V v) { memcpy(to, &v, sizeof v); }
 
 // a * b + c
 static inline Vec fma(Vec a, Vec b, Vec c) {
@@ -97,7 +97,7 @@ static inline Half narrow(Vec v) {
 static inline Vec rounded(Vec v) { return widen(narrow(v)); }
 
 // LANES numbers, or the first `count` and zeros
-static inline Vec load(const bf16* from) { return widen(read<Half>(from)); }
+static inline Vec load(const bf16* from) { return widen(load<Half>(from)); }
 
 static inline Vec load(const bf16* from, long count) {
   if (count >= LANES) return load(from);
@@ -107,7 +107,7 @@ static inline Vec load(const bf16* from, long count) {
 }
 
 static inline Vec load(const float* from, long count) {
-  if (count >= LANES) return read<Vec>(from);
+  if (count >= LANES) return load<Vec>(from);
   Vec v = {};
   memcpy(&v, from, count * sizeof(float));
   return v;
@@ -116,18 +116,18 @@ static inline Vec load(const float* from, long count) {
 // LANES numbers, or the first `count` of them
 static inline void store(bf16* to, Vec v, long count) {
   Half h = narrow(v);
-  if (count >= LANES) put(to, h);
+  if (count >= LANES) store(to, h);
   else memcpy(to, &h, count * sizeof(bf16));
 }
 
 static inline void store(float* to, Vec v, long count) {
-  if (count >= LANES) put(to, v);
+  if (count >= LANES) store(to, v);
   else memcpy(to, &v, count * sizeof(float));
 }
 
 template <class V> static inline auto sum(V v) {
   std::remove_reference_t<decltype(v[0])> lanes[LANES];
-  put(lanes, v);
+  store(lanes, v);
   for (int width = LANES / 2; width; width /= 2)
     for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
   return lanes[0];
@@ -145,7 +145,7 @@ static inline bool any(Bits bits) {
 }
 
 // a > b ? a : b, so b where one of them is NaN
-static inline Vec larger(Vec a, Vec b) {
+static inline Vec max_of(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
 #elif defined(__AVX2__)
@@ -157,7 +157,7 @@ static inline Vec larger(Vec a, Vec b) {
 
 static inline float largest(Vec v) {
   float lanes[LANES];
-  put(lanes, v);
+  store(lanes, v);
   for (int width = LANES / 2; width; width /= 2)
     for (int i = 0; i < width; i++) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
   return lanes[0];
@@ -165,19 +165,19 @@ static inline float largest(Vec v) {
 
 // e^x with a relative error of about 2e-7; below -87 it is e^-87, above 88 infinite
 static inline Vec exp(Vec x) {
-  const Vec round = fill(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  x = x < -87.f ? fill(-87.f) : x;
-  Vec shifted = fma(x, fill(1.44269504f), round), n = shifted - round;
-  Vec f = fma(n, fill(-1.42860677e-6f), fma(n, fill(-0.693145752f), x));  // x - n ln 2, in two parts
-  Vec p = fill(1.98756911e-4f);
-  p = fma(p, f, fill(1.39819994e-3f));
-  p = fma(p, f, fill(8.33345205e-3f));
-  p = fma(p, f, fill(4.16657962e-2f));
-  p = fma(p, f, fill(1.66666657e-1f));
-  p = fma(p, f, fill(0.5f));
+  const Vec round = broadcast(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  x = x < -87.f ? broadcast(-87.f) : x;
+  Vec shifted = fma(x, broadcast(1.44269504f), round), n = shifted - round;
+  Vec f = fma(n, broadcast(-1.42860677e-6f), fma(n, broadcast(-0.693145752f), x));  // x - n ln 2, in two parts
+  Vec p = broadcast(1.98756911e-4f);
+  p = fma(p, f, broadcast(1.39819994e-3f));
+  p = fma(p, f, broadcast(8.33345205e-3f));
+  p = fma(p, f, broadcast(4.16657962e-2f));
+  p = fma(p, f, broadcast(1.66666657e-1f));
+  p = fma(p, f, broadcast(0.5f));
   p = fma(p, f * f, f) + 1.f;
   p *= (Vec)(((Bits)shifted + 127) << 23);
-  return x > 88.f ? fill(__builtin_inff()) : p;
+  return x > 88.f ? broadcast(__builtin_inff()) : p;
 }
 
 // cap * tanh(x / cap)

@@ -26,15 +26,15 @@ float rank(float x) { return x != x ? INFINITY : x; }
 // The largest of COUNT adjacent numbers; not_finite becomes NaN if one of them is +inf or NaN.
 template <long COUNT> float block_max(const float* x, Vec& not_finite) {
   Vec most[4];
-  for (int j = 0; j < 4; j++) most[j] = fill(-INFINITY);
+  for (int j = 0; j < 4; j++) most[j] = broadcast(-INFINITY);
   for (long i = 0; i < COUNT; i += 4 * LANES)
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
-      Vec v = read<Vec>(x + i + j * LANES);
-      most[j] = larger(v, most[j]);
-      not_finite += larger(fill(-FLT_MAX), v) * 0.f;  // -inf is normal: the token is masked
+      Vec v = load<Vec>(x + i + j * LANES);
+      most[j] = max_of(v, most[j]);
+      not_finite += max_of(broadcast(-FLT_MAX), v) * 0.f;  // -inf is normal: the token is masked
     }
-  return largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+  return largest(max_of(max_of(most[0], most[1]), max_of(most[2], most[3])));
 }
 
 constexpr float NEGLIGIBLE = -28;                // anything below weighs 0: e^-28 is less than 2^-40
@@ -47,7 +47,7 @@ struct Weights {
 
   void add(Vec x, float largest) {
     x -= largest;
-    Vec weight = exp(x < NEGLIGIBLE ? fill(NEGLIGIBLE) : x) * 65536.f;
+    Vec weight = exp(x < NEGLIGIBLE ? broadcast(NEGLIGIBLE) : x) * 65536.f;
     Ints whole = __builtin_convertvector(weight, Ints);
     weight = (weight - __builtin_convertvector(whole, Vec)) * 16777216.f;  // the fraction has at most these bits
     high += whole, low += __builtin_convertvector(weight, Ints);
@@ -64,11 +64,11 @@ struct Weights {
 int64_t sum_weights(const float* x, long count, float largest) {
   Weights weights;
   long i = 0;
-  for (; i + LANES <= count; i += LANES) weights.add(read<Vec>(x + i), largest);
+  for (; i + LANES <= count; i += LANES) weights.add(load<Vec>(x + i), largest);
   if (i < count) {
     float rest[LANES];
     for (long j = 0; j < LANES; j++) rest[j] = i + j < count ? x[i + j] : -INFINITY;
-    weights.add(read<Vec>(rest), largest);
+    weights.add(load<Vec>(rest), largest);
   }
   return weights.total();
 }

@@ -113,7 +113,7 @@ static inline void prefetch_words(const uint32_t* from, long count) {
 static inline Bits read_words(const uint32_t* words, long row, int i, bool ahead) {
   const uint32_t* from = words + row * WIDE_PANEL + i * LANES;
   if (ahead && i * LANES % 16 == 0) prefetch_words(from, 1);
-  return read<Bits>(from);
+  return load<Bits>(from);
 }
 
 // The bits of a float16 in each lane
@@ -137,7 +137,7 @@ static inline Vec load_halves(const uint32_t* from) {
 #elif defined(__F16C__)
   return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
-  return widen_half(__builtin_convertvector(read<Half>(from), Bits));
+  return widen_half(__builtin_convertvector(load<Half>(from), Bits));
 #endif
 }
 
@@ -225,7 +225,7 @@ template <class Codebook> struct Codebook4 {
 
   struct Factors {
     Vec scale;
-    Factors(const uint32_t* scales, int i) : scale(read<Vec>(scales + i * LANES)) {}
+    Factors(const uint32_t* scales, int i) : scale(load<Vec>(scales + i * LANES)) {}
     Vec add(Vec total, Vec sum, float) const { return fma(sum, scale, total); }
   };
 
@@ -260,11 +260,11 @@ template <int SIZE> struct Integers {
   struct Factors {
     Vec scale, zero;
     Factors(const uint32_t* scales, int i) {
-      Bits word = read<Bits>(scales + i * LANES);
+      Bits word = load<Bits>(scales + i * LANES);
       scale = (Vec)(word & ~ZERO_MASK), zero = (float)MIDDLE - __builtin_convertvector(word & ZERO_MASK, Vec);
     }
     // total + the part of a group, whose sum of x times values is `sum`
-    Vec add(Vec total, Vec sum, float x) const { return fma(fma(zero, fill(x), sum), scale, total); }
+    Vec add(Vec total, Vec sum, float x) const { return fma(fma(zero, broadcast(x), sum), scale, total); }
   };
 
   // Vector i of pair k + j of a group's words
@@ -313,7 +313,7 @@ template <int BITS, int FIRST> static inline IntegerPairs unpack_sub4bit(const u
   // Four bits of half a word belong to two pairs: the third bits of their second numbers, then those of the first
   const uint32_t* from = row + WIDE_PANEL + i * LANES / 2;
   if (j == 0 && i * LANES % 32 == 0) prefetch_words(from, 1);
-  Bits thirds = __builtin_convertvector(read<Half>(from), Bits);
+  Bits thirds = __builtin_convertvector(load<Half>(from), Bits);
   thirds |= thirds << 18;
   Bits even = select_bits(Bits{} + 0x44444444, thirds, bits),
        odd = select_bits(Bits{} + 0x44444444, thirds >> 1, bits >> 2);
@@ -333,14 +333,15 @@ template <int SIZE, bool IS_BF16, FloatZero KIND> struct FloatZeros : Integers<S
     Vec scale, zero;
     Factors(const uint32_t* scales, int i) {
       constexpr float middle = Integers<SIZE>::MIDDLE;
-      Bits word = read<Bits>(scales + i * LANES);
+      Bits word = load<Bits>(scales + i * LANES);
       scale = IS_BF16 ? (Vec)(word << 16) : widen_half(word & 0xffff);
       zero = IS_BF16 ? (Vec)(word & 0xffff0000) : widen_half(word >> 16);
       if (KIND == POINT) zero = middle - zero;
-      if (KIND == LEAST) zero = fma(fill(middle), scale, zero);
+      if (KIND == LEAST) zero = fma(broadcast(middle), scale, zero);
     }
     Vec add(Vec total, Vec sum, float x) const {
-      return KIND == POINT ? fma(fma(zero, fill(x), sum), scale, total) : fma(sum, scale, fma(zero, fill(x), total));
+      return KIND == POINT ? fma(fma(zero, broadcast(x), sum), scale, total)
+                           : fma(sum, scale, fma(zero, broadcast(x), total));
     }
   };
 };
@@ -377,7 +378,7 @@ template <int EXPONENT, int MANTISSA> struct Floats {
   struct Factors {
     Vec scale;
     Factors(const uint32_t* scales, int i)
-        : scale(SCALES_PER_WORD == 2 ? load((const bf16*)scales + i * LANES) : read<Vec>(scales + i * LANES)) {}
+        : scale(SCALES_PER_WORD == 2 ? load((const bf16*)scales + i * LANES) : load<Vec>(scales + i * LANES)) {}
     Vec add(Vec total, Vec sum, float) const { return fma(sum, scale, total); }
   };
 
@@ -447,15 +448,15 @@ template <int HIGH_BITS, int GROUP, int BLOCK_SIZE, bool HAS_MINIMUMS, class Cod
     Head(const uint32_t* words) {
       prefetch_words(words, HEAD_ROWS * WIDE_PANEL);
       for (int i = 0; i < WIDE_PANEL; i += LANES) {
-        Bits both = read<Bits>(words + i);
+        Bits both = load<Bits>(words + i);
         Vec scale = widen_half(both & 0xffff), minimum = HAS_MINIMUMS ? widen_half(both >> 16) : Vec{};
 #pragma GCC unroll 16
         for (int g = 0; g < GROUPS; g++) {
           Vec s = GROUPS == 1 ? scale : scale * integer(words + i, g * (1 + HAS_MINIMUMS));
-          put(scales[g] + i, s);
+          store(scales[g] + i, s);
           if (!HAS_MINIMUMS) continue;
           Vec m = GROUPS == 1 ? minimum : minimum * integer(words + i, g * 2 + 1);
-          put(shifts[g] + i, (float)MIDDLE * s - m);
+          store(shifts[g] + i, (float)MIDDLE * s - m);
         }
       }
     }
@@ -463,19 +464,19 @@ template <int HIGH_BITS, int GROUP, int BLOCK_SIZE, bool HAS_MINIMUMS, class Cod
     // Integer `n` after the block's factors
     static inline Vec integer(const uint32_t* words, int n) {
       if (INTEGERS_PER_WORD == 8)
-        return __builtin_convertvector((Ints)(read<Bits>(words + (1 + n / 8) * WIDE_PANEL) >> n % 8 * 4 & 15), Vec);
-      Ints bytes = (Ints)(read<Bits>(words + (1 + n / 4) * WIDE_PANEL) << (24 - n % 4 * 8));
+        return __builtin_convertvector((Ints)(load<Bits>(words + (1 + n / 8) * WIDE_PANEL) >> n % 8 * 4 & 15), Vec);
+      Ints bytes = (Ints)(load<Bits>(words + (1 + n / 4) * WIDE_PANEL) << (24 - n % 4 * 8));
       return __builtin_convertvector(bytes >> 24, Vec);
     }
   };
 
   struct Factors {
     Vec scale, shift = {};
-    Factors(const uint32_t* scales, int i) : scale(read<Vec>(scales + i * LANES)) {
-      if (HAS_MINIMUMS) shift = read<Vec>(scales + (GROUPS * WIDE_PANEL_VECTORS + i) * LANES);
+    Factors(const uint32_t* scales, int i) : scale(load<Vec>(scales + i * LANES)) {
+      if (HAS_MINIMUMS) shift = load<Vec>(scales + (GROUPS * WIDE_PANEL_VECTORS + i) * LANES);
     }
     Vec add(Vec total, Vec sum, float x) const {
-      return fma(sum, scale, HAS_MINIMUMS ? fma(shift, fill(x), total) : total);
+      return fma(sum, scale, HAS_MINIMUMS ? fma(shift, broadcast(x), total) : total);
     }
   };
 

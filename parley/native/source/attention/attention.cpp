@@ -29,14 +29,14 @@ void merge(PartialResult whole, PartialResult part) {
     const float* from = part.out;
     float* to = whole.out;
     if (whole.row_max[r] == -INFINITY) {
-      whole.each(r, [=](float* at, long) { put(at, read<Vec>(from + (at - to))); });
+      whole.each(r, [=](float* at, long) { store(at, load<Vec>(from + (at - to))); });
       whole.row_max[r] = part.row_max[r];
       whole.total[r] = part.total[r];
       continue;
     }
     float now = std::max(whole.row_max[r], part.row_max[r]);
     float old = pow2(whole.row_max[r] - now), more = pow2(part.row_max[r] - now);
-    whole.each(r, [=](float* at, long) { put(at, read<Vec>(at) * old + read<Vec>(from + (at - to)) * more); });
+    whole.each(r, [=](float* at, long) { store(at, load<Vec>(at) * old + load<Vec>(from + (at - to)) * more); });
     whole.row_max[r] = now;
     whole.total[r] = whole.total[r] * old + part.total[r] * more;
   }
@@ -56,7 +56,7 @@ void write_result(const Problem& problem, const Task& task, PartialResult whole)
     factor /= total;
     bf16* to = problem.out + (row * problem.heads + head) * left;
     whole.each(r, [=](float* at, long d) {
-      if (d < left) store(to + d, read<Vec>(at) * factor, left - d);
+      if (d < left) store(to + d, load<Vec>(at) * factor, left - d);
     });
   }
 }

@@ -144,9 +144,9 @@ void score_tile(const Pair* x, long pairs, const ColumnPair* columns, long count
     });
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
-      put(scores + r * KEY_BLOCK, acc[r][0]), put(scores + r * KEY_BLOCK + LANES, acc[r][1]);
-      Vec largest = larger(acc[r][0], acc[r][1]);
-      lane_max[r] = s ? larger(largest, lane_max[r]) : largest;
+      store(scores + r * KEY_BLOCK, acc[r][0]), store(scores + r * KEY_BLOCK + LANES, acc[r][1]);
+      Vec largest = max_of(acc[r][0], acc[r][1]);
+      lane_max[r] = s ? max_of(largest, lane_max[r]) : largest;
     }
   }
   other = softmax;
@@ -158,14 +158,14 @@ void sum_tile(const Pair* weights, const ColumnPair* columns, long count, long w
   Vec acc[ROWS][2];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) acc[r][i] = read<Vec>(sums + r * PANEL + i * LANES);
+    for (int i = 0; i < 2; i++) acc[r][i] = load<Vec>(sums + r * PANEL + i * LANES);
   constexpr long WORDS = Operands<float>::WORDS;
   for (long s = 0; s < count; s++)
     accumulate<ROWS, PREFETCHES>(acc, weights + s * PAGE / 2 * WORDS, KEY_BLOCK / 2 * WORDS, columns[s], PAGE / 2, wide,
                                  [] {});
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) put(sums + r * PANEL + i * LANES, acc[r][i]);
+    for (int i = 0; i < 2; i++) store(sums + r * PANEL + i * LANES, acc[r][i]);
 }
 
 using ScoreTile = void (*)(const Pair*, long, const ColumnPair*, long, float*, Vec*, SoftmaxStage&);
@@ -279,35 +279,35 @@ class FlashAttention {
     Vec numbers;
     for (int i = 0; i < LANES; i++) numbers[i] = i;
     for (long r = 0; r < rows; r++) {
-      Vec key_begin = fill((float)(workspace.key_begin[first + r] - block));
-      Vec key_end = fill((float)(workspace.key_end[first + r] - block));
-      lane_max[r] = fill(-INFINITY);
+      Vec key_begin = broadcast((float)(workspace.key_begin[first + r] - block));
+      Vec key_end = broadcast((float)(workspace.key_end[first + r] - block));
+      lane_max[r] = broadcast(-INFINITY);
       for (long j = 0; j < KEY_BLOCK; j += LANES) {
-        Vec v = read<Vec>(scores + r * KEY_BLOCK + j), at = numbers + (float)j;
-        if (layout.int8) v *= read<Vec>(workspace.key_scales + j);
+        Vec v = load<Vec>(scores + r * KEY_BLOCK + j), at = numbers + (float)j;
+        if (layout.int8) v *= load<Vec>(workspace.key_scales + j);
         if (is_scaled) v *= problem.scale;
         if (problem.softcap > 0) v = capped(v, problem.softcap);
         if (problem.slopes)
-          v = fma(at + (float)(block - workspace.position[first + r]), fill(workspace.slope[first + r]), v);
-        v = (at >= key_begin) & (at < key_end) ? v : fill(-INFINITY);
-        lane_max[r] = larger(v, lane_max[r]);
-        put(scores + r * KEY_BLOCK + j, v);
+          v = fma(at + (float)(block - workspace.position[first + r]), broadcast(workspace.slope[first + r]), v);
+        v = (at >= key_begin) & (at < key_end) ? v : broadcast(-INFINITY);
+        lane_max[r] = max_of(v, lane_max[r]);
+        store(scores + r * KEY_BLOCK + j, v);
       }
     }
   }
 
   // Updates the largest scores of a tile, and totals and sums, which relate to them.
   void rescale(const Vec* lane_max, long first, long rows) {
-    Vec old = load(partial.row_max + first, rows), now = larger(largest_of_each(lane_max) * scale, old);
+    Vec old = load(partial.row_max + first, rows), now = max_of(largest_of_each(lane_max) * scale, old);
     if (!any((Bits)old ^ (Bits)now)) return;
-    Vec factors = old == now ? fill(1.f) : pow2(old - now);
+    Vec factors = old == now ? broadcast(1.f) : pow2(old - now);
     store(partial.row_max + first, now, rows);
     store(workspace.negated_max + first, now == -INFINITY ? Vec{} : -now, rows);
     for (long r = first; r < first + rows; r++) {
       float factor = factors[r - first];
       if (factor == 1) continue;
       workspace.total[r] *= factor;
-      partial.each(r, [=](float* out, long) { put(out, read<Vec>(out) * factor); });
+      partial.each(r, [=](float* out, long) { store(out, load<Vec>(out) * factor); });
     }
   }
 
@@ -344,7 +344,7 @@ class FlashAttention {
     std::fill(workspace.total, workspace.total + task.rows, Vec{});
     find_pages(begin, end, next);
     Vec lane_max[LANES];
-    std::fill(lane_max, lane_max + LANES, fill(-INFINITY));
+    std::fill(lane_max, lane_max + LANES, broadcast(-INFINITY));
     for (long block = begin; block < end; block += KEY_BLOCK) {
       std::copy(next, next + BLOCK_PAGES, heads);
       if (block + KEY_BLOCK < end) find_pages(block + KEY_BLOCK, end, next);

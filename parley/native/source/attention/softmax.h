@@ -10,17 +10,17 @@ constexpr float LOG2E = 1.44269504f;
 
 // 2^x of x <= 0 with a relative error below 3e-6, exactly 1 for 0 and exactly 0 below -127. NaN stays NaN.
 static inline Vec pow2(Vec x) {
-  const Vec round = fill(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  x = larger(fill(-127.f), x);
+  const Vec round = broadcast(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  x = max_of(broadcast(-127.f), x);
   Vec shifted = x + round, f = x - (shifted - round);
-  Vec p = fma(fill(9.5828106e-3f), f, fill(5.5906349e-2f));
-  p = fma(p, f, fill(2.4024099e-1f));
-  p = fma(p, f, fill(6.9312420e-1f));
-  p = fma(p, f, fill(1.f));
+  Vec p = fma(broadcast(9.5828106e-3f), f, broadcast(5.5906349e-2f));
+  p = fma(p, f, broadcast(2.4024099e-1f));
+  p = fma(p, f, broadcast(6.9312420e-1f));
+  p = fma(p, f, broadcast(1.f));
   return (Vec)((Bits)p + ((Bits)shifted << 23));
 }
 
-static inline float pow2(float x) { return pow2(fill(x))[0]; }
+static inline float pow2(float x) { return pow2(broadcast(x))[0]; }
 
 // The largest number of each of the vectors 0 to LANES - 1, in the lane of its index.
 static inline Vec largest_of_each(const Vec* rows) {
@@ -31,7 +31,7 @@ static inline Vec largest_of_each(const Vec* rows) {
 #pragma GCC unroll 8
     for (int i = 0; i < left / 2; i++) {
       __m512 a = (__m512)folded[2 * i], b = (__m512)folded[2 * i + 1];
-      folded[i] = larger((Vec)low(a, b), (Vec)high(a, b));
+      folded[i] = max_of((Vec)low(a, b), (Vec)high(a, b));
     }
   };
   fold(
@@ -52,7 +52,7 @@ static inline Vec largest_of_each(const Vec* rows) {
 #pragma GCC unroll 8
     for (int i = 0; i < left / 2; i++) {
       Vec a = folded[2 * i], b = folded[2 * i + 1];
-      folded[i] = larger(__builtin_shuffle(a, b, low), __builtin_shuffle(a, b, low + width));
+      folded[i] = max_of(__builtin_shuffle(a, b, low), __builtin_shuffle(a, b, low + width));
     }
   }
 #endif
@@ -74,7 +74,7 @@ constexpr PowerTable POWERS = {
 // As pow2, but with a relative error of 2.3e-4, much less than that of rounding to bf16. It has two multiplications,
 // which compete with those of a product, and 13 operations that do not.
 static inline Vec pow2_fast(Vec x) {
-  x = larger(fill(-127.f), x);
+  x = max_of(broadcast(-127.f), x);
   Vec shifted = x + 786432.f, f = x - (shifted - 786432.f);  // 1.5 * 2^19: leaves sixteenths in the low bits
   __m512i index = (__m512i)shifted;
   Bits exponent = (Bits)shifted << 19;
@@ -102,15 +102,16 @@ struct SoftmaxStage {
   size_t overlapped = 0;                                // those that may be weighed before `finish`
 
   void next() {
-    Vec weight = pow2_fast(scaled(read<Vec>(scores + at * LANES), fill(scale), fill(negated_max[at / VECTORS])));
+    Vec weight =
+        pow2_fast(scaled(load<Vec>(scores + at * LANES), broadcast(scale), broadcast(negated_max[at / VECTORS])));
     totals[at / VECTORS] += weight;
     store_weights(weight);
     at++;
   }
 
   void store_weights(Vec v) {
-    if constexpr (Operands<float>::WORDS == 1) put((bf16*)weights + at * LANES, narrow(v));
-    else put((float*)weights + at * LANES, v);
+    if constexpr (Operands<float>::WORDS == 1) store((bf16*)weights + at * LANES, narrow(v));
+    else store((float*)weights + at * LANES, v);
   }
 
   // value_scales [KEY_BLOCK] of an int8 block, or null
@@ -120,9 +121,10 @@ struct SoftmaxStage {
       return;
     }
     for (; at < count; at++) {
-      Vec weight = pow2_fast(scaled(read<Vec>(scores + at * LANES), fill(scale), fill(negated_max[at / VECTORS])));
+      Vec weight =
+          pow2_fast(scaled(load<Vec>(scores + at * LANES), broadcast(scale), broadcast(negated_max[at / VECTORS])));
       totals[at / VECTORS] += weight;
-      store_weights(weight * read<Vec>(value_scales + at % VECTORS * LANES));
+      store_weights(weight * load<Vec>(value_scales + at % VECTORS * LANES));
     }
   }
 };

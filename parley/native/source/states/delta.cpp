@@ -42,24 +42,24 @@ struct Token {
 template <int V>
 void update_strip(const Token& token, const float* before, float* state, long stride, long key_dim, const float* values,
                   float* out) {
-  Vec by_key[V] = {}, by_query[V] = {}, change[V], kept = fill(token.kept);
+  Vec by_key[V] = {}, by_query[V] = {}, change[V], kept = broadcast(token.kept);
   for (long n = 0; n < key_dim; n++) {
-    Vec key = fill(token.keys[n]), query = fill(token.queries[n]);
+    Vec key = broadcast(token.keys[n]), query = broadcast(token.queries[n]);
     for (int v = 0; v < V; v++) {
-      Vec x = read<Vec>(before + n * stride + v * LANES);
+      Vec x = load<Vec>(before + n * stride + v * LANES);
       by_key[v] = fma(key, x, by_key[v]);
       by_query[v] = fma(query, x, by_query[v]);
     }
   }
   for (int v = 0; v < V; v++) {
-    change[v] = (read<Vec>(values + v * LANES) - by_key[v] * kept) * token.strength;
-    put(out + v * LANES, fma(fill(token.match), change[v], by_query[v] * kept));
+    change[v] = (load<Vec>(values + v * LANES) - by_key[v] * kept) * token.strength;
+    store(out + v * LANES, fma(broadcast(token.match), change[v], by_query[v] * kept));
   }
   for (long n = 0; n < key_dim; n++) {
-    Vec key = fill(token.keys[n]);
+    Vec key = broadcast(token.keys[n]);
     for (int v = 0; v < V; v++) {
       long at = n * stride + v * LANES;
-      put(state + at, fma(key, change[v], read<Vec>(before + at) * kept));
+      store(state + at, fma(key, change[v], load<Vec>(before + at) * kept));
     }
   }
 }
@@ -91,7 +91,7 @@ void scan_delta(const float* x, const bf16* gates, int64_t gates_stride, const f
         scale_to_unit(row, queries, key_dim, 1.f / std::sqrt((float)key_dim));
         scale_to_unit(row + key_heads * key_dim, keys, key_dim, 1.f);
         tokens[t] = {queries, keys, 0, sigmoid(load(gate, 1)[0]), 0};
-        tokens[t].kept = std::exp(decay[h] * softplus(fill(load(gate + value_heads, 1)[0] + step_bias[h]))[0]);
+        tokens[t].kept = std::exp(decay[h] * softplus(broadcast(load(gate + value_heads, 1)[0] + step_bias[h]))[0]);
         tokens[t].match = dot(queries, keys, key_dim);
       }
       const float* given = x + first * width + 2 * key_heads * key_dim + h * value_dim;

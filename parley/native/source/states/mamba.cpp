@@ -23,18 +23,18 @@ struct Token {
 template <int V>
 void update_strip(const Token& token, const float* before, float* state, long stride, long size, float skip,
                   const float* values, float* out) {
-  Vec sums[V] = {}, scaled[V], kept = fill(token.kept);
-  for (int v = 0; v < V; v++) scaled[v] = read<Vec>(values + v * LANES) * token.step;
+  Vec sums[V] = {}, scaled[V], kept = broadcast(token.kept);
+  for (int v = 0; v < V; v++) scaled[v] = load<Vec>(values + v * LANES) * token.step;
   for (long n = 0; n < size; n++) {
-    Vec key = fill(token.keys[n]), query = fill(token.queries[n]);
+    Vec key = broadcast(token.keys[n]), query = broadcast(token.queries[n]);
     for (int v = 0; v < V; v++) {
       long at = n * stride + v * LANES;
-      Vec next = fma(key, scaled[v], read<Vec>(before + at) * kept);
-      put(state + at, next);
+      Vec next = fma(key, scaled[v], load<Vec>(before + at) * kept);
+      store(state + at, next);
       sums[v] = fma(query, next, sums[v]);
     }
   }
-  for (int v = 0; v < V; v++) put(out + v * LANES, fma(fill(skip), read<Vec>(values + v * LANES), sums[v]));
+  for (int v = 0; v < V; v++) store(out + v * LANES, fma(broadcast(skip), load<Vec>(values + v * LANES), sums[v]));
 }
 
 }  // namespace
@@ -92,8 +92,8 @@ void scan_heads(const float* x, const bf16* steps, int64_t steps_stride, const f
       for (long t = 0; t < some; t++) {
         const float *row = x + (first + t) * width, *keys = row + inner + h / (heads / groups) * state_dim;
         float given = load(steps + (first + t) * steps_stride + h, 1)[0];
-        float step = std::min(std::max(softplus(fill(given * step_scale + step_bias[h]))[0], least), most);
-        tokens[t] = {row + h * head_dim, keys, keys + groups * state_dim, exp(fill(step * decay[h]))[0], step};
+        float step = std::min(std::max(softplus(broadcast(given * step_scale + step_bias[h]))[0], least), most);
+        tokens[t] = {row + h * head_dim, keys, keys + groups * state_dim, exp(broadcast(step * decay[h]))[0], step};
       }
       float* to = out + first * inner + h * head_dim;
       long i = 0;

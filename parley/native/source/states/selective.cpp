@@ -31,7 +31,7 @@ void scan_channels(const bf16* active, const bf16* steps, const float* keys, con
       float* state = states + span.target * stride + i;
       const float* before = states + span.source * stride + i;
       for (long n = 0; n < state_dim; n++)
-        put(&strip[n * LANES], span.source < 0 ? Vec{} : load(before + n * inner, left));
+        store(&strip[n * LANES], span.source < 0 ? Vec{} : load(before + n * inner, left));
       Vec bias = load(step_bias + i, left), share = load(skip + i, left);
       for (long t = span.first; t < span.first + span.count; t++) {
         const float *b = keys + t * 2 * state_dim, *c = b + state_dim;
@@ -39,13 +39,13 @@ void scan_channels(const bf16* active, const bf16* steps, const float* keys, con
         Vec scaled = step * x, sum = {};
         for (long n = 0; n < state_dim; n++) {
           Vec kept = exp(step * load(decay + n * inner + i, left));
-          Vec next = fma(fill(b[n]), scaled, read<Vec>(&strip[n * LANES]) * kept);
-          put(&strip[n * LANES], next);
-          sum = fma(fill(c[n]), next, sum);
+          Vec next = fma(broadcast(b[n]), scaled, load<Vec>(&strip[n * LANES]) * kept);
+          store(&strip[n * LANES], next);
+          sum = fma(broadcast(c[n]), next, sum);
         }
         store(out + t * inner + i, fma(share, x, sum) * silu(load(gates + t * gates_stride + i, left)), left);
       }
-      for (long n = 0; n < state_dim; n++) store(state + n * inner, read<Vec>(&strip[n * LANES]), left);
+      for (long n = 0; n < state_dim; n++) store(state + n * inner, load<Vec>(&strip[n * LANES]), left);
     }
   });
 }

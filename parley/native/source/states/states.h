@@ -42,24 +42,24 @@ inline void read_strip(const float* from, long rows, long stride, long count, fl
   for (long n = 0; n < rows; n++)
     for (int v = 0; v < STRIP_VECTORS; v++) {
       long left = count - v * LANES;
-      put(to + n * STRIP + v * LANES, left > 0 ? load(from + n * stride + v * LANES, left) : Vec{});
+      store(to + n * STRIP + v * LANES, left > 0 ? load(from + n * stride + v * LANES, left) : Vec{});
     }
 }
 
 inline void write_strip(const float* from, long rows, long stride, long count, float* to) {
   for (long n = 0; n < rows; n++)
-    for (long i = 0; i < count; i += LANES) store(to + n * stride + i, read<Vec>(from + n * STRIP + i), count - i);
+    for (long i = 0; i < count; i += LANES) store(to + n * stride + i, load<Vec>(from + n * STRIP + i), count - i);
 }
 
 // softplus(x) = log(1 + e^x) with a relative error of about 4e-7. With u = e^-|x| it is the larger of x and 0, plus
 // log(1 + u) = 2 (s + s^3 / 3 + s^5 / 5 + ...) where s = u / (2 + u), which is at most 1 / 3.
 static inline Vec softplus(Vec x) {
-  Vec u = exp(x > 0.f ? -x : x), s = u / (u + 2.f), z = s * s, p = fill(1.f / 13);
-  p = fma(p, z, fill(1.f / 11));
-  p = fma(p, z, fill(1.f / 9));
-  p = fma(p, z, fill(1.f / 7));
-  p = fma(p, z, fill(1.f / 5));
-  p = fma(p, z, fill(1.f / 3));
-  p = fma(p, z, fill(1.f));
+  Vec u = exp(x > 0.f ? -x : x), s = u / (u + 2.f), z = s * s, p = broadcast(1.f / 13);
+  p = fma(p, z, broadcast(1.f / 11));
+  p = fma(p, z, broadcast(1.f / 9));
+  p = fma(p, z, broadcast(1.f / 7));
+  p = fma(p, z, broadcast(1.f / 5));
+  p = fma(p, z, broadcast(1.f / 3));
+  p = fma(p, z, broadcast(1.f));
   return fma(s + s, p, x > 0.f ? x : Vec{});
 }
