@@ -176,10 +176,10 @@ class RoleController:
         """Whether all instances of the role have been silent for more than ABSENT_SECONDS."""
         return all(now - each.last_answer > ABSENT_SECONDS for each in self.table if each.role == role)
 
-    def _rarer_role(self, p: int, d: int) -> str:
+    def _rarer_role(self, prefill_count: int, decode_count: int) -> str:
         options = self.table.options
         p_rate, d_rate = options.default_p_rate or 1, options.default_d_rate or 1
-        return "prefill" if p * d_rate <= d * p_rate else "decode"
+        return "prefill" if prefill_count * d_rate <= decode_count * p_rate else "decode"
 
     async def _change_role(self, instance: ClusterInstance, role: str) -> None:
         """Change an instance's role, in the documented order."""

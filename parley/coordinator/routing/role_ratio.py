@@ -24,17 +24,21 @@ class RoleLoad(NamedTuple):
     prefill: float
     decode: float
 
-    def busier_utilization(self, p: float, d: float) -> float:
-        """Return the utilization of the busier role, with ``p`` and ``d`` instances."""
-        return max(self.prefill / p if p else float(self.prefill > 0), self.decode / d if d else float(self.decode > 0))
+    def busier_utilization(self, prefill_count: float, decode_count: float) -> float:
+        """Return the utilization of the busier role for these numbers of instances."""
+        prefill = self.prefill / prefill_count if prefill_count else float(self.prefill > 0)
+        decode = self.decode / decode_count if decode_count else float(self.decode > 0)
+        return max(prefill, decode)
 
 
 def best_split(instances: int, load: RoleLoad) -> int:
     """Return how many of the instances should prefill: at least one, not all, and of equal splits the most even."""
-    return min(
-        range(1, instances),
-        key=lambda p: (round(load.busier_utilization(p, instances - p), 9), abs(2 * p - instances), p),
-    )
+
+    def split_cost(prefill_count: int) -> tuple[float, int, int]:
+        utilization = load.busier_utilization(prefill_count, instances - prefill_count)
+        return round(utilization, 9), abs(2 * prefill_count - instances), prefill_count
+
+    return min(range(1, instances), key=split_cost)
 
 
 def fixed_split(instances: int, p_rate: int, d_rate: int) -> int:
@@ -87,18 +91,20 @@ class RoleBalance:
 class RoleRatio(RoleBalance):
     """Decides how many instances have each role."""
 
-    def next_role_step(self, now: float, p: int, d: int) -> int:
+    def next_role_step(self, now: float, prefill_count: int, decode_count: int) -> int:
         """Return 1 to give one more instance to prefill, -1 to give one more to decode, 0 to change nothing."""
-        return self._persistent_step(now, self._ratio_step(p, d))
+        return self._persistent_step(now, self._ratio_step(prefill_count, decode_count))
 
-    def _ratio_step(self, p: int, d: int) -> int:
-        if p < 1 or d < 1 or p + d < 3:
+    def _ratio_step(self, prefill_count: int, decode_count: int) -> int:
+        if prefill_count < 1 or decode_count < 1 or prefill_count + decode_count < 3:
             return 0
-        best, present = best_split(p + d, self.mean_load), self.mean_load.busier_utilization(p, d)
-        step = (best > p) - (best < p)
+        best = best_split(prefill_count + decode_count, self.mean_load)
+        step = (best > prefill_count) - (best < prefill_count)
+        present = self.mean_load.busier_utilization(prefill_count, decode_count)
         if not step or present < MIN_UTILIZATION:
             return 0
-        return step if self.mean_load.busier_utilization(p + step, d - step) <= BETTER_BELOW * present else 0
+        after = self.mean_load.busier_utilization(prefill_count + step, decode_count - step)
+        return step if after <= BETTER_BELOW * present else 0
 
 
 class FlexShares(RoleBalance):
@@ -107,14 +113,16 @@ class FlexShares(RoleBalance):
     No step is taken that would make the other role the busier one, so a constant load causes no oscillation.
     """
 
-    def next_share(self, now: float, shares: Sequence[int], p: float, d: float) -> tuple[int, int] | None:
+    def next_share(
+        self, now: float, shares: Sequence[int], prefill_count: float, decode_count: float
+    ) -> tuple[int, int] | None:
         """Return the index of the flex instance to change and its new share; None to change nothing.
 
-        ``shares``: prefill percentages of the flex instances; ``p``, ``d``: instances per role, including the parts of
-        flex ones. One share changes at a time: that of the instance with least of the busier role. Shares of 0 and 100
-        never change.
+        ``shares``: prefill percentages of the flex instances; ``prefill_count``, ``decode_count``: instances per role,
+        including the parts of flex ones. One share changes at a time: that of the instance with least of the busier
+        role. Shares of 0 and 100 never change.
         """
-        step = self._share_step(p, d)
+        step = self._share_step(prefill_count, decode_count)
         movable = [
             (share * step, at)
             for at, share in enumerate(shares)
@@ -125,20 +133,22 @@ class FlexShares(RoleBalance):
         _, first = min(movable)
         return first, stepped_share(shares[first], step)
 
-    def _share_step(self, p: float, d: float) -> int:
-        if self.mean_load.busier_utilization(p, d) < MIN_UTILIZATION:
+    def _share_step(self, prefill_count: float, decode_count: float) -> int:
+        if self.mean_load.busier_utilization(prefill_count, decode_count) < MIN_UTILIZATION:
             return 0
         part = SHARE_STEP / 100
         if (
-            p + part > 0
-            and d - part > 0
-            and self.mean_load.prefill / (p + part) > SHARE_SLACK * self.mean_load.decode / (d - part)
+            prefill_count + part > 0
+            and decode_count - part > 0
+            and self.mean_load.prefill / (prefill_count + part)
+            > SHARE_SLACK * self.mean_load.decode / (decode_count - part)
         ):
             return SHARE_STEP
         if (
-            d + part > 0
-            and p - part > 0
-            and self.mean_load.decode / (d + part) > SHARE_SLACK * self.mean_load.prefill / (p - part)
+            decode_count + part > 0
+            and prefill_count - part > 0
+            and self.mean_load.decode / (decode_count + part)
+            > SHARE_SLACK * self.mean_load.prefill / (prefill_count - part)
         ):
             return -SHARE_STEP
         return 0
