@@ -118,7 +118,7 @@ class ApiProcess:
         model.created = planned.created
         return model
 
-    async def load(self) -> None:
+    async def load_tokenizers(self) -> None:
         """Load the tokenizers, and all else that text needs. Raises BadTokenizer."""
         for model in self._models:
             await model.load_engine()
@@ -198,7 +198,7 @@ class ApiProcess:
             raise main_hangs_error()
         await pass_request(self._main_client, self._places[exchange.scope["app"]], exchange, body)
 
-    async def report(self) -> None:
+    async def report_metrics(self) -> None:
         """Send metrics each second, and count connections more often, until this task is cancelled."""
         while True:
             if not self._link.main_hangs:  # which would let the messages pile up in memory
@@ -253,12 +253,12 @@ async def serve_link(link_socket: socket.socket, pass_socket: socket.socket) -> 
     logs.set_up_logging(options.log_format, options.log_level)
     link = MainLink(frames.send)
     process = ApiProcess(plan, options, link, pass_socket, stopping)
-    await process.load()
+    await process.load_tokenizers()
     frames.change_handler(process.handle_message)
     link.send(ProcessReady())
     await process.has_current_options.wait()
     serving = process.start_serving()
-    tasks = [asyncio.create_task(process.report()), asyncio.create_task(process.watch_main(frames))]
+    tasks = [asyncio.create_task(process.report_metrics()), asyncio.create_task(process.watch_main(frames))]
     await stopping.wait()
     for task in tasks:
         task.cancel()

@@ -340,10 +340,10 @@ class ApiProcessPool:
         for link in self.links:
             link.send(AnnounceShutdown())
 
-    async def refresh(self) -> None:
+    async def refresh_metrics(self) -> None:
         """Have the processes report their metrics of this moment."""
         if links := self.links:
-            await asyncio.gather(*(link.refresh() for link in links))
+            await asyncio.gather(*(link.refresh_metrics() for link in links))
 
     async def close(self) -> None:
         """Let the processes finish their answers, and end them."""

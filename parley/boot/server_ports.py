@@ -101,7 +101,7 @@ class ServerPorts:
             HttpServer(uvicorn_config(passed_options(self._options), PassedApp(dict(enumerate(self._apps))))),
         )
         for kind in REPORTING_KINDS:
-            self._parts.handlers[kind] = with_refresh(pool.refresh, self._parts.handlers[kind])
+            self._parts.handlers[kind] = with_refresh(pool.refresh_metrics, self._parts.handlers[kind])
         return pool
 
     def local_urls(self) -> list[str]:

@@ -26,23 +26,23 @@ class TenantRecords(Protocol):
     def are_inlined(self) -> bool:
         """Whether a coordinator keeps them: the body contains those that it refers to (``InlinedRequest``)."""
 
-    def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
+    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record in place of any other of this name. A part that another record has is this one's from now."""
 
-    def change(self, name: str, change: RecordChange) -> bool:
+    def update_record(self, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``; nothing else changes it meanwhile. Return whether the record
         exists. Exceptions of ``change`` leave the record as it is, and are raised."""
 
-    def find(self, name: str) -> bytes | None:
+    def find_record(self, name: str) -> bytes | None:
         """Return the record of this name, None if there is none."""
 
     def find_part(self, part: str) -> bytes | None:
         """Return the record that has this part, None if there is none."""
 
-    def age(self, name: str) -> float:
+    def record_age(self, name: str) -> float:
         """Return the seconds since a record was kept, or touched by the run that writes it."""
 
-    def drop(self, name: str) -> bool:
+    def delete_record(self, name: str) -> bool:
         """Drop the record of this name. Return whether there was one."""
 
     def stop_run(self, name: str) -> bool:
@@ -54,14 +54,14 @@ class NoRecords:
 
     are_kept, are_inlined = False, False
 
-    def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
+    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Do nothing."""
 
-    def change(self, name: str, change: RecordChange) -> bool:
+    def update_record(self, name: str, change: RecordChange) -> bool:
         """Return False."""
         return False
 
-    def find(self, name: str) -> bytes | None:
+    def find_record(self, name: str) -> bytes | None:
         """Return None."""
         return None
 
@@ -69,11 +69,11 @@ class NoRecords:
         """Return None."""
         return None
 
-    def age(self, name: str) -> float:
+    def record_age(self, name: str) -> float:
         """Return 0."""
         return 0.0
 
-    def drop(self, name: str) -> bool:
+    def delete_record(self, name: str) -> bool:
         """Return False."""
         return False
 

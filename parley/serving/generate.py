@@ -286,7 +286,7 @@ async def _run_in_background(registry: ModelRegistry, exchange: Exchange, reply:
     exchange.release_body()
     kept, is_stream = KeptEvents(), reply.request.stream
     work = generate_events(reply, generation, kept)
-    registry.background_runs.start(exchange.tenant.id, reply.background_name, kept, work, is_stream=is_stream)
+    registry.background_runs.start_run(exchange.tenant.id, reply.background_name, kept, work, is_stream=is_stream)
     if is_stream:
         await follow_events(exchange, kept, 0, reply.media_type)
     else:
@@ -299,7 +299,7 @@ async def follow_events(exchange: Exchange, kept: KeptEvents, first_event: int, 
     async def write(data: bytes) -> None:
         await exchange.write_stream(data, media_type)
 
-    await exchange.while_connected(kept.follow(first_event, write))
+    await exchange.while_connected(kept.write_events(first_event, write))
     await exchange.write_stream(b"", media_type, last=True)
 
 

@@ -330,7 +330,7 @@ async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchang
 
 async def replay_stream(runs: BackgroundRuns, tenant: str, exchange: Exchange, replay: StreamReplay) -> None:
     """Stream a background request again. Raises its refusal if its events are not kept."""
-    run = runs.find(tenant, replay.name)
+    run = runs.find_run(tenant, replay.name)
     if run is None or not run.is_stream:
         raise replay.refusal
     await follow_events(exchange, run.kept, replay.first_event, Reply.media_type)

@@ -25,7 +25,7 @@ class LastingFault:
             self._next_line, self._is_logged = time.monotonic() + REPEAT_SECONDS, True
             log.error(text, *args)
 
-    def end(self) -> None:
+    def report_end(self) -> None:
         """Log that the fault is over, if it was logged. Called after each use of the kind that failed."""
         if self._is_logged:
             self._is_logged = False

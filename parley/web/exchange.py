@@ -218,7 +218,7 @@ class Exchange:
         if coding:
             compressed_size = len(body)
             body = await off_loop(limit, partial(decompress_body, body, coding, limit))
-            held_body.grow(len(body) - compressed_size)
+            held_body.count_bytes(len(body) - compressed_size)
         if options.log_bodies:
             self.log_entry.request_body = body[:LOGGED_BODY_BYTES]
         if self.is_admin_call:

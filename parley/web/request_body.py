@@ -49,7 +49,7 @@ class BodyBudget:
         """Count a body of ``size`` bytes that has arrived. Raises Overloaded."""
         body = HeldBody(self)
         try:
-            body.grow(size)
+            body.count_bytes(size)
             yield
         finally:
             body.release()
@@ -95,7 +95,7 @@ class HeldBody:
         """Whether it has been arriving for long."""
         return self._loop.time() > self._slow_at
 
-    def grow(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Count ``size`` more bytes, or fewer if it is negative. Raises Overloaded."""
         self.size += size
         self._budget.held_bytes += size
@@ -128,7 +128,7 @@ class HeldBody:
                 while more:
                     data, more = await receive_part(receive)
                     chunks.append(data)
-                    self.grow(len(data))
+                    self.count_bytes(len(data))
                     if self.size > limit:
                         raise too_large_error(limit)
                     if self.size >= enough and not self.evicted:

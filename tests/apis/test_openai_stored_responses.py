@@ -244,7 +244,7 @@ async def test_background_that_cannot_be_stored_leaves_nothing_behind(serve, mon
     def fail(*arguments: Any) -> None:
         raise RuntimeError("no store")
 
-    monkeypatch.setattr(server.service.record_store, "keep", fail)
+    monkeypatch.setattr(server.service.record_store, "save_record", fail)
     answer = await server.post("/v1/responses", {"input": "a", "background": True, "max_output_tokens": 3000})
     assert answer.status == 500
     await server.until(lambda: not server.model.used_slots and not server.model.open_requests)
@@ -259,7 +259,7 @@ async def test_background_fails_with_the_engine(serve):
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
 
 
-async def test_a_response_that_lost_its_server_has_failed(serve, tmp_path):
+async def test_response_without_a_running_server_counts_as_failed(serve, tmp_path):
     file = str(tmp_path / "responses.db")
     server = await serve(tick=0.01, response_store_file=file)
     response = await create(server, background=True, max_output_tokens=3000)

@@ -34,7 +34,7 @@ async def test_a_request_ends_although_it_was_granted_just_before():
     listed = [ListedRequest(), ListedRequest()]
 
     async def begin(number: int) -> None:
-        await link.ask(AdmitRequest(number, NO_TENANT, "", "m", "m", None, 1, "", (), "vllm", 0.0))
+        await link.ask_main(AdmitRequest(number, NO_TENANT, "", "m", "m", None, 1, "", (), "vllm", 0.0))
         link.generations[number] = listed[number]  # type: ignore[assignment]
 
     tasks = [asyncio.create_task(begin(number)) for number in range(2)]
@@ -54,15 +54,15 @@ async def test_a_main_process_that_hangs_is_asked_nothing_until_it_goes_on():
     sent: list[Any] = []
     link = MainLink(sent.append)
     questions = [AdmitRequest(number, NO_TENANT, "", "m", "m", None, 1, "", (), "vllm", 0.0) for number in range(3)]
-    asked = [asyncio.create_task(link.ask(questions[0]))]
+    asked = [asyncio.create_task(link.ask_main(questions[0]))]
     await asyncio.sleep(0)
     link.main_hangs = True
     link.fail_open_requests()
     link.take_answer(Granted(0))  # too late
-    asked.append(asyncio.create_task(link.ask(questions[1])))
+    asked.append(asyncio.create_task(link.ask_main(questions[1])))
     await asyncio.sleep(0)
     link.main_hangs = False
-    asked.append(asyncio.create_task(link.ask(questions[2])))
+    asked.append(asyncio.create_task(link.ask_main(questions[2])))
     await asyncio.sleep(0)
     link.take_answer(Granted(2))
     results = await asyncio.gather(*asked, return_exceptions=True)

@@ -25,7 +25,7 @@ async def end_run(runs: BackgroundRuns, name: str, size: int) -> KeptEvents:
             kept.add_bytes(b"data: x")
             kept.add_bytes(b"y\n\n")
 
-    await runs.start("", name, kept, generate(), is_stream=True).task
+    await runs.start_run("", name, kept, generate(), is_stream=True).task
     return kept
 
 
@@ -40,23 +40,23 @@ async def test_runs_that_ended_first_are_forgotten_first_and_running_ones_never(
     async def wait() -> None:
         await endless.wait()
 
-    running = runs.start("", "endless", kept, wait(), is_stream=True)
+    running = runs.start_run("", "endless", kept, wait(), is_stream=True)
     for name in "abcd":
         kept = await end_run(runs, name, 1000)
         assert kept.size == 1000 == sum(map(len, kept.events))
-    assert [name for name in ("endless", *"abcd") if runs.find("", name)] == ["endless", "b", "c", "d"]
+    assert [name for name in ("endless", *"abcd") if runs.find_run("", name)] == ["endless", "b", "c", "d"]
     endless.set()
     await running.task
-    assert [name for name in ("endless", *"abcd") if runs.find("", name)] == []  # it alone is too large
+    assert [name for name in ("endless", *"abcd") if runs.find_run("", name)] == []  # it alone is too large
 
 
 async def test_runs_are_forgotten_after_their_time(runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "EVENTS_KEPT_SECONDS", 0.01)
     await asyncio.gather(*(end_run(runs, name, 100) for name in "ab"))
     async with asyncio.timeout(10):
-        while runs.find("", "a") or runs.find("", "b"):
+        while runs.find_run("", "a") or runs.find_run("", "b"):
             await asyncio.sleep(0.01)
     monkeypatch.setattr(background, "EVENTS_KEPT_SECONDS", 60.0)
     monkeypatch.setattr(background, "MAX_KEPT_BYTES", 2 * (100 + background.RUN_BYTES))
     await asyncio.gather(*(end_run(runs, name, 100) for name in "cd"))
-    assert runs.find("", "c") and runs.find("", "d")  # those before no longer count
+    assert runs.find_run("", "c") and runs.find_run("", "d")  # those before no longer count

@@ -42,7 +42,7 @@ def test_requests_are_admitted_exactly_while_the_budget_has_one(limit, steps):
         left = min(Fraction(limit), left + Fraction(limit * pause, 60 * SECOND))
         for _ in range(attempts):
             if left >= 1:
-                limiter.admit_request(key).end()
+                limiter.admit_request(key).settle_tokens()
                 left -= 1
             else:
                 with pytest.raises(RateLimited) as refusal:
@@ -76,15 +76,15 @@ def test_tokens_are_reserved_and_settled_exactly(per_minute, requests):
             with pytest.raises(RateLimited) as refusal:
                 lease.reserve_tokens(prompt, most)
             assert (refusal.value.retry_after is None) == (reserved > per_minute)
-            lease.end()
+            lease.settle_tokens()
         else:
             lease.reserve_tokens(prompt, most)
             left -= reserved
             open_leases.append((lease, reserved, prompt + (output if most is None else min(output, most))))
         if len(open_leases) > 2:
             lease, reserved, used = open_leases.pop(0)
-            lease.end(used)
-            lease.end(used)  # the second time changes nothing
+            lease.settle_tokens(used)
+            lease.settle_tokens(used)  # the second time changes nothing
             left = min(Fraction(per_minute), left + reserved - used)
         remaining = limiter.states_of(key).tokens.remaining
         assert remaining == max(0, int(left // 1))
@@ -103,7 +103,7 @@ def test_tokens_of_a_day_end_with_it_and_concurrent_requests_with_them():
     assert refusal.value.retry_after == 10
     clock.nanoseconds += 20 * SECOND
     second.reserve_tokens(50, 50)  # a new day
-    first.end(70)  # what it gives back belongs to the day before
+    first.settle_tokens(70)  # what it gives back belongs to the day before
     with pytest.raises(RateLimited, match="tokens per day"):
         limiter.admit_request(key)
 
@@ -112,12 +112,12 @@ def test_other_limits_apply_at_once_and_keep_what_was_used():
     clock = Clock()
     limiter = clock.limiter()
     for _ in range(4):
-        limiter.admit_request(tenant(requests_per_minute=10)).end()
+        limiter.admit_request(tenant(requests_per_minute=10)).settle_tokens()
     assert limiter.states_of(tenant(requests_per_minute=5)).requests.remaining == 1
-    limiter.admit_request(tenant(requests_per_minute=5)).end()
+    limiter.admit_request(tenant(requests_per_minute=5)).settle_tokens()
     with pytest.raises(RateLimited):
         limiter.admit_request(tenant(requests_per_minute=5))
-    limiter.admit_request(tenant()).end()
+    limiter.admit_request(tenant()).settle_tokens()
 
 
 # -- over HTTP

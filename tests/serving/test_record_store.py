@@ -44,34 +44,36 @@ def open_store(request, tmp_path) -> Callable[..., AnyRecordStore]:
 
 def test_finds_a_record_by_its_name_and_its_parts(open_store):
     store = open_store()
-    store.keep("t", "a", b"1", ["p", "q"])
-    assert (store.find("t", "a"), store.find_part("t", "q"), store.find("t", "b")) == (b"1", b"1", None)
-    store.keep("t", "a", b"2", ["p"])
-    assert (store.find("t", "a"), store.find_part("t", "p"), store.find_part("t", "q")) == (b"2", b"2", None)
-    store.keep("t", "b", b"3", ["p"])
+    store.save_record("t", "a", b"1", ["p", "q"])
+    assert (store.find_record("t", "a"), store.find_part("t", "q"), store.find_record("t", "b")) == (b"1", b"1", None)
+    store.save_record("t", "a", b"2", ["p"])
+    assert (store.find_record("t", "a"), store.find_part("t", "p"), store.find_part("t", "q")) == (b"2", b"2", None)
+    store.save_record("t", "b", b"3", ["p"])
     assert store.find_part("t", "p") == b"3"
-    assert store.drop("t", "b") and not store.drop("t", "b")
-    assert store.find("t", "b") is None and store.find_part("t", "p") is None
+    assert store.delete_record("t", "b") and not store.delete_record("t", "b")
+    assert store.find_record("t", "b") is None and store.find_part("t", "p") is None
 
 
 def test_a_tenant_sees_only_its_own_records(open_store):
     store = open_store()
-    store.keep("t", "a", b"1", ["p"])
-    store.keep("", "a", b"2", ["p"])
-    assert (store.find("t", "a"), store.find("", "a"), store.find_part("t", "p")) == (b"1", b"2", b"1")
-    assert store.find("u", "a") is None and store.find_part("u", "p") is None and not store.drop("u", "a")
+    store.save_record("t", "a", b"1", ["p"])
+    store.save_record("", "a", b"2", ["p"])
+    assert (store.find_record("t", "a"), store.find_record("", "a"), store.find_part("t", "p")) == (b"1", b"2", b"1")
+    assert (
+        store.find_record("u", "a") is None and store.find_part("u", "p") is None and not store.delete_record("u", "a")
+    )
 
 
 def test_the_tenant_with_the_most_loses_its_oldest_records(open_store):
     record = b"x" * (1000 - RECORD_OVERHEAD)
     store = open_store(5000)
-    store.keep("small", "a", record)
+    store.save_record("small", "a", record)
     for number in range(6):
-        store.keep("large", f"r{number}", record)
-    assert store.find("small", "a") == record
-    assert [number for number in range(6) if store.find("large", f"r{number}")] == [2, 3, 4, 5]
-    store.keep("large", "huge", b"x" * 6000)
-    assert store.find("large", "huge") is None and store.find("large", "r5")
+        store.save_record("large", f"r{number}", record)
+    assert store.find_record("small", "a") == record
+    assert [number for number in range(6) if store.find_record("large", f"r{number}")] == [2, 3, 4, 5]
+    store.save_record("large", "huge", b"x" * 6000)
+    assert store.find_record("large", "huge") is None and store.find_record("large", "r5")
 
 
 @pytest.mark.parametrize("tenants", [1, 20])
@@ -83,57 +85,57 @@ def test_a_full_file_finds_its_oldest_record_at_once(tmp_path, tenants):
         steps += 1
 
     for number in range(3000):
-        store.keep(f"t{number % tenants}", f"r{number}", b"x" * (600 - RECORD_OVERHEAD))
+        store.save_record(f"t{number % tenants}", f"r{number}", b"x" * (600 - RECORD_OVERHEAD))
     store._database.set_progress_handler(count_steps, 1)  # each step of the database's own machine
-    store.keep("t0", "new", b"x" * (600 - RECORD_OVERHEAD))
-    assert store.find("t0", "r0") is None and store.find("t0", "new")
+    store.save_record("t0", "new", b"x" * (600 - RECORD_OVERHEAD))
+    assert store.find_record("t0", "r0") is None and store.find_record("t0", "new")
     assert steps < 1000
 
 
 def test_records_expire_unless_they_are_touched(open_store):
     clock = Clock()
     store = open_store(clock=clock)
-    store.keep("t", "a", b"1")
-    store.keep("t", "b", b"2")
+    store.save_record("t", "a", b"1")
+    store.save_record("t", "b", b"2")
     clock.now += 50
-    store.touch("t", "b")
+    store.touch_record("t", "b")
     clock.now += 15
-    assert (store.find("t", "a"), store.find("t", "b"), store.age("t", "b")) == (None, b"2", 15.0)
+    assert (store.find_record("t", "a"), store.find_record("t", "b"), store.record_age("t", "b")) == (None, b"2", 15.0)
 
 
 def test_servers_with_one_file_share_their_records(tmp_path):
     file = tmp_path / "responses.db"
     one, two = open_file(file), open_file(file)
-    one.keep("t", "a", b"1", ["p"])
+    one.save_record("t", "a", b"1", ["p"])
     assert two.find_part("t", "p") == b"1"
-    two.drop("t", "a")
-    assert one.find("t", "a") is None
-    one.keep("t", "b", b"2")
+    two.delete_record("t", "a")
+    assert one.find_record("t", "a") is None
+    one.save_record("t", "b", b"2")
     one.close()
     two.close()
-    assert open_file(file).find("t", "b") == b"2"
+    assert open_file(file).find_record("t", "b") == b"2"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_loses_no_change_that_another_server_makes_at_the_same_time(tmp_path):
     file = tmp_path / "responses.db"
     stores = [open_file(file), open_file(file)]
-    stores[0].keep("t", "a", b"", [])
+    stores[0].save_record("t", "a", b"", [])
 
     def add_ten(store: RecordStore) -> None:
         for _ in range(10):
-            assert store.change("t", "a", lambda data: (data + b"x", ["p"]))
+            assert store.update_record("t", "a", lambda data: (data + b"x", ["p"]))
 
     with ThreadPoolExecutor() as threads:
         list(threads.map(add_ten, [*stores, stores[0]]))
     assert stores[1].find_part("t", "p") == b"x" * 30
-    assert not stores[0].change("t", "unknown", lambda data: (data, []))
+    assert not stores[0].update_record("t", "unknown", lambda data: (data, []))
 
 
 def open_on_full_disk(folder, spare_pages):
     """A store with record ``a``, whose file may grow by so many pages."""
     store = open_file(folder / "responses.db")
-    store.keep("t", "a", b"1")
+    store.save_record("t", "a", b"1")
     (pages,) = store._database.execute("PRAGMA page_count").fetchone()
     store._database.execute(f"PRAGMA max_page_count = {pages + spare_pages}")
     return store
@@ -149,11 +151,11 @@ def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path, caplog):
     store = open_on_full_disk(tmp_path, spare_pages=0)
     for _ in range(3):
         with pytest.raises(NotReady, match="disk is full"):
-            store.keep("t", "b", b"x" * 100_000)
-        assert store.find("t", "a") == b"1"
+            store.save_record("t", "b", b"x" * 100_000)
+        assert store.find_record("t", "a") == b"1"
     store._database.execute("PRAGMA max_page_count = 1000")
-    store.keep("t", "b", b"x" * 100_000)
-    store.keep("t", "c", b"3")
+    store.save_record("t", "b", b"x" * 100_000)
+    store.save_record("t", "c", b"3")
     assert [record.getMessage() for record in caplog.records] == FULL_AND_OVER
 
 
@@ -161,34 +163,38 @@ def test_a_disk_that_has_room_for_small_records_only_is_logged_once(tmp_path, ca
     store = open_on_full_disk(tmp_path, spare_pages=1)
     for _ in range(3):
         with pytest.raises(NotReady, match="disk is full"):
-            store.keep("t", "b", b"x" * 100_000)
-        store.keep("t", "c", b"3")
+            store.save_record("t", "b", b"x" * 100_000)
+        store.save_record("t", "c", b"3")
     assert [record.getMessage() for record in caplog.records] == FULL_AND_OVER
 
 
 def test_a_change_that_fails_leaves_the_record(open_store):
     store = open_store()
-    store.keep("t", "a", b"1")
+    store.save_record("t", "a", b"1")
     with pytest.raises(KeyError):
-        store.change("t", "a", lambda data: {}["missing"])
-    assert store.find("t", "a") == b"1"
-    store.keep("t", "a", b"2")
-    assert store.find("t", "a") == b"2"
+        store.update_record("t", "a", lambda data: {}["missing"])
+    assert store.find_record("t", "a") == b"1"
+    store.save_record("t", "a", b"2")
+    assert store.find_record("t", "a") == b"2"
 
 
 def test_says_that_a_locked_file_cannot_be_used_now(tmp_path, monkeypatch):
     monkeypatch.setattr("parley.serving.records.record_store.LOCK_SECONDS", 0.01)
     store = open_file(tmp_path / "responses.db")
-    store.keep("t", "a", b"1")
+    store.save_record("t", "a", b"1")
     other = sqlite3.connect(tmp_path / "responses.db")
     other.execute("BEGIN IMMEDIATE")
-    for change in (lambda: store.keep("t", "b", b"2"), lambda: store.drop("t", "a"), lambda: store.touch("t", "a")):
+    for change in (
+        lambda: store.save_record("t", "b", b"2"),
+        lambda: store.delete_record("t", "a"),
+        lambda: store.touch_record("t", "a"),
+    ):
         with pytest.raises(NotReady, match="cannot be used now: database is locked"):
             change()
-    assert store.find("t", "a") == b"1"
+    assert store.find_record("t", "a") == b"1"
     other.rollback()
-    store.keep("t", "b", b"2")
-    assert store.find("t", "b") == b"2"
+    store.save_record("t", "b", b"2")
+    assert store.find_record("t", "b") == b"2"
 
 
 def test_waits_for_a_locked_file_only_once_in_a_while(tmp_path, monkeypatch):
@@ -201,12 +207,12 @@ def test_waits_for_a_locked_file_only_once_in_a_while(tmp_path, monkeypatch):
         if locked:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(NotReady, match="locked"):
-                store.keep("t", "a", b"1")
+                store.save_record("t", "a", b"1")
             other.rollback()
         else:
-            assert store.find("t", "a") is None
+            assert store.find_record("t", "a") is None
     monkeypatch.setattr("parley.serving.records.record_store.IMPATIENT_SECONDS", 0.0)
-    store.keep("t", "a", b"1")
+    store.save_record("t", "a", b"1")
     waits.append(store._database.execute("PRAGMA busy_timeout").fetchone()[0])
     first, later = 1000 * LOCK_SECONDS, 1000 * NEXT_LOCK_SECONDS
     assert waits == [first, first, later, later, first]
@@ -217,13 +223,17 @@ def test_says_that_a_damaged_file_cannot_be_used_now(tmp_path):
     file = tmp_path / "records.db"
     store = open_file(file)
     for number in range(50):
-        store.keep("a", str(number), bytes(2000))
+        store.save_record("a", str(number), bytes(2000))
     store.close()
     store = open_file(file)
     with file.open("r+b") as damaged:
         damaged.seek(4096)  # the first page has the schema
         damaged.write(b"\xff" * (file.stat().st_size - 4096))
-    for use in (lambda: store.find("a", "7"), lambda: store.keep("a", "new", b""), lambda: store.touch("a", "7")):
+    for use in (
+        lambda: store.find_record("a", "7"),
+        lambda: store.save_record("a", "new", b""),
+        lambda: store.touch_record("a", "7"),
+    ):
         with pytest.raises(NotReady, match="malformed"):
             use()
     store.close()

@@ -46,7 +46,7 @@ def pages() -> dict[str, str]:
     return {path: page_files()[name].body.decode() for path, name in names.items()}
 
 
-async def test_a_page_has_its_headers_and_is_not_sent_twice(serve):
+async def test_web_page_has_security_headers_and_is_cached(serve):
     server = await serve()
     answer = await server.get("/ui")
     assert answer.status == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -169,15 +169,15 @@ async def test_samples_count_what_happened_between_them(serve):
     await server.control()
     await server.idle()
     history.take_sample(server.service.models)
-    times, rows = history.since(0.0)["tiny"]
+    times, rows = history.samples_since(0.0)["tiny"]
     before, after = [dict(zip(SAMPLE_FIELDS, row, strict=True)) for row in rows]
     assert after["generated_tokens"] - before["generated_tokens"] == 8 and after["finished"] - before["finished"] == 1
     assert before["ttft_mean"] != before["ttft_mean"]  # NaN: there was no token
     assert 0 < after["ttft_mean"] <= after["ttft_p95"] * (1 + 1e-9) and after["tpot_mean"] > 0
-    assert history.since(times[0])["tiny"][0] == times[1:]
+    assert history.samples_since(times[0])["tiny"][0] == times[1:]
     for _ in range(KEPT_SAMPLES + 5):
         history.take_sample(server.service.models)
-    assert len(history.since(0.0)["tiny"][0]) == KEPT_SAMPLES
+    assert len(history.samples_since(0.0)["tiny"][0]) == KEPT_SAMPLES
 
 
 async def test_activity_refuses_a_time_that_is_none(serve):

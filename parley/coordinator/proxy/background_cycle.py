@@ -90,7 +90,7 @@ class BackgroundCycle:
         else:
             self.body += data
         if last:
-            self.kept.end()
+            self.kept.end_events()
         if last or self.kept.events:
             self._begun.set()
         return True

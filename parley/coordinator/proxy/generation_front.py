@@ -179,12 +179,12 @@ class GenerationFront:
         detached = cycle.detach_client(client)
         work = self._run_detached(path, detached, cycle, inlined)
         runs = self._record_keeper.runs
-        runs.start(tenant, name, cycle.kept, work, is_stream=inlined.is_stream)
+        runs.start_run(tenant, name, cycle.kept, work, is_stream=inlined.is_stream)
         try:
             await self._record_keeper.answer_accepted(client, inlined, cycle)
         except BaseException:
             if not cycle.response_started:  # the client has not seen its name
-                runs.stop(tenant, name)
+                runs.stop_run(tenant, name)
             raise
 
     async def _run_detached(

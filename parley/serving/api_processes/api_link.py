@@ -260,7 +260,7 @@ class ApiLink:
         if stream is not None and not stream.open_choices:
             del self._streams[request_id]
 
-    async def refresh(self) -> None:
+    async def refresh_metrics(self) -> None:
         """Have the process report its metrics, and wait for them for a limited time."""
         number = next(self._snapshot_ids)
         self._snapshots[number] = asyncio.get_running_loop().create_future()
@@ -296,5 +296,5 @@ class ApiLink:
         self._requests.clear()
         for request_id, account in self._accounts.items():
             if account.lease is not None:
-                account.lease.end(self._reserved_prompts.get(request_id, 0))
+                account.lease.settle_tokens(self._reserved_prompts.get(request_id, 0))
         self._accounts.clear()

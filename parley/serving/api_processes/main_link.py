@@ -66,7 +66,7 @@ class MainLink:
         """Send a message for a model's engine."""
         self.send(EngineOrder(model, message))
 
-    async def ask(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> Granted | Refused:
+    async def ask_main(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> Granted | Refused:
         """Ask a question about a request, and return the answer. Raises NotReady."""
         if self.main_hangs:
             raise main_hangs_error()
@@ -128,14 +128,14 @@ class RelayedAccount(RequestAccount):
         self._is_open = False  # the main process knows the request
         self._states: KeyLimitStates | None = None
 
-    def states(self) -> KeyLimitStates:
+    def limit_states(self) -> KeyLimitStates:
         """The limits of the key, as the main process named them last."""
         return self._states or KeyLimitStates()
 
-    async def ask(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> None:
+    async def ask_main(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> None:
         """Ask the main process, which knows the request from then on. Raises the ParleyError of a refusal."""
         self._is_open = True
-        answer = await self._link.ask(question)
+        answer = await self._link.ask_main(question)
         self._states = answer.states
         if isinstance(answer, Refused):
             raise restore_error(answer.error)
@@ -143,7 +143,7 @@ class RelayedAccount(RequestAccount):
     async def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:
         """Reserve tokens, if the key has limits. Raises RateLimited."""
         if self.tenant.limits != NO_LIMITS:
-            await self.ask(ReserveTokens(self.id, prompt_tokens, output_tokens))
+            await self.ask_main(ReserveTokens(self.id, prompt_tokens, output_tokens))
 
     def settle(
         self, model: str, usage: Usage, output_tokens: int, *, was_submitted: bool, handed_over: bool = False
@@ -173,9 +173,9 @@ class RelayedAdmission:
         tenant = exchange.tenant
         account = RelayedAccount(self._link, tenant, exchange.log_entry.key)
         if tenant.limits != NO_LIMITS:
-            exchange.limit_states = account.states
+            exchange.limit_states = account.limit_states
             try:
-                await account.ask(OpenAccount(account.id, tenant, account.key_name))
+                await account.ask_main(OpenAccount(account.id, tenant, account.key_name))
             except BaseException:  # the request may have been counted, and no other part knows the account
                 account.cancel()
                 raise
@@ -195,7 +195,7 @@ class RelayedAdmission:
             or (adapter is not None and adapter not in model.adapters)  # it may have been loaded just now
         ):
             raise AnsweredByMain
-        await account.ask(
+        await account.ask_main(
             AdmitRequest(
                 account.id,
                 exchange.tenant,

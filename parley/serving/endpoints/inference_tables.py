@@ -40,7 +40,7 @@ class PayloadMemory:
         self._lock = threading.Lock()
         self.held = 0
 
-    def take(self, size: int) -> bool:
+    def reserve_bytes(self, size: int) -> bool:
         """Count bytes, if they fit."""
         with self._lock:
             if self.held + size > self._limit:
@@ -69,7 +69,7 @@ class Payload:
             return
         if self.size + len(data) > MAX_PAYLOAD:
             self._drop(self._too_large)
-        elif not self._memory.take(len(data)):
+        elif not self._memory.reserve_bytes(len(data)):
             self._drop(BUFFER_FULL)
         else:
             self.pieces.append(data)

@@ -49,7 +49,7 @@ class RequestAccount:
                 self.lease.end_as_reserved()
             return
         if self.lease is not None:
-            self.lease.end(usage.prompt_tokens + output_tokens if was_submitted else 0)
+            self.lease.settle_tokens(usage.prompt_tokens + output_tokens if was_submitted else 0)
         if self.usage_store is not None and was_submitted:
             self.usage_store.add_request(
                 self.tenant.id, self.key_name, model, usage.prompt_tokens, usage.cached_tokens, output_tokens
@@ -58,7 +58,7 @@ class RequestAccount:
     def cancel(self) -> None:
         """End the account of a request that has used nothing."""
         if self.lease is not None:
-            self.lease.end()
+            self.lease.settle_tokens()
 
 
 class KeyLedger:

@@ -56,7 +56,7 @@ class RefillingBudget:
         missing = self._refill() + (units - self.limit) * self._period
         return max(0, -(-missing // self.limit)) / 1e9
 
-    def state(self) -> LimitState:
+    def limit_state(self) -> LimitState:
         """Return the budget as answers report it."""
         spent = self._refill()
         remaining = self.limit + -spent // self._period
@@ -92,7 +92,7 @@ class DailyBudget:
         """Return the seconds until this many units are left: until the next day, unless they are."""
         return 0.0 if units <= self.remaining else DAY_SECONDS - self._wall_clock() % DAY_SECONDS
 
-    def state(self) -> LimitState:
+    def limit_state(self) -> LimitState:
         """Return the budget as answers report it."""
         spent = self._spent_today()
         remaining = self.limit - spent
@@ -141,7 +141,7 @@ class KeyMeter:
         return budget
 
     @property
-    def day(self) -> int:
+    def utc_day(self) -> int:
         """The day in UTC, counted from the epoch."""
         return int(self._wall_clock() // DAY_SECONDS)
 
@@ -151,14 +151,14 @@ class KeyMeter:
         budgets = [*self.token_budgets, *((self.requests,) if self.requests is not None else ())]
         return not self.open_requests and not any(each.seconds_until(each.limit) for each in budgets)
 
-    def states(self) -> KeyLimitStates:
+    def limit_states(self) -> KeyLimitStates:
         """Return the limits as answers report them: of tokens the one that is used up sooner."""
         tokens: LimitState | None = None
         for budget in self.token_budgets:
-            state = budget.state()
+            state = budget.limit_state()
             if tokens is None or state.remaining < tokens.remaining:
                 tokens = state
-        return KeyLimitStates(None if self.requests is None else self.requests.state(), tokens)
+        return KeyLimitStates(None if self.requests is None else self.requests.limit_state(), tokens)
 
 
 class KeyLease:
@@ -167,7 +167,7 @@ class KeyLease:
     def __init__(self, meter: KeyMeter, name: str):
         self._meter, self._name = meter, name
         self._reserved = 0
-        self._day = meter.day  # of the reservation
+        self._day = meter.utc_day  # of the reservation
         self._ended = False
 
     def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:
@@ -178,10 +178,10 @@ class KeyLease:
             if tokens > budget.remaining:
                 raise _token_error(self._name, budget, tokens, f", requested {tokens}")
         self._reserved = tokens
-        self._day = self._meter.day
+        self._day = self._meter.utc_day
         self._count(tokens)
 
-    def end(self, used_tokens: int = 0) -> None:
+    def settle_tokens(self, used_tokens: int = 0) -> None:
         """End the request: tokens that it did not use are given back, and those beyond the reservation are counted."""
         if self._ended:
             return
@@ -191,7 +191,7 @@ class KeyLease:
 
     def end_as_reserved(self) -> None:
         """End the request and count its whole reservation as used, because its usage is unknown."""
-        self.end(self._reserved)
+        self.settle_tokens(self._reserved)
 
     def _count(self, tokens: int) -> None:
         meter = self._meter
@@ -246,7 +246,7 @@ class KeyLimiter:
 
     def states_of(self, tenant: Tenant) -> KeyLimitStates:
         """Return the limits of a key now."""
-        return self._meter_of(tenant).states()
+        return self._meter_of(tenant).limit_states()
 
     def _meter_of(self, tenant: Tenant) -> KeyMeter:
         meter = self._meters.get(tenant.id)
@@ -255,7 +255,7 @@ class KeyLimiter:
                 self._meters = {key: each for key, each in self._meters.items() if not each.is_idle}
             meter = self._meters[tenant.id] = KeyMeter(tenant.limits, self._clock, self._wall_clock)
             if meter.daily_tokens is not None:
-                meter.daily_tokens.spend(self._used_today(tenant.id), meter.day)
+                meter.daily_tokens.spend(self._used_today(tenant.id), meter.utc_day)
         elif meter.limits != tenant.limits:
             meter.use_limits(tenant.limits)
         return meter

@@ -138,7 +138,7 @@ class UsageStore:
             except sqlite3.Error:
                 self._keep_pending(pending)
                 raise
-            self._fault.end()
+            self._fault.report_end()
             with self._lock:
                 lost, self._lost_requests = self._lost_requests, 0
                 names = self._key_names  # with those of requests that ended meanwhile

@@ -206,7 +206,7 @@ class ItemFetch:
         self._size += size
         if self._size > self._size_limit:
             self._refuse_size()
-        self._held_body.grow(size)
+        self._held_body.count_bytes(size)
 
     def _refuse_size(self, **detail: int) -> NoReturn:
         limit = self._size_limit

@@ -154,7 +154,7 @@ class MediaLoader:
         key = await _run_in_thread_if(data.is_large, _content_key, media.kind, data, options)
         stored = self._cache.find_item(key)
         if stored is None:
-            result = await self._jobs.join(key, lambda: self._process_data(key, media, data, owner))
+            result = await self._jobs.join_task(key, lambda: self._process_data(key, media, data, owner))
             if isinstance(result, MediaRefused):
                 raise bad_media(media, result.predicate, result.reason, result.detail)
             stored = result
@@ -193,7 +193,7 @@ class MediaLoader:
             return self._fetcher.fetch(url, media.kind, media.field, request.connections)
 
         try:
-            return await self._fetches.join((media.kind, url), start)
+            return await self._fetches.join_task((media.kind, url), start)
         except BadMedia as error:  # of a request that wanted the same file, perhaps
             raise BadMedia(
                 error.message, reason=error.reason, kind=error.kind, field=media.field, **error.detail

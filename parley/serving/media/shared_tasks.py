@@ -24,7 +24,7 @@ class SharedTasks(Generic[T]):
     def __len__(self) -> int:
         return len(self._running)
 
-    async def join(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def join_task(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of the task of that key, which is started unless it runs; its error is raised."""
         running = self._running.get(key)
         if running is None:

@@ -26,7 +26,7 @@ MAX_LISTED_REQUESTS = 500  # the oldest ones
 async def handle_activity(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Answer with the state of the server as JSON. Raises Invalid for a wrong ``since`` in the query."""
     start = _read_start(exchange.scope["query_string"])
-    history = registry.activity_history.since(start)
+    history = registry.activity_history.samples_since(start)
     requests = _list_requests(registry, exchange.tenant)
     state = {
         "time": time.time(),

@@ -99,7 +99,7 @@ class ActivityHistory:
         )
         return array("d", numbers)
 
-    def since(self, start: float) -> dict[str, tuple[list[float], list[list[float]]]]:
+    def samples_since(self, start: float) -> dict[str, tuple[list[float], list[list[float]]]]:
         """Return the times of the samples after ``start``, and their numbers in the order of ``SAMPLE_FIELDS``, for
         each model. Times are seconds since the epoch."""
         found: dict[str, tuple[list[float], list[list[float]]]] = {}

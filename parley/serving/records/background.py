@@ -46,12 +46,12 @@ class KeptEvents:
             self.size += sum(map(len, new_events)) + len(EVENT_END) * len(new_events)
             self._signal_change()
 
-    def end(self) -> None:
+    def end_events(self) -> None:
         """Let those who follow the events know that no more will come. May be called twice."""
         self.has_ended = True
         self._signal_change()
 
-    async def follow(self, first: int, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def write_events(self, first: int, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Write the events from number ``first`` on, those to come as well, until they end."""
         while True:
             changed, due = self._changed, self.events[first:]
@@ -108,7 +108,7 @@ class BackgroundRuns:
         self._ended_sizes: dict[RunKey, int] = {}  # in the order in which they ended
         self._ended_size = 0  # sum of these
 
-    def start(
+    def start_run(
         self, tenant: str, name: str, kept: KeptEvents, work: Coroutine[Any, Any, None], *, is_stream: bool
     ) -> BackgroundRun:
         """Let ``work`` add its events to ``kept``. ``name``: of the record that it keeps."""
@@ -117,16 +117,16 @@ class BackgroundRuns:
         run = self._runs[key] = BackgroundRun(kept, is_stream, task)
         return run
 
-    def find(self, tenant: str, name: str) -> BackgroundRun | None:
+    def find_run(self, tenant: str, name: str) -> BackgroundRun | None:
         """Return a tenant's run by the name of its record."""
         return self._runs.get((tenant, name))
 
-    def stop(self, tenant: str, name: str) -> bool:
+    def stop_run(self, tenant: str, name: str) -> bool:
         """Stop a run. Return whether one was running."""
         run = self._runs.get((tenant, name))
         if run is None or run.kept.has_ended:
             return False
-        run.kept.end()  # outputs that arrive before the task has stopped are dropped
+        run.kept.end_events()  # outputs that arrive before the task has stopped are dropped
         run.task.cancel()
         return True
 
@@ -142,7 +142,7 @@ class BackgroundRuns:
         try:
             await work
         finally:
-            kept.end()
+            kept.end_events()
             touching.cancel()
             self._keep_for_a_while(key, kept.size + RUN_BYTES)
 
@@ -150,7 +150,7 @@ class BackgroundRuns:
         while True:
             await asyncio.sleep(TOUCH_SECONDS)
             with contextlib.suppress(NotReady):  # the store has logged it, and the next touch may succeed
-                self._store.touch(*key)
+                self._store.touch_record(*key)
 
     def _keep_for_a_while(self, key: RunKey, size: int) -> None:
         """Keep a run that has ended, and forget those that ended first if the events of all are too large."""
@@ -180,30 +180,30 @@ class RecordsOfTenant:
     def __init__(self, store: AnyRecordStore, runs: BackgroundRuns, tenant: str):
         self._store, self._runs, self._tenant = store, runs, tenant
 
-    def keep(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
+    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record."""
-        self._store.keep(self._tenant, name, data, parts)
+        self._store.save_record(self._tenant, name, data, parts)
 
-    def change(self, name: str, change: RecordChange) -> bool:
+    def update_record(self, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``. Return whether the record exists."""
-        return self._store.change(self._tenant, name, change)
+        return self._store.update_record(self._tenant, name, change)
 
-    def find(self, name: str) -> bytes | None:
+    def find_record(self, name: str) -> bytes | None:
         """Return a record."""
-        return self._store.find(self._tenant, name)
+        return self._store.find_record(self._tenant, name)
 
     def find_part(self, part: str) -> bytes | None:
         """Return the record that has this part."""
         return self._store.find_part(self._tenant, part)
 
-    def age(self, name: str) -> float:
+    def record_age(self, name: str) -> float:
         """Return the seconds since a record was kept or touched."""
-        return self._store.age(self._tenant, name)
+        return self._store.record_age(self._tenant, name)
 
-    def drop(self, name: str) -> bool:
+    def delete_record(self, name: str) -> bool:
         """Drop a record."""
-        return self._store.drop(self._tenant, name)
+        return self._store.delete_record(self._tenant, name)
 
     def stop_run(self, name: str) -> bool:
         """Stop the request that writes the record."""
-        return self._runs.stop(self._tenant, name)
+        return self._runs.stop_run(self._tenant, name)

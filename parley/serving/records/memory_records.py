@@ -39,12 +39,12 @@ class MemoryRecordStore:
         self._clock = clock
         self._lock = threading.Lock()  # bodies are read in threads
 
-    def keep(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
+    def save_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record, and drop expired and old ones."""
         with self._lock:
             self._write(tenant, name, data, parts)
 
-    def change(self, tenant: str, name: str, change: RecordChange) -> bool:
+    def update_record(self, tenant: str, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``. Return whether the record exists."""
         with self._lock:
             data = self._find(tenant, name)
@@ -52,7 +52,7 @@ class MemoryRecordStore:
                 self._write(tenant, name, *change(data))
         return data is not None
 
-    def find(self, tenant: str, name: str) -> bytes | None:
+    def find_record(self, tenant: str, name: str) -> bytes | None:
         """Return a record, None if there is none."""
         with self._lock:
             return self._find(tenant, name)
@@ -63,7 +63,7 @@ class MemoryRecordStore:
             name = self._parts.get((tenant, part))
             return None if name is None else self._find(tenant, name)
 
-    def touch(self, tenant: str, name: str) -> None:
+    def touch_record(self, tenant: str, name: str) -> None:
         """Let a record count as new."""
         with self._lock:
             record = self._records.pop((tenant, name), None)
@@ -71,13 +71,13 @@ class MemoryRecordStore:
                 record.kept_at = self._clock()
                 self._records[tenant, name] = record
 
-    def age(self, tenant: str, name: str) -> float:
+    def record_age(self, tenant: str, name: str) -> float:
         """Return the seconds since a record was kept or touched; 0 if there is none."""
         with self._lock:
             record = self._records.get((tenant, name))
         return 0.0 if record is None else self._clock() - record.kept_at
 
-    def drop(self, tenant: str, name: str) -> bool:
+    def delete_record(self, tenant: str, name: str) -> bool:
         """Drop a record. Return whether there was one."""
         with self._lock:
             return self._drop(tenant, name)

@@ -68,13 +68,13 @@ class RecordStore:
         self._failed_at = float("-inf")
         self._fault = LastingFault("The store of responses can be used again.")
 
-    def keep(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
+    def save_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record, and drop expired and old ones."""
         with self._use_database():
             self._write(tenant, name, data, parts)
-        self._fault.end()  # on a full disk, records are still found
+        self._fault.report_end()  # on a full disk, records are still found
 
-    def change(self, tenant: str, name: str, change: RecordChange) -> bool:
+    def update_record(self, tenant: str, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``. Return whether the record exists."""
         with self._use_database() as database:
             database.execute("BEGIN IMMEDIATE")  # other processes wait, so that none changes the record meanwhile
@@ -82,10 +82,10 @@ class RecordStore:
             if data is not None:
                 self._write(tenant, name, *change(data))
         if data is not None:
-            self._fault.end()
+            self._fault.report_end()
         return data is not None
 
-    def find(self, tenant: str, name: str) -> bytes | None:
+    def find_record(self, tenant: str, name: str) -> bytes | None:
         """Return a record, None if there is none."""
         with self._use_database():
             return self._select(BY_NAME, tenant, name)
@@ -95,20 +95,20 @@ class RecordStore:
         with self._use_database():
             return self._select(BY_PART, tenant, part)
 
-    def touch(self, tenant: str, name: str) -> None:
+    def touch_record(self, tenant: str, name: str) -> None:
         """Let a record count as new."""
         with self._use_database() as database:
             values = (self._clock(), tenant, name)
             database.execute("UPDATE records SET kept_at = ? WHERE tenant = ? AND name = ?", values)
 
-    def age(self, tenant: str, name: str) -> float:
+    def record_age(self, tenant: str, name: str) -> float:
         """Return the seconds since a record was kept or touched; 0 if there is none."""
         query = "SELECT kept_at FROM records WHERE tenant = ? AND name = ?"
         with self._use_database() as database:
             row = database.execute(query, (tenant, name)).fetchone()
         return 0.0 if row is None else self._clock() - float(row[0])
 
-    def drop(self, tenant: str, name: str) -> bool:
+    def delete_record(self, tenant: str, name: str) -> bool:
         """Drop a record. Return whether there was one."""
         with self._use_database() as database:
             return database.execute("DELETE FROM records WHERE tenant = ? AND name = ?", (tenant, name)).rowcount > 0

@@ -36,7 +36,7 @@ class StoredResponse(msgspec.Struct):
     def keep(self, records: TenantRecords, new_items: Sequence[Item]) -> None:
         """Keep the record; its own items, ``new_items`` and the output, are found by their ids."""
         parts = [item["id"] for item in (*new_items, *self.response["output"])]
-        records.keep(self.response["id"], encode_json(self), parts)
+        records.save_record(self.response["id"], encode_json(self), parts)
 
 
 class StoredConversation(msgspec.Struct):
@@ -52,16 +52,16 @@ class StoredConversation(msgspec.Struct):
 
     def keep(self, records: TenantRecords) -> None:
         """Keep the record."""
-        records.keep(self.conversation["id"], encode_json(self), self.item_ids)
+        records.save_record(self.conversation["id"], encode_json(self), self.item_ids)
 
 
 def find_response(context: RequestContext, response_id: str) -> StoredResponse | None:
     """Return a stored response, None if there is none. One whose server has ended while it ran has failed."""
-    data = context.records.find(response_id) if response_id.startswith("resp_") else None
+    data = context.records.find_record(response_id) if response_id.startswith("resp_") else None
     if data is None:
         return None
     stored = msgspec.json.decode(data, type=StoredResponse)
-    if stored.is_running and context.records.age(response_id) > SILENT_SECONDS:
+    if stored.is_running and context.records.record_age(response_id) > SILENT_SECONDS:
         stored.response |= {"status": "failed", "error": LOST}
         stored.keep(context.records, ())
     return stored
@@ -110,7 +110,7 @@ def load_previous(context: RequestContext, response_id: str) -> list[Item]:
 
 def load_conversation(context: RequestContext, conversation_id: str) -> StoredConversation:
     """Return a stored conversation. Raises UnknownRecord."""
-    data = context.records.find(conversation_id) if conversation_id.startswith("conv_") else None
+    data = context.records.find_record(conversation_id) if conversation_id.startswith("conv_") else None
     if data is None:
         raise _unknown_conversation(conversation_id)
     return msgspec.json.decode(data, type=StoredConversation)
@@ -129,7 +129,7 @@ def change_conversation(
         change(record)
         return encode_json(record), record.item_ids
 
-    if not context.records.change(conversation_id, change_record):
+    if not context.records.update_record(conversation_id, change_record):
         raise _unknown_conversation(conversation_id)
     return record
 

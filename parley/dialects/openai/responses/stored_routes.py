@@ -45,7 +45,7 @@ def delete_response(body: bytes, context: RequestContext) -> Answer:
     """Delete a stored response; one that runs in the background is stopped. Raises UnknownRecord."""
     response_id = stored.load_response(context, context.path_parts["id"]).response["id"]
     context.records.stop_run(response_id)
-    context.records.drop(response_id)
+    context.records.delete_record(response_id)
     return json_answer({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -108,7 +108,7 @@ def update_conversation(body: bytes, context: RequestContext) -> Answer:
 def delete_conversation(body: bytes, context: RequestContext) -> Answer:
     """Delete a conversation. Raises UnknownRecord."""
     conversation_id = _load(context).conversation["id"]
-    context.records.drop(conversation_id)
+    context.records.delete_record(conversation_id)
     return json_answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
