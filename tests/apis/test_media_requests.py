@@ -70,7 +70,7 @@ async def test_chat_has_the_tokens_of_transformers(serve, family):
         assert answer.json["usage"]["prompt_tokens"] == len(prompt_ids)
 
 
-async def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer(serve):
+async def test_stream_with_media_equals_the_whole_answer(serve):
     server = await serve(settings=media_settings("qwen2_vl"))
     body = chat_body(image_part(1), QUESTION)
     whole = await server.post("/v1/chat/completions", body)

@@ -163,7 +163,7 @@ async def test_tokens_are_not_held_back_for_the_rest_of_a_character_or_stop_stri
     assert "".join(event["choices"][0]["text"] for event in texts) == "Zwölf"
 
 
-async def test_abort_requests_ends_those_of_its_list_and_no_others(serve):
+async def test_abort_requests_ends_only_the_listed_requests(serve):
     server = await serve(tick=0.001)
     body = {"token_ids": [5], "sampling_params": {"max_tokens": 3000, "ignore_eos": True}}
     requests = [

@@ -102,7 +102,7 @@ def unchanging(value: Any) -> Any:
     return [unchanging(member) for member in value] if isinstance(value, list) else value
 
 
-async def test_answers_equal_those_of_one_process(scripted: ProcessServer, serve):
+async def test_several_api_processes_answer_like_one(scripted: ProcessServer, serve):
     single = await serve()
     for path, body in REQUESTS.items():
         status, content, headers = scripted.call(path, body)
@@ -350,7 +350,7 @@ def test_options_and_errors_arrive_as_they_were_sent(tmp_path: Path):
 
 @settings(max_examples=200)
 @given(st.integers(1, 1 << 20), st.integers(2, 64), st.booleans())
-def test_what_processes_pass_fits_the_descriptors_of_all(served: int, count: int, is_limited: bool):
+def test_passed_connections_fit_the_descriptor_limit(served: int, count: int, is_limited: bool):
     limit = ConnectionLimit(served, served + 40)
     options = ServerOptions(connection_limit=limit, max_connections=served if is_limited else None)
     passed, clients = passed_limit(options, count), shared_options(options, count).connection_limit

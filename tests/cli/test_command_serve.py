@@ -251,7 +251,7 @@ def test_rejects_conflicting_options_of_several_models(flags, sentence):
         models(*flags)
 
 
-def test_key_file_says_who_has_a_key(tmp_path):
+def test_key_file_gives_names_groups_and_priority(tmp_path):
     file = tmp_path / "keys"
     file.write_text("plain\nfast priority\nanns groups=red,blue name=ann priority\n")
     lines = read_key_file(str(file), "api-key-file")

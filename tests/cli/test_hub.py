@@ -392,7 +392,7 @@ FOREIGN_FOLDERS = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN_FOLDERS)
-def test_says_what_a_folder_holds_instead_of_a_model(kind, tmp_path):
+def test_error_names_the_contents_of_a_folder_without_model(kind, tmp_path):
     files, why = FOREIGN_FOLDERS[kind]
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)

@@ -117,7 +117,7 @@ def models(*flags: str):
     return offered_models(resolve_options(SERVE_OPTIONS, flags, {}))
 
 
-def test_each_model_may_have_overrides_of_its_own():
+def test_models_can_have_different_overrides():
     own = 'a=./m,hf-overrides={"rope_scaling": {"type": "yarn", "factor": 2}, "b": 1},revision=r'
     own += ",tokenizer=o/t@x,threads=1"
     first, second = models("--model", own, "--model", "b=./n", "--chat-template", "t.jinja", "--revision", "main")

@@ -238,7 +238,7 @@ def test_cancel_stops_the_encoder() -> None:
     assert not bench.outputs
 
 
-def test_cancel_of_one_request_keeps_its_picture_for_another() -> None:
+def test_cancelled_request_does_not_drop_a_shared_picture() -> None:
     bench = LoopHarness()
     bench.encoder.before_block = lambda: time.sleep(0.001)
     for request_id in ("first", "second"):

@@ -96,7 +96,7 @@ def test_positions_are_those_of_transformers(family, parts, cuts):
     assert positions.axes(after, after + 2) == ([after + delta, after + 1 + delta],) * 3
 
 
-def test_a_prompt_without_grids_has_no_positions_of_its_own():
+def test_prompt_without_grids_needs_no_rope_positions():
     item = MediaItem("image", b"", 2, 4, [EmbeddingRun(0, 4)])
     assert RopePositions.of_prompt([item], 9) is None
     assert largest_position([item], 9) == 8

@@ -93,7 +93,7 @@ def test_long_prompts_keep_states_at_equal_distances(monkeypatch) -> None:
         assert serve(bench, "other", make_prompt(2, 170, 20)) == expected
 
 
-def test_a_state_goes_when_its_page_goes() -> None:
+def test_state_is_freed_with_its_page() -> None:
     bench = make_bench(blocks=8)
     assert serve(bench, "first", make_prompt(0, 64, 5)) == 0
     assert serve(bench, "again", make_prompt(0, 64, 5)) == 64

@@ -101,7 +101,7 @@ def result_streams(draw: st.DrawFn) -> tuple[bytes, list[ResultFrame]]:
         ([b'{"text":"a"}'], True),
     ],
 )
-def test_each_event_of_a_stream_is_a_frame_of_its_own(events: list[bytes], last: bool) -> None:
+def test_each_stream_event_becomes_one_frame(events: list[bytes], last: bool) -> None:
     frames = result_frames.encode_result("7", b"".join(events), last=last)
     words = [b"data"] * (len(events) - 1) + [b"lastData" if last else b"data"]
     assert frames == [b"reqId:7\0%b:%b\0" % pair for pair in zip(words, events, strict=True)]

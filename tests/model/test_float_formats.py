@@ -214,7 +214,7 @@ def test_plain_numbers_are_plain_whatever_the_config_says(tmp_path):
 
 
 @pytest.mark.parametrize("config", [{}, {"quantization_config": None}])
-def test_model_optimizer_describes_its_weights_in_a_file_of_its_own(tmp_path, config):
+def test_reads_the_separate_config_file_of_model_optimizer(tmp_path, config):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     (tmp_path / "hf_quant_config.json").write_text(
         json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "nvfp4", "group_size": 16}})

@@ -278,7 +278,7 @@ def test_never_raises_anything_else_for_a_file_that_is_cut_anywhere(tmp_path):
         ({"tokenizer.ggml.tokens": None}, "has no tokenizer: there is no list of texts tokenizer.ggml.tokens"),
     ],
 )
-def test_says_what_it_cannot_read_in_a_sound_file(changes, reason, tmp_path, monkeypatch):
+def test_error_names_unsupported_parts_of_a_valid_gguf_file(changes, reason, tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "x.gguf", write_folder(tmp_path / "folder", "llama"))
     model = read_model(path)
     for key, value in changes.items():
@@ -334,7 +334,7 @@ def test_refuses_rotary_factors_that_are_not_positive(factor, tmp_path):
         unpack_gguf(path)
 
 
-def test_finds_the_one_model_of_a_folder_and_asks_which_of_several(tmp_path):
+def test_folder_with_several_gguf_models_needs_a_name(tmp_path):
     (tmp_path / "models").mkdir()
     path = write_gguf(tmp_path / "models" / "a.gguf", write_folder(tmp_path / "folder", "llama"))
     (tmp_path / "models" / "mmproj-a.gguf").write_bytes(b"")

@@ -271,7 +271,7 @@ def copy_model(folder: Path, target: Path, rename: Callable[[str], str | None]) 
         ("internvl", {"vision_tower.": "model.vision_tower.", "multi_modal_": "model.multi_modal_"}),
     ],
 )
-def test_other_names_of_the_same_tensors_give_the_same_embeddings(tmp_path, family: str, prefixes: dict[str, str]):
+def test_alternative_tensor_names_give_the_same_embeddings(tmp_path, family: str, prefixes: dict[str, str]):
     def rename(name: str) -> str:
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
         return prefixes.get(prefix, "") + name.removeprefix(prefix)

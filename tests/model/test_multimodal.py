@@ -70,7 +70,7 @@ def test_text_gives_the_tokens_of_transformers(family: str):
 
 
 @pytest.mark.parametrize("family", OTHER_PREFIXES)
-def test_other_names_of_the_same_tensors_give_the_same_tokens(tmp_path, family: str):
+def test_alternative_tensor_names_give_the_same_tokens(tmp_path, family: str):
     tensors = load_file(multimodal_folder(family) / "model.safetensors")
     renamed = {}
     for name, tensor in tensors.items():

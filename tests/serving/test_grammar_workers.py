@@ -240,7 +240,7 @@ def test_tenants_take_turns_at_one_thread():
     executor.shutdown()
 
 
-def test_one_tenant_leaves_a_thread_to_others():
+def test_one_tenant_cannot_occupy_all_threads_of_an_executor():
     executor, gate = TenantExecutor(2, "test"), Gate()
     flood = [executor.submit("a", gate.work("a")) for _ in range(5)]
     gate.wait_begun()
@@ -295,7 +295,7 @@ def slow_grammar(number: int) -> dict[str, Any]:
     return HELLO_CHAT | {"structured_outputs": {"grammar": grammar}}
 
 
-async def test_grammars_of_one_key_do_not_delay_those_of_another(serve, monkeypatch, start_workers):
+async def test_slow_grammars_of_one_key_do_not_delay_other_keys(serve, monkeypatch, start_workers):
     monkeypatch.setattr("parley.serving.prepare.GRAMMAR_WORKERS", start_workers())
     server = await serve(api_keys=("a", "b"))
     flood = [

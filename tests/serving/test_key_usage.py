@@ -153,7 +153,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_killed_process_has_written_what_it_counted_before(tmp_path: Path) -> None:
+def test_usage_counted_before_a_kill_is_on_disk(tmp_path: Path) -> None:
     file = str(tmp_path / "usage.db")
     killed = subprocess.run(python_command("-c", KILLED, file), env=os.environ, check=False)
     assert killed.returncode == -9

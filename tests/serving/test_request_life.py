@@ -110,7 +110,7 @@ async def test_full_queue_answers_429_at_once(serve):
     assert await server.control()
 
 
-async def test_each_api_key_has_its_own_share_of_the_queue(serve):
+async def test_queue_slots_are_shared_between_api_keys(serve):
     server = await serve(max_batch=1, max_queue=3, api_keys=("one", "two"))
     server.engine.step_gate.clear()
     one, two = {"authorization": "Bearer one"}, {"x-api-key": "two"}

@@ -39,7 +39,7 @@ def test_text_and_token_prompts_become_token_ids() -> None:
     assert template_pipeline().prepare_prompt(Tokens([3, 1, 2])).token_ids == [3, 1, 2]
 
 
-def test_text_with_its_own_limit_keeps_its_first_tokens() -> None:
+def test_limit_of_one_text_truncates_it_at_the_end() -> None:
     tokenizer, text = byte_level(), "Paris was the capital: 北京 🙂🙂 and Zürich " * 3
     pipeline, whole = template_pipeline(), len(tokenizer.encode(text, special=False))
     for special in (True, False):

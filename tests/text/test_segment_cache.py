@@ -20,7 +20,7 @@ texts = st.lists(st.sampled_from(PIECES), max_size=20).map("".join)
 @pytest.mark.parametrize("kind", list(TOKENIZERS))
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_the_tokens_of_a_text_are_those_of_its_parts(kind: str, data: st.DataObject) -> None:
+def test_segments_are_tokenized_like_the_whole_text(kind: str, data: st.DataObject) -> None:
     backend = TOKENIZERS[kind]().backend
     cache, encoder = make_segment_cache(backend), TextEncoder(backend)
     if cache is None:

@@ -60,7 +60,7 @@ def test_pairs_are_joined_and_cut_as_by_the_library(file, templates, special):
                     assert prepared.second_text_start == type_start(expected.type_ids)
 
 
-def test_each_text_of_a_pair_has_its_own_limit(file):
+def test_texts_of_a_pair_are_limited_separately(file):
     pipeline = make_pipeline(read_backend(file, BERT_PAIR))
     first, second = (pipeline.tokenizer.encode(text, special=False) for text in (SENTENCES[2], SENTENCES[0]))
     pair = TextPair(Text(SENTENCES[2], max_tokens=5), Text(SENTENCES[0], max_tokens=2))

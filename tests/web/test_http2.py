@@ -91,7 +91,7 @@ async def test_many_requests_share_one_connection(serve):
     await server.idle()
 
 
-async def test_a_reset_aborts_its_request_and_no_other(serve, connect):
+async def test_http2_reset_aborts_only_its_request(serve, connect):
     server = await serve(tick=0.002)
     client = await connect(server)
     cancelled, kept = (client.begin("/v1/chat/completions", LONG_CHAT) for _ in range(2))

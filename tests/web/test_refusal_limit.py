@@ -90,7 +90,7 @@ async def test_logged_values_of_clients_stay_on_one_line(limit: RefusalLimit, se
     assert len(json.loads(JsonFormatter().format(record))["request"]) <= 2000
 
 
-async def test_line_of_a_refused_request_says_all_about_it(limit: RefusalLimit, serve, caplog) -> None:
+async def test_access_log_line_of_a_refused_request_is_complete(limit: RefusalLimit, serve, caplog) -> None:
     server = await serve(access_log=True, api_keys=("first", "second"))
     caplog.set_level(logging.INFO, "parley.access")
     headers = {"authorization": "Bearer second", "content-type": "application/json", "x-request-id": "mine"}

@@ -43,7 +43,7 @@ def entry(token_id: int, rank: int, **more: Any) -> dict[str, Any]:
     return {"token_id": token_id, "logprob": -rank / 4, "rank": rank} | more
 
 
-def test_a_choice_is_a_request_of_its_own():
+def test_each_choice_becomes_one_request_to_the_server():
     written = body(2, n=3, seed=40, cache_salt="s", priority=-1, sampling=Sampling(temperature=0.5))
     assert (written["token_ids"], written["model"], written["stream"]) == ([5, 6, 7], "m", True)
     assert (written["cache_salt"], written["priority"]) == ("s", -1)

@@ -129,7 +129,7 @@ def test_machine_counts_where_no_group_can_be_read(tmp_path):
         ({"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": SECOND}, None),
     ],
 )
-def test_kills_for_lack_of_memory_are_those_of_the_own_group(tmp_path, files, kills):
+def test_counts_memory_kills_of_its_own_control_group_only(tmp_path, files, kills):
     assert control_groups.count_memory_kills(write_files(tmp_path, files)) == kills
 
 

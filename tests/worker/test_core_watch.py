@@ -54,7 +54,7 @@ async def test_processes_that_neither_answer_nor_compute_hang(tree):
 
 
 @pytest.mark.parametrize("sign", ["a step", "nothing to compute", "processor time", "no limit"])
-async def test_a_sign_of_life_is_enough(monkeypatch, sign):
+async def test_core_with_any_sign_of_life_is_not_killed(monkeypatch, sign):
     computed = iter(range(10_000))
     monkeypatch.setattr(core_watch, "processes_below", lambda process_id: [1])
     monkeypatch.setattr(core_watch, "is_stopped", lambda process_id: False)

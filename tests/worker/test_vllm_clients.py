@@ -145,7 +145,7 @@ async def test_pages_depend_on_an_adapter_as_it_was_loaded(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("is_public", [False, True])
-async def test_pages_of_a_choice_that_is_cancelled_before_vllm_has_it_are_given_back(is_public):
+async def test_choice_cancelled_before_submission_frees_transferred_pages(is_public):
     from parley.worker.vllm.generate_client import GenerateClient
     from parley.worker.vllm.vllm_client import VLLMClient
 

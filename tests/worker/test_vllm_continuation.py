@@ -209,7 +209,7 @@ def test_pages_that_no_choice_fetches_are_given_back_once(members, is_rejected):
     assert harness.client.rejected_moves == [PARAMS] * is_rejected
 
 
-def test_pages_of_a_rejected_choice_are_given_back_unless_it_has_begun():
+def test_rejected_choice_frees_transferred_pages_unless_started():
     harness = Harness()
     for name in ("a", "b"):
         harness.add(name, transfer=TRANSFER)

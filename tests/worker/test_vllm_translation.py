@@ -185,7 +185,7 @@ def score_arrays(*rows: list[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray
     return ids, np.array([[value for _, value in row] for row in rows]), np.array([1] * len(rows))
 
 
-def test_first_output_tells_what_vllm_found_and_how_long_it_waited():
+def test_first_output_reports_cached_tokens_and_queue_time():
     events = [SimpleNamespace(type=1, timestamp=10.0), SimpleNamespace(type=2, timestamp=10.5)]
     stats = SimpleNamespace(num_cached_tokens=1)
     output = read(sequence(), new_token_ids=[7], events=events, prefill_stats=stats)
@@ -288,7 +288,7 @@ def accepts(tokenizer: Any, compiled: str, text: str) -> bool:
 
 @pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("reasons", [False, True])
-def test_one_lark_text_accepts_what_the_list_of_grammars_accepts(tokenizer, name, reasons):
+def test_combined_lark_grammar_accepts_the_same_texts_as_the_list(tokenizer, name, reasons):
     grammar, good, bad = GRAMMARS[name]
     compiler = GrammarCompiler(tokenizer)
     compiled = compiler.compile_grammar(grammar)

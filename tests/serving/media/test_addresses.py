@@ -132,7 +132,7 @@ async def test_looks_up_a_host():
         await HostResolver().resolve_host("missing.invalid", 80)
 
 
-async def test_a_lookup_that_nobody_waits_for_keeps_its_place(monkeypatch):
+async def test_abandoned_lookup_still_counts_against_the_limit(monkeypatch):
     loop = asyncio.get_running_loop()
     answered = asyncio.Event()
 

@@ -257,7 +257,7 @@ async def test_names_stand_for_items_of_their_tenant_only():
     assert base64.b64decode(read_features(newer.items[0])) == b"newer"
 
 
-async def test_keeps_what_was_used_last_and_what_requests_use():
+async def test_media_cache_evicts_least_recent_unused_items():
     runner = Runner()
     loader = make_loader(runner, cache=3 * len(base64.b64encode(bytes(1000))))
     used = await loader.load_items([encoded(bytes(1000))], "")
