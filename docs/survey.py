@@ -45,11 +45,11 @@ class SurveyedRecords(NoRecords):
 
     are_kept = True
 
-    def find(self, name: str) -> bytes | None:
+    def find_record(self, name: str) -> bytes | None:
         return b'{"conversation":{"id":"conv_i"},"items":[{"id":"i"}]}' if name == "conv_i" else None
 
-    def change(self, name: str, change: RecordChange) -> bool:
-        data = self.find(name)
+    def update_record(self, name: str, change: RecordChange) -> bool:
+        data = self.find_record(name)
         if data is not None:
             change(data)
         return data is not None
