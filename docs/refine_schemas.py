@@ -13,7 +13,7 @@ from random_bodies import draw_value, forget_schemas, is_valid
 Takes = Callable[[Any], bool]
 DRAWS = 200  # bodies at random in a round
 THOROUGH_DRAWS = 2000  # in the round that looks for rare clashes
-MAX_ROUNDS = 12
+MAX_ROUNDS = 24
 MAX_REFUSALS = 30  # reasons for which one body may be refused
 SPLITS = (16, 4, 1, 0)
 

@@ -241,6 +241,8 @@ async def test_a_server_takes_bodies_of_its_documents(serve):
                 if isinstance(body.get("parameters"), dict):
                     body["parameters"].pop("timeout", None)  # a loaded machine may need longer
                 body.pop("lora_name", None)  # the server has no adapter
+                if body.get("text_input") == "":
+                    body["text_input"] = "a"  # this tokenizer makes no token of an empty text, others make one
                 answer = await server.call(way.upper(), fill_path(prefix + path), body, headers)
                 if answer.status != 200:
                     refused.append((path, body, answer.status, answer.body))
