@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.model_zoo.zoo import ZOO
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.mlx import StackedMlxFormat
+from parley.model.checkpoint.quantization import read_quantization
 from parley.model.checkpoint.stacked import StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load.check import check_model
@@ -44,6 +46,31 @@ def write_unaligned(folder, tensors):
 
 def bytes_behind(tensor):
     return tensor.untyped_storage().nbytes()
+
+
+class CountedCopies(TorchDispatchMode):
+    """Adds up the bytes of tensors that are copied."""
+
+    copied = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator is torch.ops.aten.clone.default:
+            self.copied += args[0].numel() * args[0].itemsize
+        return operator(*args, **(kwargs or {}))
+
+
+def test_shapes_of_unaligned_tensors_are_checked_without_copies(tmp_path):
+    names = ("weight", torch.zeros(OUT, INTO // 8).int().view(torch.uint32)), ("scales", torch.zeros(OUT, 2).half())
+    tensors = {f"x.{name}": tensor for name, tensor in (*names, ("biases", torch.zeros(OUT, 2).half()))}
+    checkpoint = write_unaligned(tmp_path, tensors)
+    quantization = read_quantization({"quantization": {"bits": 4, "group_size": 32}}, "none")
+    with CountedCopies() as copies:
+        quantization.check_stored_weight(checkpoint, LinearSpec("x", OUT, INTO))
+        assert copies.copied == 0
+        quantization.read_stored_weight(checkpoint, LinearSpec("x", OUT, INTO))
+        assert copies.copied >= OUT * INTO // 2
+    with pytest.raises(LoadError, match=r"^Tensor x\.weight has shape"):
+        quantization.check_stored_weight(checkpoint, LinearSpec("x", OUT + 1, INTO))
 
 
 def test_an_expert_of_unaligned_tensors_is_copied_alone(tmp_path):

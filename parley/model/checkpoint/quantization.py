@@ -144,7 +144,7 @@ class Quantization:
     def check_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> None:
         """Check shapes and types of a linear layer's weight without reading it. Raises LoadError."""
         if (stored_format := self._stored_format(checkpoint, linear)) is not None:
-            stored_format.view_tensors(checkpoint, linear)
+            stored_format.view_tensors(checkpoint.without_data(), linear)
         else:
             checkpoint.check_tensor(linear.name + ".weight", *linear.stored_shape)
 

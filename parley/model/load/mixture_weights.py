@@ -142,7 +142,7 @@ class MixtureWeights:
         for expert in range(1 if self.names.is_stacked else routing.experts):
             for linear in chain.from_iterable(self.expert_parts(layer, expert).values()):
                 if self.names.is_stacked:
-                    self._stacked_format.view_tensors(self._checkpoint, linear, routing.experts)
+                    self._stacked_format.view_tensors(self._checkpoint.without_data(), linear, routing.experts)
                 else:
                     self._weights.quantization.check_stored_weight(self._checkpoint, linear)
                 if linear.bias:
