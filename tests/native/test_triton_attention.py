@@ -116,10 +116,8 @@ def test_splitting_the_keys_changes_no_bit(case):
     assert torch.equal(cache.attend(queries, parts, is_split=True), cache.attend(queries, parts, is_split=False))
 
 
-def test_rows_of_any_batch_have_the_bits_of_the_row_alone(monkeypatch):
-    """Of a chunk, as tokens of a decode step, and in another order. On a GPU also in tiles of other sizes."""
-    if DEVICE.type == "cpu":  # the interpreter multiplies tiles of other sizes in another order
-        monkeypatch.setattr(batch_tables, "FEW_ROWS", 0)
+def test_rows_of_any_batch_have_the_bits_of_the_row_alone():
+    """Of a chunk, as tokens of a decode step, and in another order, in tiles of both sizes."""
     cache = Cache(CASES["plain"], [520, 40])
     queries = random_rows(21, 4, 32, seed=3)
     alone = [cache.attend(queries[i : i + 1], [(0, 1, 500 + i)]) for i in range(20)]

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("triton", reason="Triton is not installed (make test-triton)")
+from support import triton_device  # noqa: F401 - before other tests import Triton without its interpreter
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}  # of a block, at most
 PROGRAM = Path(__file__).parents[1] / "support" / "compile_triton.py"

@@ -18,6 +18,30 @@ pytest.importorskip("triton", reason="Triton is not installed (make test-triton)
 
 from parley.native import kernel_choice  # noqa: E402
 
+
+def _multiply_in_fixed_order() -> None:
+    """Have the interpreter add the products of ``tl.dot`` one after the other, for each element of a tile.
+
+    It calls numpy's matmul, whose order of sums depends on the processor, on the size of the tile, and on the place of
+    a row in it. On a GPU, each element is the same chain of products.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    multiply = InterpreterBuilder.create_dot
+
+    def create_dot(builder, left, right, sums, *options):
+        for k in range(left.data.shape[-1]):
+            column = TensorHandle(left.data[..., k : k + 1], left.dtype)
+            row = TensorHandle(right.data[..., k : k + 1, :], right.dtype)
+            sums = multiply(builder, column, row, sums, *options)
+        return sums
+
+    InterpreterBuilder.create_dot = create_dot
+
+
+if not HAS_GPU:
+    _multiply_in_fixed_order()
+
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 DTYPE = torch.float16
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY")) or HAS_GPU
