@@ -1,4 +1,4 @@
-"""Imports point downwards, make no circle (types-only imports included), and torch stays in the engine process."""
+"""Imports point downwards, form no cycle (types-only imports included), and torch stays in the engine process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "parley"
 FILES = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): file for name, file in FILES.items()}
-# The folders ("rooms") of the package from the bottom up. A file imports only from its own room and from lower floors.
-FLOORS = (
+# The folders and top-level files of the package, lowest layer first. A file imports only from its own folder and from
+# lower layers.
+LAYERS = (
     (
         "types",
         "errors",
@@ -41,12 +42,12 @@ FLOORS = (
     ("coordinator",),
     ("cli",),
 )
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS, 1) for room in rooms}
-TORCH_ROOMS = {"model", "native", "demo"}
+LAYER_OF = {folder: layer for layer, folders in enumerate(LAYERS, 1) for folder in folders}
+TORCH_FOLDERS = {"model", "native", "demo"}
 TORCH_PACKAGES = {"torch", "transformers"}
 
 
-def room_of(module: str) -> str:
+def folder_of(module: str) -> str:
     """Return the folder, or the file at the top, that a module of parley belongs to."""
     return module.split(".")[1] if "." in module else ""
 
@@ -68,7 +69,7 @@ def imported_modules(file: Path) -> set[str]:
     return modules
 
 
-def import_circles(graph: dict[str, set[str]]) -> list[list[str]]:
+def import_cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Return the groups of modules that all reach each other."""
 
     def reachable_from(name: str) -> set[str]:
@@ -83,56 +84,57 @@ def import_circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return sorted(sorted(group) for group in groups if group)
 
 
-def test_finds_import_circles():
+def test_finds_import_cycles():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"d"}, "e": {"a"}, "f": set()}
-    assert import_circles(graph) == [["a", "b", "c"], ["d"]]
+    assert import_cycles(graph) == [["a", "b", "c"], ["d"]]
 
 
-def test_imports_make_no_circle():
+def test_imports_form_no_cycle():
     """The package's own file is left out: it loads each public name when it is first used."""
     graph = {
         name: imported_modules(file) & MODULES.keys() - {"parley"} for name, file in MODULES.items() if name != "parley"
     }
     assert len(graph) > 350
-    assert import_circles(graph) == []
+    assert import_cycles(graph) == []
 
 
-def test_every_room_has_a_floor():
-    rooms = {room_of(name) for name in MODULES} - {"", "__main__"}
-    assert rooms == set(FLOOR_OF)
+def test_every_folder_has_a_layer():
+    folders = {folder_of(name) for name in MODULES} - {"", "__main__"}
+    assert folders == set(LAYER_OF)
 
 
-@pytest.mark.parametrize("room", FLOOR_OF)
-def test_room_imports_only_from_floors_below(room: str):
+@pytest.mark.parametrize("folder", LAYER_OF)
+def test_folder_imports_only_from_layers_below(folder: str):
     upward = [
         f"{name} imports {other}"
         for name, file in MODULES.items()
-        if room_of(name) == room
+        if folder_of(name) == folder
         for other in imported_modules(file) & MODULES.keys()
-        if room_of(other) != room and FLOOR_OF.get(room_of(other), 99) >= FLOOR_OF[room]
+        if folder_of(other) != folder and LAYER_OF.get(folder_of(other), 99) >= LAYER_OF[folder]
     ]
     assert upward == []
 
 
-def test_architecture_page_lists_these_floors():
+def test_architecture_page_lists_these_layers():
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| (`[^|]*`) \|", page, re.MULTILINE)
-    assert tuple(tuple(re.findall(r"`([a-z_]+)(?:/|\.py)?`", rooms)) for _, rooms in rows) == FLOORS
-    assert [int(number) for number, _ in rows] == list(range(1, len(FLOORS) + 1))
+    assert tuple(tuple(re.findall(r"`([a-z_]+)(?:/|\.py)?`", folders)) for _, folders in rows) == LAYERS
+    assert [int(number) for number, _ in rows] == list(range(1, len(LAYERS) + 1))
 
 
-@pytest.mark.parametrize("room", sorted(set(FLOOR_OF) - TORCH_ROOMS))
-def test_room_does_not_import_torch(room: str):
+@pytest.mark.parametrize("folder", sorted(set(LAYER_OF) - TORCH_FOLDERS))
+def test_folder_does_not_import_torch(folder: str):
     for name, file in MODULES.items():
         packages = {other.split(".")[0] for other in imported_modules(file)}
-        if room_of(name) == room and "vllm" not in packages:  # vLLM has a Python of its own, and imports torch itself
+        # The host of vLLM runs in vLLM's own Python, which imports torch itself.
+        if folder_of(name) == folder and "vllm" not in packages:
             assert not packages & TORCH_PACKAGES, file
 
 
 def test_coordinator_imports_neither_instance_nor_worker():
     for name, file in MODULES.items():
-        if room_of(name) == "coordinator":
-            assert not [other for other in imported_modules(file) if room_of(other) in ("instance", "worker")], file
+        if folder_of(name) == "coordinator":
+            assert not [other for other in imported_modules(file) if folder_of(other) in ("instance", "worker")], file
 
 
 def test_python_processes_are_started_by_one_module():
