@@ -41,7 +41,7 @@ log = logging.getLogger("parley.engine")
 JOB_SECONDS = 60  # seconds of processor time of a job
 JOB_MEMORY = 4 << 30  # bytes of address space, besides that of the libraries
 LARGEST_FILE = 1 << 30  # bytes of a result
-NICENESS = 10  # the engine's steps come first
+NICENESS = 10  # above the server's: the engine's steps come first
 
 _decoder = msgspec.msgpack.Decoder(ProcessMedia)
 
@@ -86,8 +86,9 @@ def give_way_to_engine() -> None:
 
     Only jobs give way: while an engine uses every core, imports of seven seconds would take over a minute.
     """
+    niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)  # more than the server's, which may not be 0
     for thread in Path("/proc/self/task").iterdir():
-        os.setpriority(os.PRIO_PROCESS, int(thread.name), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
 
 
 def load_jobs(folder: Path) -> MediaJobs[Any]:

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 from support.http_client import MODEL_INFO
+from support.loop_clock import pass_time
 
 from parley.engine.fake import FakeEngine
 from parley.serving.options import ServerOptions
@@ -105,11 +106,16 @@ async def test_databricks_streams_carry_no_keep_alive_comments(serve):
 
 
 async def test_databricks_request_past_its_deadline_is_504_or_truncated(serve):
-    server = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001, timeout=0.1)
+    server = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001, timeout=60)
     prompt = {"prompt": "Hi", "max_tokens": 4000}
-    late = await server.post("/databricks/serving-endpoints/completions", prompt)
+    running = [
+        asyncio.create_task(server.post("/databricks/serving-endpoints/completions", prompt | members))
+        for members in ({}, {"error_behavior": "truncate"})
+    ]
+    await server.until(lambda: server.engine.stats.generated_tokens > 20)
+    await pass_time(60)
+    late, cut = await asyncio.gather(*running)
     assert (late.status, late.json["error_code"]) == (504, "DEADLINE_EXCEEDED")
-    cut = await server.post("/databricks/serving-endpoints/completions", prompt | {"error_behavior": "truncate"})
     assert cut.status == 200 and cut.json["choices"][0]["finish_reason"] == "length"
 
 

@@ -1,6 +1,7 @@
 """MindIE's service plane through a running server: documented examples, limits of the configuration file, and a server
 that replaces MindIE on all of its planes."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from support.certificates import make_authority, make_certificate
 from support.free_ports import free_port
+from support.loop_clock import pass_time
 from test_examples import member_paths
 
 from parley import hub
@@ -200,13 +202,20 @@ async def test_mindie_strict_refusal_of_any_long_prompt_names_its_length(serve):
 
 async def test_mindie_openai_routes_report_exceeded_time_limits(serve):
     body = {"model": "tiny", "prompt": "a", "max_tokens": 3000}
-    for limit in ({"timeout": 0.2}, {"token_timeout": 0.1}):
-        running_server = await serve(surfaces=service_plane(STRICT), tick=0.01 if "timeout" in limit else 0.5, **limit)
-        answer = await running_server.post("/v1/completions", body)
-        assert (answer.status, answer.json["error_type"]) == (500, "Incomplete Generation")
-        if "timeout" in limit:  # a started stream ends with the bare text
-            answer = await running_server.post("/v1/completions", body | {"stream": True})
-            assert answer.status == 200 and not answer.body.endswith(b"\n\n") and b"[DONE]" not in answer.body
+    for limit in ("timeout", "token_timeout"):
+        running_server = await serve(surfaces=service_plane(STRICT), tick=0.01, **{limit: 60})
+        calls = [
+            asyncio.create_task(running_server.post("/v1/completions", body | {"stream": stream}))
+            for stream in (False, True)
+        ]
+        await running_server.until(lambda server=running_server: server.engine.stats.generated_tokens > 20)
+        running_server.engine.step_gate.clear()
+        await pass_time(60)
+        whole, stream = await asyncio.gather(*calls)
+        assert (whole.status, whole.json["error_type"]) == (500, "Incomplete Generation")
+        # a started stream ends with the bare text
+        assert stream.status == 200 and not stream.body.endswith(b"\n\n") and b"[DONE]" not in stream.body
+        running_server.engine.step_gate.set()
         await running_server.idle()
 
 

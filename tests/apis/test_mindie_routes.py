@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from support.http_client import Answer, RunningServer
+from support.http_client import Answer, RunningServer, build_request
+from support.loop_clock import pass_time
 
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.rules import MindieRules
@@ -244,34 +245,45 @@ async def test_rejects_a_req_id_that_a_running_request_uses(serve):
 
 
 async def test_mindie_infer_reports_which_time_limit_was_exceeded(serve):
-    with_timeout = {"max_new_tokens": 3000, "timeout": 1}
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 3000, "timeout": 60}}
     text = "Engine callback timeout: "
-    for options, parameters, message in (
-        ({"tick": 0.01}, with_timeout, text + "client timeout"),
-        ({"tick": 0.01, "timeout": 0.1}, with_timeout, text + "server e2eTimeout"),
-        ({"tick": 0.2, "token_timeout": 0.05}, with_timeout, text + "server tokenTimeout"),
+    for options, seconds, message in (
+        ({}, 60, text + "client timeout"),
+        ({"timeout": 50}, 50, text + "server e2eTimeout"),
+        ({"token_timeout": 40}, 40, text + "server tokenTimeout"),
     ):
-        server = await serve(**options)
-        body = {"inputs": "a", "parameters": parameters}
-        whole, stream = await asyncio.gather(
-            server.post("/mindie/infer", body), server.post("/mindie/infer", body | {"stream": True})
-        )
-        assert read_error(whole) == (500, message, "Incomplete Generation")
-        if stream.status == 200:  # a started stream ends with the bare text
-            assert stream.body.decode().split("\n\n")[-1] == message
-        else:
-            assert read_error(stream) == (500, message, "Incomplete Generation")
+        server = await serve(tick=0.01, **options)
+        server.engine.step_gate.clear()
+        unstarted = [
+            asyncio.create_task(server.post("/mindie/infer", body | {"stream": each})) for each in (False, True)
+        ]
+        await server.until(lambda server=server: server.engine.open_stream_count == 2)
+        await pass_time(seconds)
+        for each in unstarted:
+            assert read_error(await each) == (500, message, "Incomplete Generation")
+        server.engine.step_gate.set()
+        await server.idle()
+        stream = asyncio.create_task(server.post("/mindie/infer", body | {"stream": True}))
+        await wait_for_tokens(server)
+        server.engine.step_gate.clear()
+        await pass_time(seconds)
+        assert (await stream).body.decode().split("\n\n")[-1] == message  # a started stream ends with the bare text
+        server.engine.step_gate.set()
         await server.idle()
 
 
 async def test_openai_request_past_the_server_timeout_is_504(serve):
-    server = await serve(tick=0.01, timeout=1)  # long enough for the first token of the stream on a busy machine
+    server = await serve(tick=0.01, timeout=60)
     body = {"prompt": "a", "max_tokens": 3000}
-    whole, stream = await asyncio.gather(
-        server.post("/v1/completions", body), server.post("/v1/completions", body | {"stream": True})
-    )
-    assert (whole.status, whole.error["type"]) == (504, "server_error")
-    assert "within the time" in stream.events[-1]["error"]["message"]
+    whole = asyncio.create_task(server.post("/v1/completions", body))
+    stream = await server.connect()
+    await stream.send(build_request("POST", "/v1/completions", body | {"stream": True}))
+    head = await stream.head()
+    await pass_time(60)
+    answer = await whole
+    assert (answer.status, answer.error["type"]) == (504, "server_error")
+    streamed = Answer(*head, b"".join(await stream.chunks()))
+    assert streamed.status == 200 and "within the time" in streamed.events[-1]["error"]["message"]
     await server.idle()
 
 
@@ -285,9 +297,19 @@ async def test_mindie_rejects_a_body_over_the_limit(serve):
 
 
 async def test_token_timeout_limits_each_token_not_the_whole_answer(serve):
-    server = await serve(tick=0.01, token_timeout=0.5, timeout=60)
-    answer = await server.post("/mindie/infer", {"inputs": "a", "parameters": {"max_new_tokens": 80}})
-    assert answer.status == 200  # it took longer in total than token_timeout
+    server = await serve(token_timeout=30, timeout=600)
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 5}}
+    server.engine.step_gate.clear()
+    answer = asyncio.create_task(server.post("/mindie/infer", body))
+    await server.until(lambda: server.engine.open_stream_count == 1)
+    server.engine.step_observers.append(lambda stats: server.engine.step_gate.clear())  # one token each time
+    for count in range(1, 6):
+        await pass_time(20)
+        server.engine.step_gate.set()
+        await server.until(lambda count=count: server.engine.stats.generated_tokens == count)
+    assert (await answer).status == 200  # it took longer in total than token_timeout
+    server.engine.step_observers.pop()
+    server.engine.step_gate.set()
     assert (await server.post("/v1/completions", {"prompt": "a", "max_tokens": 3})).status == 200
     await server.idle()
 

@@ -289,7 +289,7 @@ async def test_cancelled_grpc_call_cancels_its_generation(serve_grpc, stage):
 async def test_grpc_deadline_cancels_the_generation(serve_grpc):
     calls = await serve_grpc(tick=0.005)
     assert (await grpc_error(calls.infer(max_tokens=3000, timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
-    stream = calls.stream(timeout=0.2)
+    stream = calls.stream(timeout=1)  # the message has to be sent in it
     await stream.write(build_infer_request(stream=True, max_tokens=3000).SerializeToString())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         while True:
@@ -312,8 +312,10 @@ async def test_grpc_cuts_off_a_client_that_does_not_read(serve_grpc):
     narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # keep the client's buffers small
     async with grpc.aio.insecure_channel(calls.address, options=narrow) as calls.channel:
         stream = calls.stream()
+        calls.server.engine.step_gate.clear()  # all requests are sent before the first answer waits for the client
         for _ in range(200):
             await stream.write(build_infer_request(stream=True, max_tokens=4000).SerializeToString())
+        calls.server.engine.step_gate.set()
         await calls.server.until(lambda: "ABORTED" in call_statuses(calls.server))
         await calls.server.idle()
 

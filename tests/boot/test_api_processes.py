@@ -272,7 +272,7 @@ def test_drain_refuses_new_requests_and_lets_open_ones_finish(slow: ProcessServe
     processes = [*slow.api_processes, *slow.children("parley.worker.process")]
     answers: list[int] = []
     clients = [
-        threading.Thread(target=lambda: answers.append(slow.call("/v1/completions", body | {"max_tokens": 50})[0]))
+        threading.Thread(target=lambda: answers.append(slow.call("/v1/completions", body | {"max_tokens": 150})[0]))
         for _ in range(8)
     ]
     for client in clients:

@@ -183,8 +183,8 @@ def test_ctrl_c_while_the_command_line_is_imported_exits_quietly(way_in, ignored
         call = f"from {module} import {name} as run; sys.exit(run())"
     else:
         call = "runpy.run_module('parley', run_name='__main__')"
-    ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" if ignored else ""  # as nohup and `command &` do
-    script = f"{INTERRUPT_AT_IMPORT}sys.argv[1:] = ['version']\n{ignore}{call}"
+    handler = "SIG_IGN" if ignored else "default_int_handler"  # SIG_IGN as nohup and `command &` do, also of the tests
+    script = f"{INTERRUPT_AT_IMPORT}sys.argv[1:] = ['version']\nsignal.signal(signal.SIGINT, signal.{handler})\n{call}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert (done.returncode, done.stdout) == ((0, f"parley {__version__}\n") if ignored else (130, ""))

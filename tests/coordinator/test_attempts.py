@@ -374,6 +374,7 @@ async def test_result_connection_reconnects_without_loss_or_repetition(cluster):
     async def break_repeatedly() -> None:
         for _ in range(4):
             await asyncio.sleep(0.08)
+            await running.wait_until(lambda: d.result_writers)
             d.break_result_connection()
 
     answer, _ = await asyncio.gather(running.post(body=CHAT_BODY), break_repeatedly())

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from support.answer_scripts import CHAT_BODY, CHAT_SCRIPT, LONG_SCRIPT, UNSTREAMED_SCRIPT
+from support.coordinator_client import read_client_answer
+from support.loop_clock import pass_time
 from support.scripted_instance import AnswerScript, ReceivedRequest, ScriptedInstance
 
 from parley.coordinator import refusals
@@ -100,41 +102,60 @@ async def test_slow_client_of_a_plain_decode_instance_is_cancelled(cluster):
 
 # -- timeouts
 
+GENERATE = b"POST /mindie/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (
+    len(CHAT_BODY),
+    CHAT_BODY,
+)
+
 
 async def test_first_token_and_inference_timeouts_end_the_request(cluster):
     p, d = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
-    running = await cluster(p, d, first_token_timeout=0.1, infer_timeout=0.4)
+    running = await cluster(p, d, first_token_timeout=40, infer_timeout=60)
+    decoding = asyncio.Event()
 
     async def wait(request: ReceivedRequest) -> None:
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
     async def silence(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
-        pass
+        decoding.set()
 
     p.before_prefill = wait
-    answer = await running.post("/mindie/generate", CHAT_BODY)
+    reader, _ = await running.send_raw(GENERATE)
+    await running.wait_until(lambda: p.requests)
+    await pass_time(40)
+    answer = await read_client_answer(reader)
     assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.TEXTS.first_token_timeout))
     await running.wait_until(lambda: p.stopped_ids)
     assert p.stopped_ids == d.stopped_ids == [p.requests[0].headers["req-id"]]
     p.before_prefill, d.decode_hook = None, silence
-    answer = await running.post("/mindie/generate", CHAT_BODY)
-    assert (answer.status, answer.body) == (200, LONG_SCRIPT.parts[0] + b"Request inference timeout")
+    reader, _ = await running.send_raw(GENERATE)
+    begin = await reader.readuntil(LONG_SCRIPT.parts[0] + b"\r\n")
+    assert begin.startswith(b"HTTP/1.1 200 ")
+    await pass_time(60)
+    chunk = b"Request inference timeout"
+    assert await reader.readuntil(b"0\r\n\r\n") == b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk)
     p.script = UNSTREAMED_SCRIPT
-    answer = await running.post("/mindie/generate", CHAT_BODY)
+    decoding.clear()
+    reader, _ = await running.send_raw(GENERATE)
+    await decoding.wait()
+    await pass_time(60)
+    answer = await read_client_answer(reader)
     assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.TEXTS.inference_timeout))
 
 
 async def test_timeouts_span_all_attempts(cluster):
     """A retry gets the time spent in failed attempts, and the first-token deadline does not move."""
     p, d = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
-    running = await cluster(p, d, first_token_timeout=0.5)
+    running = await cluster(p, d, first_token_timeout=50)
 
     async def fail(request: ReceivedRequest) -> None:
         await asyncio.sleep(0.2)
+        await pass_time(20)
         raise ConnectionError
 
     p.before_prefill = d.before_prefill = fail
-    answer = await running.post("/mindie/generate", CHAT_BODY)
+    reader, _ = await running.send_raw(GENERATE)
+    answer = await read_client_answer(reader)
     assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.TEXTS.first_token_timeout))
     spent = sorted(int(request.headers["parley-spent"]) for request in (*p.requests, *d.requests))
     assert len(spent) > 1 and all(after >= before + 199 for before, after in itertools.pairwise(spent)), spent
@@ -142,10 +163,10 @@ async def test_timeouts_span_all_attempts(cluster):
 
 async def test_resumed_stream_has_no_first_token_timeout(cluster):
     p, dying = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
-    running = await cluster(p, dying, first_token_timeout=0.2)
+    running = await cluster(p, dying, first_token_timeout=60)
 
     async def late(request: ReceivedRequest) -> None:
-        await asyncio.sleep(0.4)
+        await pass_time(120)
 
     async def die(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
         d.decode_hook = None
@@ -155,7 +176,8 @@ async def test_resumed_stream_has_no_first_token_timeout(cluster):
         d.send_frames([result_frames.encode_error_frame(request_id, "lost")])
 
     dying.decode_hook = die
-    assert (await running.post(body=CHAT_BODY)).body == b"".join(LONG_SCRIPT.parts)
+    reader, _ = await running.send_raw(GENERATE)
+    assert (await read_client_answer(reader)).body == b"".join(LONG_SCRIPT.parts)
 
 
 async def test_recompute_is_never_refused_by_admission(cluster, monkeypatch):

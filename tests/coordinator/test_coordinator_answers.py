@@ -16,6 +16,7 @@ import pytest
 from support.certificates import make_authority, make_certificate
 from support.compare_answers import same_answer
 from support.http_client import Answer, RunningServer, build_request
+from support.loop_clock import pass_time
 from support.random_requests import generating_routes, random_body
 
 from parley.coordinator.config import parse_coordinator_config
@@ -142,12 +143,14 @@ async def test_mindie_client_can_name_and_stop_its_request(live_cluster) -> None
     call = asyncio.create_task(cluster.front.call("POST", path, chat_body, JSON | {"req-id": "77"}))
     decoding = cluster.instances[1]
     await decoding.until(lambda: decoding.engine.stats.running)
+    decoding.engine.step_gate.clear()  # it runs until it is stopped
     duplicate = await cluster.front.call("POST", path, chat_body, JSON | {"req-id": "77"})
     assert (duplicate.status, duplicate.body) == (400, b"Duplicate request id\r\n")
     stop = await cluster.front.call("POST", "/mindie/v2/models/tiny/stopInfer", b'{"id":"77"}', JSON)
     assert stop.status == 200
     answer = await call
     assert answer.json["id"] == "77" and answer.json["usage"]["completion_tokens"] < 40
+    decoding.engine.step_gate.set()
     await cluster.idle()
 
 
@@ -242,9 +245,8 @@ async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> N
     await cluster.idle()
 
 
-async def test_unfinished_bodies_leave_room_for_others(live_cluster, monkeypatch) -> None:
+async def test_unfinished_bodies_leave_room_for_others(live_cluster) -> None:
     """They may take half of the memory, and the slowest one makes room for the next."""
-    monkeypatch.setattr(bodies, "SLOW_SECONDS", 0.1)
     cluster = await live_cluster("mixed", memory_limit=1 << 20)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n\r\n"
     unfinished = []
@@ -253,7 +255,7 @@ async def test_unfinished_bodies_leave_room_for_others(live_cluster, monkeypatch
         await unfinished[-1].send(head + b" " * 250_000)
         size = 250_000 * len(unfinished)
         await cluster.front.until(lambda size=size: cluster.coordinator.front.load.body_bytes == size)
-    await asyncio.sleep(0.2)
+    await pass_time(bodies.SLOW_SECONDS)
     body = json.dumps(CHAT).encode().ljust(300_000)
     running_server = await cluster.front.connect()
     await running_server.send(build_request("POST", "/v1/chat/completions", body))

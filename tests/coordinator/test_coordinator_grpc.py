@@ -15,6 +15,7 @@ from support.certificates import make_authority, make_certificate
 from support.cluster_of_servers import Cluster
 from support.grpc_client import BROKEN_MESSAGE, GrpcClient, answer_text, build_infer_request, grpc_error, is_final
 from support.http_client import RunningServer
+from support.loop_clock import pass_time
 
 from parley.coordinator import refusals
 from parley.coordinator.proxy import grpc_call
@@ -230,7 +231,7 @@ async def test_cluster_rejects_malformed_grpc_messages(both) -> None:
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "close"])
 async def test_cluster_grpc_disconnect_leaves_nothing_open(both, ending: str) -> None:
     sides = await both("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
-    timeout = 1 if ending == "deadline" else 20
+    timeout = 2 if ending == "deadline" else 20
     call = asyncio.ensure_future(sides.cluster_calls.infer(max_tokens=3000, timeout=timeout))
     stream = sides.cluster_calls.stream(timeout=timeout)
     for _ in range(3):
@@ -397,11 +398,15 @@ async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatc
     sides = await both("prefill", "decode", strict=True, reply=lambda work, index: [70] * 3000, tick=0.005)
     coordinator = sides.cluster.coordinator
     await sides.call_both(seeded_request(max_tokens=9))
-    monkeypatch.setattr(coordinator.table, "options", replace(coordinator.options, infer_timeout=0.3))
+    monkeypatch.setattr(coordinator.table, "options", replace(coordinator.options, infer_timeout=60))
     stream = sides.cluster_calls.stream()
     await stream.write(seeded_request(request_id="7", stream=True, max_tokens=3000).SerializeToString())
     await stream.done_writing()
-    *parts, last = [answer async for answer in stream]
+    answers = [await stream.read()]
+    await pass_time(60)
+    while (answer := await stream.read()) is not grpc.aio.EOF:
+        answers.append(answer)
+    *parts, last = answers
     assert parts and not any(answer.error_message for answer in parts)
     assert (last.error_message, last.infer_response.id, is_final(last)) == (refusals.TEXTS.inference_timeout, "7", True)
     await sides.cluster.idle()

@@ -506,8 +506,8 @@ async def test_page_channel_requires_the_ticket_of_a_link() -> None:
 async def test_link_ends_when_the_sender_never_reads_or_never_sends() -> None:
     """It sends heartbeats, so its lease holds; but it acknowledges no frames, or sends no pages."""
     with PageMemory() as target:
-        async with accepting_peer(target, lease=0.3) as (peer, receivers):
-            mute, idle = await RawSender.connect(peer.port, lease=0.3), await RawSender.connect(peer.port, lease=0.3)
+        async with accepting_peer(target, lease=1.0) as (peer, receivers):
+            mute, idle = await RawSender.connect(peer.port, lease=1.0), await RawSender.connect(peer.port, lease=1.0)
             idle.send(BeginFrame(b"", 1))
             await idle.read_until("accept")
             idle.send(PagesFrame(0, [1]))
@@ -525,7 +525,7 @@ async def test_link_ends_when_the_sender_never_reads_or_never_sends() -> None:
 
 
 async def test_limits_unauthenticated_connections_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 1.5)
     monkeypatch.setattr(listener, "MAX_UNAUTHENTICATED", 3)
     with PageMemory() as target:
         async with accepting_peer(target) as (peer, _):

@@ -71,7 +71,10 @@ def test_cancelled_choice_yields_no_more_outputs(cancels):
                 seen += fresh
         assert not stream.open_choices and engine.open_stream_count == 0
         assert await stream.next_outputs() == []
-        await asyncio.sleep(0.001)
+        for _ in range(100):  # the figures are those of the next step
+            if engine.stats.running == 0 and engine.stats.blocks_used == 0:
+                break
+            await asyncio.sleep(0)
         assert engine.stats.running == 0 and engine.stats.blocks_used == 0
         await engine.close()
 

@@ -78,7 +78,7 @@ def process_alive(pid: int) -> bool:
 
 
 async def process_ends(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(1200):
         if not process_alive(pid):
             return True
         await asyncio.sleep(0.05)
@@ -98,7 +98,7 @@ async def test_killed_or_stopped_engine_ends_its_streams_and_is_replaced(folder)
             await streams[0].next_outputs()
             os.kill(process_id, signal_number)
             for stream in streams:
-                last = (await asyncio.wait_for(read_outputs(stream), 10.0))[-1]
+                last = (await asyncio.wait_for(read_outputs(stream), 60.0))[-1]
                 assert last.finish_reason == "error" and reason in (last.error or "")
             assert e.open_stream_count == 0 and e.state == "restarting"
             await becomes_ready_again(e)
@@ -138,7 +138,7 @@ async def test_cancel_frees_blocks_while_other_requests_continue(folder):
         await doomed.next_outputs()
         doomed.cancel_choice()
         assert len([t for o in await read_outputs(spared) for t in o.token_ids]) == 40
-        for _ in range(100):
+        for _ in range(3000):
             if e.stats.blocks_used == 0:
                 break
             await asyncio.sleep(0.02)
@@ -199,7 +199,7 @@ def test_engine_exits_when_its_parent_is_killed(folder):
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
-    for _ in range(200):
+    for _ in range(1200):
         if not process_alive(pid):
             return
         time.sleep(0.05)

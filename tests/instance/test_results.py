@@ -7,14 +7,16 @@ import base64
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
+from support.loop_clock import pass_time
 
 from parley.disagg.wire import replay_buffer
 from parley.disagg.wire import result_frames as frames
 from parley.disagg.wire.result_frames import FrameReader, ResultFrame
 from parley.errors import InUse
-from parley.instance import results
+from parley.instance import result_connection, results
 from parley.instance.result_channel import CoordinatorGone
 from parley.instance.results import ResultStreams
 
@@ -118,20 +120,22 @@ async def test_result_channel_ids_are_unique_per_client() -> None:
 
 
 async def test_result_heartbeats_are_sent_only_during_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parley.instance.result_connection.SILENCE_CHECK_PERIOD", 0.01)
-    monkeypatch.setattr(
-        "parley.instance.result_connection.HEARTBEAT_SILENCE", 0.3
-    )  # longer than a busy machine delays the event loop
+    now = 0.0
+    monkeypatch.setattr(result_connection, "SILENCE_CHECK_PERIOD", 0.001)
+    monkeypatch.setattr(result_connection, "time", SimpleNamespace(monotonic=lambda: now))
     async with open_results() as result_hub:
         connection = FakeConnection(result_hub).attach()
         channel = result_hub.open_request_channel("", "1")
-        for _ in range(80):
+        for _ in range(40):
             channel.write_result(b"x\n")
             await asyncio.sleep(0.005)
+            now += result_connection.HEARTBEAT_SILENCE / 2
+            await asyncio.sleep(0.005)
         assert b"ka:" not in connection.data
-        monkeypatch.setattr("parley.instance.result_connection.HEARTBEAT_SILENCE", 0.05)
-        while bytes(connection.data).count(frames.HEARTBEAT_FRAME) < 2:
-            await asyncio.sleep(0.01)
+        for count in (1, 2):
+            now += result_connection.HEARTBEAT_SILENCE * 1.5
+            while bytes(connection.data).count(frames.HEARTBEAT_FRAME) < count:
+                await asyncio.sleep(0.01)
         assert {frame.kind for frame in connection.take_frames()} == {"data", "ka"}
         await connection.detach()
 
@@ -153,15 +157,15 @@ async def test_coordinator_that_stays_away_loses_its_result_channels(monkeypatch
 
 
 async def test_coordinator_that_reconnects_in_time_keeps_its_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "REPLAY_SECONDS", 0.5)
+    monkeypatch.setattr(results, "REPLAY_SECONDS", 60)
     async with open_results() as result_hub:
         channel, gone = result_hub.open_request_channel("", "1"), asyncio.Event()
         channel.watch_coordinator(gone.set)
         for _ in range(4):
             connection = FakeConnection(result_hub).attach()
-            await asyncio.sleep(0.15)
+            await pass_time(90)
             await connection.detach()
-            await settle_tasks()
+            await pass_time(40)
         assert not gone.is_set()
         channel.write_result(b"while nobody listens\n")
         connection = FakeConnection(result_hub).attach()

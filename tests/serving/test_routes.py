@@ -537,8 +537,7 @@ async def test_access_log_says_why_a_stream_failed(serve, caplog):
     with caplog.at_level("INFO", logger="parley.access"):
         body = HELLO_CHAT | {"stream": True, "max_tokens": 3000}
         answer = asyncio.create_task(server.post("/v1/chat/completions", body))
-        await server.until(lambda: server.model.open_requests)
-        await asyncio.sleep(0.05)
+        await server.until(lambda: server.engine.stats.generated_tokens > 3)
         server.engine.crash_engine()
         await answer
         await server.until(lambda: caplog.records)

@@ -19,7 +19,7 @@ class RunningCoordinator:
     task: asyncio.Task[int]
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    async def wait_until(self, condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    async def wait_until(self, condition: Callable[[], Any], seconds: float = 60.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(0.005)
@@ -40,7 +40,7 @@ class RunningCoordinator:
         head = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close", *extra]
         reader, writer = await self.send_raw("\r\n".join(head).encode() + b"\r\n\r\n" + body)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await read_client_answer(reader)
         finally:
             writer.close()
@@ -49,7 +49,7 @@ class RunningCoordinator:
         head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         reader, writer = await self.send_raw(head.encode())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await read_client_answer(reader, head_only=method == "HEAD")
         finally:
             writer.close()

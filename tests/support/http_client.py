@@ -153,7 +153,7 @@ class RunningServer:
         await self.until(lambda: not self.engine.lease_count and not self.engine.reservation_count)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(1000):
+        for _ in range(6000):  # half a minute at least
             if condition():
                 return
             await asyncio.sleep(0.005)

@@ -9,7 +9,7 @@ from parley.types import Settings
 
 async def becomes_ready_again(engine: RemoteEngine) -> None:
     """Waits until the engine has noticed an end of its process and serves again."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while engine.state != "restarting":
             await asyncio.sleep(0.01)
         while engine.state != "ready":

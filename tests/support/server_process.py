@@ -27,7 +27,7 @@ class ServerProcess:
         self.lines += (line.rstrip() for line in self.process.stdout)
 
     def see(self, pattern: str) -> re.Match[str]:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while time.monotonic() < end:
             for line in list(self.lines):
                 if match := re.search(pattern, line):
@@ -35,7 +35,7 @@ class ServerProcess:
             time.sleep(0.01)
         raise AssertionError(self.lines)
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 20) -> bool:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 120) -> bool:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if condition():
@@ -53,7 +53,7 @@ class ServerProcess:
 
     def get(self, path: str) -> int:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=60) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
             error.close()
@@ -61,11 +61,11 @@ class ServerProcess:
 
     def stream(self, tokens: int):
         body = {"prompt": "a", "max_tokens": tokens, "stream": True}
-        return urllib.request.urlopen(self.url + "/v1/completions", json.dumps(body).encode(), timeout=30)
+        return urllib.request.urlopen(self.url + "/v1/completions", json.dumps(body).encode(), timeout=60)
 
     def end(self) -> int:
         """Waits until the process has ended; returns its exit code."""
-        code = self.process.wait(20)
+        code = self.process.wait(120)
         self._reader.join(5)
         return code
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from support.http2_client import Http2Client
 from support.http_client import HELLO_CHAT, build_request
+from support.loop_clock import pass_time
 
 from parley.web.framing import http2_protocol, http2_stream
 from parley.web.framing.frame_guard import ENHANCE_YOUR_CALM, PROTOCOL_ERROR
@@ -241,8 +242,9 @@ async def test_goaway_of_a_client_does_not_end_its_streams(serve, connect, monke
 
 async def test_idle_connection_is_closed(serve, connect, monkeypatch):
     monkeypatch.setattr(http2_protocol, "LINGER_SECONDS", 0.05)
-    client, silent = await connect(await serve(keep_alive=0.1)), await connect(await serve(header_timeout=0.1))
+    client, silent = await connect(await serve(keep_alive=60)), await connect(await serve(header_timeout=60))
     assert (await client.call("/health")).status == 200
+    await pass_time(60)
     assert await client.closed() == 0
     assert await silent.closed() == ENHANCE_YOUR_CALM  # it has not sent a request in time
 

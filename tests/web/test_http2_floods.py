@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hpack import Encoder
 from support.http2_client import PREFACE, SETTINGS, Http2Client, goaway_code, make_frame
+from support.loop_clock import pass_time
 
 from parley.web.framing import frame_guard, http2_protocol
 from parley.web.framing.frame_guard import (
@@ -109,8 +112,11 @@ async def test_frames_earned_by_responses_are_not_a_flood(serve, monkeypatch):
 
 
 async def test_header_block_that_does_not_end_has_the_time_of_heads(serve):
-    server = await serve(header_timeout=0.2)
-    assert await goaway_code(server, OPENING + make_frame(1, 0, 1, BLOCK)) == ENHANCE_YOUR_CALM
+    server = await serve(header_timeout=15)
+    goaway = asyncio.create_task(goaway_code(server, OPENING + make_frame(1, 0, 1, BLOCK)))
+    await server.until(lambda: any(each._times_block for each in server.server.server_state.connections))
+    await pass_time(15)
+    assert await goaway == ENHANCE_YOUR_CALM
 
 
 async def test_table_that_compresses_response_headers_stays_small(serve):

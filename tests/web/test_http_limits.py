@@ -9,6 +9,7 @@ import zlib
 import msgspec
 import pytest
 from support.http_client import HELLO_CHAT, MODEL_INFO, Connection, build_request
+from support.loop_clock import pass_time
 
 from parley.web.connection_limit import ConnectionLimit, divide_descriptors
 
@@ -57,18 +58,21 @@ async def test_cuts_off_an_endless_request_head(serve, line):
 
 
 async def test_slow_request_head_times_out_with_408(serve):
-    server = await serve(header_timeout=0.1)
+    server = await serve(header_timeout=60)
     for start in (b"", b"POST", HEAD):
         connection = await server.connect()
         await connection.send(start)
+        await pass_time(60)
         assert b" 408 " in (await connection.ended())[:16]
     assert await server.control()
 
 
 async def test_slow_request_body_times_out_with_408(serve):
-    server = await serve(body_timeout=0.1)
+    server = await serve(body_timeout=60)
     connection = await server.connect()
     await connection.send(HEAD + b"content-length: 100\r\n\r\n{")
+    await server.until(lambda: bool(server.parts.registry.options.body_budget.held_bytes))
+    await pass_time(60)
     assert await answer_status(connection) == 408
     connection.close()
     assert await server.control()
@@ -156,17 +160,22 @@ async def test_pipelined_body_has_the_full_time_limit(serve, monkeypatch):
 async def test_pipelined_head_has_the_full_time_limit(serve, monkeypatch, between):
     """Its time starts when the requests before it are answered, and a 408 must not interrupt their answers."""
     monkeypatch.setattr("parley.web.http_protocol.LINGER_SECONDS", 0.1)
-    server = await serve(tick=0.05, header_timeout=0.3)
+    server = await serve(header_timeout=60)
+    server.engine.step_gate.clear()
     connection = await server.connect()
     stream = {**HELLO_CHAT, "stream": True, "max_tokens": 12}
     last = build_request("POST", CHAT, HELLO_CHAT)
     await connection.send(build_request("POST", CHAT, stream) * (1 + between) + last[:30])
+    await server.until(lambda: server.engine.open_stream_count == 1)
+    await pass_time(60)
+    server.engine.step_gate.set()
     for _ in range(1 + between):
         assert (await connection.answer()).events
-    await asyncio.sleep(0.15)
+    await pass_time(40)
     await connection.send(last[30:])
     assert await answer_status(connection) == 200
     await connection.send(last[:30])
+    await pass_time(60)
     assert b" 408 " in (await connection.ended())[:16]
 
 
@@ -181,9 +190,12 @@ async def test_invalid_pipelined_request_does_not_corrupt_a_running_answer(serve
     stream = build_request("POST", CHAT, {**HELLO_CHAT, "stream": True})
     await connection.send(stream)
     assert (await connection.head())[0] == 200
+    server.engine.step_gate.clear()  # the answer runs until everything has been sent
     await connection.send(stream * between + wrong[:20])
     await asyncio.sleep(0.02)
     await connection.send(wrong[20:])
+    await asyncio.sleep(0.02)
+    server.engine.step_gate.set()
     assert b"HTTP/1.1" not in await connection.ended()
     assert await server.control()
 
@@ -217,6 +229,7 @@ async def test_rejects_connections_over_the_limit_with_429(serve):
     idle, busy, late = [await port.connect() for port in (server, server, second_server)]
     await busy.send(build_request("POST", CHAT, {**HELLO_CHAT, "stream": True}))
     await busy.head()
+    server.engine.step_gate.clear()  # it stays busy until the other requests have come
     await late.send(build_request("POST", CHAT, HELLO_CHAT))
     answer = await late.answer()
     assert (answer.status, answer.error["code"], answer.headers["connection"]) == (429, "rate_limit_exceeded", "close")
@@ -226,6 +239,8 @@ async def test_rejects_connections_over_the_limit_with_429(serve):
     another = await server.connect()  # replaces the idle connection
     assert await idle.ended() == b""
     await another.send(build_request("POST", CHAT, HELLO_CHAT))
+    await server.until(lambda: server.engine.open_stream_count == 2)
+    server.engine.step_gate.set()
     assert await answer_status(another) == 200
     assert b"[DONE]" in await asyncio.wait_for(busy.reader.readuntil(b"[DONE]"), 10)
     for connection in (busy, another):
@@ -428,12 +443,14 @@ async def test_rejects_bodies_that_cannot_be_decompressed(serve, packed, coding)
 async def test_clients_that_do_not_read_do_not_block_others(serve):
     server = await serve(tick=0.001, write_timeout=0.5)
     quiet = [await server.connect() for _ in range(50)]
+    server.engine.step_gate.clear()  # no stream ends before all are open
     for connection in quiet:
         connection.writer.transport.pause_reading()
         await connection.send(
             build_request("POST", CHAT, HELLO_CHAT | {"stream": True, "max_tokens": 3000, "ignore_eos": True})
         )
     await server.until(lambda: server.engine.open_stream_count == 50)
+    server.engine.step_gate.set()
     for _ in range(5):
         assert await server.control()
     for connection in quiet:

@@ -6,6 +6,7 @@ import gzip
 import pytest
 from support.http_client import HELLO_CHAT, build_request
 from support.json_bombs import compress_bomb, compressed_bombs, write_bomb
+from support.loop_clock import pass_time
 
 from parley.web import exchange, request_body
 from parley.web.content_coding import decompress_body
@@ -50,26 +51,26 @@ def note_size(sizes: list[int], body: bytes) -> bytes:
 
 
 async def test_slow_body_is_ended_although_it_keeps_coming(serve, monkeypatch):
-    monkeypatch.setattr(request_body, "RATE_WINDOW", 0.2)
-    server = await serve(body_rate=10_000)
+    monkeypatch.setattr(request_body, "RATE_WINDOW", 60)
+    server = await serve(body_rate=10_000, body_timeout=3600)
     connection = await begin_body(server, 100_000)
     answer = asyncio.create_task(connection.answer())
     while not answer.done():
         await connection.send(b" ")
-        await asyncio.sleep(0.02)
+        await pass_time(7)
     assert (answer.result().status, "10000 bytes per second" in answer.result().error["message"]) == (408, True)
     connection.close()
     assert await server.control()
 
 
 async def test_body_that_keeps_its_rate_may_take_many_windows(serve, monkeypatch):
-    monkeypatch.setattr(request_body, "RATE_WINDOW", 0.3)
-    server = await serve(body_rate=100)
+    monkeypatch.setattr(request_body, "RATE_WINDOW", 60)
+    server = await serve(body_rate=4, header_timeout=3600, body_timeout=3600)
     data = build_request("POST", CHAT, {**HELLO_CHAT, "user": "a" * 2000})
     connection = await server.connect()
     for start in range(0, len(data), 100):
         await connection.send(data[start : start + 100])
-        await asyncio.sleep(0.05)
+        await pass_time(10)
     assert (await connection.answer()).status == 200
     connection.close()
 
@@ -88,13 +89,12 @@ async def test_bodies_over_the_common_memory_are_refused_with_429(serve):
     await server.until(lambda: budget.held_bytes == 0)
 
 
-async def test_body_that_arrives_for_long_makes_room_for_others(serve, monkeypatch):
-    monkeypatch.setattr(request_body, "SLOW_SECONDS", 0.1)
+async def test_body_that_arrives_for_long_makes_room_for_others(serve):
     budget = BodyBudget(1 << 20)
     server = await serve(body_budget=budget)
     oldest, second = await begin_body(server, 400_000), await begin_body(server, 400_000)
     await server.until(lambda: budget.held_bytes == 800_000)
-    await asyncio.sleep(0.2)
+    await pass_time(request_body.SLOW_SECONDS)
     newcomer = await begin_body(server, 400_000)
     answer = await oldest.answer()
     assert (answer.status, "still arriving" in answer.error["message"]) == (429, True)
