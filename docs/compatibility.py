@@ -28,22 +28,26 @@ INTRODUCTION = """\
 
 <!-- Made by docs/compatibility.py from the readers of parley/dialects; change it there. -->
 
-One page for each API lists its routes and every member that a route reads in a body. Other members are ignored, as the
-originals do. In the tables of these pages, the column `/` is the surface that all APIs share: it lifts refusals that
-only get in a client's way. The other columns are prefixes: there, an API is as strict as its original, or as one
-version of it. They hold for parley's own engine. With vLLM as the engine, members that need what it lacks are refused
-before they are queued, and so are pictures, video and sound: the column vLLM says which. [Engines](engines.md) lists
-its features and bounds, and what a vLLM server that runs already lacks besides.
+One page for each API lists its routes and every member that a route reads in a body. Other members are ignored, as by
+the originals.
+
+* The column `/` is the root, which all APIs share. It drops refusals that only get in a client's way.
+* The other columns are prefixes. There an API is as strict as its original, or as one version of it.
+* These columns hold for parley's own engine. With vLLM as the engine, members that need a missing feature are refused
+  before they are queued; the column vLLM lists them. [Engines](engines.md) lists vLLM's features and bounds, and what a
+  running vLLM server lacks in addition.
 
 """
 LEGEND = """
-* **yes**: taken.
+* **yes**: accepted.
 * **in part**: some values are refused with the member's name, because parley does not have their feature yet.
-* **refused**: read and checked in full, then refused with the member's name until the feature is there.
-* **not alone**: every body with only this member added is refused: the member needs others, or the original refuses it.
-* **-**: not read. In the column vLLM: of no concern to an engine, or part of a list.
-* **no**: with vLLM, values that have an effect are refused. **0..2**, **at most 128**: so are those out of this range,
-  and more than so many elements.
+* **refused**: read and checked in full, then refused with the member's name, because parley does not have the feature
+  yet.
+* **not alone**: a body with only this member added is refused, because the member needs others, or because the original
+  refuses it.
+* **-**: not read. In the column vLLM: irrelevant to the engine, or part of a list.
+* **no**: with vLLM, values that have an effect are refused.
+* **0..2**, **at most 128**: with vLLM, values out of this range, or more elements, are refused.
 
 *Tested by* names one of the tests that send the member or check how it is refused.
 """

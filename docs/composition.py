@@ -15,15 +15,15 @@ INTRODUCTION = """\
 
 The table combines every feature with every other in one request. A dot means that the answer equals, in every token and
 every log-probability, the answer to the same request alone from an engine without prefix cache and drafts. A number
-means that the pair contradicts itself: the request is refused with a sentence that names both members.
+refers to a note below: the pair contradicts itself, and the request is refused with an error that names both members.
 
 `tests/system/test_composition.py` sends all these pairs over HTTP. One server gets all of them at the same time, twice,
 with drafts and with so few pages that requests preempt each other. A second server gets them one by one.
 `make test-nightly` continues with larger sets of features, drawn at random.
 
-The requests are chat completions. Among them are requests of other APIs, whose texts, reasoning, calls, counts of
-tokens and log-probabilities must be those of chat completions for the same features: each feature that the API has by
-itself, a sample of the pairs, and in `make test-nightly` all of them. The last table lists these features.
+The requests are chat completions. Requests of other APIs run among them. Their texts, reasoning, calls, counts of
+tokens and log-probabilities must equal those of chat completions with the same features: each feature that the API has
+alone, a sample of the pairs, and in `make test-nightly` all of them. The last table lists these features.
 """
 
 

@@ -26,23 +26,23 @@ it there. -->
 
 Each model family writes reasoning and tool calls in its own form. parley reads these forms while the tokens arrive and
 returns them in the form of the client's API: reasoning separate from content, and calls with names and JSON arguments,
-piece by piece. It also writes them: where a request forces a call, or a tool is `strict`, a grammar in the model's own
-form constrains the model.
+piece by piece. If a request forces a call, or a tool is `strict`, a grammar in the model's own form constrains the
+model.
 
 The chat template determines a model's family: parley takes the first row of each table whose signs the template
-contains. Where that fails, `--tool-parser` and `--reasoning-parser` take any name below; `none` leaves everything as
-text. A row lists several names where servers call the same form differently.
+contains. If that fails, give `--tool-parser` and `--reasoning-parser` any name below; `none` leaves everything as text.
+A row lists several names if servers use different names for the same form.
 
 These rules hold for all families:
 
-* However tokens divide an answer, the events are the same, and arguments arrive while the model writes them.
-* Text that looks like a call but is none stays content, with its marks. A call is announced once its name is known;
-  everything after the name is passed on as arguments, even if it is malformed or cut off.
+* The events are the same no matter how tokens divide an answer. Arguments arrive while the model writes them.
+* Text that only looks like a call stays content, with its marks. A call is announced once its name is known; everything
+  after the name is passed on as arguments, even if it is malformed or cut off.
 * A call inside reasoning does not count, unless the answer ends with it and nothing has ended the reasoning: some
   models call without ending it. Such calls are held back until that is clear. Marks inside JSON strings are text.
 * Some models that do not reason start their answer with the mark that ends reasoning; that mark is dropped.
 * Arguments that are not JSON (XML, Python, Gemma's notation) become JSON by the types in the tool's schema.
-* The reader continues after a model's slips: a value without its end, a quote without a backslash within a string, all
+* The reader tolerates a model's mistakes: a value without its end, a quote without a backslash within a string, all
   arguments as one object (or its text) in a parameter that the tool does not have, missing marks around a block of
   calls.
 * Calls without marks of their own (Llama's JSON, Python lists) count only at the start of an answer, and only if they

@@ -16,11 +16,12 @@ INTRODUCTION = """\
 <!-- Made by docs/models.py from parley/model/networks/families/table.py and tests/support/model_zoo; change it
 there. -->
 
-What decides is `model_type` in config.json; `architectures` is not read, except for the heads of encoders. Everything
-on this page is in the zoo of `tests/model/test_model_zoo.py`: {count} small random checkpoints in the forms that people
-publish. Each is served, and its greedy answers and log-probabilities are compared with those of Transformers in
-float32, or it is refused with one sentence; `parley doctor` says the same beforehand. `make test-nightly` takes all of
-them.
+`model_type` in config.json decides how a model runs. `architectures` is not read, except for the heads of encoders.
+
+Everything on this page is in the zoo of `tests/model/test_model_zoo.py`: {count} small random checkpoints in the forms
+that are published. Each is either served, and its greedy answers and log-probabilities are compared with those of
+Transformers in float32, or refused with one sentence. `parley doctor` gives the same result in advance. `make
+test-nightly` tests all of them.
 
 | | parley's own decoder | Transformers' code |
 |---|---|---|
@@ -29,41 +30,41 @@ them.
 | `--quantization int8`, `int4` | yes | no |
 | tools, reasoning, `response_format` | by the chat template: [families](families.md) | the same |
 | LoRA adapters | yes, but not of experts, nor of `kv_b_proj` | yes, but not of experts |
-| prefill and decode separated | yes | yes |
+| separate prefill and decode | yes | yes |
 | drafts, prefix cache, embeddings, log-probabilities | yes | yes |
 
-Both give the same bits however requests share steps.
+With both, the bits of an answer do not depend on the requests that share its steps.
 
 Models with layers that keep a state (`lfm2`, `lfm2_moe`, `qwen3_next`, `qwen3_5_text`, `qwen3_5_moe_text`,
 `granitemoehybrid`, `bamba`, `falcon_h1`, `mamba`, `falcon_mamba`, `jamba`, `mamba2`, `nemotron_h`) run on parley's own
-decoder only. The states of all sequences that run at once lie in memory, and others for the prefix cache, for drafts
-and for hand-overs between instances (`--state-cache`); if all of them took more than half of the KV cache's share,
-fewer sequences run at once than `--max-batch` says. A prefix is found up to the last page end whose state is kept. In
-a role such a model runs on the CPU, without `--kv-staging`.
+decoder only. Memory holds the states of all running sequences, and further states for the prefix cache, for drafts and
+for handovers between instances (`--state-cache`). If all of them would take more than half of the KV cache's share,
+fewer sequences run at once than `--max-batch` allows. A prefix is found up to the last page end whose state is cached.
+As an instance with a role, such a model runs on the CPU only, without `--kv-staging`.
 
 ## On parley's own decoder
 
-A model runs on parley's own kernels if its `model_type` is one of these and its config asks for nothing that they do
-not compute. All other decoders run Transformers' own code, over parley's KV pages; the log and `parley doctor` say why.
-Language models of multimodal models count as well.
+A model runs on parley's own kernels if its `model_type` is one of these and they can compute everything in its config.
+Language models of multimodal models count as well. All other decoders run Transformers' own code, over parley's KV
+pages; the log and `parley doctor` say why.
 
-The last column lists the quantized forms that the zoo has for a type. Every type takes all forms of safetensors, where
-each expert has tensors of its own; tensors that hold all experts may be plain, FP8 with `NAME_scale_inv`, MXFP4, those
-of torchao or of MLX. Layers of one file may have different forms. Where layers are computed as one and no kernel reads
+The last column lists the quantized forms that the zoo has for a type. Every type accepts all forms of safetensors in
+which each expert has its own tensors. Tensors that hold all experts may be plain, FP8 with `NAME_scale_inv`, MXFP4, or
+those of torchao or MLX. Layers of one file may have different forms. If layers are computed as one and no kernel reads
 their forms together, they are kept as plain numbers, which take more memory.
 """
 MLX = """\
 
 ## Folders of MLX
 
-Folders of mlx-lm and mlx-vlm are read as they are: integers of 1 to 8 bits with scales and biases in float16 or
-bfloat16, mxfp4, mxfp8 and nvfp4, and plain weights. Integers of 5 to 8 bits take 8 in memory, those of 4 and less
-take 4. The weights of a router, and of the layer that makes keys and values of latents, are decoded to the dtype of the
-model. Encoders of pictures are left out, so these models read text only.
+Folders of mlx-lm and mlx-vlm are read directly: integers of 1 to 8 bits with scales and biases in float16 or bfloat16,
+mxfp4, mxfp8 and nvfp4, and plain weights. Integers of 5 to 8 bits take 8 in memory, those of 4 and less take 4. The
+weights of a router, and of the layer that makes keys and values of latents, are decoded to the dtype of the model.
+Encoders of pictures are left out, so these models read text only.
 
-Falcon-H1 is refused, because MLX multiplies factors of the config into its weights. Refused as well are encoders, and
-names that MLX gives to the tensors of other families. Files that mlx-lm 0.32 made of a Llama have the logits that it
-computes, within 1.1e-5.
+Falcon-H1 is refused, because MLX multiplies factors of the config into its weights. Encoders are refused, and so are
+the names that MLX gives to the tensors of other families. The logits of a Llama converted by mlx-lm 0.32 equal those
+that mlx-lm computes, within 1.1e-5.
 """
 GGUF = """\
 
@@ -80,7 +81,7 @@ in memory as in the file. The others take about 0.1 more for each number (Q4_K 4
 4.4), MXFP4 4.5 instead of 4.25, and Q5_0 6 instead of 5.5. Queries, keys and values, or gate and up, keep their own
 types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
 
-* GPT-OSS has the rotary embedding of its config, whose blend of frequencies begins and ends between two dimensions.
+* GPT-OSS uses the rotary embedding of its config, whose blend of frequencies begins and ends between two dimensions.
   llama.cpp rounds both ends, so its numbers differ a little.
 * `deepseek2` is DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash and Youtu. A file of V3 or R1 may lack the number of
   groups of experts; it gets the 8 groups of the published models, where llama.cpp uses none. DeepSeek-V2 ranks its
@@ -93,27 +94,27 @@ OTHERS = """\
 
 ## Through Transformers
 
-The zoo has these. Other decoders of Transformers are served as well if they keep only keys and values; loading checks
-their numbers.
+The zoo has these models. Other decoders of Transformers are served as well if they keep only keys and values. Their
+numbers are checked at load.
 """
 ENCODERS = """\
 
 ## Encoders
 
-They make vectors, and score texts if they have a head for that; they run on plain weights in float32. `gte` and
-`nomic_bert` are also read as their publishers wrote them (`new`, and GPT-2's names of sizes), without their code.
+Encoders make vectors, and score texts if they have a head for that. They run on plain weights in float32. `gte` and
+`nomic_bert` are also read in their publishers' form (`new`, and GPT-2's names of sizes), without the publishers' code.
 """
 FILES = """\
 
 ## Other forms of files
 
-Beside plain safetensors, in one file or several, in bfloat16, float16 or float32:
+In addition to plain safetensors, in one file or several, in bfloat16, float16 or float32:
 """
 REFUSALS = """\
 
 ## Refused
 
-| What | The sentence contains |
+| Model | The error contains |
 |---|---|
 """
 
