@@ -145,8 +145,9 @@ class HttpCycle:
         return self.flow.write_paused and not self.disconnected
 
     def abort_connection(self) -> None:
-        """Close the connection at once and drop unsent data."""
-        self.transport.abort()
+        """Close the connection at once and drop unsent data. Once it is lost to this request, it is not touched."""
+        if not self.disconnected:
+            self.transport.abort()
 
     def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
         """Call ``on_disconnect`` when the connection is lost. Return False if it already is."""

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from parley.errors import BadRequest, ParleyError
 from parley.web.connection import HttpCycle
 from parley.web.framing import HAS_HTTP2
+from parley.web.framing.refused_connection import RefusedConnection
 from parley.web.framing.request_head import (
     HEAD_ERROR_KEY,
     INVALID_HOST,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from parley.web.framing.http2_protocol import Http2Protocol
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of an HTTP/2 client
-LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a body that was refused
+LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a request that was refused
 # Seconds until the first check for a reset; each wait is twice as long as the one before, up to the second number.
 RESET_CHECK_SECONDS = (0.01, 1.0)
 
@@ -385,4 +386,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 b"HTTP/1.1 %d \r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
                 b"connection: close\r\n\r\n%b" % (status, len(body), body)
             )
-            self.transport.close()
+            limit = self.options.connection_limit
+            refused = RefusedConnection(self.transport, LINGER_SECONDS, limit.remove_connection)
+            limit.replace_connection(self, refused)
+            limit.mark_idle(refused)
+            self.connection_lost(None)

@@ -323,8 +323,11 @@ def test_ollama_reads_arguments_in_text_unless_strict():
     in_text = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}]
     (prompt,) = read_chat(messages=in_text).request.prompts
     assert prompt.messages[0].tool_calls == [ToolCall("", "f", '{"a":1}')]
-    status, text = refusal(read_chat, STRICT_RULES, messages=in_text)
-    assert status == 400 and "messages[0].tool_calls[0].function.arguments" in text
+    assert refusal(read_chat, STRICT_RULES, messages=in_text) == (
+        400,
+        "json: cannot unmarshal string into Go struct field ChatRequest.messages.tool_calls.function.arguments of type "
+        "map[string]interface {}",
+    )
 
 
 def test_ollama_generate_reads_a_turn_or_a_raw_prompt():
@@ -503,7 +506,61 @@ def test_ollama_does_not_find_what_it_should_delete_or_copy():
         if route.path in ("/api/delete", "/api/copy"):
             for member in ("name", "model") if route.path == "/api/delete" else ("source",):
                 body = json.dumps({member: "x", "destination": "y"}).encode()
-                assert refusal(route.reader, body, HEAD, FACTS) == (404, "model 'x' not found")
+                with pytest.raises(UnknownModel) as caught:
+                    route.reader(body, HEAD, FACTS)
+                quoted = '"x"' if route.path == "/api/copy" else "'x'"
+                answer = (route.render_error or DIALECT.render_error)(caught.value)
+                assert (answer.status, json.loads(answer.body)) == (404, {"error": f"model {quoted} not found"})
+
+
+@pytest.mark.parametrize(("body", "sentence"), [
+    (b"", "missing request body"),
+    (b"x", "invalid character 'x' looking for beginning of value"),
+    (b"<html>", "invalid character '<' looking for beginning of value"),
+    ("\ufeff{}".encode(), "invalid character '\u00ef' looking for beginning of value"),
+    (b'{"model"', "unexpected EOF"),
+    (b'{"model":"m",}', "invalid character '}' looking for beginning of object key string"),
+    (b"{'model':1}", "invalid character '\\'' looking for beginning of object key string"),
+    (b'{"model" "m"}', "invalid character '\"' after object key"),
+    (b'{"model":"m" "x"}', "invalid character '\"' after object key:value pair"),
+    (b'{"messages":[1 2]}', "invalid character '2' after array element"),
+    (b'{"messages":[1,]}', "invalid character ']' looking for beginning of value"),
+    (b'{"model":"m"}x', "invalid character 'x' after top-level value"),
+    (b'{"model":tru}', "invalid character '}' in literal true (expecting 'e')"),
+    (b'{"model":None}', "invalid character 'N' looking for beginning of value"),
+    (b"nope", "invalid character 'o' in literal null (expecting 'u')"),
+    (b'{"model":-x}', "invalid character 'x' in numeric literal"),
+    (b'{"model":"a\nb"}', "invalid character '\\n' in string literal"),
+    (b'{"model":"\x01"}', "invalid character '\\x01' in string literal"),
+    (b'{"model":"\\q"}', "invalid character 'q' in string escape code"),
+    (b'{"model":"\\u12g4"}', r"invalid character 'g' in \u hexadecimal character escape"),
+    (b"[1]", "json: cannot unmarshal array into Go value of type api.ChatRequest"),
+    (b'"a"', "json: cannot unmarshal string into Go value of type api.ChatRequest"),
+    (b'{"model":5}', "json: cannot unmarshal number into Go struct field ChatRequest.model of type string"),
+    (b'{"model":"m","messages":"x"}',
+     "json: cannot unmarshal string into Go struct field ChatRequest.messages of type []api.Message"),
+    (b'{"model":"m","messages":[true]}',
+     "json: cannot unmarshal bool into Go struct field ChatRequest.messages of type api.Message"),
+    (b'{"model":"m","messages":[{"role":"user","content":[]}]}',
+     "json: cannot unmarshal array into Go struct field ChatRequest.messages.content of type string"),
+    (b'{"model":"m","messages":[{"role":"user","content":"a"}],"stream":{}}',
+     "json: cannot unmarshal object into Go struct field ChatRequest.stream of type bool"),
+])  # fmt: skip
+def test_ollama_words_bodies_that_cannot_be_read_as_go_does(body, sentence):
+    for rules in (LENIENT, STRICT_RULES):
+        assert refusal(chat.read_chat, rules, body, HEAD) == (400, sentence)
+
+
+@pytest.mark.parametrize(("path", "struct"), [
+    ("/api/generate", "GenerateRequest"), ("/api/embed", "EmbedRequest"), ("/api/embeddings", "EmbeddingRequest"),
+])  # fmt: skip
+def test_ollama_names_go_type_of_each_body(path, struct):
+    (route,) = (route for route in DIALECT.routes if route.path == path)
+    expected = f"json: cannot unmarshal number into Go struct field {struct}.model of type string"
+    assert refusal(route.reader, b'{"model":5,"input":"a"}', HEAD) == (400, expected)
+    (route,) = (route for route in DIALECT.routes if route.path == "/api/copy")
+    expected = "json: cannot unmarshal number into Go struct field CopyRequest.source of type string"
+    assert refusal(route.reader, b'{"source":5}', HEAD, FACTS) == (400, expected)
 
 
 def test_ollama_ps_lists_models_that_are_ready_and_never_unloaded():

@@ -141,6 +141,44 @@ async def test_cuts_off_a_client_that_keeps_sending_a_rejected_body(serve, monke
             await asyncio.sleep(0.01)
 
 
+ENDLESS_REQUESTS = [  # their beginnings, and the status of their answer
+    (b"no HTTP\r\n\r\n", 400),
+    (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\nno size\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nx: ", 408),
+    (b"POST /v1/completions HTTP/1.1\r\nx: " + b"a" * 70_000, 431),
+]
+
+
+@pytest.mark.parametrize(("beginning", "status"), ENDLESS_REQUESTS, ids=["line", "chunk", "slow head", "long head"])
+async def test_client_that_reads_only_after_sending_gets_the_refusal(serve, beginning, status):
+    """A connection that is closed with unread data is reset, and the client's next write fails."""
+    server = await serve(header_timeout=0.2)
+    connection = await server.connect()
+    await connection.send(beginning)
+    if status == 408:
+        await asyncio.sleep(0.4)
+    for _ in range(20):
+        await connection.send(b"a" * 10_000)
+        await asyncio.sleep(0.005)
+    assert await answer_status(connection) == status
+    assert await connection.ended() == b""
+
+
+async def test_cuts_off_a_client_that_keeps_sending_a_refused_head(serve, monkeypatch):
+    monkeypatch.setattr("parley.web.http_protocol.LINGER_SECONDS", 0.1)
+    limit = ConnectionLimit()
+    server = await serve(connection_limit=limit)
+    connection = await server.connect()
+    await connection.send(b"no HTTP\r\n\r\n")
+    assert await answer_status(connection) == 400
+    assert len(limit._connections) == 1
+    with pytest.raises(ConnectionError):
+        while True:
+            await connection.send(b" " * 1000)
+            await asyncio.sleep(0.01)
+    assert not limit._connections
+
+
 async def test_pipelined_body_has_the_full_time_limit(serve, monkeypatch):
     """The server must not take it for the unread rest of the request before it, which has a short limit."""
     monkeypatch.setattr("parley.web.http_protocol.LINGER_SECONDS", 0.1)

@@ -264,27 +264,41 @@ def _drop_billing_line(text: str) -> str:
 
 
 def check_order(items: Sequence[tuple[str, Fields]]) -> None:
-    """Raise Invalid unless a user begins, and each call has its result in the message after it."""
+    """Raise Invalid unless a user begins, and each call has its result in the message after it.
+
+    As in recorded answers of the service, an unanswered call is reported at the message that lacks its result, and a
+    text after a call in the same message separates the call from its result.
+    """
     spoken = [(place, role, item) for place, (role, item) in enumerate(items) if role != "system"]
     if not spoken or spoken[0][1] != "user":
         raise Invalid('messages: first message must use the "user" role', field="messages")
     open_calls: list[str] = []
-    calls_place = 0
+    separated = False
     for place, role, item in spoken:
-        answered = _ids_in(item, "tool_result", "tool_use_id") if role == "user" else []
-        if unknown := [use_id for use_id in answered if use_id not in open_calls]:
-            raise Invalid(ORPHAN.format(place=f"{place}.content.0", ids=", ".join(unknown)[:256]), field="messages")
-        open_calls = [use_id for use_id in open_calls if use_id not in answered]
-        if open_calls:
-            break
-        open_calls, calls_place = _ids_in(item, "tool_use", "id") if role == "assistant" else [], place
+        results = _ids_in(item, "tool_result", "tool_use_id") if role == "user" else {}
+        for index, use_id in results.items():
+            if use_id not in open_calls:
+                raise Invalid(ORPHAN.format(place=f"{place}.content.{index}", ids=use_id[:256]), field="messages")
+        if unanswered := open_calls if separated else [call for call in open_calls if call not in results.values()]:
+            raise _unanswered_error(place, unanswered)
+        calls = _ids_in(item, "tool_use", "id") if role == "assistant" else {}
+        texts = _ids_in(item, "text", "text") if calls else {}
+        separated = bool(texts) and max(texts) > min(calls)
+        open_calls = [use_id for index, use_id in calls.items() if not separated or index < max(texts)]
     if open_calls:
-        raise Invalid(UNANSWERED.format(place=calls_place, ids=", ".join(open_calls)[:256]), field="messages")
+        raise _unanswered_error(place + 1, open_calls)
 
 
-def _ids_in(item: Fields, block_type: str, member: str) -> list[str]:
-    """Return the ids in a message's blocks of a type, as far as they are texts."""
+def _unanswered_error(place: int, calls: Sequence[str]) -> Invalid:
+    return Invalid(UNANSWERED.format(place=place, ids=", ".join(calls)[:256]), field="messages")
+
+
+def _ids_in(item: Fields, block_type: str, member: str) -> dict[int, str]:
+    """Return a member of a message's blocks of a type by the blocks' places, as far as it is a text."""
     content: Any = item.raw_value("content")
     blocks = content if isinstance(content, list) else []
-    ids = [block.get(member) for block in blocks if isinstance(block, dict) and block.get("type") == block_type]
-    return [use_id for use_id in ids if isinstance(use_id, str)]
+    return {
+        place: block[member]
+        for place, block in enumerate(blocks)
+        if isinstance(block, dict) and block.get("type") == block_type and isinstance(block.get(member), str)
+    }

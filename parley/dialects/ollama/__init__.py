@@ -15,12 +15,13 @@ from parley.dialects.ollama.shared import LENIENT, STRICT_RULES, OllamaRules
 OLLAMA_PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",), prompts=("prompt",), preceding=("tools", "system"), media=("images",)
 )
-REFUSED_CHANGES = {  # subjects of the refusals, members that name models, and which of these must be served
-    ("POST", "/api/create"): ("Creating models", ("model",), None),
-    ("POST", "/api/copy"): ("Copying models", ("source", "destination"), "source"),
-    ("POST", "/api/push"): ("Pushing models", ("model",), None),
-    ("DELETE", "/api/delete"): ("Deleting models", ("model",), "model"),
+REFUSED_CHANGES = {  # types of the bodies, subjects of the refusals, members with models, and which must be served
+    ("POST", "/api/create"): ("CreateRequest", "Creating models", ("model",), None),
+    ("POST", "/api/copy"): ("CopyRequest", "Copying models", ("source", "destination"), "source"),
+    ("POST", "/api/push"): ("PushRequest", "Pushing models", ("model",), None),
+    ("DELETE", "/api/delete"): ("DeleteRequest", "Deleting models", ("model",), "model"),
 }
+CHANGE_ERRORS = {"/api/copy": models.copy_error}
 CHARSET_TYPES = (shared.JSON_TYPE.decode(),)
 ROOT_ROUTES = (Route("GET", "/", "probe", reader=models.answer_root, content_types=("text/plain",)),)
 
@@ -55,8 +56,8 @@ def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
             content_types=("application/json", "application/x-ndjson"),
         ),
         *(
-            Route(method, path, "info", reader=models.refuse_change(subject, members, served_member))
-            for (method, path), (subject, members, served_member) in REFUSED_CHANGES.items()
+            Route(method, path, "info", reader=models.refuse_change(*change), render_error=CHANGE_ERRORS.get(path))
+            for (method, path), change in REFUSED_CHANGES.items()
         ),
         Route("HEAD", "/api/blobs/{digest}", "info", reader=models.answer_no_blob),
         Route("POST", "/api/blobs/{digest}", "info", reader=models.refuse_blob),

@@ -17,7 +17,7 @@ from parley.dialects.ollama.options import (
     read_think,
     refuse_unavailable,
 )
-from parley.dialects.ollama.shared import OLLAMA_WORDING, OllamaRules
+from parley.dialects.ollama.shared import OllamaRules, OllamaWording
 from parley.types import Chat, OutputOptions, Request
 
 EMPTY_MESSAGE = {"role": "assistant", "content": ""}
@@ -25,7 +25,7 @@ EMPTY_MESSAGE = {"role": "assistant", "content": ""}
 
 def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> ChatReply | Answer:
     """Read a conversation; one without messages asks to load the model, which needs nothing. Raises BadRequest."""
-    fields = decode_fields(body, OLLAMA_WORDING)
+    fields = decode_fields(body, OllamaWording("ChatRequest"))
     name = shared.read_model_name(fields)
     stays = check_keep_alive(fields, rules)
     if not fields.array("messages", cap=1 << 20):

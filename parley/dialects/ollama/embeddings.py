@@ -10,7 +10,7 @@ from parley.dialects.dialect import Acknowledgement, Answer, RequestContext, Uns
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.ollama import shared
 from parley.dialects.ollama.options import check_keep_alive, read_options
-from parley.dialects.ollama.shared import OLLAMA_WORDING, OllamaRules, go_answer, invalid_member
+from parley.dialects.ollama.shared import OllamaRules, OllamaWording, go_answer, invalid_member
 from parley.errors import ContextLength, Incapable, ParleyError, UnknownModel
 from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 
@@ -20,7 +20,7 @@ MAX_DIMENSIONS = 2**31 - 1
 
 def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> EmbedReply | Answer:
     """Read texts to embed; without any the answer is empty. Raises BadRequest."""
-    fields = decode_fields(body, OLLAMA_WORDING)
+    fields = decode_fields(body, OllamaWording("EmbedRequest"))
     if fields.raw_value("model") in (None, ""):
         raise UnknownModel("model '' not found", field="model")
     name, window = _read_common(fields, rules, context)
@@ -35,7 +35,7 @@ def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> Embe
 
 def read_embeddings(rules: OllamaRules, body: bytes, context: RequestContext) -> SingleEmbeddingReply | Answer:
     """Read one text to embed; an empty one has no vector. Raises BadRequest."""
-    fields = decode_fields(body, OLLAMA_WORDING)
+    fields = decode_fields(body, OllamaWording("EmbeddingRequest"))
     name, window = _read_common(fields, rules, context)
     text = fields.string("prompt", "")
     if not text:

@@ -24,7 +24,7 @@ from parley.dialects.ollama.options import (
     read_think,
     refuse_unavailable,
 )
-from parley.dialects.ollama.shared import OLLAMA_WORDING, OllamaRules
+from parley.dialects.ollama.shared import OllamaRules, OllamaWording
 from parley.dialects.ollama.template import TemplateInput, render_prompt
 from parley.dialects.parameters import MAX_TOKEN_ID
 from parley.errors import Invalid, UnknownModel, Unsupported
@@ -47,7 +47,7 @@ IMAGE_MODEL_MEMBERS = ("width", "height", "steps")
 
 def read_generate(rules: OllamaRules, body: bytes, context: RequestContext) -> GenerateReply | Answer:
     """Read a prompt; an empty one asks to load the model, which needs nothing. Raises BadRequest, UnknownModel."""
-    fields = decode_fields(body, OLLAMA_WORDING)
+    fields = decode_fields(body, OllamaWording("GenerateRequest"))
     name = fields.string("model", "", cap=shared.MAX_NAME_CHARACTERS)
     if not name:
         raise UnknownModel("model '' not found", field="model")

@@ -14,8 +14,8 @@ from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.ollama import shared
-from parley.dialects.ollama.shared import OLLAMA_WORDING, OllamaRules
-from parley.errors import UnknownModel, Unsupported
+from parley.dialects.ollama.shared import OllamaRules, OllamaWording
+from parley.errors import ParleyError, UnknownModel, Unsupported
 
 # Clients compare it with the least version that they accept, so it is Ollama's, whose API this is.
 OLLAMA_VERSION = "0.35.0"
@@ -76,7 +76,7 @@ def write_running(cards: Sequence[ModelCard]) -> bytes:
 
 def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Describe one model. Raises BadRequest, UnknownModel."""
-    fields = decode_fields(body, OLLAMA_WORDING)
+    fields = decode_fields(body, OllamaWording("ShowRequest"))
     name, card = _find_card(fields, facts)
     fields.boolean("verbose", False)  # tensors and vocabularies are never listed
     parameters, template = _parameter_lines(card.sampling_defaults), _template_stand_in(card)
@@ -92,7 +92,7 @@ def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts:
 
 def read_pull(body: bytes, context: RequestContext, facts: ServerFacts) -> PullRequest | Answer:
     """Read a request to download a model; one that is served has nothing to download. Raises BadRequest."""
-    fields = decode_fields(body, OLLAMA_WORDING)
+    fields = decode_fields(body, OllamaWording("PullRequest"))
     fields.boolean("insecure", False)
     stream = fields.boolean("stream", True)
     done = _pull_line("success")
@@ -116,15 +116,17 @@ def _pull_line(status: str) -> bytes:
 
 
 def refuse_change(
-    subject: str, members: Sequence[str], served_member: str | None
+    struct: str, subject: str, members: Sequence[str], served_member: str | None
 ) -> Callable[[bytes, RequestContext, ServerFacts], Answer]:
-    """Return a reader that refuses to change models; ``members`` are the names of models that it needs.
+    """Return a reader that refuses to change models; ``members`` are the names of models that it needs, ``struct`` is
+    the original's name for the body's type.
 
     The model that ``served_member`` names has to exist: clients take 404 for "there is nothing to delete".
     """
+    wording = OllamaWording(struct)
 
     def refuse(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
-        fields = decode_fields(body, OLLAMA_WORDING)
+        fields = decode_fields(body, wording)
         for member in members:
             _read_name(fields, member)
         if served_member is not None:
@@ -132,6 +134,14 @@ def refuse_change(
         raise Unsupported(f"{subject} is not available on this server: its operator chooses its models.")
 
     return refuse
+
+
+def copy_error(error: ParleyError) -> Answer:
+    """Return an error about copying a model, whose name this route quotes otherwise than the rest."""
+    answer = shared.ollama_error(error)
+    if isinstance(error, UnknownModel) and answer.status == 404:
+        return shared.go_answer({"error": f'model "{error.name}" not found'}, 404)
+    return answer
 
 
 def refuse_blob(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:

@@ -11,6 +11,7 @@ from typing import Any
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.ollama.go_json import go_kind, syntax_sentence, type_sentence
 from parley.dialects.words import ErrorWording
 from parley.errors import (
     BadRequest,
@@ -58,14 +59,28 @@ STRICT_RULES = OllamaRules(strict=True)
 
 
 class OllamaWording(ErrorWording):
-    """The usual sentences, and Ollama's where a body cannot be read at all."""
+    """The usual sentences, and Go's where a body cannot be read or a member has a wrong type.
+
+    ``struct`` is the original's name for the body's type.
+    """
+
+    def __init__(self, struct: str):
+        self._struct = struct
 
     def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for a body that is not JSON."""
-        return Malformed(reason if body else "missing request body")
+        return Malformed((syntax_sentence(body, reason) or reason) if body else "missing request body")
+
+    def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
+        """Return the error for a value of a wrong type."""
+        return WrongType(type_sentence(self._struct, path, expected, value), field=path)
+
+    def not_object_error(self, value: Any) -> BadRequest:
+        """Return the error for a body that is JSON, but not an object."""
+        return Malformed(f"json: cannot unmarshal {go_kind(value)} into Go value of type api.{self._struct}")
 
 
-class OptionWording(OllamaWording):
+class OptionWording(ErrorWording):
     """The sentences about the members of ``options``, whose types the original names as Go does."""
 
     GO_TYPES = {  # noqa: RUF012  # never changed
@@ -87,9 +102,6 @@ class OptionWording(OllamaWording):
         if self._rules.strict:
             error.status = 500
         return error
-
-
-OLLAMA_WORDING = OllamaWording()
 
 
 def encode_go(value: Any) -> bytes:
