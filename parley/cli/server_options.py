@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -272,12 +272,17 @@ def writable_folder(folder: str | None, option: str) -> str | None:
     """Make the folder of an option, if it is set. Raises ConfigError if it cannot be written."""
     if folder is None:
         return None
+    from parley.serving.file_faults import describe_fault
+
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--{option}: {folder} cannot be made: {error.strerror}.") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"--{option}: {folder} cannot be written.")
+        raise ConfigError(f"--{option}: {folder} cannot be made: {describe_fault(folder, error)}") from None
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(b"\n")
+    except OSError as error:
+        raise ConfigError(f"--{option}: {folder} cannot be written: {describe_fault(folder, error)}") from None
     return str(Path(folder).absolute())
 
 
@@ -285,12 +290,13 @@ def appendable_file(file: str | None, option: str) -> str | None:
     """Make the file of an option, if it is set. Raises ConfigError if nothing can be appended to it."""
     if file is None:
         return None
+    from parley.serving.file_faults import describe_fault
     from parley.serving.keys.audit_log import append_line
 
     try:
         append_line(file)
     except OSError as error:
-        raise ConfigError(f"--{option}: {file} cannot be written: {error.strerror}.") from None
+        raise ConfigError(f"--{option}: {file} cannot be written: {describe_fault(file, error)}") from None
     return str(Path(file).absolute())
 
 

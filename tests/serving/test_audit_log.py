@@ -31,13 +31,14 @@ async def test_calls_that_may_change_the_server_are_recorded_whether_or_not_they
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-async def test_the_body_of_an_admin_call_is_recorded_and_a_full_disk_does_not_fail_it(serve, tmp_path: Path):
+async def test_the_body_of_an_admin_call_is_recorded_and_a_full_disk_does_not_fail_it(serve, tmp_path: Path, caplog):
     server = await serve(audit_log=str(tmp_path / "audit.jsonl"))
     assert (await server.post("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"})).status >= 400
     (line,) = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
     assert json.loads(line["body"]) == {"lora_name": "a", "lora_path": "b"} and line["status"] >= 400
     full = await serve(audit_log="/dev/full")
     assert (await full.post("/reset_prefix_cache")).status == 200
+    assert "The audit log /dev/full cannot be written (the disk is full): {" in caplog.text
 
 
 # A limit on the size of files behaves as a disk that becomes full: the write of a line is cut short.

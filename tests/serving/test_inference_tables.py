@@ -114,6 +114,7 @@ def test_rows_that_cannot_be_written_are_lost_with_a_warning(tmp_path, caplog):
         tables.close()
     (message,) = caplog.messages
     assert "1 rows of inference tables were lost" in message and memory.held == 0
+    assert f"{tmp_path}/main.logs.e_payload/" in message and message.endswith(".jsonl cannot be written: File exists.")
 
 
 def test_rows_beyond_the_queue_are_lost_and_never_wait(tmp_path, monkeypatch):

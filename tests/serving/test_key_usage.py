@@ -77,7 +77,8 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"no database" * 100)
     with pytest.raises(BadUsageFile, match="cannot be used: file is not a database"):
         UsageStore(str(file))
-    with pytest.raises(BadUsageFile, match="cannot be opened"):
+    missing = "no/usage.db cannot be used: No such file or directory. Make its folder, or name another file."
+    with pytest.raises(BadUsageFile, match=missing):
         UsageStore(str(tmp_path / "no" / "usage.db"))
     with sqlite3.connect(tmp_path / "new.db") as database:
         database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
@@ -121,7 +122,8 @@ def test_a_full_disk_is_logged_once_and_loses_what_exceeds_memory(tmp_path: Path
     assert len(store.list_usage("0000-00-00", "9999-99-99", "", "", 999)) == 100
     store.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "The usage of keys cannot be written, and is kept in memory: database or disk is full.",
+        f"The usage of keys is kept in memory, since {tmp_path / 'usage.db'} cannot be written: the disk is full. Make "
+        "room there, or name a file on another disk.",
         "The usage of keys is written again.",
         "Usage is lost, since it was more than memory keeps. Requests: 10.",
     ]
@@ -137,7 +139,7 @@ def test_usage_that_is_lost_at_the_end_is_logged(tmp_path: Path, caplog) -> None
         store.close()
     other.close()
     assert caplog.records[-1].getMessage() == (
-        "Usage is lost, since the file cannot be written: database is locked. Requests: 1."
+        f"Usage is lost (1 requests), since {file} cannot be written: database is locked."
     )
 
 

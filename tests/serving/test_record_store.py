@@ -141,10 +141,12 @@ def open_on_full_disk(folder, spare_pages):
     return store
 
 
-FULL_AND_OVER = [
-    "The store of responses cannot be used: database or disk is full.",
-    "The store of responses can be used again.",
-]
+def full_and_over(folder: Path) -> list[str]:
+    return [
+        f"The store of responses in {folder / 'responses.db'} cannot be used: the disk is full. Make room there, or "
+        "name a file on another disk.",
+        "The store of responses can be used again.",
+    ]
 
 
 def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path, caplog):
@@ -156,7 +158,7 @@ def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path, caplog):
     store._database.execute("PRAGMA max_page_count = 1000")
     store.save_record("t", "b", b"x" * 100_000)
     store.save_record("t", "c", b"3")
-    assert [record.getMessage() for record in caplog.records] == FULL_AND_OVER
+    assert [record.getMessage() for record in caplog.records] == full_and_over(tmp_path)
 
 
 def test_a_disk_that_has_room_for_small_records_only_is_logged_once(tmp_path, caplog):
@@ -165,7 +167,7 @@ def test_a_disk_that_has_room_for_small_records_only_is_logged_once(tmp_path, ca
         with pytest.raises(NotReady, match="disk is full"):
             store.save_record("t", "b", b"x" * 100_000)
         store.save_record("t", "c", b"3")
-    assert [record.getMessage() for record in caplog.records] == FULL_AND_OVER
+    assert [record.getMessage() for record in caplog.records] == full_and_over(tmp_path)
 
 
 def test_a_change_that_fails_leaves_the_record(open_store):
@@ -243,5 +245,6 @@ def test_refuses_a_file_that_is_no_database(tmp_path):
     (tmp_path / "text").write_text("no database " * 100)
     with pytest.raises(BadRecordFile, match="cannot be used: file is not a database"):
         open_file(tmp_path / "text")
-    with pytest.raises(BadRecordFile, match="cannot be opened"):
+    missing = "missing/file cannot be used: No such file or directory. Make its folder, or name another file."
+    with pytest.raises(BadRecordFile, match=missing):
         open_file(tmp_path / "missing" / "file")

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import ssl
+import threading
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +30,7 @@ from parley.types import Arena, Settings
 from parley.web import port as port_module
 from parley.web.connection_limit import OPENING_SECONDS, ConnectionLimit
 from parley.web.options import HttpOptions
-from parley.web.tls.contexts import client_tls_context, server_tls_context
+from parley.web.tls.contexts import LoadedTls, client_tls_context, reload_certificates, server_tls_context
 from parley.web.tls.files import TlsFileError, TlsFiles
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
@@ -197,6 +199,26 @@ def test_tls_errors_name_the_unusable_file(tls_files, changed, text):
 
     with pytest.raises(TlsFileError, match=text):
         server_tls_context(tls_options(tls_files, **{name: in_folder(value) for name, value in changed.items()}))
+
+
+def test_certificates_are_loaded_as_they_were_tried_if_a_file_is_replaced_meanwhile(tls_files, tmp_path):
+    pipe = tmp_path / "server.key"  # a file that has other contents each time that it is read
+    os.mkfifo(pipe)
+    files = tls_options(tls_files, key=pipe)
+    contexts = [server_tls_context(tls_options(tls_files)) for _ in range(2)]
+
+    def write_keys() -> None:
+        pipe.write_bytes((tls_files / "server.key").read_bytes())
+        with contextlib.suppress(OSError):  # ENXIO: the first reading is over
+            while True:
+                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        pipe.write_bytes((tls_files / "friend.key").read_bytes())
+
+    writer = threading.Thread(target=write_keys)
+    writer.start()
+    reload_certificates([LoadedTls(context, files) for context in contexts])
+    assert pipe.read_bytes() == (tls_files / "friend.key").read_bytes()  # nobody had read the second one
+    writer.join()
 
 
 def test_apis_with_the_same_port_share_its_socket():

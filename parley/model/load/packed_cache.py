@@ -101,7 +101,8 @@ class PackedWeightCache:
             if scratch:
                 with suppress(OSError):
                     os.unlink(scratch)
-            log.warning("The packed weights cannot be kept in %s: %s.", self.folder, error)
+            reason = error.strerror if isinstance(error, OSError) else error
+            log.warning("Packed weights cannot be kept in %s, so each start packs them: %s.", self.folder, reason)
 
 
 def open_packed_cache(folder: Path, files: Sequence[Path], settings_key: str) -> PackedWeightCache | None:

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.facts import EndpointTable
+from parley.serving.file_faults import describe_fault
 
 log = logging.getLogger("parley.server")
 
@@ -144,7 +145,7 @@ class InferenceTables:
             self._rows.put_nowait(row)
         except queue.Full:
             self._release(row)
-            self._warn_of_loss("too many wait to be written")
+            self._warn_of_loss("too many wait to be written.")
 
     def close(self, timeout: float = 5.0) -> None:
         """Write the rows that wait."""
@@ -157,18 +158,16 @@ class InferenceTables:
             try:
                 self._append_row(row)
             except OSError as error:
-                self._warn_of_loss(error.strerror or type(error).__name__)
+                file = self._table_file(row)
+                self._warn_of_loss(f"{file} cannot be written: {describe_fault(file, error)}")
             finally:
                 self._release(row)
 
     def _append_row(self, row: TableRow) -> None:
-        received = datetime.fromtimestamp(row.received_at, UTC)
-        folder = self._folder / row.table.folder_name
-        folder.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(_row_object(row, received), ensure_ascii=False).encode() + b"\n"
-        file = os.open(
-            folder / f"{received:%Y-%m-%d}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        path = self._table_file(row)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(_row_object(row), ensure_ascii=False).encode() + b"\n"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(file).st_size
             if size and os.pread(file, 1, size - 1) != b"\n":  # the end of a row that a killed server did not finish
@@ -178,6 +177,9 @@ class InferenceTables:
         finally:
             os.close(file)
 
+    def _table_file(self, row: TableRow) -> Path:
+        return self._folder / row.table.folder_name / f"{_received_time(row):%Y-%m-%d}.jsonl"
+
     def _release(self, row: TableRow) -> None:
         row.request.release()
         row.response.release()
@@ -185,12 +187,17 @@ class InferenceTables:
     def _warn_of_loss(self, reason: str) -> None:
         self._lost += 1
         if time.monotonic() - self._warned_at > WARNING_SECONDS:
-            log.warning("%d rows of inference tables were lost: %s.", self._lost, reason)
+            log.warning("%d rows of inference tables were lost: %s", self._lost, reason)
             self._lost, self._warned_at = 0, time.monotonic()
 
 
-def _row_object(row: TableRow, received: datetime) -> dict[str, Any]:
+def _received_time(row: TableRow) -> datetime:
+    return datetime.fromtimestamp(row.received_at, UTC)
+
+
+def _row_object(row: TableRow) -> dict[str, Any]:
     """Return a row with the columns of Databricks' inference tables."""
+    received = _received_time(row)
     request, response = row.request.text(), row.response.text()
     return {
         "databricks_request_id": row.request_id,

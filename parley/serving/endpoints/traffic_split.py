@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -21,8 +22,11 @@ from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
 from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
+from parley.serving.file_faults import describe_fault
 from parley.types import Tenant
 from parley.web.offload import off_loop
+
+log = logging.getLogger("parley.server")
 
 
 class EndpointFile(msgspec.Struct):
@@ -123,6 +127,9 @@ class EndpointStore:
                 try:
                     await asyncio.to_thread(replace_file, self._file, content)
                 except OSError as error:
+                    log.error(
+                        "The endpoints file %s cannot be written: %s", self._file, describe_fault(self._file, error)
+                    )
                     raise ParleyError(f"The endpoints could not be written: {error.strerror}.") from None
             self.by_name = endpoints
             return change.answer

@@ -12,6 +12,7 @@ import logging
 import os
 from datetime import UTC, datetime
 
+from parley.serving.file_faults import fault_reason
 from parley.web.exchange import Exchange
 
 log = logging.getLogger("parley.server")
@@ -49,7 +50,7 @@ class AuditLog:
         try:
             append_line(self._file, line)
         except OSError as error:
-            log.error("The audit log cannot be written (%s): %s", error.strerror, line)
+            log.error("The audit log %s cannot be written (%s): %s", self._file, fault_reason(self._file, error), line)
 
 
 def append_line(file: str, line: str = "") -> None:

@@ -46,7 +46,7 @@ async def render_usage(store: UsageStore | None, query: str) -> bytes:
     try:
         rows = await asyncio.to_thread(store.list_usage, start, end, key, model, MAX_ROWS + 1)
     except sqlite3.Error as error:
-        raise NotReady(f"The usage cannot be brought up to date now: {error}.") from None
+        raise NotReady(f"The usage cannot be brought up to date now: {store.fault_reason(error)}.") from None
     page = {
         "object": "list",
         "start": start,

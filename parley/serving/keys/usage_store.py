@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from parley.serving.file_faults import describe_fault, fault_reason
 from parley.serving.lasting_fault import LastingFault
 
 SCHEMA_VERSION = 1
@@ -77,6 +78,7 @@ class UsageStore:
         self._clock = clock
         self._lock = threading.Lock()  # of the counts
         self._database_lock = threading.Lock()
+        self._file = Path(file).absolute()
         self._database = _open_database(file)
         self._pending: dict[PendingKey, list[int]] = {}  # counts by day, key's id and model
         self._key_names: dict[str, str] = {}
@@ -121,6 +123,10 @@ class UsageStore:
         with self._database_lock:
             return int(self._database.execute(query, (day_text(self._clock()), key_id)).fetchone()[0])
 
+    def fault_reason(self, error: sqlite3.Error) -> str:
+        """Return why a call of this store failed, as a clause for clients."""
+        return fault_reason(self._file, error)
+
     def write_pending(self) -> None:
         """Write the new counts; keep them if that fails. Raises sqlite3.Error."""
         with self._database_lock:
@@ -156,7 +162,8 @@ class UsageStore:
         except sqlite3.Error as error:
             requests = self._lost_requests + sum(counts[0] for counts in self._pending.values())
             if requests:
-                log.error("Usage is lost, since the file cannot be written: %s. Requests: %d.", error, requests)
+                text = "Usage is lost (%d requests), since %s cannot be written: %s"
+                log.error(text, requests, self._file, describe_fault(self._file, error))
         with self._database_lock:
             self._database.close()
 
@@ -178,7 +185,8 @@ class UsageStore:
                 self.write_pending()
             except sqlite3.Error as error:
                 self._has_news.set()  # try again
-                self._fault.report("The usage of keys cannot be written, and is kept in memory: %s.", error)
+                text = "The usage of keys is kept in memory, since %s cannot be written: %s"
+                self._fault.report(text, self._file, describe_fault(self._file, error))
             self._closed.wait(WRITE_SECONDS)
 
 
@@ -214,7 +222,6 @@ def _open_database(file: str) -> sqlite3.Connection:
         database.executescript(SCHEMA)
         database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         return database
-    except OSError as error:
-        raise BadUsageFile(f"The file for usage {path} cannot be opened: {error.strerror}.") from None
-    except sqlite3.Error as error:
-        raise BadUsageFile(f"The file for usage {path} cannot be used: {error}.") from None
+    except (OSError, sqlite3.Error) as error:
+        fault = describe_fault(file, error)
+        raise BadUsageFile(f"The file for usage {path} cannot be used: {fault}") from None

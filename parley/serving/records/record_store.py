@@ -15,6 +15,7 @@ from pathlib import Path
 
 from parley.dialects.records import RecordChange
 from parley.errors import NotReady
+from parley.serving.file_faults import describe_fault, fault_reason
 from parley.serving.lasting_fault import LastingFault
 
 SCHEMA = """
@@ -63,6 +64,7 @@ class RecordStore:
         self._next_expiry = 0.0
         self._clock = clock
         self._lock = threading.Lock()  # bodies are read in threads
+        self._file = Path(file).absolute()
         self._database = _open_database(file)
         self._lock_seconds = LOCK_SECONDS
         self._failed_at = float("-inf")
@@ -128,8 +130,11 @@ class RecordStore:
             except sqlite3.DatabaseError as error:
                 self._failed_at = time.monotonic()
                 self._wait_for_locks(NEXT_LOCK_SECONDS)
-                self._fault.report("The store of responses cannot be used: %s.", error)
-                raise NotReady(f"The store of responses cannot be used now: {error}.") from None
+                fault = describe_fault(self._file, error)
+                self._fault.report("The store of responses in %s cannot be used: %s", self._file, fault)
+                raise NotReady(
+                    f"The store of responses cannot be used now: {fault_reason(self._file, error)}."
+                ) from None
             if time.monotonic() - self._failed_at > IMPATIENT_SECONDS:
                 self._wait_for_locks(LOCK_SECONDS)
 
@@ -185,7 +190,6 @@ def _open_database(file: str) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous = NORMAL")
         database.executescript(SCHEMA)
         return database
-    except OSError as error:
-        raise BadRecordFile(f"The file for responses {Path(file)} cannot be opened: {error.strerror}.") from None
-    except sqlite3.Error as error:
-        raise BadRecordFile(f"The file for responses {Path(file)} cannot be used: {error}.") from None
+    except (OSError, sqlite3.Error) as error:
+        fault = describe_fault(file, error)
+        raise BadRecordFile(f"The file for responses {Path(file)} cannot be used: {fault}") from None

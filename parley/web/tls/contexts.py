@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from parley.web.framing import HAS_HTTP2
-from parley.web.tls.files import TlsFiles, blaming_file
+from parley.web.tls.files import TlsFiles, blaming_file, list_tls_files
+
+Copies = Mapping[Path, Path]  # files to read in place of others
 
 
 def server_tls_context(tls: TlsFiles, *, http2: bool = False) -> ssl.SSLContext:
@@ -35,40 +39,69 @@ def reload_certificates(loaded: Iterable[LoadedTls]) -> None:
     key needs a password file.
     """
     loaded = tuple(loaded)
-    for tls in loaded:
-        _load_tls_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls.files, ask_password=False)
-    for tls in loaded:
-        _load_tls_files(tls.context, tls.files, ask_password=False)
+    with ExitStack() as stack:
+        # The bytes that were tried are those that are used, even if somebody replaces the files meanwhile: OpenSSL
+        # leaves a context without a key that is given a certificate of another one.
+        paths = list_tls_files(tls.files for tls in loaded)
+        copies = {path: stack.enter_context(_memory_copy(path)) for path in paths}
+        for tls in loaded:
+            _load_tls_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls.files, copies, ask_password=False)
+        for tls in loaded:
+            _load_tls_files(tls.context, tls.files, copies, ask_password=False)
 
 
-def _load_tls_files(tls_context: ssl.SSLContext, tls: TlsFiles, *, ask_password: bool = True) -> ssl.SSLContext:
-    """Load the files of ``tls`` into a context and return it. Raises TlsFileError."""
+@contextmanager
+def _memory_copy(path: Path) -> Iterator[Path]:
+    """Yield the path of a copy in memory, which no other process can change. Raises TlsFileError."""
+    if not hasattr(os, "memfd_create"):  # not Linux
+        yield path
+        return
+    with blaming_file(path):
+        content = path.read_bytes()
+    with os.fdopen(os.memfd_create("tls"), "wb") as copy:
+        copy.write(content)
+        copy.flush()
+        yield Path(f"/proc/self/fd/{copy.fileno()}")
+
+
+def _load_tls_files(
+    tls_context: ssl.SSLContext, tls: TlsFiles, copies: Copies | None = None, *, ask_password: bool = True
+) -> ssl.SSLContext:
+    """Load the files of ``tls``, or their copies, into a context and return it. Raises TlsFileError."""
+    copies = copies or {}
     tls_context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_certificate(tls_context, tls.certificate, tls.key, tls.password_file, ask_password=ask_password)
+    load_certificate(tls_context, tls.certificate, tls.key, tls.password_file, copies, ask_password=ask_password)
     for path in tls.client_authorities:
         with blaming_file(path):
-            tls_context.load_verify_locations(path)
+            tls_context.load_verify_locations(copies.get(path, path))
         tls_context.verify_mode = ssl.CERT_REQUIRED
     for path in tls.revocation_lists:
         with blaming_file(path):
-            tls_context.load_verify_locations(path)
+            tls_context.load_verify_locations(copies.get(path, path))
         tls_context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return tls_context
 
 
 def load_certificate(
-    tls_context: ssl.SSLContext, certificate: Path, key: Path, password_file: Path | None, *, ask_password: bool = True
+    tls_context: ssl.SSLContext,
+    certificate: Path,
+    key: Path,
+    password_file: Path | None,
+    copies: Copies | None = None,
+    *,
+    ask_password: bool = True,
 ) -> None:
     """Load a certificate into a context. ``password_file``: file with the password of its key. Raises TlsFileError."""
+    copies = copies or {}
     key_password = None if ask_password else ""  # with None, OpenSSL asks for it at the terminal
     if password_file is not None:
         with blaming_file(password_file):
-            key_password = password_file.read_text("utf-8").strip()
+            key_password = copies.get(password_file, password_file).read_text("utf-8").strip()
     for path in (certificate, key):
         with blaming_file(path):
-            path.read_bytes()  # load_cert_chain does not say which of the two files is at fault
+            copies.get(path, path).read_bytes()  # load_cert_chain does not say which of the two files is at fault
     with blaming_file(key):
-        tls_context.load_cert_chain(certificate, key, key_password)
+        tls_context.load_cert_chain(copies.get(certificate, certificate), copies.get(key, key), key_password)
 
 
 def client_tls_context(tls: TlsFiles) -> ssl.SSLContext:

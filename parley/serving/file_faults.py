@@ -1,0 +1,43 @@
+"""Why a file cannot be used, in words for an operator: the cause, and what helps."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+LITTLE_SPACE = 256 << 10  # bytes; SQLite needs about 190 KB for a new database, its log and the log's index
+FULL_DISK = "the disk is full"
+# The codes of SQLite for a write that the system refused: it does not tell why.
+REFUSED_WRITES = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
+REMEDIES = {
+    FULL_DISK: "Make room there, or name a file on another disk",
+    os.strerror(errno.EDQUOT): "Make room, or name a file that counts to another quota",
+    os.strerror(errno.EROFS): "Name a file in a folder that can be written",
+    os.strerror(errno.EACCES): "Let this user write the file and its folder, or name another file",
+    os.strerror(errno.EPERM): "Let this user write the file and its folder, or name another file",
+    os.strerror(errno.ENOENT): "Make its folder, or name another file",
+}
+
+
+def fault_reason(file: str | Path, error: OSError | sqlite3.Error) -> str:
+    """Return why a file, or one in a folder, cannot be used, as a clause without the file's name."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorname", "")  # not there if Python raised the error
+        is_full = code == "SQLITE_FULL" or (code in REFUSED_WRITES and _free_space(file) < LITTLE_SPACE)
+        return FULL_DISK if is_full else str(error)
+    return FULL_DISK if error.errno == errno.ENOSPC else error.strerror or type(error).__name__
+
+
+def describe_fault(file: str | Path, error: OSError | sqlite3.Error) -> str:
+    """Return why a file cannot be used, and what helps, as the end of a sentence that names the file."""
+    reason = fault_reason(file, error)
+    remedy = REMEDIES.get(reason)
+    return f"{reason}. {remedy}." if remedy else f"{reason}."
+
+
+def _free_space(file: str | Path) -> int:
+    """Return the bytes that are free for this user on the disk of a file."""
+    disk = os.statvfs(Path(file).absolute().parent)
+    return disk.f_bavail * disk.f_frsize
