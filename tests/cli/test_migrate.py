@@ -119,6 +119,38 @@ def test_an_adapter_without_name_or_folder_has_no_counterpart(capfd, adapter):
     assert "no counterpart: adapters have a name and a folder here: --lora NAME=FOLDER" in capfd.readouterr().err
 
 
+# Flags of these versions, as the servers' own lists have them; the newest first, which tables miss most easily.
+NEWEST_FLAGS = {
+    "vllm": "--offload-backend prefetch --mm-tensor-ipc torch --return-sampling-mask -dpl 2 -cc {} --master-port 1",
+    "llama.cpp": "--lazy-mode on --spec-type ngram-mod -cms 64 -ag --reasoning-effort high --kv-offload -fitt 512",
+    "sglang": "--enable-hierarchical-cache --hicache-ratio 2 --moe-runner-backend auto --enable-dp-lm-head",
+    "ollama": "OLLAMA_VULKAN=1 OLLAMA_REMOTES=ollama.com",
+}
+
+
+@pytest.mark.parametrize("peer", NEWEST_FLAGS)
+def test_each_flag_of_the_newest_servers_has_an_answer(peer):
+    results = translate_command(PEERS[peer], NEWEST_FLAGS[peer].split()).results
+    assert [result.written for result in results if result.state not in ("missing", "needless", "translated")] == []
+    assert [word for result in results for word in result.written] == NEWEST_FLAGS[peer].split()
+    assert all(result.written[0].startswith(("-", "OLLAMA")) for result in results)  # each value belongs to its flag
+
+
+@pytest.mark.parametrize(
+    ("peer", "flag", "state", "reason"),
+    [
+        ("vllm", "--no-enforce-eager", "missing", "it cannot be switched off: "),
+        ("vllm", "--no-enable-prompt-embeds", "needless", "it is off unless a flag switches it on"),
+        ("llama.cpp", "--no-perf", "missing", "it cannot be switched off: "),
+        ("vllm", "--no-max-model-len", "unknown", "vLLM documents no --no-max-model-len"),
+        ("vllm", "--no-such-thing", "unknown", "vLLM documents no --no-such-thing"),
+    ],
+)
+def test_a_switch_that_is_switched_off_has_an_answer(peer, flag, state, reason):
+    (result,) = translate_command(PEERS[peer], [flag]).results
+    assert result.state == state and result.reason.startswith(reason)
+
+
 def test_a_command_that_parley_would_refuse_is_an_error(capfd):
     assert main(["migrate", "tgi", "--", "--model-id", "m", "--max-batch-size", "many"]) == 1
     assert "would refuse this command: --max-batch: 'many' is not a whole number" in capfd.readouterr().err

@@ -13,5 +13,7 @@ A row of ``[flags]``: ``also``, its other names; ``args``, the number of its val
 ``to``, our flag, MODEL or a variable; ``how``, how values change (a function of ``translate``; a copy by default);
 ``values``, our value for each of its values; ``needless``, why nothing is needed here, for all values or those of
 ``unless``; ``lacks``, why there is no counterpart; ``otherwise``, the same for values that ``values`` does not list;
-``note``, the difference; ``passes``, whether ``engine`` takes it as it is.
+``note``, the difference; ``passes``, whether ``engine`` takes it as it is. A table of ``[[groups]]`` has ``flags``
+(with a value) and ``switches`` (without) that share ``needless``, ``lacks`` and ``passes``; a list there is a flag with
+its other names.
 """

@@ -52,7 +52,18 @@ class PeerServer:
         if not name.startswith("-"):
             return self._find_variable(name)
         spelled = name.replace("_", "-")
-        return next((row for row in self.rows if spelled == row.name or name in row.also or spelled in row.also), None)
+        row = next((row for row in self.rows if spelled == row.name or name in row.also or spelled in row.also), None)
+        return row or self._find_negation(spelled)
+
+    def _find_negation(self, flag: str) -> PeerFlag | None:
+        """Return a row for ``--no-SWITCH`` where the table has only ``--SWITCH``."""
+        switch = "--" + flag.removeprefix("--no-")
+        row = next((row for row in self.rows if switch in (row.name, *row.also) and row.args == 0), None)
+        if row is None or not flag.startswith("--no-"):
+            return None
+        if row.needless:
+            return PeerFlag(flag, args=0, lacks=f"it cannot be switched off: {row.needless}", passes=row.passes)
+        return PeerFlag(flag, args=0, needless="it is off unless a flag switches it on", passes=row.passes)
 
     def _find_variable(self, name: str) -> PeerFlag | None:
         flag = "--" + name.removeprefix("" if self.environment == "*" else self.environment).lower().replace("_", "-")
@@ -73,11 +84,23 @@ def read_peers() -> list[PeerServer]:
 def read_peer(name: str) -> PeerServer:
     """Return the table of a server, which must have one."""
     content: dict[str, Any] = tomllib.loads((FOLDER / f"{name}{SUFFIX}").read_text("utf-8"))
-    rows = tuple(_read_row(flag, row) for flag, row in content.pop("flags").items())
+    rows = [_read_row(flag, row) for flag, row in content.pop("flags").items()]
+    for group in content.pop("groups", []):
+        rows += _read_group(group)
     content = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    return PeerServer(name=name, rows=rows, **content)
+    return PeerServer(name=name, rows=tuple(rows), **content)
 
 
 def _read_row(name: str, row: dict[str, Any]) -> PeerFlag:
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
     return PeerFlag(name, **fields)
+
+
+def _read_group(group: dict[str, Any]) -> list[PeerFlag]:
+    """Return the rows of flags that share a reason: names, or lists with the other names of a flag."""
+    named = [(each, 1) for each in group.pop("flags", [])] + [(each, 0) for each in group.pop("switches", [])]
+    rows = []
+    for each, args in named:
+        name, *also = [each] if isinstance(each, str) else each
+        rows.append(PeerFlag(name, tuple(also), args, **group))
+    return rows
