@@ -25,6 +25,7 @@ ParleyError                      500
 ├── TimedOut                     408  the body did not arrive in time
 ├── InUse                        409  another open request has the same id
 ├── TooLarge                     413  the body is too large
+├── UpgradeRequired              426  the route is for WebSockets
 ├── HeadersTooLarge              431
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── RateLimited                  429  the API key has reached one of its limits; ``retry_after`` seconds
@@ -314,6 +315,12 @@ class TooLarge(ParleyError):
         super().__init__(message)
         self.size = size
         self.limit = limit
+
+
+class UpgradeRequired(ParleyError):
+    """The route is for WebSockets, and the client does not offer to make its connection one."""
+
+    status = 426
 
 
 class HeadersTooLarge(ParleyError):

@@ -57,6 +57,7 @@ from parley.serving.app import App
 from parley.serving.generate import handle_generate
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
+from parley.serving.socket_requests import handle_socket
 from parley.web import logs
 from parley.web.exchange import Exchange
 from parley.web.port import CorsByPath, HttpServer, freeze_objects, uvicorn_config
@@ -94,6 +95,7 @@ class ApiProcess:
         places = listening_places(options)
         parts.handlers.update(dict.fromkeys(parts.handlers, self._pass_to_main))
         parts.handlers["generate"] = parts.handlers["embed"] = self._generate
+        parts.handlers["socket"] = handle_socket  # here, where the connection is; its requests may be passed
         self._main_client = MainHttpClient(pass_socket, plan.passed_limit)
         self._places: dict[App, int] = {}
         self._loaded_tls: list[LoadedTls] = []

@@ -58,6 +58,7 @@ ROUTE_SCOPES: dict[RouteKind, RouteScope] = {
     "health": "open",
     "live": "open",
     "ready": "open",
+    "socket": "client",
     "stored": "client",  # the client's own records
     "info": "client",
     "summed_info": "client",

@@ -90,6 +90,7 @@ SUMMARIES: dict[RouteKind, str] = {
     "live": "Report whether the server lives",
     "ready": "Report whether the server is ready",
     "stored": "Read or change stored records",
+    "socket": "Open a WebSocket for requests of this path",
     "info": "Describe the server or its models",
     "summed_info": "Describe the server or its models",
     "endpoint": "Read or change endpoints",

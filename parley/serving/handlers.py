@@ -36,6 +36,7 @@ from parley.serving.prepare import check_request, prepare_engine_requests
 from parley.serving.records.background import BackgroundRuns
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
+from parley.serving.socket_requests import handle_socket
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, ProcessedMedia, Prompt, Text
 from parley.version import __version__
@@ -430,6 +431,7 @@ SERVER_HANDLERS: dict[RouteKind, RouteHandler] = {  # all kinds but those that o
     "reset": handle_cache_reset,
     "health": handle_health,
     "stored": handle_stored,
+    "socket": handle_socket,
     "info": handle_info,
     "summed_info": handle_info,
     "endpoint": handle_endpoint,

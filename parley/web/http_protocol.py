@@ -32,9 +32,11 @@ from parley.web.framing.request_head import (
 from parley.web.framing.reusable_timer import ReusableTimer
 from parley.web.logs import log_refused_connection
 from parley.web.options import HttpOptions
+from parley.web.websocket.handshake import UPGRADE_KEY, offers_websocket
 
 if TYPE_CHECKING:
     from parley.web.framing.http2_protocol import Http2Protocol
+    from parley.web.websocket.protocol import WebSocketProtocol
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of an HTTP/2 client
 LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a request that was refused
@@ -59,6 +61,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._current_cycle: HttpCycle | None = None  # the request being answered, or the last one that was
         self._in_head = True
         self._in_message = self._head_began = False
+        self._offers_websocket = False  # True: the request whose head is parsed again without its upgrade offers one
         self._head_bytes = 0
         self._body_grew = False  # True: the data that is being parsed is partly of a body
         self._unread_bytes = 0  # received after the last part of a body: trailers, or the extension of a chunk
@@ -115,6 +118,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.set_protocol(http2)
         http2.connection_made(self.transport)
         return http2
+
+    def _switch_to_websocket(self, head: bytes) -> WebSocketProtocol:
+        """Make the connection a WebSocket, in answer to the current request. ``head``: of the answer.
+
+        Raises BadRequest if the request has a body or another one follows: its client does not wait for the answer.
+        """
+        from parley.web.websocket.protocol import WebSocketProtocol  # imports wsproto, which most servers need not load
+
+        cycle = self._current_cycle
+        assert cycle is not None
+        if self._in_message or self.pipeline or cycle.scope["method"] != "GET" or cycle.scope["http_version"] != "1.1":
+            raise BadRequest("A request for a WebSocket must be a GET of HTTP/1.1, without a body, and the last one.")
+        websocket = WebSocketProtocol(self, self.transport, write_paused=self.flow.write_paused)
+        self._timer.stop_timer()
+        self.connections.discard(self)
+        self.parser = None  # it refers to this object
+        self.flow.resume_reading()
+        self.options.connection_limit.replace_connection(self, websocket)
+        self.server_state.total_requests += 1
+        cycle.response_started = cycle.response_complete = True
+        websocket.begin(head)
+        return websocket
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timer and notify the cycles and all watchers."""
@@ -234,6 +259,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if head_error is not None:
             scope[HEAD_ERROR_KEY] = head_error  # type: ignore[literal-required]
         previous_cycle = self.cycle
+        if self._offers_websocket:
+            self._offers_websocket = False
+            scope[UPGRADE_KEY] = self._switch_to_websocket  # type: ignore[literal-required]
         self.cycle = HttpCycle(
             scope,  # type: ignore[arg-type]
             self.transport,
@@ -306,7 +334,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
         httptools treats such a request as the last one in HTTP and drops its body. Java's own client offers HTTP/2
         with every first request. A server may ignore the offer (RFC 9110, 7.8), so the request is parsed again
-        without it.
+        without it. The application may still accept an offer of a WebSocket.
         """
         result: bool = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         return result
@@ -320,6 +348,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._upgrade_offered:
                     raise
+                self._offers_websocket = any(
+                    name == b"upgrade" and offers_websocket(value) for name, value in self.headers
+                )
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +101,20 @@ def unchanging(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: unchanging(member) for name, member in value.items() if name not in CHANGING}
     return [unchanging(member) for member in value] if isinstance(value, list) else value
+
+
+def test_websockets_stay_in_their_process(scripted: ProcessServer):
+    client = openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", default_headers=scripted.headers)
+    with client, client.responses.connect() as connection:
+        previous = None
+        for text in ("One", "Two", "Three"):
+            connection.response.create(input=text, store=False, max_output_tokens=8, previous_response_id=previous)
+            events = iter(connection)
+            while (event := next(events)).type not in ("response.completed", "response.incomplete", "error"):
+                pass
+            assert event.type != "error", event
+            assert event.response.previous_response_id == previous
+            previous = event.response.id
 
 
 async def test_several_api_processes_answer_like_one(scripted: ProcessServer, serve):

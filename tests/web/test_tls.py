@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import ssl
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import uvloop
+import websockets
 from support.certificates import make_authority, make_certificate, revoke_certificate
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
 
@@ -103,6 +105,23 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
     assert await running == 0
     text = capsys.readouterr().out
     assert f"https://127.0.0.1:{mutual}" in text and "http://" not in text
+
+
+async def test_websockets_are_encrypted_like_requests(tls_files, serve):
+    app = (await serve()).parts.build_app(())
+    sock = port_module.open_listener("127.0.0.1", 0)
+    context = server_tls_context(tls_options(tls_files))
+    http_server = port_module.HttpServer(port_module.uvicorn_config(HttpOptions(), app, context))
+    serving = asyncio.create_task(http_server.serve(sockets=[sock]))
+    uri = f"wss://127.0.0.1:{sock.getsockname()[1]}/v1/responses"
+    async with websockets.connect(uri, ssl=client_context(tls_files), proxy=None) as websocket:
+        await websocket.send('{"type": "response.create", "model": "tiny", "input": "Hello"}')
+        while '"response.completed"' not in (message := await websocket.recv()):
+            assert json.loads(message)["type"].startswith("response.")
+        http_server.should_exit = True
+        with pytest.raises(websockets.ConnectionClosedOK, match="1001"):
+            await websocket.recv()
+    await serving
 
 
 @contextlib.asynccontextmanager

@@ -34,6 +34,8 @@ from parley.dialects.mounts import ApiMount
 from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError
 from parley.serving.options import ServerOptions
 from parley.serving.pages.page_files import send_page_file
+from parley.serving.records.connection_records import make_connection_store
+from parley.serving.socket_requests import serve_socket
 from parley.tracing.request_trace import SpanExporter
 from parley.web.auth import ApiKeys, BrowserGuard
 from parley.web.framing.request_head import REQUEST_NUMBER_KEY, raise_head_error
@@ -90,6 +92,7 @@ class InferenceFront:
             client_keys=client_keys,
         )
         self._paths = PathTable(mounts)
+        self._connection_records = make_connection_store()
         self._client_keys = client_keys
         self._local_answers = LocalAnswers(
             scheduler.table, metrics_page, client_keys, strict, lambda: self.load.open_requests - 1
@@ -237,6 +240,11 @@ class InferenceFront:
         if kind in GUARDED_KINDS:
             await self._identity.check_with_instance(path, client)
         if await self._local_answers.answer_request(kind, path, client, is_ready=self.load.is_ready):
+            return
+        if kind == "socket":
+            await self._identity.check_key(client)
+            with self.load.set_aside():
+                await serve_socket(self._connection_records, path.route, client)
             return
         if kind == "stored" and self._record_keeper.serves(client):
             await self._record_keeper.answer_stored(path.route, client)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from parley.coordinator import refusals
 from parley.coordinator.routing.admission import InstanceScheduler
 
@@ -16,6 +19,15 @@ class FrontLoad:
         self.open_requests = 0
         self.body_bytes = 0
         self.stopping = False
+
+    @contextlib.contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Do not count a request meanwhile: it waits for others, which are counted themselves."""
+        self.open_requests -= 1
+        try:
+            yield
+        finally:
+            self.open_requests += 1
 
     @property
     def is_ready(self) -> bool:

@@ -9,6 +9,7 @@ from parley.dialects.dialect import QuerySchemas, Route, model_in_body
 from parley.dialects.openai.responses import compact, inlined, reply, stored_routes
 from parley.dialects.openai.responses.items import MAX_NAME
 from parley.dialects.openai.responses.rules import LENIENT, STRICT, ResponsesRules
+from parley.dialects.openai.responses.socket_session import ResponsesSession
 
 
 def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
@@ -51,6 +52,7 @@ LIST_QUERY: QuerySchemas = {
     "after": {"type": "string", "minLength": 1, "maxLength": MAX_NAME},
 }
 STORED_ROUTES = (
+    Route("GET", "/v1/responses", "socket", reader=ResponsesSession),
     Route("GET", "/v1/responses/{id}", "stored", reader=stored_routes.read_response, query=REPLAY_QUERY),
     Route("DELETE", "/v1/responses/{id}", "stored", reader=stored_routes.delete_response),
     Route("POST", "/v1/responses/{id}/cancel", "stored", reader=stored_routes.cancel_response),

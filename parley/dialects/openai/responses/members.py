@@ -34,7 +34,7 @@ SERVED_MEMBERS = frozenset(
      "presence_penalty", "frequency_penalty", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls",
      "truncation", "metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
      "prompt_cache_options", "service_tier", "client_metadata", "background_options", "prompt", "context_management",
-     "moderation", "image", "access_programs")
+     "moderation", "image", "access_programs", "generate")
 )  # fmt: skip
 
 

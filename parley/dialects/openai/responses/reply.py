@@ -121,6 +121,7 @@ class ResponsesReply(Reply):
         self._input = response_input = read_response_input(body, context, rules, storage)
         tool_members = response_input.tool_members
         max_tokens = body.integer("max_output_tokens", None, rules.min_output_tokens, shared.MAX_TOKENS)
+        self._generates = body.boolean("generate", True)  # False: compute the prompt for requests that continue it
         extra_members = extras.read_extras(
             NO_MEMBERS if rules.strict else body, context, max_tokens=max_tokens, rules=rules.reading
         )
@@ -133,7 +134,7 @@ class ResponsesReply(Reply):
             model=body.string("model", "", cap=256),
             prompts=[response_input.chat],
             sampling=shared.read_openai_sampling(body),
-            stop_conditions=shared.read_stop_conditions(body, max_tokens, rules.reading),
+            stop_conditions=shared.read_stop_conditions(body, max_tokens if self._generates else 0, rules.reading),
             output_options=OutputOptions(logprobs=alternatives, stream_interval=shared.read_stream_interval(body)),
             stream=body.boolean("stream", False) or (storage.in_background and context.records.are_inlined),
             banned_words=parameters.read_bad_words(body),
@@ -241,7 +242,7 @@ class ResponsesReply(Reply):
         """Add these events to the output."""
         for event in events:
             match event:
-                case ChoiceDelta():
+                case ChoiceDelta() if self._generates:
                     if not self._has_output:
                         self._begin_output()
                     self._output.add_delta(event)
@@ -296,8 +297,10 @@ class ResponsesReply(Reply):
 
     def _final_object(self, usage: Usage) -> dict[str, Any]:
         """End the output, and return the response as it stays."""
-        status, reason = _final_status(self._done)
-        output = self._output.close_items("completed" if status == "completed" else "incomplete")
+        status, reason = _final_status(self._done) if self._generates else ("completed", None)
+        output: list[dict[str, Any]] = []
+        if self._generates:
+            output = self._output.close_items("completed" if status == "completed" else "incomplete")
         seconds = int(self.timings.total) if self.timings is not None else 0
         completed_at = self._context.created + seconds if status == "completed" else None
         final = self._object.snapshot(status, output, completed_at=completed_at, incomplete_reason=reason, usage=usage)

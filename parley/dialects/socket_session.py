@@ -1,0 +1,75 @@
+"""What the messages of a WebSocket mean: those of a client become requests, and their answers become messages.
+
+Requests are POST requests of the WebSocket's own path. Those of one *lane* are answered one after the other, and lanes
+are answered side by side.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from parley.errors import ParleyError
+
+
+class ConnectionRecords(Protocol):
+    """Records that are kept in memory, no longer than their connection. Old ones are dropped if memory is scarce."""
+
+    def save_record(self, name: str, data: bytes) -> None:
+        """Keep a record in place of any other of this name."""
+
+    def find_record(self, name: str) -> bytes | None:
+        """Return the record of this name, None if there is none."""
+
+    def delete_record(self, name: str) -> None:
+        """Drop the record of this name, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketRequest:
+    """A request that was read from a message. ``lane``: its lane, "" for that of requests which name none."""
+
+    lane: str
+
+
+class SocketAnswer(ABC):
+    """The answer to a request. ``body``: of the request."""
+
+    body: bytes
+
+    @abstractmethod
+    def read_part(self, status: int, data: bytes, *, last: bool) -> list[bytes]:
+        """Return the messages that the next part of the answer makes. ``status``: of the whole answer."""
+
+
+class SocketSession(ABC):
+    """The messages of one connection.
+
+    ``max_lanes``: named lanes that have requests at a time. ``max_waiting``: requests of a lane that wait for the one
+    before. ``max_seconds``: how long the connection may last; requests that run by then are answered.
+    """
+
+    max_lanes: ClassVar[int]
+    max_waiting: ClassVar[int]
+    max_seconds: ClassVar[float]
+
+    @abstractmethod
+    def read_message(self, data: bytes) -> SocketRequest | bytes:
+        """Return the request in a message, or the message that refuses it."""
+
+    @abstractmethod
+    def start_request(self, request: SocketRequest) -> SocketAnswer:
+        """Return the answer to a request, which has no parts yet. All requests before it in its lane have ended."""
+
+    @abstractmethod
+    def refuse_request(self, request: SocketRequest, error: ParleyError) -> bytes:
+        """Return the message that refuses a request."""
+
+    @abstractmethod
+    def refuse_lane(self, request: SocketRequest) -> bytes:
+        """Return the message that refuses a request because too many lanes have requests."""
+
+    @abstractmethod
+    def render_expiry(self) -> bytes:
+        """Return the message that ends a connection after ``max_seconds``."""

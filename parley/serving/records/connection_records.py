@@ -1,0 +1,41 @@
+"""Records that live no longer than a client's connection. They are never written to a file."""
+
+from __future__ import annotations
+
+from parley.serving.records.memory_records import MemoryRecordStore
+from parley.web.random_ids import draw_id
+
+CONNECTION_RECORD_BYTES = 64 << 20  # of all connections of a process
+RECORD_SECONDS = 3600.0
+
+
+def make_connection_store() -> MemoryRecordStore:
+    """Return the store for the records of all connections of a process, each of which is a tenant of it."""
+    return MemoryRecordStore(CONNECTION_RECORD_BYTES, RECORD_SECONDS)
+
+
+class RecordsOfConnection:
+    """The records of one connection."""
+
+    def __init__(self, store: MemoryRecordStore):
+        self._store, self._connection = store, draw_id().hex()
+        self._names: set[str] = set()
+
+    def save_record(self, name: str, data: bytes) -> None:
+        """Keep a record in place of any other of this name."""
+        self._names.add(name)
+        self._store.save_record(self._connection, name, data)
+
+    def find_record(self, name: str) -> bytes | None:
+        """Return the record of this name, None if there is none."""
+        return self._store.find_record(self._connection, name)
+
+    def delete_record(self, name: str) -> None:
+        """Drop the record of this name, if there is one."""
+        self._names.discard(name)
+        self._store.delete_record(self._connection, name)
+
+    def close(self) -> None:
+        """Drop all of them."""
+        for name in tuple(self._names):
+            self.delete_record(name)

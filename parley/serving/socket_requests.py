@@ -1,0 +1,234 @@
+"""A WebSocket whose messages are requests: each is answered by the same application as any request of the port.
+
+So keys, limits, logs, metrics and errors of a request are those of one that came over HTTP. The key is checked before
+the connection becomes a WebSocket, and again with each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from parley.dialects.dialect import Route
+from parley.dialects.socket_session import SocketRequest, SocketSession
+from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX
+from parley.errors import SERVER_ERROR, Overloaded, TimedOut, TooLarge, UpgradeRequired
+from parley.serving.records.connection_records import RecordsOfConnection
+from parley.serving.records.memory_records import MemoryRecordStore
+from parley.serving.registry import ModelRegistry
+from parley.web.exchange import Exchange
+from parley.web.offload import OFFLOAD_SIZE, off_loop
+from parley.web.request_body import ClientGone, HeldBody
+from parley.web.websocket.handshake import UPGRADE_HEADERS, UPGRADE_KEY, accepting_head, check_handshake
+from parley.web.websocket.message_cycle import MessageCycle
+from parley.web.websocket.protocol import (
+    GOING_AWAY,
+    INTERNAL_ERROR,
+    NORMAL,
+    POLICY,
+    SHUTTING_DOWN,
+    TOO_BIG,
+    TRY_AGAIN,
+    WebSocketProtocol,
+)
+
+log = logging.getLogger("parley.server")
+
+T = TypeVar("T")
+
+# Headers of the handshake that do not belong to the requests on the connection.
+HANDSHAKE_HEADERS = frozenset((b"connection", b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
+HANDSHAKE_PREFIXES = (b"sec-websocket-", b"content-", NATIVE_PREFIX)
+ENVELOPE_BYTES = 4096  # that a message may have besides the body in it
+MAX_READING = 4  # times the limit of a body that the messages of a connection may take until their requests run
+
+
+async def handle_socket(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Serve a WebSocket until it ends. Raises ParleyError if it is refused."""
+    await serve_socket(registry.connection_records, route, exchange)
+
+
+async def serve_socket(store: MemoryRecordStore, route: Route, exchange: Exchange) -> None:
+    """Serve a WebSocket until it ends; ``store`` keeps its records. Raises ParleyError if it is refused."""
+    assert route.reader is not None
+    switch_connection = exchange.scope.pop(UPGRADE_KEY, None)
+    try:
+        if switch_connection is None:
+            path = exchange.scope["path"]
+            raise UpgradeRequired(f"GET {path} opens a WebSocket over HTTP/1.1; send other requests with POST.")
+        key = check_handshake(exchange.headers)
+    except UpgradeRequired as error:
+        await exchange.send_error(error, UPGRADE_HEADERS)
+        return
+    websocket: WebSocketProtocol = switch_connection(accepting_head(key, exchange.id_headers()))
+    exchange.status, exchange.response_sent = 101, True
+    records = RecordsOfConnection(store)
+    try:
+        await SocketConversation(websocket, route.reader(records), exchange).run()
+    finally:
+        records.close()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request with the memory of its message."""
+
+    request: SocketRequest
+    held: HeldBody
+
+
+class SocketConversation:
+    """The requests of one connection. ``exchange``: of its handshake, whose headers they have as well."""
+
+    def __init__(self, websocket: WebSocketProtocol, session: SocketSession, exchange: Exchange):
+        self._websocket, self._session = websocket, session
+        self._options = exchange.options
+        self._body_limit = min(exchange.body_limit or self._options.body_limit, exchange.dialect.body_limit or 1 << 62)
+        excluded = HANDSHAKE_HEADERS | COMMAND_HEADERS
+        headers = [
+            header
+            for header in exchange.scope["headers"]
+            if header[0] not in excluded and not header[0].startswith(HANDSHAKE_PREFIXES)
+        ]
+        headers.append((b"content-type", b"application/json"))
+        self._scope = {**exchange.scope, "method": "POST", "headers": headers}
+        self._waiting: dict[str, deque[WaitingRequest]] = {}  # of each lane that has requests
+        self._waiting_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cycles: set[MessageCycle] = set()
+        self._has_expired = False
+
+    async def run(self) -> None:
+        """Answer requests until the connection ends; then end those that run."""
+        expiry = asyncio.get_running_loop().call_later(self._session.max_seconds, self._expire)
+        code, reason = GOING_AWAY, SHUTTING_DOWN
+        try:
+            while await self._websocket.wait_for_message():
+                await self._take_message()
+        except ClientGone:
+            pass
+        except TooLarge as error:
+            code, reason = TOO_BIG, error.message
+        except TimedOut as error:
+            code, reason = POLICY, error.message
+        except Overloaded as error:
+            code, reason = TRY_AGAIN, error.message
+        finally:
+            expiry.cancel()
+            self._websocket.close(code, reason)
+            await self._end_requests()
+
+    async def _take_message(self) -> None:
+        """Read a message, and answer its request or refuse it. Raises TooLarge, TimedOut, Overloaded, ClientGone."""
+        options, held = self._options, self._options.body_budget.hold_body()
+        try:
+            limit = self._body_limit + ENVELOPE_BYTES
+            receive = self._websocket.receive_part
+            data = await held.receive(receive, limit, options.body_timeout, options.body_rate)
+            result = await _work(len(data), partial(self._session.read_message, data))
+            if isinstance(result, bytes):
+                self._websocket.send_text(result)
+            elif (refusal := self._refuse_request(result, held)) is not None:
+                self._websocket.send_text(refusal)
+            else:
+                self._add_request(WaitingRequest(result, held))
+                return
+        except BaseException:
+            held.release()
+            raise
+        held.release()
+
+    def _refuse_request(self, request: SocketRequest, held: HeldBody) -> bytes | None:
+        """Return the message that refuses a request which does not fit on the connection; None if it does."""
+        session, waiting = self._session, self._waiting.get(request.lane)
+        if waiting is None:
+            named = sum(bool(lane) for lane in self._waiting)
+            return session.refuse_lane(request) if request.lane and named >= session.max_lanes else None
+        if len(waiting) >= session.max_waiting:
+            message = f"At most {session.max_waiting} requests may wait for the one that is being answered."
+        elif self._waiting_bytes + held.size > MAX_READING * self._body_limit:
+            message = "The requests that wait on this connection are too large together."
+        else:
+            return None
+        return session.refuse_request(request, Overloaded(message))
+
+    def _add_request(self, waiting: WaitingRequest) -> None:
+        """Answer a request now, or after those before it in its lane."""
+        self._waiting_bytes += waiting.held.size
+        lane = waiting.request.lane
+        if lane in self._waiting:
+            self._waiting[lane].append(waiting)
+            return
+        self._waiting[lane] = deque([waiting])
+        self._websocket.mark_busy()
+        task = asyncio.get_running_loop().create_task(self._answer_lane(lane))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_lane(self, lane: str) -> None:
+        """Answer the requests of a lane, until there are none."""
+        waiting = self._waiting[lane]
+        try:
+            while waiting and not self._websocket.is_closing():
+                await self._answer_request(waiting.popleft())
+        except Exception:
+            log.exception("A request on a WebSocket failed.")
+            self._websocket.close(INTERNAL_ERROR, SERVER_ERROR)
+        finally:
+            for each in waiting:
+                self._release(each.held)
+            del self._waiting[lane]
+            if not self._waiting:
+                self._websocket.mark_idle()
+                if self._has_expired:
+                    self._end_expired()
+
+    async def _answer_request(self, waiting: WaitingRequest) -> None:
+        """Answer a request. Nothing is raised but cancellation: the application answers its own errors."""
+        release = partial(self._release, waiting.held)
+        try:
+            answer = await _work(waiting.held.size, partial(self._session.start_request, waiting.request))
+            scope = {**self._scope, "headers": [*self._scope["headers"], (b"content-length", b"%d" % len(answer.body))]}
+            cycle = MessageCycle(scope, self._websocket, answer.body, answer, release)
+            self._cycles.add(cycle)
+            try:
+                await cycle.run_app(self._websocket.app)
+            finally:
+                self._cycles.discard(cycle)
+        finally:
+            release()
+
+    def _release(self, held: HeldBody) -> None:
+        """Stop counting the memory of a message. May be called twice."""
+        self._waiting_bytes -= held.size
+        held.release()
+
+    def _expire(self) -> None:
+        """End the connection, which has lasted for long enough, once no request runs."""
+        self._has_expired = True
+        if not self._waiting:
+            self._end_expired()
+
+    def _end_expired(self) -> None:
+        self._websocket.send_text(self._session.render_expiry())
+        self._websocket.close(NORMAL)
+
+    async def _end_requests(self) -> None:
+        """End the requests that run, as if their clients had left."""
+        try:
+            for cycle in tuple(self._cycles):
+                cycle.disconnect()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+
+async def _work(size: int, work: Callable[[], T]) -> T:
+    """Call ``work`` and return its result; in a thread, if its input is large."""
+    return work() if size <= OFFLOAD_SIZE else await off_loop(size, work)

@@ -1,0 +1,337 @@
+"""WebSockets from friendly and hostile clients: the handshake, frames, limits, closing, and the end of the server."""
+
+import asyncio
+import contextlib
+import json
+import random
+
+import pytest
+from support.http2_client import Http2Client
+from support.http_client import Connection, build_request
+from support.websocket_client import (
+    BINARY,
+    CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    Frame,
+    encode_frame,
+    handshake,
+    open_websocket,
+    refused_handshake,
+)
+
+from parley.serving import socket_requests
+from parley.web.connection_limit import ConnectionLimit
+from parley.web.websocket import protocol
+
+PATH = "/v1/responses"
+LONG = {"input": "Hello", "ignore_eos": True, "max_output_tokens": 4000}
+CREATE = json.dumps({"type": "response.create", "model": "tiny", "input": "Hello"}).encode()
+
+
+async def has_connection(server) -> bool:
+    return bool(server.server.server_state.connections)
+
+
+async def gone(server) -> None:
+    """Wait until no connection is left."""
+    await server.until(lambda: not server.server.server_state.connections)
+    await server.idle()
+    assert not server.server.config.http.options.body_budget.held_bytes
+
+
+async def test_accepts_a_handshake_with_golden_bytes(serve):
+    server = await serve()
+    connection = await server.connect()
+    await connection.send(handshake(PATH, {"x-request-id": "mine", "sec-websocket-extensions": "permessage-deflate"}))
+    head = await connection.reader.readuntil(b"\r\n\r\n")
+    assert head == (
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nx-request-id: mine\r\n\r\n"
+    )
+    await connection.send(encode_frame(b"hi", PING) + b"\x88\x82\0\0\0\0\x03\xe8")
+    assert await connection.ended() == b"\x8a\x02hi" + b"\x88\x02\x03\xe8"
+    await gone(server)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"upgrade": "h2c"}, 426),
+        ({"connection": "keep-alive"}, 426),
+        ({"sec-websocket-version": "8"}, 426),
+        ({"sec-websocket-version": ""}, 426),
+        ({"sec-websocket-key": "dGhlIHNhbXBsZQ=="}, 400),
+        ({"sec-websocket-key": "not base64"}, 400),
+        ({"sec-websocket-key": ""}, 400),
+        ({"content-length": "2"}, 400),
+        ({"transfer-encoding": "chunked"}, 400),
+        ({"origin": "http://elsewhere.example"}, 403),
+        ({"host": "elsewhere.example"}, 400),  # twice
+    ],
+    ids=str,
+)
+async def test_refuses_a_handshake_in_the_form_of_the_api(serve, headers, status):
+    server = await serve()
+    answer = await refused_handshake(server, **headers)
+    assert (answer.status, answer.error["type"]) == (status, "invalid_request_error")
+    if status == 426:
+        names = ("upgrade", "connection", "sec-websocket-version")
+        assert [answer.headers[name] for name in names] == ["websocket", "upgrade", "13"]
+    assert await server.control()
+
+
+async def test_requests_without_a_handshake_are_told_to_upgrade(serve):
+    server = await serve()
+    assert (await server.get(PATH)).status == (await server.call("HEAD", PATH)).status == 426
+    connection = await Http2Client.connect(server)
+    try:
+        answer = await connection.call(PATH, method="GET")
+        assert answer.status == 426 and b"HTTP/1.1" in answer.body
+    finally:
+        connection.close()
+
+
+async def test_other_paths_ignore_the_offer_and_keep_the_connection(serve):
+    server = await serve()
+    connection = await server.connect()
+    for _ in range(2):
+        await connection.send(handshake("/v1/models"))
+        assert (await connection.answer()).status == 200
+    await connection.send(handshake(PATH))
+    assert (await connection.head())[0] == 101
+
+
+async def test_frames_before_the_answer_are_refused(serve):
+    server = await serve()
+    connection = await server.connect()
+    await connection.send(handshake(PATH) + build_request("GET", "/v1/models"))
+    assert (await connection.answer()).status == 400
+    assert (await connection.answer()).status == 200
+
+
+async def test_the_key_is_checked_before_the_handshake_and_with_each_request(serve):
+    server = await serve(api_keys=("sk-first-key-0123456789",))
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        assert (await refused_handshake(server, **headers)).status == 401
+    client = await open_websocket(server, authorization="Bearer sk-first-key-0123456789")
+    assert (await client.create(input="Hello"))[-1]["type"] == "response.completed"
+    connection = next(iter(server.server.server_state.connections))
+    connection.app._app.keys.replace_keys(("sk-other-key-0123456789",), (), (), "", {})
+    (refusal,) = await client.create(input="Hello")
+    assert (refusal["status"], refusal["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_message_may_come_in_pieces_between_control_frames(serve):
+    server = await serve()
+    client = await open_websocket(server)
+    third = len(CREATE) // 3
+    frames = [
+        encode_frame(CREATE[:third], TEXT, fin=False),
+        encode_frame(b"", PING),
+        encode_frame(CREATE[third:-third], 0, fin=False),
+        encode_frame(b"", 0, fin=False),
+        encode_frame(b"unasked", PONG),
+        encode_frame(CREATE[-third:], 0),
+    ]
+    for byte in b"".join(frames):
+        await client.connection.send(bytes([byte]))
+    assert await client.frame() == Frame(PONG, b"")
+    assert (await client.answer())[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (encode_frame(b"{}", BINARY), 1003),
+        (encode_frame(b"{}", masked=False), 1002),
+        (encode_frame(b"{}", 0), 1002),
+        (encode_frame(b"{", TEXT, fin=False) + encode_frame(b"}", TEXT), 1002),
+        (encode_frame(b"", PING, fin=False), 1002),
+        (encode_frame(b"a" * 126, PING), 1002),
+        (encode_frame(b"{}", 3), 1002),
+        (b"\xc1" + encode_frame(b"{}")[1:], 1002),  # a reserved bit, as of compressed messages
+        (encode_frame(b"\xff\xfe"), 1007),
+        (encode_frame(b"\x03", CLOSE), 1002),
+        (encode_frame(b"\x03\xed", CLOSE), 1002),  # 1005 is never sent
+        (encode_frame(b"\x03\xe8\xff", CLOSE), 1007),
+    ],
+    ids=["binary", "unmasked", "continuation", "interleaved", "split ping", "long ping", "opcode", "reserved", "utf-8",
+         "short close", "close code", "close reason"],
+)  # fmt: skip
+async def test_closes_with_the_code_of_the_fault(serve, data, code):
+    server = await serve()
+    client = await open_websocket(server)
+    await client.connection.send(data)
+    frame = await client.frame()
+    assert (frame.opcode, int.from_bytes(frame.data[:2])) == (CLOSE, code)
+    if code != 1003:
+        assert await client.connection.ended() == b""
+    client.connection.close()
+    await gone(server)
+
+
+async def test_messages_above_the_limit_of_bodies_close_with_1009(serve, monkeypatch):
+    monkeypatch.setattr(socket_requests, "ENVELOPE_BYTES", 100)
+    server = await serve(body_limit=1000)
+    first = await open_websocket(server)
+    assert (await first.create(input="a" * 800))[-1]["type"] == "response.completed"
+    assert (await first.create(input="a" * 970))[0]["status"] == 413  # fits with the envelope, but not the body
+    for data in (encode_frame(b"a" * 1200), encode_frame(b"a" * 600, fin=False) + encode_frame(b"a" * 600, 0)):
+        client = await open_websocket(server)
+        await client.connection.send(data)
+        assert (await client.closed())[0] == 1009
+    client = await open_websocket(server)
+    first.connection.close()
+    await client.connection.send(b"\x81\xff" + (1 << 60).to_bytes(8) + b"mask" + b"a" * 1200)
+    assert (await client.closed())[0] == 1009
+    await gone(server)
+
+
+async def test_a_message_that_does_not_come_in_time_closes(serve):
+    server = await serve(body_timeout=0.1)
+    client = await open_websocket(server)
+    await asyncio.sleep(0.2)  # before a message there is no limit
+    await client.connection.send(encode_frame(b"{", fin=False))
+    assert (await client.closed())[0] == 1008
+    await gone(server)
+
+
+async def test_memory_of_messages_is_counted(serve):
+    server = await serve()
+    server.server.config.http.options.body_budget.limit = 1000
+    client = await open_websocket(server)
+    await client.connection.send(encode_frame(b"a" * 1200, fin=False))
+    assert (await client.closed())[0] == 1013
+    await gone(server)
+
+
+async def unread_connection(server) -> Connection:
+    """Return the connection of a client that does not read."""
+    client = await open_websocket(server)
+    client.connection.writer.transport.pause_reading()
+    return client.connection
+
+
+@pytest.mark.parametrize("politely", [True, False])
+async def test_the_end_of_the_connection_ends_its_requests(serve, politely):
+    server = await serve(tick=0.001)
+    client = await open_websocket(server)
+    await client.send({"type": "response.create", **LONG})
+    await client.send({"type": "response.create", **LONG})  # waits
+    for _ in range(5):
+        await client.event()
+    assert server.engine.stats.running == 1
+    if politely:
+        await client.connection.send(encode_frame(b"\x03\xe8", CLOSE))
+        assert (await client.connection.ended()).endswith(b"\x88\x02\x03\xe8")
+    else:
+        client.connection.close()
+    await gone(server)
+
+
+async def test_a_client_that_does_not_read_is_disconnected(serve):
+    server = await serve(write_timeout=0.2, body_limit=1 << 22)
+    connection = await unread_connection(server)
+    tool = {"type": "function", "name": "f", "description": "d" * 200_000}
+    echo = json.dumps({"type": "response.create", "input": "Hello", "tools": [tool], "tool_choice": "none"})
+    for _ in range(8):
+        await connection.send(encode_frame(echo.encode()))
+    await gone(server)
+
+
+async def test_pings_without_end_fill_no_memory(serve):
+    server = await serve(write_timeout=0.3)
+    connection = await unread_connection(server)
+    pings = encode_frame(b"p" * 125, PING) * 1000
+    with pytest.raises((TimeoutError, ConnectionError)):
+        for _ in range(1000):
+            await asyncio.wait_for(connection.send(pings), 0.2)
+    await gone(server)
+
+
+async def test_silent_connections_are_pinged(serve):
+    server = await serve(ping_interval=0.05)
+    client = await open_websocket(server)
+    assert [await client.frame() for _ in range(3)] == [Frame(PING, b"")] * 3  # though none is answered
+    assert await has_connection(server)
+
+
+async def test_idle_connections_make_room_and_busy_ones_do_not(serve):
+    server = await serve(connection_limit=ConnectionLimit(2, 4), tick=0.001)
+    busy, idle = await open_websocket(server), await open_websocket(server)
+    await busy.send({"type": "response.create", **LONG})
+    await busy.event()
+    assert (await server.get("/v1/models")).status == 200
+    assert (await idle.closed())[0] == 1013
+    assert (await busy.event())["type"] == "response.in_progress"
+
+
+async def test_a_stopping_server_closes_after_the_running_response(serve):
+    server = await serve(tick=0.001)
+    busy, idle = await open_websocket(server), await open_websocket(server)
+    await busy.send({"type": "response.create", "input": "Hello", "ignore_eos": True, "max_output_tokens": 40})
+    await busy.event()
+    server.server.announce_shutdown()
+    assert await idle.closed() == (1001, "The server is shutting down.")
+    assert (await busy.answer())[-1]["type"] == "response.incomplete"
+    assert (await busy.closed())[0] == 1001
+    await gone(server)
+
+
+async def test_uvicorn_ends_its_connections(serve):
+    server = await serve(tick=0.001)
+    busy, idle = await open_websocket(server), await open_websocket(server)
+    await busy.send({"type": "response.create", **LONG})
+    await busy.event()
+    server.server.config.timeout_graceful_shutdown = 0.2
+    server.server.should_exit = True
+    assert (await idle.closed())[0] == 1001
+    rest = await busy.connection.ended()
+    assert rest.count(b"response.completed") == 0
+    await gone(server)
+
+
+async def test_a_client_that_does_not_answer_a_close_is_cut_off(serve, monkeypatch):
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.05)
+    server = await serve()
+    client = await open_websocket(server)
+    await client.connection.send(encode_frame(b"", BINARY))
+    assert (await client.frame()).opcode == CLOSE
+    await gone(server)
+
+
+async def test_handshakes_and_requests_are_counted_and_logged(serve, caplog):
+    caplog.set_level("INFO", "parley.access")
+    server = await serve(access_log=True)
+    client = await open_websocket(server)
+    await client.create(input="Hello")
+    client.connection.close()
+    await gone(server)
+    lines = [record.getMessage() for record in caplog.records if record.name == "parley.access"]
+    assert "POST /v1/responses status=200" in lines[0] and "GET /v1/responses status=101" in lines[1]
+
+
+async def test_any_bytes_leave_the_server_well(serve):
+    server = await serve()
+    draw = random.Random(7)
+    messages = (CREATE, b'{"type":"response.create"}', b"[]", b"\xff", b"", b"{" * 1000)
+    for _ in range(60):
+        pieces = []
+        for _ in range(draw.randint(1, 8)):
+            data = draw.choice(messages) if draw.random() < 0.7 else draw.randbytes(draw.randint(0, 200))
+            opcode = draw.choice((TEXT, TEXT, 0, BINARY, PING, PONG, CLOSE, draw.randint(0, 15)))
+            pieces.append(encode_frame(data, opcode, fin=draw.random() < 0.8, masked=draw.random() < 0.9))
+            if draw.random() < 0.1:
+                pieces.append(draw.randbytes(draw.randint(1, 30)))
+        client = await open_websocket(server)
+        joined = b"".join(pieces)
+        cut = draw.randint(0, len(joined))
+        for part in (joined[:cut], joined[cut:]):
+            await client.connection.send(part)
+        with contextlib.suppress(OSError):  # closed already
+            client.connection.writer.write_eof()
+        await asyncio.wait_for(client.connection.ended(), 20)
+    await gone(server)
+    assert await server.control()
