@@ -19,6 +19,9 @@ TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 LAYER_TENSOR_NAMES = {
     "attn_norm": "input_layernorm",
@@ -42,7 +45,7 @@ LAYER_TENSOR_NAMES = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+)(?:\.(weight|bias))?")
+LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+)(?:\.(weight|bias|scale))?")
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 # How scores of experts are made of logits, by the numbers in files
 SOFTMAX, SIGMOID = 1, 2
@@ -68,7 +71,9 @@ class Architecture:
     experts are made. ``variant``: returns the row for a file, if it is another one. ``complete``: changes the config by
     what else the metadata says of it. ``has_axes``: positions may have several axes, which are alike for texts.
     ``has_tiled_values``: layers of gated delta nets list the first value head of each key head, then the second, and so
-    on. ``refused``: metadata fields that say how something is computed that is not here.
+    on. ``refused``: metadata fields that say how something is computed that is not here. ``lists``: metadata fields
+    with a number for each layer, which ``complete`` reads. ``has_proportional_rope``: in layers without a window, only
+    the first pairs of dimensions turn; the factors of the others are huge.
     """
 
     model_type: str
@@ -86,6 +91,8 @@ class Architecture:
     variant: Callable[[GgufModel], Architecture | None] = lambda model: None
     complete: Callable[[GgufModel, dict[str, Any]], None] = lambda model, config: None
     refused: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    has_proportional_rope: bool = False
     has_axes: bool = False
     has_tiled_values: bool = False
 
@@ -96,6 +103,22 @@ GEMMA_LAYER_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+GEMMA_4_LAYER_NAMES = GEMMA_LAYER_NAMES | {
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_exps": "experts.gate_exps",
+    "ffn_up_exps": "experts.up_exps",
+    "ffn_gate_up_exps": "experts.gate_up_exps",
+    "ffn_down_exps": "experts.down_exps",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale.weight": "layer_scalar",
 }
 MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", interleaved=True, fields={"sliding_window": None})
 QWEN2_MOE = Architecture("qwen2_moe", "Qwen2MoeForCausalLM", fields={"norm_topk_prob": False})
@@ -199,6 +222,60 @@ def complete_latents(model: GgufModel, config: dict[str, Any]) -> None:
     for name in ("mscale", "mscale_all_dim"):
         if name in config["rope_scaling"]:
             config["rope_scaling"][name] = shortest_number(config["rope_scaling"][name] * YARN_LOG_UNIT)
+
+
+def complete_gemma_4(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the heads of layers with and without a window, and what the last layers read of others. Raises GgufError."""
+    fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
+    types = config.get("layer_types")
+    if types is None or len(types) != count or "full_attention" not in types:
+        raise GgufError(f"{file} does not say of each layer whether it has a window, so the model's shape is unknown")
+    full, shared = types.index("full_attention"), fields.get("attention.shared_kv_layers", 0)
+    if type(shared) is not int or not 0 <= shared < count:
+        raise GgufError(f"{file} gives attention.shared_kv_layers as {reprlib.repr(shared)}, of {count} layers")
+
+    def each_layer(key: str) -> list[int]:
+        given = fields.get(key)
+        values: list[Any] = given if isinstance(given, list) else [given] * count
+        if len(values) != count or not all(type(value) is int and value > 0 for value in values):
+            raise GgufError(f"{file} gives {key} as {reprlib.repr(given)}, so the model's shape is unknown")
+        return values
+
+    heads, widths = each_layer("attention.head_count_kv"), each_layer("feed_forward_length")
+    window = types.index("sliding_attention") if "sliding_attention" in types else full
+    by_type = {"sliding_attention": heads[window], "full_attention": heads[full]}
+    is_double = shared > 0 and widths[-1] == 2 * widths[0]
+    if heads != [by_type[each] for each in types] or widths != [
+        widths[0] * (1 + (is_double and layer >= count - shared)) for layer in range(count)
+    ]:
+        raise GgufError(f"{file} has layers of other sizes than its architecture")
+    table = model.tensors.get("per_layer_token_embd.weight")
+    config |= {
+        "head_dim": _read_size(model, "attention.key_length_swa"),
+        "global_head_dim": _read_size(model, "attention.key_length"),
+        "num_key_value_heads": heads[window],
+        "num_global_key_value_heads": heads[full],
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in model.tensors,
+        "num_kv_shared_layers": shared,
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": is_double,
+        "enable_moe_block": "num_experts" in config,
+        "hidden_size_per_layer_input": fields.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
+    }
+    if not config["attention_k_eq_v"] and heads[window] != heads[full]:
+        raise GgufError(f"{file} has layers of other sizes than its architecture")
+
+
+GEMMA_4 = Architecture(
+    "gemma4_text",
+    "Gemma4ForCausalLM",
+    GEMMA_4_LAYER_NAMES,
+    complete=complete_gemma_4,
+    lists=("attention.head_count_kv", "feed_forward_length"),
+    refused=("rope.scaling.factor",),
+    has_proportional_rope=True,
+)
 
 
 def complete_deepseek_2(model: GgufModel, config: dict[str, Any]) -> None:
@@ -343,6 +420,7 @@ ARCHITECTURES = {
     "gemma": Architecture("gemma", "GemmaForCausalLM", norm_offset=1.0),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", GEMMA_LAYER_NAMES, norm_offset=1.0),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", GEMMA_LAYER_NAMES, norm_offset=1.0),
+    "gemma4": replace(GEMMA_4, mixture=GEMMA_4),
     "gpt-oss": replace(GPT_OSS, mixture=GPT_OSS),
     "mistral3": Architecture(
         "mistral",

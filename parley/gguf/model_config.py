@@ -62,6 +62,7 @@ YARN_FIELDS = {
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The numbers of Llama 3.1 to 3.3, whose files have only the factors that follow from them
 LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+STILL = 1e29  # dimensions whose frequency is divided by such a number do not turn
 FACTOR_TOLERANCE = 1e-5  # relative; factors are stored as float32
 
 ReadFactors = Callable[[str], tuple[float, ...] | None]
@@ -88,7 +89,8 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
     config: dict[str, Any] = {"architectures": [architecture.class_name], "model_type": architecture.model_type}
     for key, config_field in (CONFIG_FIELDS | architecture.keys).items():
         value = model.metadata.get(f"{name}.{key}")
-        value = _common_value(value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = value[0] if value and key in architecture.lists else _common_value(value)
         if value == 0 and key in COUNT_FIELDS and type(value) is int:
             config[config_field] = value
             continue
@@ -163,6 +165,8 @@ def _rope_fields(
     if not _is_positive(rotary):
         raise GgufError(f"{model.paths[0].name} gives {name}.rope.dimension_count as {reprlib.repr(rotary)}")
     fields: dict[str, Any] = {} if rotary == head_dim else {"partial_rotary_factor": rotary / head_dim}
+    if architecture.has_proportional_rope:
+        return {"rope_parameters": _proportional_ropes(model, config, read_factors("rope_freqs.weight") or (1.0,))}
     if (factors := read_factors("rope_freqs.weight")) is not None:
         if not all(map(_is_positive, factors)):
             raise GgufError(f"{model.paths[0].name} divides frequencies by numbers that are not positive")
@@ -186,6 +190,19 @@ def _rope_fields(
         target: shortest_number(given[key]) for target, key in (keys | architecture.rope_keys).items() if key in given
     }
     return fields | {"rope_scaling": rope}
+
+
+def _proportional_ropes(model: GgufModel, config: dict[str, Any], factors: tuple[float, ...]) -> dict[str, Any]:
+    """Return the rotary embeddings of layers with and without a window. ``factors``: what the frequencies of the latter
+    are divided by, 1 for the first pairs of dimensions and STILL for others. Raises GgufError."""
+    turning = factors.count(1.0)
+    if any(factor != 1 for factor in factors[:turning]) or any(factor < STILL for factor in factors[turning:]):
+        raise GgufError(f"{model.paths[0].name} divides frequencies by other numbers than its architecture")
+    full = {"rope_type": "proportional", "partial_rotary_factor": turning / len(factors)}
+    return {
+        "full_attention": full | {"rope_theta": config.get("rope_theta", 1e6)},
+        "sliding_attention": {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 1e4)},
+    }
 
 
 def _factors_rope(factors: tuple[float, ...], config: dict[str, Any]) -> dict[str, Any]:

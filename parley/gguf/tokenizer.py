@@ -1,7 +1,8 @@
 """Makes tokenizer.json, tokenizer_config.json and generation_config.json of a GGUF file's metadata.
 
 ``tokenizer.ggml.model`` names the kind: ``gpt2`` is byte-level BPE with merges, ``llama`` is SentencePiece's BPE, whose
-merges follow from the scores as in Transformers' converter. Other kinds are refused.
+merges follow from the scores as in Transformers' converter, and ``gemma4`` is the latter with merges. Other kinds are
+refused.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ NAMED_IDS = {
 }
 # Control tokens that end an answer, because many files name only one of their model's
 END_TEXTS = frozenset(
-    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
-     "<|end_of_text|>", "<|observation|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>")
+    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>",
+     "<|endoftext|>", "<|end_of_text|>", "<|observation|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]",
+     "<｜end▁of▁sentence｜>")
 )  # fmt: skip
 # Phi-3's control tokens take the blanks that follow them, except these
 PHI_3_PLAIN = frozenset(("<unk>", "<s>", "<|endoftext|>"))
@@ -62,8 +64,10 @@ def tokenizer_files(metadata: dict[str, Any], name: str) -> dict[str, dict[str, 
         parts = _byte_level_parts(vocabulary, name)
     elif kind == "llama":
         parts = _sentence_piece_parts(vocabulary)
+    elif kind == "gemma4":
+        parts = _sentence_piece_parts(vocabulary, _read_merges(vocabulary, name))
     else:
-        raise GgufError(f"{name} has a tokenizer of the kind {kind}, which is not read; gpt2 and llama are")
+        raise GgufError(f"{name} has a tokenizer of the kind {kind}, which is not read; gpt2, llama and gemma4 are")
     architecture = metadata.get("general.architecture")
     tokenizer = {
         "version": "1.0",
@@ -114,9 +118,6 @@ def _byte_level_parts(vocabulary: _Vocabulary, name: str) -> dict[str, Any]:
             "tokens"
         )
     split = PRE_TOKENIZERS[split_name]
-    merges = vocabulary.field("merges")
-    if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
-        raise GgufError(f"{name} has no tokenizer.ggml.merges, so its tokenizer cannot be used")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     pieces = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
@@ -131,12 +132,20 @@ def _byte_level_parts(vocabulary: _Vocabulary, name: str) -> dict[str, Any]:
             "type": "BPE",
             "ignore_merges": split.whole_words,
             "vocab": vocabulary.ids,
-            "merges": [merge.split(" ") for merge in merges],
+            "merges": _read_merges(vocabulary, name),
         },
     }
 
 
-def _sentence_piece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
+def _read_merges(vocabulary: _Vocabulary, name: str) -> list[list[str]]:
+    merges = vocabulary.field("merges")
+    if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
+        raise GgufError(f"{name} has no tokenizer.ggml.merges, so its tokenizer cannot be used")
+    return [merge.split(" ") for merge in merges]
+
+
+def _sentence_piece_parts(vocabulary: _Vocabulary, merges: list[list[str]] | None = None) -> dict[str, Any]:
+    """Return the parts of SentencePiece's BPE. ``merges``: None if they follow from the scores."""
     has_prefix = vocabulary.field("add_space_prefix") is not False
     blanks: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
     decoders: list[dict[str, Any]] = [
@@ -166,7 +175,7 @@ def _sentence_piece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": vocabulary.ids,
-            "merges": merges_by_score(mergeable, vocabulary.scores),
+            "merges": merges_by_score(mergeable, vocabulary.scores) if merges is None else merges,
         },
     }
 

@@ -208,11 +208,13 @@ def add_norm(
     *,
     after: Norm | None = None,
     scale: float = 1.0,
+    total_scale: float = 1.0,
     consumer: PackedWeight | None = None,
 ) -> tuple[Any, torch.Tensor]:
-    """Return (norm of the new residual, residual + scale * after(x)). ``consumer`` is that of ``norm_rows``."""
+    """Return (norm of the new residual, total_scale * (residual + scale * after(x))). ``consumer`` is that of
+    ``norm_rows``."""
     result: tuple[Any, torch.Tensor] = form_for_rows("add_norm", x).add_norm(
-        x, residual, norm, after=after, scale=scale, int8=_takes_int8(consumer)
+        x, residual, norm, after=after, scale=scale, total_scale=total_scale, int8=_takes_int8(consumer)
     )
     return result
 
@@ -341,12 +343,19 @@ def rope_write(
     is_norm_late: bool = False,
     is_interleaved: bool = False,
     query_scales: torch.Tensor | None = None,
+    has_normed_values: bool = False,
+    is_query_only: bool = False,
 ) -> torch.Tensor:
-    """Rotate queries and keys in ``qkv``, and store keys and values in the pages. Return the queries."""
+    """Rotate queries and keys in ``qkv``, and store keys and values in the pages. Return the queries.
+
+    ``torch_kernels`` defines it.
+    """
     options: dict[str, Any] = {
         "head_norm": head_norm,
         "has_whole_norm": has_whole_norm,
         "is_interleaved": is_interleaved,
+        "has_normed_values": has_normed_values,
+        "is_query_only": is_query_only,
     }
     if is_norm_late or query_scales is not None:
         options |= {"is_norm_late": is_norm_late, "query_scales": query_scales}
@@ -516,6 +525,14 @@ def build_stack(
         kernel_library is None
         or any(
             shape.state is not None or not (shape.has_mixer and shape.has_mlp) or shape.has_output_gate
+            for shape in shapes
+        )
+        or any(
+            shape.head_sizes is not None
+            or shape.kv_layer is not None
+            or shape.has_normed_values
+            or shape.has_dense_beside
+            or shape.layer_input is not None
             for shape in shapes
         )
         or not Stack.supports_layers(layers)

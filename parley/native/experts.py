@@ -10,6 +10,7 @@ import torch
 
 from parley.native import memory
 from parley.native.compiled_forms.compiled_grouped import GroupedPacked
+from parley.native.layer_shape import Norm
 from parley.native.packed import PackedWeight
 from parley.native.torch_forms.torch_kernels import TorchPacked
 from parley.native.triton_forms.triton_packed import TritonGroupedPacked
@@ -32,12 +33,16 @@ class Experts:
 class Mixture:
     """A router with its experts. ``router``: a logit of each, and of a shared expert if its weight needs one.
 
-    ``bias`` float32 [experts] is added to scores, but only to choose.
+    ``bias`` float32 [experts] is added to scores, but only to choose. ``router_norm``: of the rows that the router
+    reads, where it does not read those of the experts. ``scales`` float32 [experts] multiply the weights of those that
+    are chosen.
     """
 
     router: PackedWeight
     bias: torch.Tensor | None
     experts: Experts
+    router_norm: Norm | None = None
+    scales: torch.Tensor | None = None
 
 
 class Unstackable(ValueError):

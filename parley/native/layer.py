@@ -36,7 +36,8 @@ class StateWeights:
 class DecoderLayer:
     """Weights of one layer.
 
-    ``head_norm``: the RMS norm of queries and keys, [heads + kv_heads, dim]. ``sinks`` and ``slopes``
+    ``head_norm``: the RMS norm of queries and keys, [heads + kv_heads, dim], or of queries alone in a layer that reads
+    the keys of another. ``sinks`` and ``slopes``
     float32 [heads]: of attention.
     ``gate_up``: outputs of gate and then of up, or of up alone. In a layer with a ``mixture`` of experts, ``gate_up``
     and ``down`` are the shared expert's, or None.
@@ -49,6 +50,9 @@ class DecoderLayer:
     In a layer with a ``state``, ``qkv`` gives the inputs of the kernel of its kind, and ``state_gates`` its numbers per
     head, if it has any. In Mamba 1, ``state_parameters`` reads the convolved channels, and ``state_step`` makes the
     channels' steps. If it has attention as well, the state has ``state_input`` and ``state_output`` of its own.
+    ``experts_norm`` and the norms after ``dense`` and ``experts`` belong to a mixture with a dense MLP beside it;
+    ``input_gate``, ``input_up`` and ``input_after_norm`` to a layer with inputs of its own.
+
     Weights of parts that ``LayerShape`` says the layer does not have are None.
     """
 
@@ -75,3 +79,10 @@ class DecoderLayer:
     state_step: PackedWeight | None = None
     state_input: PackedWeight | None = None
     state_output: PackedWeight | None = None
+    experts_norm: Norm | None = None
+    dense_after_norm: Norm | None = None
+    experts_after_norm: Norm | None = None
+    input_gate: PackedWeight | None = None
+    input_up: PackedWeight | None = None
+    input_after_norm: Norm | None = None
+    output_scale: float = 1.0

@@ -72,6 +72,14 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
+class HeadSizes:
+    """The heads that a layer's keys and values have, and the numbers of each head."""
+
+    kv_heads: int
+    dim: int
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """The computation of one decoder layer, apart from its sizes and weights. The defaults are those of Llama.
 
@@ -80,7 +88,17 @@ class LayerShape:
         residual += residual_scale * attention_after_norm(attention(attention_norm(residual)))
         residual += residual_scale * mlp_after_norm(mlp(mlp_norm(residual)))
 
-    The MLP is down(activation(gate(x)) * up(x)). In a hybrid layer, attention and the kernel of its state read the same
+    The MLP is down(activation(gate(x)) * up(x)). With ``has_dense_beside`` it is beside a mixture of experts, and both
+    have norms of their own:
+
+        mlp(mlp_norm(residual)) = dense_after_norm(dense(mlp_norm(residual)))
+            + experts_after_norm(mixture(experts_norm(residual)))
+
+    With a ``layer_input``, a row of numbers that the model computes of each token for this layer alone, there is a
+    third step: residual += input_after_norm(input_up(activation(input_gate(residual)) * layer_input)). At last, the
+    residual is multiplied by the layer's ``output_scale``.
+
+    In a hybrid layer, attention and the kernel of its state read the same
     rows; the latter's outputs, times ``state_scale``, are added to the residual first. Where the weights hold sinks,
     each head has one more score, which takes its share of the softmax and has no value.
     """
@@ -96,6 +114,10 @@ class LayerShape:
     has_whole_qk_norm: bool = False  # the norms of queries and keys are over all heads of a token, not over each head
     is_qk_norm_late: bool = False  # these norms follow the rotation
     has_scaled_queries: bool = False  # a factor that depends on a token's position multiplies its queries
+    head_sizes: HeadSizes | None = None  # if they are not those of the model
+    kv_layer: int | None = None  # the layer whose keys and values this one reads; None: it has its own
+    has_normed_values: bool = False  # each head's value gets an RMS norm without weights
+    has_keys_as_values: bool = False  # values are the keys as they are before their norm
 
     # The MLP
     # One of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT and up to at most that in
@@ -105,6 +127,9 @@ class LayerShape:
     is_parallel: bool = False  # attention and the MLP both read the residual as it is before the layer
     residual_scale: float = 1.0
     routing: Routing | None = None  # the MLP is a mixture of such MLPs
+    has_dense_beside: bool = False
+    mlp_width: int | None = None  # its inner size, if that is not the model's
+    layer_input: int | None = None  # the number of the layer's part among the inputs of layers; None: it has none
 
     # An output gate, states
     has_output_gate: bool = False  # the sigmoid of a gate, which ``qkv`` gives after the queries, multiplies attention
@@ -118,8 +143,13 @@ class LayerShape:
 
     @property
     def has_attention(self) -> bool:
-        """Whether the layer has keys and values."""
+        """Whether the layer reads keys and values."""
         return self.has_mixer and (self.state is None or self.is_hybrid)
+
+    @property
+    def stores_kv(self) -> bool:
+        """Whether the layer writes keys and values to pages of its own."""
+        return self.has_attention and self.kv_layer is None
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,13 @@ BY_NIGHT = {
     "solar_open",
     "hunyuan_moe",
     "granitemoe_swa",
+    "gemma4_unified",
 }  # each part of them is in another family, too
 # The schedules of all others run by night; ``test_layers`` draws every variation of a layer.
 KERNEL_FAMILIES = [
     "gemma3",
+    "gemma4 of experts",
+    "gemma4 with inputs of layers",
     "olmo2",
     "cohere2",
     "phi",

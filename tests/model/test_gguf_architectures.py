@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
+from support.decoder_families import FAMILIES
 from support.gguf_conversion import convert_folder
 from support.gguf_files import write_folder
+from support.model_zoo.zoo_folder import write_plain
 from support.run_model import load_test_runner, serve_requests
 
 from parley.gguf.architectures import find_architecture
@@ -106,6 +108,58 @@ def test_answers_of_ernie_are_the_folders(fields, tmp_path):
     fields = {"moe_layer_end_index": 3} | fields
     folder = tiny_models.write_model(tmp_path / "folder", "ernie_moe", dtype="float32", **fields)
     assert answers(unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))) == answers(folder)
+
+
+GEMMA_4 = ("gemma4", "gemma4 of experts", "gemma4 with inputs of layers")
+
+
+@pytest.fixture(scope="module")
+def gemma_4_folders(tmp_path_factory):
+    home = tmp_path_factory.mktemp("gemma4")
+    return {name: write_plain(home / name, *FAMILIES[name], dtype="float32") for name in GEMMA_4}
+
+
+@pytest.mark.parametrize("name", GEMMA_4)
+def test_answers_of_gemma_4_are_the_folders(name, gemma_4_folders, tmp_path):
+    folder = gemma_4_folders[name]
+    unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))
+    assert read_decoder_config(read_config(unpacked)) == read_decoder_config(read_config(folder))
+    assert answers(unpacked) == answers(folder)
+
+
+def test_gates_and_ups_of_gemma_4_in_one_tensor_may_be_blocks(gemma_4_folders, tmp_path):
+    file = convert_folder(tmp_path / "model.gguf", gemma_4_folders["gemma4 of experts"], experts="Q8_0")
+    checkpoint = Checkpoint(unpack_gguf(file))
+    entry = read_gguf_entries(read_model(file))["model.layers.0.experts.gate_up_exps.weight"]
+    assert entry.blocks is not None and entry.blocks.name == "Q8_0"
+    assert "model.layers.0.experts.down_exps.weight" in checkpoint
+    runner, info = load_test_runner(unpack_gguf(file), dtype="float32")
+    assert info.fused and runner.network.layer_weights[0].mixture is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("attention.sliding_window_pattern", 6, "of each layer whether it has a window"),
+        ("attention.shared_kv_layers", 6, "attention.shared_kv_layers as 6"),
+        ("attention.head_count_kv", [2, 2, 1, 2, 1, 1], "layers of other sizes"),
+        ("attention.head_count_kv", [2, 2, 1], "head_count_kv as"),
+        ("feed_forward_length", [160, 160, 160, 320, 160, 320], "layers of other sizes"),
+        ("rope.scaling.factor", 4.0, "rope.scaling.factor as 4.0"),
+    ],
+)
+def test_other_layers_of_gemma_4_are_refused(key, value, reason, gemma_4_folders, tmp_path):
+    model = read_model(convert_folder(tmp_path / "x.gguf", gemma_4_folders["gemma4 with inputs of layers"]))
+    model_config(model)
+    model.metadata[f"gemma4.{key}"] = value
+    with pytest.raises(GgufError, match=reason):
+        model_config(model)
+
+
+def test_other_factors_of_gemma_4_are_refused(gemma_4_folders, tmp_path):
+    model = read_model(convert_folder(tmp_path / "x.gguf", gemma_4_folders["gemma4"]))
+    with pytest.raises(GgufError, match="divides frequencies by other numbers"):
+        model_config(model, lambda name: (1.0, 2.0, 1e30) if name == "rope_freqs.weight" else None)
 
 
 @pytest.mark.parametrize("splits_latents", [True, False])

@@ -93,7 +93,8 @@ def test_embed_looks_up_table_rows():
 
 @pytest.mark.parametrize("rotary", [32, 20])
 @pytest.mark.parametrize(
-    ("norm", "interleaved"), [(None, False), ("heads", False), ("whole", True), ("late", False), ("centered", True)]
+    ("norm", "interleaved"),
+    [(None, False), ("heads", False), ("whole", True), ("late", False), ("centered", True), ("values", False)],
 )
 def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
     heads, kv_heads, dim, count = 6, 2, 32, 257
@@ -109,6 +110,7 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
         "has_whole_norm": norm == "whole",
         "is_norm_late": norm == "late",
         "is_interleaved": interleaved,
+        "has_normed_values": norm == "values",
     }
     pages = 20
     slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
@@ -129,7 +131,7 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
     def rms_norm(x):
         return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
 
-    if norm == "heads":
+    if norm in ("heads", "values"):
         rotated_heads = rms_norm(rotated_heads)
     elif norm == "centered":
         rotated_heads = rms_norm(rotated_heads - rotated_heads.mean(-1, keepdim=True)) + bias.double()
@@ -146,9 +148,27 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
         rotated_heads = rms_norm(rotated_heads)
     if scales is not None:
         rotated_heads[:, :heads] *= scales.double()[:, None, None]
-    exact = torch.cat((rotated_heads, exact[:, heads + kv_heads :]), 1)
+    values = exact[:, heads + kv_heads :]
+    if norm == "values":
+        values = values / (values.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    exact = torch.cat((rotated_heads, values), 1)
     # With scales, or a norm after the rotation, numbers are rounded twice, or three times.
     assert ((actual - exact).abs() <= exact.abs() * 2**-8 * (1 if scales is None else 3) + 1e-5).all()
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_queries_alone_have_the_bits_of_those_beside_keys(has_norm):
+    """Guards layers that read the keys and values of others."""
+    heads, kv_heads, dim, count = 6, 2, 32, 40
+    qkv, angles = random_tensor(count, (heads + 2 * kv_heads) * dim), random_tensor(count, 1, dim, dtype=torch.float32)
+    weight = random_tensor(heads + kv_heads, dim, seed=4, dtype=torch.float32)
+    norms = [native.Norm(rows.contiguous(), 1e-6) if has_norm else None for rows in (weight, weight[:heads])]
+    pools = [empty_pool(4, LayerKV(kv_heads, dim, dim)) for _ in norms]
+    places = native.write_indices(torch.arange(count), pools[0].page_format)
+    beside = native.rope_write(qkv.clone(), angles, angles, pools[0], places, head_norm=norms[0])
+    queries = qkv[:, : heads * dim].contiguous()
+    alone = native.rope_write(queries, angles, angles, pools[1], places, head_norm=norms[1], is_query_only=True)
+    assert torch.equal(alone, beside) and pools[0].data.any() and not pools[1].data.any()
 
 
 @settings(max_examples=60, deadline=None)

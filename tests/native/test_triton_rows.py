@@ -39,14 +39,13 @@ def test_addition_and_norms(is_layer_norm, has_after):
     norm = make_norm(1, is_centered=is_layer_norm, has_bias=is_layer_norm)
     after = make_norm(5, has_bias=is_layer_norm) if has_after else None
     x, residual = random_rows(ROWS, WIDTH, seed=2), random_rows(ROWS, WIDTH, seed=3)
-    results = triton_kernels.add_norm(x, residual, norm, after=after, scale=0.5)
-    for result, expected in zip(
-        results, torch_kernels.add_norm(x, residual, norm, after=after, scale=0.5), strict=True
-    ):
+    scales = {"scale": 0.5, "total_scale": 0.7}
+    results = triton_kernels.add_norm(x, residual, norm, after=after, **scales)
+    for result, expected in zip(results, torch_kernels.add_norm(x, residual, norm, after=after, **scales), strict=True):
         assert_close(result, expected)
     assert_close(triton_kernels.norm_rows(x, norm), torch_kernels.norm_rows(x, norm))
     for i in range(ROWS):
-        row = triton_kernels.add_norm(x[i : i + 1], residual[i : i + 1], norm, after=after, scale=0.5)
+        row = triton_kernels.add_norm(x[i : i + 1], residual[i : i + 1], norm, after=after, **scales)
         assert all(torch.equal(one[0], many[i]) for one, many in zip(row, results, strict=True))
 
 
@@ -78,7 +77,8 @@ def test_triton_activations_equal_the_torch_form(activation, is_gated):
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("rotary", [16, 8, 0])
 @pytest.mark.parametrize(
-    ("norm", "is_interleaved"), [("none", False), ("none", True), ("head", False), ("whole", False)]
+    ("norm", "is_interleaved"),
+    [("none", False), ("none", True), ("head", False), ("whole", False), ("values", False)],
 )
 def test_rotation_and_pages(int8, rotary, norm, is_interleaved):
     heads, kv_heads, dim, tokens = 3, 2, 16, 4
@@ -96,6 +96,7 @@ def test_rotation_and_pages(int8, rotary, norm, is_interleaved):
         "head_norm": None if norm == "none" else Norm(1 + random_rows(heads + kv_heads, dim, seed=9).float(), 1e-6),
         "has_whole_norm": norm == "whole",
         "is_interleaved": is_interleaved,
+        "has_normed_values": norm == "values",
     }
     result = triton_kernels.rope_write(qkv, cos, sin, pools[0], indices, **options)
     assert_close(result, torch_kernels.rope_write(qkv.clone(), cos, sin, pools[1], indices, **options))
@@ -121,6 +122,18 @@ def test_norms_that_triton_does_not_have_are_computed_by_torch(monkeypatch):
         actual = native.rope_write(qkv.clone(), cos, sin, pools[0], indices, **options)
         assert torch.equal(actual, torch_kernels.rope_write(qkv.clone(), cos, sin, pools[1], indices, **options))
         assert torch.equal(pools[0].data, pools[1].data)
+
+
+def test_queries_alone_are_rotated_and_nothing_is_stored():
+    page_format = torch_attention.page_format(LayerKV(2, 16, 16), DTYPE)
+    pool = PagePool(torch.zeros(3, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format)
+    indices = torch_attention.write_indices(torch.tensor([5, 33, 17, 2], device=DEVICE), page_format.shape)
+    queries = random_rows(4, 3 * 16, seed=6)
+    cos, sin = (random_rows(4, 1, 16, seed=i, dtype=torch.float32) for i in (7, 8))
+    options = {"head_norm": Norm(1 + random_rows(3, 16, seed=9).float(), 1e-6), "is_query_only": True}
+    result = triton_kernels.rope_write(queries, cos, sin, pool, indices, **options)
+    assert_close(result, torch_kernels.rope_write(queries.clone(), cos, sin, pool, indices, **options))
+    assert not pool.data.any()
 
 
 def test_rows_without_a_place_are_not_stored():

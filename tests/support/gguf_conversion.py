@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from support import gguf_files
 
 ARCHITECTURES = {
+    "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
@@ -74,6 +75,7 @@ YARN_NUMBERS = {
     "attention_factor": "yarn_attn_factor",
 }
 SIGMOID = ("glm4_moe", "minimax_m2", "deepseek_v3")
+BARE_NAMES = ("layer_scalar", "experts.gate_up_proj", "experts.down_proj")  # of Gemma 4
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 # Names of Transformers that the package does not know, and others of the same tensors
 OTHER_NAMES = {"e_score_correction_bias": "e_score_correction.bias", "mlp.gate_up_proj": "mlp.up_proj"}
@@ -103,6 +105,8 @@ def convert_folder(
     if arch == "deepseek2":
         shape |= {"head_dim": None, "num_key_value_heads": 1 if splits_latents else config["num_attention_heads"]}
         add_latents(writer, config, splits_latents)
+    if arch == "gemma4":
+        shape |= add_gemma_4(writer, config)
     gguf_files.add_shape(writer, shape)
     gguf_files.add_tokenizer(writer, folder)
     add_numbers(writer, config | {"num_nextn_predict_layers": extra_layers})
@@ -114,6 +118,12 @@ def convert_folder(
         stored = convert_delta_nets(config, stored, is_tiled=arch != "qwen3next")
     if splits_latents:
         stored = split_latent_up(config, stored)
+    if arch == "gemma4":
+        stored = {name + ".weight" * name.endswith(BARE_NAMES): each for name, each in stored.items()}
+        for scale, written in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
+            for layer in range(layers):
+                if (tensor := stored.pop(f"model.layers.{layer}.{scale}", None)) is not None:
+                    writer.add_tensor(f"blk.{layer}.{written}.scale", tensor.float().numpy())
     for name, tensor in convert_tensors(kind, config, stored):
         for known, other in OTHER_NAMES.items():
             name = name.replace(known, other)
@@ -128,6 +138,34 @@ def convert_folder(
         writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", torch.ones(4, 8).numpy())
     gguf_files.close_writer(writer)
     return path
+
+
+def add_gemma_4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    """Add what layers of Gemma 4 have of their own. Return fields of the config as the file has them."""
+    full = next(iter(config["per_layer_config"].values()))
+    windows = [each == "sliding_attention" for each in config["layer_types"]]
+    shared, ropes = config["num_kv_shared_layers"], config["rope_parameters"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window_pattern(windows)
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_rope_dimension_count(full["head_dim"])
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    turning = int(full["head_dim"] * ropes["full_attention"]["partial_rotary_factor"] / 2)
+    factors = [1.0] * turning + [1e30] * (full["head_dim"] // 2 - turning)
+    writer.add_tensor("rope_freqs.weight", torch.tensor(factors).numpy())
+    heads = config["num_key_value_heads"]
+    fields = {"head_dim": full["head_dim"], "rope_parameters": {"rope_theta": ropes["full_attention"]["rope_theta"]}}
+    if own := full.get("num_key_value_heads"):
+        fields["num_key_value_heads"] = [heads if window else own for window in windows]
+    if config["use_double_wide_mlp"]:
+        width, first = config["intermediate_size"], len(windows) - shared
+        fields["intermediate_size"] = [width if layer < first else 2 * width for layer in range(len(windows))]
+    if config.get("top_k_experts"):
+        fields["num_experts_per_tok"] = config["top_k_experts"]
+    return fields
 
 
 def add_delta_nets(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

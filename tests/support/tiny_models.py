@@ -327,7 +327,9 @@ def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str, **sav
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name or ".ln_" in name:
+            if name.endswith("k_norm.weight") and model.config.model_type.startswith("gemma4"):
+                parameter.copy_((1 + noise * 0.2) * parameter.numel() ** -0.5)  # its scores have no other scale
+            elif "norm" in name or ".ln_" in name:
                 parameter.add_(noise * 0.2)
             elif "embed" in name or ".wte" in name or ".wpe" in name:
                 parameter.copy_(noise * 0.3)  # smaller than the layers' output, or each token would predict itself
@@ -338,6 +340,8 @@ def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str, **sav
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith(("e_score_correction_bias", "expert_bias")):  # of a router's choice
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(1 + torch.randn(buffer.shape, generator=generator) * 0.3)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
 

@@ -103,6 +103,38 @@ def test_reads_the_tokenizer_of_the_built_in_model(tmp_path):
     assert made.eos_ids == original.eos_ids and made.names["eos_token"] == "<|im_end|>"
 
 
+def test_reads_gemma_4s_tokenizer_with_its_merges(tmp_path):
+    """As Gemma's tokenizer.json has it: blanks are letters of their own, and what is unknown becomes bytes."""
+    backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=specials, show_progress=False)
+    backend.train_from_iterator(TEXTS, trainer)
+    state, ids = json.loads(backend.to_str()), backend.get_vocab()
+    kinds = [1] * len(ids)
+    for number in range(5):
+        kinds[number] = 3
+    values = {
+        "model": "gemma4",
+        "tokens": sorted(ids, key=ids.__getitem__),
+        "token_type": kinds,
+        "scores": [0.0] * len(ids),
+        "merges": [" ".join(merge) for merge in state["model"]["merges"]],
+        "add_space_prefix": False,
+        "add_bos_token": False,
+        "eos_token_id": 1,
+        "unknown_token_id": 3,
+    }
+    made = load({f"tokenizer.ggml.{key}": value for key, value in values.items()}, tmp_path)
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 5]
+    original = tokenizers.Tokenizer.from_str(json.dumps(state))
+    texts = random_texts(500)
+    for text in texts:
+        assert made.encode(text) == original.encode(text, add_special_tokens=False).ids, text
+    assert any(number < 261 for text in texts for number in made.encode(text))  # bytes
+    assert set(made.eos_ids) == {1, 4}
+
+
 @pytest.mark.parametrize(
     ("name", "splits", "options"),
     [

@@ -128,7 +128,7 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
             checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
         )
         weight_bytes = plan_weights(weights)
-        layers, linears = [decoder_config.layer_kv] * decoder_config.attention_count, weights.linear_sites()
+        layers, linears = decoder_config.stored_layers, weights.linear_sites()
         state_sizes = decoder_config.state_sizes
         position_bytes = position_table_bytes(decoder_config, decoder_plan.length)
     for adapter_folder in settings.adapters.values():

@@ -35,6 +35,7 @@ from parley.model.networks.config import DecoderConfig, Unfusable
 from parley.model.networks.decoder import (
     EmbeddingParts,
     FusedDecoder,
+    LayerInputs,
     linear_site,
     make_rope_table,
 )
@@ -50,10 +51,15 @@ PACKED_STRUCTURES = (
     | native.Norm
     | native.PackedWeight
     | EmbeddingParts
+    | LayerInputs
     | StoredEmbedding
     | BlockWeight
     | MlxRows
 )
+LAYER_NORMS = (
+    "attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm", "experts_norm", "dense_after_norm",
+    "experts_after_norm", "input_after_norm",
+)  # fmt: skip
 # Norms of latents have this eps in Transformers' models, whatever their configs say of others.
 LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
 # Frequencies, sines and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, not used; and
@@ -116,6 +122,7 @@ def check_tensor_names(decoder_weights: DecoderWeights) -> None:
     for i in range(config.layer_count):
         expected.update(decoder_weights.layer_tensors(i))
     unused = tuple(f"{config.tensors.layer}{config.layer_count + i}." for i in range(config.extra_layers))
+    unused += decoder_weights.unread_keys()
     for name in checkpoint.tensor_names:
         if name.startswith(unused):
             continue
@@ -179,26 +186,40 @@ class DecoderWeights:
             parts = self._attention_parts(layer) if state is None else self.states.linear_parts(layer, state)
         if state is not None and config.layers[layer].is_hybrid:
             parts = {**self._attention_parts(layer), "state_input": parts["qkv"], "state_output": parts["output"]}
-        gate_up, down, width = config.tensors.gate_up, config.tensors.down, config.intermediate
-        if config.layers[layer].routing is not None:
-            names = self.mixtures.names
-            gate_up, down, width = names.shared_gate_up, names.shared_down, config.shared_width
-        if width and config.layers[layer].has_mlp:
-            widths = [width] * (1 + config.layers[layer].is_gated)
-            parts["gate_up"] = self._name_parts("gate_up", layer, gate_up, widths, config.hidden)
+        shape, width = config.layers[layer], config.mlp_width(layer)
+        gate_up, down = config.tensors.gate_up, config.tensors.down
+        if shape.routing is not None and not shape.has_dense_beside:
+            gate_up, down = self.mixtures.names.shared_gate_up, self.mixtures.names.shared_down
+        if width and shape.has_mlp:
+            parts["gate_up"] = self._name_parts(
+                "gate_up", layer, gate_up, [width] * (1 + shape.is_gated), config.hidden
+            )
             parts["down"] = self._name_parts("down", layer, (down,), [config.hidden], width)
+        if shape.layer_input is not None:
+            names = config.tensors
+            parts["input_gate"] = self._name_parts(
+                "input_gate", layer, (names.input_gate,), [config.inputs_width], config.hidden
+            )
+            parts["input_up"] = self._name_parts(
+                "input_up", layer, (names.input_up,), [config.hidden], config.inputs_width
+            )
         return parts
 
     def _attention_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer's attention. ``latent_up`` is packed as two weights of each head."""
-        config, latent = self.config, self.config.latent
-        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        config, latent, shape = self.config, self.config.latent, self.config.layers[layer]
+        sizes, names = config.head_sizes(layer), config.tensors.qkv
+        q, kv = config.heads * sizes.dim, sizes.kv_heads * sizes.dim
         if latent is None:
-            queries = [q, q] if config.layers[layer].has_output_gate else [q]
+            queries = [q, q] if shape.has_output_gate else [q]
             if len(config.tensors.qkv) < len(queries) + 2:
                 queries = [sum(queries)]
+            outs = [*queries, kv, kv]
+            if not shape.stores_kv or shape.has_keys_as_values:
+                outs = outs[: 2 if shape.stores_kv else 1]
+                names = names[: len(outs)]
             return {
-                "qkv": self._name_parts("qkv", layer, config.tensors.qkv, [*queries, kv, kv], config.hidden),
+                "qkv": self._name_parts("qkv", layer, names, outs, config.hidden),
                 "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], q),
             }
         assert config.tensors.latent_up is not None
@@ -247,6 +268,15 @@ class DecoderWeights:
         """Return the name of a layer's tensor or linear layer."""
         return f"{self.config.tensors.layer}{layer}.{name}"
 
+    def unread_keys(self) -> tuple[str, ...]:
+        """Return how the names of tensors begin that make keys and values of layers which read those of others.
+
+        Published files have some, though no code reads them.
+        """
+        names = *self.config.tensors.qkv[1:], self.config.tensors.key_norm
+        readers = [i for i, shape in enumerate(self.config.layers) if shape.kv_layer is not None]
+        return tuple(self.layer_name(layer, f"{name}.") for layer in readers for name in names if name)
+
     def linear_sites(self) -> dict[str, LinearSite]:
         """Return where each linear layer of the checkpoint is computed."""
         sites: dict[str, LinearSite] = {}
@@ -264,14 +294,17 @@ class DecoderWeights:
     def layer_norms(self, layer: int) -> dict[str, tuple[str, int]]:
         """Return the norms of a layer: name in the checkpoint and width, by field of ``TensorNames``."""
         config = self.config
-        whole = config.layers[layer].has_whole_qk_norm or config.has_headwise_qk_norm
+        shape, sizes = config.layers[layer], config.head_sizes(layer)
+        whole = shape.has_whole_qk_norm or config.has_headwise_qk_norm
         widths = {
-            **dict.fromkeys(("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm"), config.hidden),
-            "query_norm": config.head_dim * (config.heads if whole else 1),
-            "key_norm": config.head_dim * (config.kv_heads if whole else 1),
+            **dict.fromkeys(LAYER_NORMS, config.hidden),
+            "query_norm": sizes.dim * (config.heads if whole else 1),
+            "key_norm": sizes.dim * (sizes.kv_heads if whole else 1),
         }
-        if not config.layers[layer].has_attention:
-            del widths["query_norm"], widths["key_norm"]
+        if not shape.has_attention:
+            del widths["query_norm"]
+        if not shape.stores_kv:
+            del widths["key_norm"]
         if not config.layers[layer].has_mixer:
             del widths["attention_norm"], widths["attention_after_norm"]
         if not config.layers[layer].has_mlp:
@@ -298,6 +331,8 @@ class DecoderWeights:
             for linear in parts:
                 names += self.linear_tensors(linear) + [linear.name + ".bias"] * linear.bias
         names += self.states.layer_tensors(layer)
+        if self.config.tensors.output_scale:
+            names.append(self.layer_name(layer, self.config.tensors.output_scale))
         if self.config.tensors.sinks:
             names.append(self.layer_name(layer, self.config.tensors.sinks))
         return names + self.mixtures.layer_tensors(layer)
@@ -318,6 +353,8 @@ class DecoderWeights:
             total += (config.max_len + config.position_offset) * config.hidden
         if config.tensors.embedding_norm:
             total += config.hidden * numbers
+        if config.inputs_count:
+            total += config.inputs_width + sum(linear.out * linear.into for linear in self.input_linears())
         for layer in range(config.layer_count):
             widths = dict(self.layer_norms(layer).values())  # some are used twice
             total += numbers * sum(width for name, width in widths.items() if name)
@@ -362,6 +399,7 @@ class DecoderWeights:
             self.mixtures.check_shapes(layer)
             self.states.check_shapes(layer)
             self.read_sinks(layer)
+            self.read_output_scale(layer)
             for name, size in (*self.layer_norms(layer).values(), (config.tensors.norm, config.hidden)):
                 for tensor in self.norm_tensors(name):
                     self.view_norm(tensor, size)
@@ -375,8 +413,35 @@ class DecoderWeights:
     def embedding_tensors(self) -> list[str]:
         """Return the names of the tensors of ``embedding_parts``."""
         names = self.config.tensors
-        positions = [names.positions + ".weight"] if names.positions else []
-        return positions + self.norm_tensors(names.embedding_norm or "")
+        tensors = [names.positions + ".weight"] if names.positions else []
+        tensors += self.norm_tensors(names.embedding_norm or "")
+        if self.config.inputs_count:
+            tensors += self.norm_tensors(names.input_norm)
+            tensors += chain.from_iterable(map(self.linear_tensors, self.input_linears()))
+        return tensors
+
+    def input_linears(self) -> tuple[LinearSpec, LinearSpec]:
+        """Return the table of inputs of layers, and the linear layer that makes them of embeddings."""
+        config, width = self.config, self.config.inputs_count * self.config.inputs_width
+        assert config.tensors.layer_inputs is not None
+        table = LinearSpec(config.tensors.layer_inputs, config.inputs_vocab, width)
+        return table, LinearSpec(config.tensors.input_projection, width, config.hidden)
+
+    def layer_inputs(self) -> LayerInputs | None:
+        """Read what computes the inputs of layers; None without these. Raises LoadError.
+
+        The norm follows a factor of 1 / sqrt(hidden), which its eps has instead.
+        """
+        config = self.config
+        if not config.inputs_count:
+            return None
+        table, projection = self.input_linears()
+        norm = self.read_norm(config.tensors.input_norm, config.inputs_width)
+        return LayerInputs(
+            self._open_table(table),
+            self._pack_merged_linears([projection]),
+            replace(norm, eps=norm.eps * config.hidden),
+        )
 
     def embedding_parts(self) -> EmbeddingParts:
         """Read or compute the embeddings of positions, and read the norm of embeddings. Raises LoadError."""
@@ -388,7 +453,7 @@ class DecoderWeights:
             positions = self.copy_tensor(config.tensors.positions + ".weight", rows, config.hidden)[first:]
         if config.tensors.embedding_norm is not None:
             norm = self.read_norm(config.tensors.embedding_norm)
-        return EmbeddingParts(positions, norm)
+        return EmbeddingParts(positions, norm, self.layer_inputs())
 
     def view_norm(self, tensor: str, width: int) -> torch.Tensor:
         """Return the weights or biases of a norm as they are stored, [width]. Raises LoadError."""
@@ -421,6 +486,11 @@ class DecoderWeights:
         stored = self.checkpoint.view_tensor(self.layer_name(layer, self.config.tensors.sinks), self.config.heads)
         return stored.to(device=self.device, dtype=torch.float32, copy=True)
 
+    def read_output_scale(self, layer: int) -> float:
+        """Return the factor of a layer's output, 1 without one. Raises LoadError."""
+        name = self.config.tensors.output_scale
+        return 1.0 if name is None else float(self.checkpoint.view_tensor(self.layer_name(layer, name), 1)[0])
+
     def copy_tensor(self, name: str, *sizes: int) -> torch.Tensor:
         """Return a copy of one tensor in the network's dtype and on its device."""
         return self.checkpoint.view_tensor(name, *sizes).to(device=self.device, dtype=self.dtype, copy=True)
@@ -435,7 +505,12 @@ class DecoderWeights:
         weight, is_onednn = head.weight, isinstance(head, TorchPacked) and head.onednn
         if self.config.tied and not is_onednn and (weight.shape, weight.dtype) == (shape, self.dtype):
             return weight
-        stored = self.quantization.read_embedding(self.checkpoint, self.embedding)
+        return self._open_table(self.embedding)
+
+    def _open_table(self, table: LinearSpec) -> torch.Tensor | StoredEmbedding:
+        """Return a table whose rows are read when they are needed. Raises LoadError."""
+        shape = table.out, table.into
+        stored = self.quantization.read_embedding(self.checkpoint, table)
         if not isinstance(stored, PlainWeight) and self.device.type != "cuda":
             return StoredEmbedding(stored, self.dtype, self.device)
         if not isinstance(stored, PlainWeight):
@@ -443,7 +518,7 @@ class DecoderWeights:
         return (
             stored.values
             if self.device.type == "cpu" and stored.values.dtype == self.dtype
-            else self.copy_tensor(self.embedding.name + ".weight", *shape)
+            else self.copy_tensor(table.name + ".weight", *shape)
         )
 
     def pack_head(self) -> native.PackedWeight:
@@ -463,12 +538,13 @@ class DecoderWeights:
             packed |= {key: self._pack_merged_linears(parts) for key, parts in linears.items()}
         norms = {field: self.read_norm(*place) for field, place in self.layer_norms(index).items()}
         norms |= {field: replace(norm, eps=LATENT_EPS) for field, norm in norms.items() if field in LATENT_NORMS}
-        head_norm = self._merge_head_norms(norms.pop("query_norm", None), norms.pop("key_norm", None))
+        head_norm = self._merge_head_norms(index, norms.pop("query_norm", None), norms.pop("key_norm", None))
         members: dict[str, Any] = {
             **dict.fromkeys(("qkv", "output", "gate_up", "down")),
             **packed,
             **norms,
             "head_norm": head_norm,
+            "output_scale": self.read_output_scale(index),
         }
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         members["state"] = self.states.read_layer(index)
@@ -491,18 +567,21 @@ class DecoderWeights:
         keys, values = weight.view(self.config.heads, -1, sizes.rank).split([sizes.plain_dim, sizes.value_dim], 1)
         return {"key_up": native.pack_heads(keys.transpose(1, 2)), "value_up": native.pack_heads(values)}
 
-    def _merge_head_norms(self, queries: native.Norm | None, keys: native.Norm | None) -> native.Norm | None:
-        """Merge the norms of queries and keys into one with a row for each head."""
-        if queries is None or keys is None:
+    def _merge_head_norms(
+        self, layer: int, queries: native.Norm | None, keys: native.Norm | None
+    ) -> native.Norm | None:
+        """Merge the norms of a layer's queries and keys, if it has these, into one with a row for each head."""
+        if queries is None:
             return None
-        dim = self.config.head_dim
+        sizes = self.config.head_sizes(layer)
+        norms = [(self.config.heads, queries)] + ([] if keys is None else [(sizes.kv_heads, keys)])
 
-        def merge(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-            counts = (self.config.heads, queries), (self.config.kv_heads, keys)
-            return torch.cat([numbers.view(-1, dim).expand(count, -1) for count, numbers in counts])
+        def merge(rows: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+            return torch.cat([numbers.view(-1, sizes.dim).expand(count, -1) for count, numbers in rows])
 
-        bias = None if queries.bias is None or keys.bias is None else merge(queries.bias, keys.bias)
-        return replace(queries, weight=merge(queries.weight, keys.weight), bias=bias)
+        biases = [(count, norm.bias) for count, norm in norms if norm.bias is not None]
+        weight = merge([(count, norm.weight) for count, norm in norms])
+        return replace(queries, weight=weight, bias=merge(biases) if biases else None)
 
     def _pack_merged_linears(self, parts: list[LinearSpec]) -> native.PackedWeight:
         """Read linear layers and merge them into one packed weight. Raises LoadError."""

@@ -63,10 +63,13 @@ class MixtureWeights:
     def _has_experts(self, layer: int, layout: MixtureNames) -> bool:
         """Whether the checkpoint has the experts of a layer by the names of a layout."""
         name = self._weights.layer_name(layer, layout.down.format(0))
-        stored = self._weights.quantization.stacked_format
-        if name in self._checkpoint or not layout.is_stacked or stored is None:
-            return name in self._checkpoint
         down = LinearSpec(name, self._config.hidden, self._config.expert_width)
+        if not layout.is_stacked:
+            names = self._weights.quantization.stored_tensor_names(self._checkpoint, down)
+            return all(tensor in self._checkpoint for tensor in names)
+        stored = self._weights.quantization.stacked_format
+        if name in self._checkpoint or stored is None:
+            return name in self._checkpoint
         return all(tensor in self._checkpoint for tensor in stored.tensor_names(self._checkpoint, down))
 
     def _find_stacked_format(self) -> StackedFormat:
@@ -109,8 +112,8 @@ class MixtureWeights:
         names = []
         for linear in self.router_parts(layer):
             names += self._weights.linear_tensors(linear) + [linear.name + ".bias"] * linear.bias
-        if self.names.choice_bias:
-            names.append(self._weights.layer_name(layer, self.names.choice_bias))
+        own = self.names.choice_bias, self.names.router_scale, self.names.expert_scales
+        names += [self._weights.layer_name(layer, name) for name in own if name]
         for expert in range(1 if self.names.is_stacked else routing.experts):
             names += self._expert_tensors(layer, expert)
         return names
@@ -130,7 +133,9 @@ class MixtureWeights:
             return 0
         linears = chain.from_iterable(self.expert_parts(layer, 0).values())
         experts = routing.experts * sum(linear.out * (linear.into + linear.bias) for linear in linears)
-        return experts + sum(linear.out * (linear.into + linear.bias) for linear in self.router_parts(layer))
+        scales = self._config.hidden * bool(self.names.router_scale) + routing.experts * bool(self.names.expert_scales)
+        routers = sum(linear.out * (linear.into + linear.bias) for linear in self.router_parts(layer))
+        return experts + routers + scales
 
     def check_shapes(self, layer: int) -> None:
         """Check shapes and types of a layer's mixture, without reading any. Raises LoadError."""
@@ -139,6 +144,8 @@ class MixtureWeights:
             return
         self.read_router(layer)
         self.read_choice_bias(layer)
+        self.read_router_norm(layer)
+        self.read_expert_scales(layer)
         for expert in range(1 if self.names.is_stacked else routing.experts):
             for linear in chain.from_iterable(self.expert_parts(layer, expert).values()):
                 if self.names.is_stacked:
@@ -172,6 +179,22 @@ class MixtureWeights:
         leading = (1,) * (len(self._checkpoint.tensor_shape(name)) > 1)  # ERNIE has it as a row
         view = self._checkpoint.view_tensor(name, *leading, routing.experts).flatten()
         return view.to(device=self._weights.device, dtype=torch.float32, copy=True)
+
+    def read_router_norm(self, layer: int) -> native.Norm | None:
+        """Return the norm of the rows that the router reads, None if it reads those of experts. Raises LoadError."""
+        if self.names.router_scale is None:
+            return None
+        name, hidden = self._weights.layer_name(layer, self.names.router_scale), self._config.hidden
+        weight = self._checkpoint.view_tensor(name, hidden).to(self._weights.device, torch.float32, copy=True)
+        return native.Norm(weight * hidden**-0.5, self._config.eps)
+
+    def read_expert_scales(self, layer: int) -> torch.Tensor | None:
+        """Return the factors of the chosen experts' weights, float32 [experts]; None without any. Raises LoadError."""
+        if self.names.expert_scales is None:
+            return None
+        name = self._weights.layer_name(layer, self.names.expert_scales)
+        scales = self._checkpoint.view_tensor(name, self._expert_count(layer))
+        return scales.to(self._weights.device, torch.float32, copy=True)
 
     def read_expert(self, layer: int, expert: int, key: str) -> list[LinearWeight]:
         """Read the parts of an expert's linear layer ``key``, quantized if requested. Raises LoadError."""
@@ -220,6 +243,8 @@ class MixtureWeights:
             PlainWeight.pack_merged(router, bias, weights.dtype, weights.device),
             self.read_choice_bias(layer),
             native.Experts(routing.experts, gate_up, down, self._config.layers[layer].is_gated),
+            self.read_router_norm(layer),
+            self.read_expert_scales(layer),
         )
 
     def _stack_experts(self, layer: int, key: str) -> native.PackedWeight:

@@ -34,7 +34,7 @@ from parley.model.networks.rope import (
 )
 from parley.model.networks.sinusoids import Sinusoids
 from parley.model.networks.state_layers import StateNames
-from parley.native.layer_shape import LatentShape, LayerShape
+from parley.native.layer_shape import HeadSizes, LatentShape, LayerShape
 from parley.native.layout import LayerKV
 
 __all__ = ["FUSABLE_TYPES", "DecoderConfig", "RopeConfig", "Unfusable", "read_decoder_config"]
@@ -95,23 +95,37 @@ class DecoderConfig:
     query_scaling: QueryScaling | None = None  # the factor of queries, for layers that scale them
     latent: LatentShape | None = None  # the sizes of multi-head latent attention, for models that have it
     state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
+    inputs_vocab: int = 0  # tokens that have inputs of layers
+    inputs_width: int = 0  # numbers of a token's input of one layer
+    inputs_count: int = 0  # layers that have inputs of their own; 0: none has
 
-    @property
-    def layer_kv(self) -> LayerKV:
-        """The KV cache of each layer with attention."""
+    def head_sizes(self, layer: int) -> HeadSizes:
+        """Return the heads of a layer's keys and values."""
+        return self.layers[layer].head_sizes or HeadSizes(self.kv_heads, self.head_dim)
+
+    def mlp_width(self, layer: int) -> int:
+        """Return the inner size of a layer's MLP, experts aside."""
+        shape = self.layers[layer]
+        if shape.routing is not None and not shape.has_dense_beside:
+            return self.shared_width
+        return shape.mlp_width or self.intermediate
+
+    def layer_kv(self, layer: int) -> LayerKV:
+        """Return the KV cache of a layer with attention."""
         if self.latent is not None:
             return LayerKV(1, self.latent.stored_dim, self.latent.rank, has_latents=True)
-        return LayerKV(self.kv_heads, self.head_dim, self.head_dim)
+        sizes = self.head_sizes(layer)
+        return LayerKV(sizes.kv_heads, sizes.dim, sizes.dim)
+
+    @property
+    def stored_layers(self) -> list[LayerKV]:
+        """The KV cache of each layer that has one."""
+        return [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.stores_kv]
 
     @property
     def layer_count(self) -> int:
         """The number of layers."""
         return len(self.layers)
-
-    @property
-    def attention_count(self) -> int:
-        """The number of layers with attention, which have keys and values."""
-        return sum(shape.has_attention for shape in self.layers)
 
     @property
     def state_sizes(self) -> list[int]:
@@ -194,6 +208,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         latent=latent,
         state_layouts=() if family.state is None else (family.state.names, *family.state.others),
         **_read_mixture(family, fields),
+        **_read_layer_inputs(family, fields, layer_count),
     )
 
 
@@ -230,6 +245,17 @@ def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> dict[str, An
         "shared_width": mixture.read_shared_width(fields),
         "extra_layers": extra_layers if type(extra_layers) is int else 0,
     }
+
+
+def _read_layer_inputs(family: DecoderFamily, fields: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return the members of DecoderConfig that describe inputs of layers. Raises Unfusable."""
+    if family.tensors.layer_inputs is None:
+        return {}
+    vocab = read_size(fields, "vocab_size_per_layer_input")
+    if vocab < fields["vocab_size"]:
+        raise Unfusable(f"only {vocab} of its {fields['vocab_size']} tokens have inputs of layers")
+    width = read_size(fields, "hidden_size_per_layer_input")
+    return {"inputs_vocab": vocab, "inputs_width": width, "inputs_count": count}
 
 
 def _read_latent(fields: dict[str, Any], value_dim: int, heads: int, kv_heads: int) -> LatentShape | None:
@@ -331,10 +357,10 @@ def _read_layers(
     routing = None if mixture is None else mixture.read_routing(fields)
     state_type = None if family.state is None else family.state.layer_type
     state = None if family.state is None else family.state.read_shape(fields)
-    factors = {} if family.layer_factors is None else family.layer_factors(fields)
+    factors: dict[str, Any] = {} if family.layer_factors is None else family.layer_factors(fields)
     score_scale *= factors.pop("score_scale", 1.0)
     slopes = () if family.slopes is None else family.slopes(fields)
-    return tuple(
+    layers = tuple(
         LayerShape(
             score_scale=score_scale,
             window=window if layer_type == SLIDING else None,
@@ -358,6 +384,10 @@ def _read_layers(
         )
         for i, (layer_type, rope) in enumerate(zip(layer_types, ropes, strict=True))
     )
+    if family.layer_variations is None:
+        return layers
+    variations = family.layer_variations(fields, layer_types)
+    return tuple(replace(layer, **members) for layer, members in zip(layers, variations, strict=True))
 
 
 def _read_layer_types(family: DecoderFamily, fields: dict[str, Any], count: int) -> list[str]:
@@ -400,6 +430,8 @@ def _read_ropes(
 
 def _read_ropes_by_type(family: DecoderFamily, fields: dict[str, Any], head_dim: int) -> dict[str, RopeConfig]:
     """Return the rotary embedding of FULL and of SLIDING layers, or one for both as that of FULL."""
+    if family.ropes is not None:
+        return family.ropes(fields)
     if family.mrope is not None:
         return {FULL: read_mrope(fields, head_dim, *family.mrope)}
     parameters = rope_parameters(fields)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from parley import native
 from parley.heartbeat import beat
@@ -22,13 +23,13 @@ from parley.native.layer import DecoderLayer
 from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape
 
 # The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of those
-# with the same number. The sites of LAST_STATE_LINEARS follow those of all layers.
+# with the same number. The sites of LAST_LINEARS follow those of all layers.
 LINEAR_SITES = {
     **{"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "query_up": 4},
-    **dict.fromkeys(("state_gates", "state_parameters", "state_input"), 4),
+    **dict.fromkeys(("state_gates", "state_parameters", "state_input", "input_gate"), 4),
 }
 SITES_OF_LAYER = 5
-LAST_STATE_LINEARS = ("state_step", "state_output")
+LAST_LINEARS = ("state_step", "state_output", "input_up")
 
 
 # Positions whose rotary angles are computed at once, so that a table of millions takes little memory besides itself
@@ -37,7 +38,7 @@ ROPE_TABLE_PIECE = 1 << 14
 
 def linear_site(name: str, layer: int, layer_count: int) -> int | None:
     """Return the number of a layer's linear layer among those that adapters change, None if they cannot change it."""
-    if name in LAST_STATE_LINEARS:
+    if name in LAST_LINEARS:
         return layer_count * SITES_OF_LAYER + layer
     return layer * SITES_OF_LAYER + LINEAR_SITES[name] if name in LINEAR_SITES else None
 
@@ -45,19 +46,25 @@ def linear_site(name: str, layer: int, layer_count: int) -> int | None:
 def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor:
     """Return cosines and sines of each rotary embedding's angles, float32 [ropes, max_len, 2, rotary / 2].
 
-    A table, because the cosine of an angle must not depend on its place in a vector. If sequences of this length may
-    use the long factors, ``max_len`` more rows follow, with these.
+    Only of pairs that turn; of embeddings with fewer of these, the last numbers have no meaning. A table, because the
+    cosine of an angle must not depend on its place in a vector. If sequences of this length may use the long factors,
+    ``max_len`` more rows follow, with these.
     """
     sets = _frequency_sets(config, max_len)
-    table = torch.empty(len(config.ropes), sets, max_len, 2, config.rope.rotary // 2, device=device)
+    table = torch.empty(len(config.ropes), sets, max_len, 2, _table_pairs(config), device=device)
     for first in range(0, max_len, ROPE_TABLE_PIECE):
         positions = torch.arange(first, min(first + ROPE_TABLE_PIECE, max_len)).float()
         for i, rope in enumerate(config.ropes):
             for j in range(sets):
-                angles = torch.outer(positions, rope.inverse_frequencies(is_long=bool(j)))
+                angles = torch.outer(positions, rope.inverse_frequencies(is_long=bool(j))[: rope.pairs])
                 piece = torch.stack((angles.cos(), angles.sin()), 1) * rope.scale
-                table[i, j, first : first + len(positions)] = piece
+                table[i, j, first : first + len(positions), :, : rope.pairs] = piece
     return table.flatten(1, 2)
+
+
+def _table_pairs(config: DecoderConfig) -> int:
+    """Return the pairs of dimensions that a row of the rotary table has angles of."""
+    return max(rope.pairs for rope in config.ropes)
 
 
 def _frequency_sets(config: DecoderConfig, max_len: int) -> int:
@@ -67,7 +74,7 @@ def _frequency_sets(config: DecoderConfig, max_len: int) -> int:
 
 def position_table_bytes(config: DecoderConfig, max_len: int) -> int:
     """Return the bytes of the tables of ``FusedDecoder.set_context_length`` for each of ``max_len`` positions."""
-    angles = len(config.ropes) * _frequency_sets(config, max_len) * config.rope.rotary
+    angles = len(config.ropes) * _frequency_sets(config, max_len) * 2 * _table_pairs(config)
     return torch.float32.itemsize * (angles + (config.query_scaling is not None))
 
 
@@ -81,11 +88,24 @@ def make_query_scales(config: DecoderConfig, max_len: int, device: torch.device)
 
 
 @dataclass(frozen=True)
+class LayerInputs:
+    """Makes a row of numbers for each token and layer: the sum of one of the token's embedding, which ``projection``
+    makes and ``norm`` norms, and of one from ``table`` [vocab, layers * width], times the square root of their width.
+    """
+
+    table: native.EmbeddingRows
+    projection: native.PackedWeight
+    norm: native.Norm
+
+
+@dataclass(frozen=True)
 class EmbeddingParts:
-    """Changes to the embeddings of tokens: those of positions [max_len, hidden] are added, and the sum is normed."""
+    """Changes to the embeddings of tokens: those of positions [max_len, hidden] are added, and the sum is normed.
+    ``layer_inputs`` makes inputs of layers of the result."""
 
     positions: torch.Tensor | None = None
     norm: native.Norm | None = None
+    layer_inputs: LayerInputs | None = None
 
 
 class FusedDecoder:
@@ -111,12 +131,12 @@ class FusedDecoder:
         self.parameters = parameters
         self.weights_bytes = weights_bytes
         self.vocab_size = config.vocab
-        self._kv = config.layer_kv
-        self.layers = [self._kv] * config.attention_count
+        self.layers = config.stored_layers
         self.state_sizes = config.state_sizes
         # The number of each layer among those with pages, and among those with a state.
         self._store_numbers = [
-            sum(other.has_attention for other in config.layers[:i]) for i in range(len(layer_weights))
+            sum(other.stores_kv for other in config.layers[: i if shape.kv_layer is None else shape.kv_layer])
+            for i, shape in enumerate(config.layers)
         ]
         self._state_numbers = [
             sum(other.state is not None for other in config.layers[:i]) for i in range(len(layer_weights))
@@ -146,8 +166,15 @@ class FusedDecoder:
     def select_layers(self, layers: list[int], config: DecoderConfig | None = None) -> FusedDecoder:
         """Return a decoder with only ``layers``, described by ``config`` if given. It shares the weights."""
         config = config or self.config
+        shapes = [config.layers[i] for i in layers]
         return FusedDecoder(
-            replace(config, layers=tuple(config.layers[i] for i in layers)),
+            replace(
+                config,
+                layers=tuple(
+                    shape if shape.kv_layer is None else replace(shape, kv_layer=layers.index(shape.kv_layer))
+                    for shape in shapes
+                ),
+            ),
             self._embedding,
             [self.layer_weights[i] for i in layers],
             self._norm,
@@ -171,7 +198,7 @@ class FusedDecoder:
             self.config.layers,
             *tables,
             self.config.heads,
-            self._kv,
+            self.config.layer_kv(0),
             is_interleaved=self.config.rope.is_interleaved,
             plain_dim=self.config.latent.plain_dim if self.config.latent is not None else 0,
             embedding_scale=self._embedding_scale,
@@ -249,7 +276,10 @@ class FusedDecoder:
         rotations: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {None: (nothing, nothing)}
         for rope in {shape.rope for shape in self.config.layers} - {None}:
             assert rope is not None
-            cos, sin = self._rope_angles(batch, rope)[:, None].unbind(2)
+            pairs, still = self.config.ropes[rope].pairs, self.config.ropes[rope].rotary // 2
+            cos, sin = self._rope_angles(batch, rope)[:, None, :, :pairs].unbind(2)
+            if still > pairs:  # others turn by an angle of 0
+                cos, sin = F.pad(cos, (0, still - pairs), value=1.0), F.pad(sin, (0, still - pairs))
             if self.config.rope.is_interleaved:
                 rotations[rope] = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
             else:
@@ -282,7 +312,7 @@ class FusedDecoder:
         norm, reader = norms_with_readers[0]
         x = native.norm_rows(residual, norm, consumer=reader)
         layers = zip(self.layer_weights, config.layers, norms_with_readers[1:], strict=True)
-        query_scales = self._position_scales(batch)
+        query_scales, inputs = self._position_scales(batch), self._compute_inputs(batch, residual)
         states = batch.states or temporary_states(self.state_sizes, batch.spans)
         for i, (block, shape, (norm, reader)) in enumerate(layers):
             beat()
@@ -298,10 +328,14 @@ class FusedDecoder:
             if shape.has_mixer and shape.has_mlp:
                 x, residual = self._finish_attention(i, x, residual, batch)
             if shape.has_mlp:
-                x = self._run_mlp(i, x, batch) if block.mixture is None else self._mix_experts(i, x, batch)
-                after = block.mlp_after_norm
+                x, after = self._run_mlps(i, x, residual, batch), block.mlp_after_norm
             scale = shape.mlp_scale if shape.has_mlp and shape.mlp_scale is not None else shape.residual_scale
-            x, residual = native.add_norm(x, residual, norm, after=after, scale=scale, consumer=reader)
+            if inputs is not None and shape.layer_input is not None:
+                residual = native.add_norm(x, residual, None, after=after, scale=scale)[1]
+                x, after = self._run_input(i, residual, inputs[:, shape.layer_input], batch), block.input_after_norm
+            x, residual = native.add_norm(
+                x, residual, norm, after=after, scale=scale, total_scale=block.output_scale, consumer=reader
+            )
             if batch.media is not None and i < len(batch.media.deep):
                 residual[batch.media.tokens] += batch.media.deep[i]
                 x = native.norm_rows(residual, norm, consumer=reader)
@@ -333,6 +367,8 @@ class FusedDecoder:
             width = config.heads * config.head_dim
             queries, gates, rest = rows.split([width, width, rows.shape[1] - 2 * width], 1)
             rows = torch.cat((queries, rest), 1)
+        if shape.has_keys_as_values:
+            rows = torch.cat((rows, rows[:, config.heads * config.head_sizes(layer).dim :]), 1)
         if config.latent is not None:
             queries = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
         else:
@@ -347,6 +383,8 @@ class FusedDecoder:
                 is_norm_late=shape.is_qk_norm_late,
                 is_interleaved=config.rope.is_interleaved,
                 query_scales=query_scales if shape.has_scaled_queries else None,
+                has_normed_values=shape.has_normed_values,
+                is_query_only=not shape.stores_kv,
             )
         attended = pages.attend_pages(
             store,
@@ -431,6 +469,43 @@ class FusedDecoder:
         rows = native.norm_rows(residual, norm, consumer=reader)
         return rows, native.add_norm(x, residual, None, after=after, scale=scale)[1]
 
+    def _run_mlps(
+        self, layer: int, x: torch.Tensor | native.QuantizedRows, residual: torch.Tensor, batch: PackedBatch
+    ) -> torch.Tensor:
+        """Return the output of a layer's MLP, of its mixture of experts, or of both: [T, hidden]. ``x``: the norm of
+        the residual."""
+        block = self.layer_weights[layer]
+        if block.mixture is None:
+            return self._run_mlp(layer, x, batch)
+        if not self.config.layers[layer].has_dense_beside:
+            return self._mix_experts(layer, x, x, batch)
+        dense = native.norm_rows(self._run_mlp(layer, x, batch), block.dense_after_norm)
+        router_rows = native.norm_rows(residual, block.mixture.router_norm)
+        mixed = self._mix_experts(layer, native.norm_rows(residual, block.experts_norm), router_rows, batch)
+        return native.add_norm(mixed, dense, None, after=block.experts_after_norm)[1]
+
+    def _run_input(self, layer: int, residual: torch.Tensor, inputs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        """Return what a layer makes of its own inputs [T, width]: [T, hidden]."""
+        reader = None if batch.adapted is not None else self.layer_weights[layer].input_up
+        gates = self._apply_linear(residual, batch, layer, "input_gate")
+        active = native.activate(torch.cat((gates, inputs), 1), self.config.layers[layer].activation, consumer=reader)
+        return self._apply_linear(active, batch, layer, "input_up")
+
+    def _compute_inputs(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor | None:
+        """Return the inputs of layers for all tokens, [T, layers, width]; None without any. Media have those of token
+        0 from the table."""
+        parts, width = self._embedding_parts.layer_inputs, self.config.inputs_width
+        if parts is None:
+            return None
+        media = batch.media
+        token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, 0)
+        projected = native.linear(embeddings, parts.projection).view(-1, width)
+        own = native.embed_tokens(token_ids, parts.table).view(-1, width)
+        # The table's factor is rounded as that of embeddings.
+        scale = float(torch.tensor(width**0.5, dtype=self.dtype))
+        inputs = native.add_norm(own, native.norm_rows(projected, parts.norm), None, scale=scale, total_scale=0.5**0.5)
+        return inputs[1].view(len(token_ids), -1, width)
+
     def _run_mlp(self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch) -> torch.Tensor:
         """Return the output of a layer's MLP, or of its shared expert: [T, hidden]."""
         shape, down = self.config.layers[layer], self.layer_weights[layer].down
@@ -445,12 +520,20 @@ class FusedDecoder:
         )
         return self._apply_linear(active, batch, layer, "down")
 
-    def _mix_experts(self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch) -> torch.Tensor:
+    def _mix_experts(
+        self,
+        layer: int,
+        x: torch.Tensor | native.QuantizedRows,
+        router_rows: torch.Tensor | native.QuantizedRows,
+        batch: PackedBatch,
+    ) -> torch.Tensor:
         """Return the output of a layer's mixture of experts: [T, hidden]."""
         shape, mixture = self.config.layers[layer], self.layer_weights[layer].mixture
         assert mixture is not None and shape.routing is not None
-        assert isinstance(x, torch.Tensor), "routers read rows as they are"
-        ids, weights = native.route(native.lm_head_logits(x, mixture.router), mixture.bias, shape.routing)
+        assert isinstance(x, torch.Tensor) and isinstance(router_rows, torch.Tensor), "routers read rows as they are"
+        ids, weights = native.route(native.lm_head_logits(router_rows, mixture.router), mixture.bias, shape.routing)
+        if mixture.scales is not None:
+            weights = weights * mixture.scales[ids]
         shared = self._run_mlp(layer, x, batch) if shape.routing.shared else None
         weighs_inputs = shape.routing.weighs_inputs
         return native.mix_experts(

@@ -24,6 +24,8 @@ class MixtureNames:
     ``choice_bias``, which is added to scores to choose experts, and ``shared_gate``, the logit of the shared expert's
     weight, need not exist. ``has_biases``: the router has a bias, and each tensor of all experts one named NAME_bias
     [experts, out].
+    ``router_scale``: the weights of the norm of what the router reads, without the factor 1 / sqrt(hidden).
+    ``expert_scales`` multiply the weights of chosen experts.
     """
 
     router: str = "mlp.gate"
@@ -36,6 +38,8 @@ class MixtureNames:
     transposed: bool | None = False
     interleaved: bool = False
     has_biases: bool = False
+    router_scale: str | None = None
+    expert_scales: str | None = None
 
     @property
     def is_stacked(self) -> bool:
@@ -192,7 +196,7 @@ def mlx_layouts(layouts: tuple[MixtureNames, ...], *, is_gated: bool) -> list[Mi
     found = []
     for names in layouts:
         block = names.down.partition(".")[0]
-        for experts in (f"{block}.switch_mlp.", f"{block}.experts."):
+        for experts in (f"{block}.switch_mlp.", f"{block}.switch_glu.", f"{block}.experts."):
             gate_up = tuple(f"{experts}{part}.weight" for part in parts)
             down = f"{experts}{last}.weight"
             found.append(replace(names, gate_up=gate_up, down=down, transposed=False, interleaved=False))
@@ -419,4 +423,31 @@ JAMBA_MIXTURE = MixtureFamily(
     ),
     has_mixture=jamba_layers,
     normalized=False,
+)
+GEMMA4_NAMES = MixtureNames(
+    router="router.proj",
+    gate_up=("experts.gate_up_proj",),
+    down="experts.down_proj",
+    router_scale="router.scale",
+    expert_scales="router.per_expert_scale",
+)
+GEMMA4_MIXTURE = MixtureFamily(
+    (
+        GEMMA4_NAMES,
+        *(
+            replace(
+                GEMMA4_NAMES,
+                gate_up=(f"{block}.{{}}.gate_proj", f"{block}.{{}}.up_proj"),
+                down=f"{block}.{{}}.down_proj",
+            )
+            for block in ("experts", "moe.experts")
+        ),
+        replace(GEMMA4_NAMES, gate_up=("experts.gate_up_exps.weight",), down="experts.down_exps.weight"),
+        replace(
+            GEMMA4_NAMES,
+            gate_up=("experts.gate_exps.weight", "experts.up_exps.weight"),
+            down="experts.down_exps.weight",
+        ),
+    ),
+    normalized=True,
 )

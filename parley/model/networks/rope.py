@@ -19,10 +19,11 @@ class RopeConfig:
     """Rotary position embedding of the first ``rotary`` dimensions of a head.
 
     ``kind``: default, linear (all frequencies divided by ``factor``), llama3 (only the slow ones, see
-    ``inverse_frequencies``), yarn (likewise, by ``ramp``), or longrope (each divided by a factor of its own: by
-    ``long_factors`` in sequences of more than ``original_length`` tokens, by ``short_factors`` in others). ``ramp``:
-    the last pair of dimensions whose frequency is kept, and the first whose frequency is divided by ``factor``.
-    Those between are blended. Cosines and sines are multiplied by ``scale``.
+    ``inverse_frequencies``), yarn (likewise, by ``ramp``), longrope (each divided by a factor of its own: by
+    ``long_factors`` in sequences of more than ``original_length`` tokens, by ``short_factors`` in others), or
+    proportional (only the first ``turning`` pairs turn). ``ramp``: the last pair of dimensions whose frequency is kept,
+    and the first whose frequency is divided by ``factor``. Those between are blended. Cosines and sines are multiplied
+    by ``scale``.
 
     ``mrope_section``: how many frequencies belong to time, height and width (M-RoPE), in blocks or interleaved; empty:
     positions have one axis. ``is_interleaved``: dimension 2 i turns with 2 i + 1, else i with i + ``rotary`` / 2.
@@ -42,6 +43,12 @@ class RopeConfig:
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
     is_interleaved: bool = False
+    turning: int | None = None
+
+    @property
+    def pairs(self) -> int:
+        """The pairs of dimensions that turn, which come first."""
+        return self.rotary // 2 if self.turning is None else self.turning
 
     @property
     def long_rope_after(self) -> float:
@@ -75,6 +82,8 @@ class RopeConfig:
         inverse = 1.0 / (self.theta**exponents)
         if self.kind == "linear":
             return inverse / self.factor
+        if self.kind == "proportional":
+            return inverse.masked_fill(torch.arange(len(inverse)) >= self.pairs, 0.0)
         if self.kind == "llama3":
             turns = self.original_length * inverse / (2 * torch.pi)  # full turns within the original context
             smooth = ((turns - self.low_freq) / (self.high_freq - self.low_freq)).clamp(0, 1)

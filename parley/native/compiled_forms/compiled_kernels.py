@@ -45,9 +45,9 @@ SIGNATURES = {
     "packed_size": [N, N],
     "pack": [P, P, N, N, N],
     "linear": [P, P, P, P, N, N, N, N, N],
-    "add_norm": [P, P, P, P, R, P, P, P, P, P, N, N, N],
+    "add_norm": [P, P, P, P, R, R, P, P, P, P, P, N, N, N],
     "activate": [P, N, N, P, P, P, P, N, N, N],
-    "rope_write": [P, P, P, P, P, P, N, N, P, N, N, N, N, N, N, N, N],
+    "rope_write": [P, P, P, P, P, P, N, N, N, P, N, N, N, N, N, N, N, N],
     "scale_logits": [P, N, N, R, R, N],
     "write": [P, P, P, P, N, N, N, N, N, N, N],
     "argmax": [P, P, P, N, N, N],
@@ -272,7 +272,7 @@ class CompiledKernels:
 
     def norm_rows(self, x: torch.Tensor, norm: Norm | None, *, int8: bool = False) -> torch.Tensor | CompiledRows:
         """Return the norm of x [T, hidden], or x itself without one; ``int8`` quantizes it."""
-        return self._run_norm(0, x.contiguous(), 0, None, 1.0, norm, int8)
+        return self._run_norm(0, x.contiguous(), 0, None, (1.0, 1.0), norm, int8)
 
     def add_norm(
         self,
@@ -282,14 +282,14 @@ class CompiledKernels:
         *,
         after: Norm | None = None,
         scale: float = 1.0,
+        total_scale: float = 1.0,
         int8: bool = False,
     ) -> tuple[torch.Tensor | CompiledRows, torch.Tensor]:
-        """Add scale * after(x) to the residual. Return (its norm, the residual), both [T, hidden]; ``int8`` quantizes
-        the norm. Without a norm the rows stay as they are."""
+        """Add scale * after(x) to the residual, and multiply it by ``total_scale``. Return (its norm, the residual),
+        both [T, hidden]; ``int8`` quantizes the norm. Without a norm the rows stay as they are."""
         x, total = x.contiguous(), torch.empty_like(x)
-        rows = self._run_norm(
-            x.data_ptr(), residual.contiguous(), total.data_ptr(), after, scale, norm, int8
-        )  # fmt: skip
+        scales = scale, total_scale
+        rows = self._run_norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), after, scales, norm, int8)
         return rows, total
 
     def _run_norm(
@@ -298,7 +298,7 @@ class CompiledKernels:
         residual: torch.Tensor,
         total: int,
         after: Norm | None,
-        scale: float,
+        scales: tuple[float, float],
         norm: Norm | None,
         int8: bool,
     ) -> torch.Tensor | CompiledRows:
@@ -306,7 +306,7 @@ class CompiledKernels:
         count = residual.numel() // width
         out, pointers = allocate_output(residual.shape, count, width, int8)
         threads = torch.get_num_threads()
-        norms = _norm_pointer(after), scale, _norm_pointer(norm)
+        norms = _norm_pointer(after), *scales, _norm_pointer(norm)
         self._library.add_norm(x, residual.data_ptr(), total, *norms, *pointers, count, width, threads)
         return out
 
@@ -452,9 +452,11 @@ class CompiledKernels:
         is_norm_late: bool = False,
         is_interleaved: bool = False,
         query_scales: torch.Tensor | None = None,
+        has_normed_values: bool = False,
+        is_query_only: bool = False,
     ) -> torch.Tensor:
         """Rotate queries and keys in ``qkv``, store keys and values at ``slots``, return queries [T, heads, dim]."""
-        kv_heads, dim = pool.page_format.layer.heads, pool.page_format.layer.dim
+        kv_heads, dim = 0 if is_query_only else pool.page_format.layer.heads, pool.page_format.layer.dim
         cos, sin, slots = cos.contiguous(), sin.contiguous(), slots.contiguous()
         rows, heads = qkv.shape[0], qkv.shape[1] // dim - 2 * kv_heads
         self._library.rope_write(
@@ -466,6 +468,7 @@ class CompiledKernels:
             _norm_pointer(head_norm),
             has_whole_norm,
             is_norm_late,
+            has_normed_values,
             address_of(query_scales),
             rows,
             heads,

@@ -21,13 +21,15 @@ void grouped_linear(int64_t code, const bf16* x, const uint32_t* packed, const f
                     int64_t M, int64_t N, int64_t K, int64_t group, int64_t as_fp32, int64_t threads);
 void quantize_rows(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
                    int64_t threads);
-void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, const Norm* norm,
-              bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads);
+void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, float total_scale,
+              const Norm* norm, bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
+              int64_t threads);
 void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, int8_t* values, float* scales,
               int32_t* excess, int64_t M, int64_t width, int64_t threads);
 void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const Norm* head_norm,
-                int64_t whole, int64_t after, const float* query_scales, int64_t M, int64_t heads, int64_t kv_heads,
-                int64_t dim, int64_t rotary, int64_t interleaved, int64_t int8, int64_t threads);
+                int64_t whole, int64_t after, int64_t normed_values, const float* query_scales, int64_t M,
+                int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t interleaved, int64_t int8,
+                int64_t threads);
 void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
             const int64_t* table, const float* sinks, const float* slopes, const int64_t* ends, int64_t heads,
             int64_t kv_heads, int64_t dim, int64_t value_dim, int64_t int8, int64_t latent, int64_t window,

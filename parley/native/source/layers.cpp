@@ -150,8 +150,9 @@ struct ForwardPass {
   // residual += layer.residual_scale * after(x), unless x is null; its norm goes to plain, or to int8 if the reader
   // takes int8
   void norm(const bf16* x, const Norm* after, const Layer& layer, const Norm* norm, const Linear* reader, bf16* plain) {
-    add_norm(x, workspace.residual, workspace.residual, after, layer.residual_scale, norm, bf16_target(reader, plain),
-             int8_target(reader), workspace.scales, workspace.excess, M, stack.hidden(), threads);
+    add_norm(x, workspace.residual, workspace.residual, after, layer.residual_scale, 1.f, norm,
+             bf16_target(reader, plain), int8_target(reader), workspace.scales, workspace.excess, M, stack.hidden(),
+             threads);
   }
 
   // residual += layer.residual_scale * after(outputs); plain gets the input of the MLP
@@ -160,8 +161,8 @@ struct ForwardPass {
     if (!layer.parallel)
       return norm(workspace.outputs, after, layer, layer.mlp_norm, layer.mlp_reader(), workspace.plain);
     norm(nullptr, nullptr, layer, layer.mlp_norm, layer.mlp_reader(), workspace.plain);
-    add_norm(workspace.outputs, workspace.residual, workspace.residual, after, layer.residual_scale, nullptr, nullptr,
-             nullptr, nullptr, nullptr, M, stack.hidden(), threads);
+    add_norm(workspace.outputs, workspace.residual, workspace.residual, after, layer.residual_scale, 1.f, nullptr,
+             nullptr, nullptr, nullptr, nullptr, M, stack.hidden(), threads);
   }
 
   // Writes the latents of all rows to the pages. Returns the queries that latents are multiplied by.
@@ -173,7 +174,7 @@ struct ForwardPass {
                     stack.interleaved, int8, threads);
     if (layer.query_up.out) {
       gather_heads(workspace.outputs, stride, 0, workspace.head_inputs, M, 1, layer.query_up.into, threads);
-      add_norm(nullptr, workspace.head_inputs, nullptr, nullptr, 1.f, layer.query_latent_norm,
+      add_norm(nullptr, workspace.head_inputs, nullptr, nullptr, 1.f, 1.f, layer.query_latent_norm,
                bf16_target(&layer.query_up, workspace.plain), int8_target(&layer.query_up), workspace.scales,
                workspace.excess, M, layer.query_up.into, threads);
       linear(layer.query_up, site);
@@ -340,8 +341,8 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
       scatter_heads(workspace.head_outputs, workspace.plain, pass.M, s.heads, layer.value_up.out, threads);
     } else {
       rope_write(workspace.outputs, cos, sin, pages[i], slots, layer.head_norm, layer.whole_qk_norm, layer.late_qk_norm,
-                 layer.scaled_queries ? query_scales : nullptr, M, s.heads, s.kv_heads, s.dim, rotary, s.interleaved,
-                 int8, threads);
+                 false, layer.scaled_queries ? query_scales : nullptr, M, s.heads, s.kv_heads, s.dim, rotary,
+                 s.interleaved, int8, threads);
       attend(workspace.outputs, layer.qkv.out, pages[i], workspace.plain, attended_spans, attended_count, table,
              layer.sinks, layer.slopes, nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8, false, layer.window,
              layer.chunk, layer.score_scale, layer.softcap, threads);

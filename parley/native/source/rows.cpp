@@ -153,11 +153,12 @@ void quantize_rows(const bf16* x, int8_t* values, float* scales, int32_t* excess
            [=](long m) { quantize_row(x + m * width, width, values + m * padded, scales + m, excess + m); });
 }
 
-// total = residual + scale * after(x), or the residual itself if x is null; out = norm(total). A norm that is null
-// changes nothing. All are [M, width]; without x, total is not written. `plain` gets the result, and `values` the
-// quantized one, unless they are null.
-void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, const Norm* norm,
-              bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
+// total = total_scale * (residual + scale * after(x)), or the residual itself if x is null; out = norm(total). A norm
+// that is null changes nothing. All are [M, width]; without x, total is not written. `plain` gets the result, and
+// `values` the quantized one, unless they are null.
+void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, float total_scale,
+              const Norm* norm, bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
+              int64_t threads) {
   RowOutputs out{plain, values, scales, excess};
   write_rows(out, M, width, threads_for(M * width, threads), [=](long m, bf16* to) {
     const bf16* row = residual + m * width;
@@ -167,7 +168,7 @@ void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* afte
       auto at = [=](long i) { return load(one + i, width - i); };
       auto add = [=](auto more) {
         for (long i = 0; i < width; i += LANES)
-          store(both + i, more(i) * scale + load(other + i, width - i), width - i);
+          store(both + i, (more(i) * scale + load(other + i, width - i)) * total_scale, width - i);
       };
       if (after) {
         auto each = normed(*after, width, at);
@@ -234,11 +235,13 @@ void norm_gated(const float* x, const bf16* gates, int64_t stride, const float* 
 // Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads,
 // dim], in place. Keys and values of row m are stored at slots[m]. cos, sin: [M, rotary]; rotary <= dim <= MAX_DIM.
 // Number i turns with its partner: i + rotary / 2, or the other of its pair (2 i, 2 i + 1) if `interleaved`. The norm
-// is one of each head, before or `after` its rotation, or `whole`: an RMS norm of all queries, and of all keys. Queries
-// are multiplied by query_scales [M] at last, unless it is null.
+// is one of each head, before or `after` its rotation, or `whole`: an RMS norm of all queries, and of all keys. With
+// `normed_values`, each head's value gets an RMS norm without weights, of the same eps. Queries are multiplied by
+// query_scales [M] at last, unless it is null. Without key heads, only queries are there.
 void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const Norm* head_norm,
-                int64_t whole, int64_t after, const float* query_scales, int64_t M, int64_t heads, int64_t kv_heads,
-                int64_t dim, int64_t rotary, int64_t interleaved, int64_t int8, int64_t threads) {
+                int64_t whole, int64_t after, int64_t normed_values, const float* query_scales, int64_t M,
+                int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t interleaved, int64_t int8,
+                int64_t threads) {
   PageLayout layout{kv_heads, dim, dim, int8 != 0, false};
   long width = (heads + 2 * kv_heads) * dim;
   each_row(M, threads_for(M * width, threads), [=](long m) {
@@ -279,8 +282,12 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, cons
       if (query_scales && h < heads)
         for (long i = 0; i < dim; i += LANES) store(head + i, load(head + i, dim - i) * query_scales[m], dim - i);
     }
-    const bf16* keys = row + heads * dim;
-    write_token(layout, pages, slots[m], keys, keys + kv_heads * dim);
+    bf16 *keys = row + heads * dim, *values = keys + kv_heads * dim;
+    for (bf16* value = values; normed_values && value < row + width; value += dim) {
+      float scale = inverse(value, dim);
+      for (long i = 0; i < dim; i += LANES) store(value + i, load(value + i, dim - i) * scale, dim - i);
+    }
+    write_token(layout, pages, slots[m], keys, values);
   });
 }
 

@@ -109,15 +109,19 @@ def add_norm(
     *,
     after: Norm | None = None,
     scale: float = 1.0,
+    total_scale: float = 1.0,
     int8: bool = False,
 ) -> tuple[torch.Tensor | TorchRows, torch.Tensor]:
-    """Add scale * after(x) to the residual stream. Return (its norm, the residual), both [T, hidden].
+    """Add scale * after(x) to the residual stream, and multiply it by ``total_scale``. Return (its norm, the residual),
+    both [T, hidden].
 
     ``int8`` quantizes the norm. Without a norm the rows stay as they are.
     """
     if after is not None:
         x = _apply_norm(x, after)
     residual = torch.add(residual, x, alpha=scale) if scale != 1 else residual + x
+    if total_scale != 1:
+        residual *= total_scale
     return norm_rows(residual, norm, int8=int8), residual
 
 
@@ -140,6 +144,8 @@ def rope_write(
     is_norm_late: bool = False,
     is_interleaved: bool = False,
     query_scales: torch.Tensor | None = None,
+    has_normed_values: bool = False,
+    is_query_only: bool = False,
 ) -> torch.Tensor:
     """Rotate the queries and keys in qkv [T, (heads + 2 * kv_heads) * dim], and store keys and values in the pages.
 
@@ -147,9 +153,11 @@ def rope_write(
     dimension i turns with i + rotary / 2, or 2 i with 2 i + 1 if ``is_interleaved``; sin is negative at the first of
     both. Those beyond ``rotary`` are unchanged. ``head_norm`` [heads + kv_heads, dim]: the norm of each head before its
     rotation, or after it with ``is_norm_late``, or with ``has_whole_norm`` the RMS norm of all queries and of all keys
-    of a token. ``query_scales`` float32 [T] multiply queries at last.
+    of a token. ``query_scales`` float32 [T] multiply queries at last. ``has_normed_values``: each head's value gets an
+    RMS norm without weights, with the eps of ``head_norm``. ``is_query_only``: qkv [T, heads * dim] and the norm are of
+    queries alone, and nothing is stored.
     """
-    kv_heads, dim = pool.page_format.layer.heads, pool.page_format.layer.dim
+    kv_heads, dim = 0 if is_query_only else pool.page_format.layer.heads, pool.page_format.layer.dim
     heads = qkv.shape[1] // dim - 2 * kv_heads
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
     rotary = cos.shape[-1]
@@ -164,7 +172,11 @@ def rope_write(
         turning.copy_(_norm_heads(turning.float(), head_norm, None))
     if query_scales is not None:
         qkv[:, :heads] = qkv[:, :heads].float() * query_scales[:, None, None]
-    store_rows(qkv[:, heads:], pool, indices)
+    if has_normed_values and head_norm is not None:
+        values = qkv[:, heads + kv_heads :]
+        values.copy_(F.rms_norm(values.float(), (dim,), None, head_norm.eps))
+    if not is_query_only:
+        store_rows(qkv[:, heads:], pool, indices)
     return qkv[:, :heads]
 
 

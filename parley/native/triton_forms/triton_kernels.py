@@ -95,10 +95,12 @@ def add_norm(
     *,
     after: Norm | None = None,
     scale: float = 1.0,
+    total_scale: float = 1.0,
     int8: bool = False,
 ) -> tuple[torch.Tensor | TorchRows, torch.Tensor]:
-    """Add scale * after(x) to the residual stream. Return (its norm, the residual), both [T, hidden]."""
-    rows, residual = triton_norms.add_norm(x, residual, norm, after=after, scale=scale)
+    """Add scale * after(x) to the residual stream, and multiply it by ``total_scale``. Return (its norm, the residual),
+    both [T, hidden]."""
+    rows, residual = triton_norms.add_norm(x, residual, norm, after=after, scale=scale, total_scale=total_scale)
     return quantize_rows(rows) if int8 else rows, residual
 
 

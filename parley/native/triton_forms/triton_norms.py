@@ -67,6 +67,7 @@ def _add_norm_kernel(
     bias: tl.tensor,
     eps: tl.tensor,
     scale: tl.tensor,
+    total_scale: tl.tensor,
     normed: tl.tensor,
     total: tl.tensor,
     x_stride: tl.tensor,
@@ -81,7 +82,7 @@ def _add_norm_kernel(
         row = _norm_row(row, after_weight, after_bias, after_eps, shape.after_has_bias, shape.after_is_centered, shape)
         row = row.to(stored).to(tl.float32)
     if shape.has_added:
-        row = tl.load(residual + places, is_column, 0).to(tl.float32) + row * scale
+        row = (tl.load(residual + places, is_column, 0).to(tl.float32) + row * scale) * total_scale
         tl.store(total + places, row.to(stored), is_column)
         row = row.to(stored).to(tl.float32)
     if shape.has_norm:
@@ -90,7 +91,12 @@ def _add_norm_kernel(
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None, after: Norm | None, scale: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm: Norm | None,
+    after: Norm | None,
+    scale: float,
+    total_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the norm and the sum, both [T, width]; where there is none, a tensor without meaning."""
     rows, width = x.shape
@@ -112,7 +118,8 @@ def _launch(
     weight, bias, eps = _norm_inputs(norm, x)
     _add_norm_kernel[(rows,)](
         x, x if residual is None else residual, after_weight, after_bias, after_eps, weight, bias, eps, scale,
-        normed, total, x.stride(0), shape, num_warps=max(1, min(16, shape.block // WARP_NUMBERS)), **NO_FUSION,
+        total_scale, normed, total, x.stride(0), shape,
+        num_warps=max(1, min(16, shape.block // WARP_NUMBERS)), **NO_FUSION,
     )  # fmt: skip
     return normed, total
 
@@ -126,11 +133,18 @@ def _norm_inputs(norm: Norm | None, x: torch.Tensor) -> tuple[torch.Tensor, torc
 
 def norm_rows(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
     """Return the norm of x [T, hidden], computed in float32, or x itself without one."""
-    return x if norm is None or not len(x) else _launch(x, None, norm, None, 1.0)[0]
+    return x if norm is None or not len(x) else _launch(x, None, norm, None, 1.0, 1.0)[0]
 
 
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, norm: Norm | None, *, after: Norm | None = None, scale: float = 1.0
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm: Norm | None,
+    *,
+    after: Norm | None = None,
+    scale: float = 1.0,
+    total_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add scale * after(x) to the residual stream. Return (its norm, the residual), both [T, hidden]."""
-    return _launch(x, residual, norm, after, scale)
+    """Add scale * after(x) to the residual stream, and multiply it by ``total_scale``. Return (its norm, the residual),
+    both [T, hidden]."""
+    return _launch(x, residual, norm, after, scale, total_scale)

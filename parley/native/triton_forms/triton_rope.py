@@ -32,6 +32,7 @@ class RopeShape:
     query_block: int  # of all queries of a token
     norm: str
     is_interleaved: bool
+    has_normed_values: bool
     is_int8: bool
 
 
@@ -93,6 +94,9 @@ def _rope_write_kernel(
         angle = token * shape.rotary + dims
         rotated = numbers * tl.load(cos + angle, turns, 0) + other * tl.load(sin + angle, turns, 0)
         numbers = tl.where(turns, rotated, numbers).to(stored).to(tl.float32)
+    elif shape.has_normed_values:
+        factor = 1.0 / tl.sqrt(tl.sum(numbers * numbers) / shape.dim + eps)
+        numbers = (numbers * factor).to(stored).to(tl.float32)
     if head < shape.heads:
         target = queries + (token.to(tl.int64) * shape.heads + head) * shape.dim
         tl.store(target + dims, numbers.to(stored), is_dim)
@@ -116,16 +120,19 @@ def rope_write(
     head_norm: Norm | None = None,
     has_whole_norm: bool = False,
     is_interleaved: bool = False,
+    has_normed_values: bool = False,
+    is_query_only: bool = False,
 ) -> torch.Tensor:
     """Rotate queries and keys in qkv, and store keys and values in the pages. Return the queries [T, heads, dim].
 
     Tokens with negative ``indices`` are not stored. ``qkv`` is not changed.
     """
     layer = pool.page_format.layer
-    heads = qkv.shape[1] // layer.dim - 2 * layer.heads
+    kv_heads = 0 if is_query_only else layer.heads
+    heads = qkv.shape[1] // layer.dim - 2 * kv_heads
     shape = RopeShape(
         heads=heads,
-        kv_heads=layer.heads,
+        kv_heads=kv_heads,
         dim=layer.dim,
         rotary=cos.shape[-1],
         width=pool.page_format.shape[-1],
@@ -133,11 +140,12 @@ def rope_write(
         query_block=triton.next_power_of_2(heads * layer.dim),
         norm="none" if head_norm is None else "whole" if has_whole_norm else "head",
         is_interleaved=is_interleaved,
+        has_normed_values=has_normed_values and head_norm is not None,
         is_int8=pool.page_format.dtype == torch.int8,
     )
     queries = qkv.new_empty(len(qkv), heads, layer.dim)
     weight, eps = (cos, 1.0) if head_norm is None else (head_norm.weight, head_norm.eps)
-    _rope_write_kernel[(len(qkv), heads + 2 * layer.heads)](
+    _rope_write_kernel[(len(qkv), heads + 2 * kv_heads)](
         qkv, queries, cos, sin, weight, eps, pool.data, indices, shape, num_warps=1, **NO_FUSION
     )
     return queries

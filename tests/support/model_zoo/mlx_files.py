@@ -105,6 +105,14 @@ def write_mlx(source: Path, home: Path, form: MlxForm, *, shifts_norms: bool = F
             halves = gate_up if match[2] == "gate_up" else {"down_proj": tensor}
             stored |= {f"{match[1]}.{part}.bias": each for part, each in halves.items()}
             meant[name] = tensor.float()
+        elif (match := STACKED.fullmatch(name)) and config["model_type"] == "gemma4_text":
+            parts = (
+                dict(zip(("gate", "up"), tensor.chunk(2, 1), strict=True))
+                if match[2] == "gate_up"
+                else {"down": tensor}
+            )
+            numbers = [store(f"{match[1]}.switch_glu.{part}_proj", each) for part, each in parts.items()]
+            meant[name] = torch.cat(numbers, 1)
         elif match := STACKED.fullmatch(name):
             if match[2] == "down":
                 meant[name] = store(f"{match[1]}.down_proj", tensor.mT.contiguous()).mT

@@ -70,9 +70,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "aria_text": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
     "nanochat": ("nanochat", {}),
-    "gemma4_text": ("gemma4_text", HEADS | {"vocab_size_per_layer_input": 640, "sliding_window": 20,
-                                            "hidden_size_per_layer_input": 16, "global_head_dim": 32}),
-    "gemma4_unified_text": ("gemma4_unified_text", WINDOW),
     "gemma3n_text": ("gemma3n_text", WINDOW | {
         "vocab_size_per_layer_input": 640, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0,
         "layer_types": ["sliding_attention", "full_attention"], "intermediate_size": [96, 96], "laurel_rank": 8,

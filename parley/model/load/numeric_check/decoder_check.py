@@ -38,7 +38,9 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     layers = list(range(config.layer_count))
     if decoder.parameters > FULL_CHECK_PARAMETERS:
         kinds = [type(shape.state) for shape in config.layers]
-        layers = sorted({0, config.layer_count - 1, *map(kinds.index, set(kinds))})
+        chosen = {0, config.layer_count - 1, *map(kinds.index, set(kinds))}
+        sources = {config.layers[i].kv_layer for i in chosen} - {None}
+        layers = sorted(chosen.union(i for i in sources if i is not None))
     token_ids = torch.linspace(0, config.vocab - 1, PROBE_TOKENS).long()
     outputs = torch.linspace(0, config.vocab - 1, min(config.vocab, PROBE_OUTPUTS)).long()
     reference = ReferenceDecoder(checkpoint, config, quantization, _picture_positions())

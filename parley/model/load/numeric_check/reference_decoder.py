@@ -11,7 +11,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.load.fuse import DecoderWeights
-from parley.model.load.numeric_check.reference_layer import ReferenceLayer, ReferenceNorms
+from parley.model.load.numeric_check.reference_layer import ReferenceLayer, ReferenceNorms, StoredKV
 from parley.model.networks.config import DecoderConfig
 
 
@@ -40,9 +40,11 @@ class ReferenceDecoder:
         the rest of the start.
         """
         x = self._embed_tokens(token_ids)
+        inputs = self._layer_inputs(token_ids, x) if self._config.inputs_count else None
+        stored: StoredKV = {}
         for number in layers:
-            layer = ReferenceLayer(self._weights, self._config, number, self._media_positions)
-            x = layer.run_rows(x)
+            layer = ReferenceLayer(self._weights, self._config, number, self._media_positions, stored)
+            x = layer.run_rows(x, None if inputs is None else inputs[:, number])
             self._checkpoint.release_pages(*self._weights.layer_tensors(number))
         return self._score_outputs(x[-1:], outputs)
 
@@ -60,6 +62,17 @@ class ReferenceDecoder:
         if config.tensors.embedding_norm is not None:
             x = self._norms.norm_rows(x, config.tensors.embedding_norm, config.hidden)
         return x
+
+    def _layer_inputs(self, token_ids: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of all layers for the tokens with these embeddings, float32 [T, layers, width]."""
+        config, width = self._config, self._config.inputs_width
+        table, projection = self._weights.input_linears()
+        rows = self._weights.quantization.read_embedding(self._checkpoint, table).select_outputs(token_ids)
+        own = rows.decode_into(torch.empty(len(token_ids), table.into)).mul(width**0.5)
+        made = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden**-0.5
+        made = self._norms.norm_rows(made, config.tensors.input_norm, width)
+        inputs: torch.Tensor = ((made + own) / 2**0.5).unflatten(-1, (config.inputs_count, width))
+        return inputs
 
     def _score_outputs(self, x: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
         """Return the logits of ``outputs`` for rows of the last layer."""

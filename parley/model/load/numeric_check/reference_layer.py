@@ -15,7 +15,7 @@ from parley.model.load.fuse import DecoderWeights
 from parley.model.load.numeric_check.reference_routing import expert_shares
 from parley.model.load.states.state_reference import run_state_layer
 from parley.model.networks.config import DecoderConfig, RopeConfig
-from parley.native.layer_shape import LatentShape
+from parley.native.layer_shape import LatentShape, Routing
 from parley.native.state_shape import StateShape
 
 # Of the outputs of gate and up; of those of up and of 1 in an MLP that is not gated.
@@ -29,6 +29,7 @@ ACTIVATION_DEFINITIONS: dict[str, Callable[[torch.Tensor, torch.Tensor | float],
         gate.clamp_max(7) * (1.702 * gate.clamp_max(7)).sigmoid() * (torch.as_tensor(up).clamp(-7, 7) + 1)
     ),
 }
+StoredKV = dict[int, tuple[torch.Tensor, torch.Tensor]]  # keys and values by number of the layer
 LATENT_NORM_EPS = 1e-6  # of the norms of latents, whatever the config says of other norms
 
 
@@ -48,6 +49,10 @@ class ReferenceNorms:
             x = x + self._weights.view_norm(name + ".bias", width)
         return x.flatten(-2)
 
+    def norm_unweighted(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the norm of rows without weights."""
+        return self._normalize(x, self._config.eps)
+
     def norm_heads(self, x: torch.Tensor, name: str, width: int) -> torch.Tensor:
         """Return the norm of queries or keys of all heads."""
         if not self._config.has_headwise_qk_norm:
@@ -62,18 +67,29 @@ class ReferenceNorms:
 
 
 class ReferenceLayer:
-    """Layer ``number`` of a decoder. ``media_positions`` int64 [3, T]: positions of the tokens on M-RoPE's axes."""
+    """Layer ``number`` of a decoder. ``media_positions`` int64 [3, T]: positions of the tokens on M-RoPE's axes.
 
-    def __init__(self, weights: DecoderWeights, config: DecoderConfig, number: int, media_positions: torch.Tensor):
+    ``stored``: the keys and values of layers before it; the layer adds its own.
+    """
+
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        config: DecoderConfig,
+        number: int,
+        media_positions: torch.Tensor,
+        stored: StoredKV,
+    ):
         self._weights, self._config, self._number = weights, config, number
         self._shape = config.layers[number]
         self._linears = weights.linear_parts(number)
         self._norms, self._norm_fields = ReferenceNorms(weights, config), weights.layer_norms(number)
-        self._media_positions = media_positions
+        self._media_positions, self._stored = media_positions, stored
         self._places = torch.arange(media_positions.shape[1])
 
-    def run_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream after the layer, [T, hidden], for the one before it."""
+    def run_rows(self, x: torch.Tensor, inputs: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the residual stream after the layer, [T, hidden], for the one before it. ``inputs`` [T, width]: of
+        the layer alone."""
         shape, before = self._shape, x
         if shape.has_mixer:
             normed = self._norm_field(x, "attention_norm")
@@ -82,10 +98,13 @@ class ReferenceLayer:
                 x = x + shape.state_scale * self._run_state(normed, shape.state)
             x = x + shape.residual_scale * self._norm_field(mixed, "attention_after_norm")
         if shape.has_mlp:
-            inside = self._run_mlps(self._norm_field(before if shape.is_parallel else x, "mlp_norm"))
+            inside = self._run_mlps(before if shape.is_parallel else x)
             scale = shape.residual_scale if shape.mlp_scale is None else shape.mlp_scale
             x = x + scale * self._norm_field(inside, "mlp_after_norm")
-        return x
+        if inputs is not None:
+            active = ACTIVATION_DEFINITIONS[shape.activation](self._project(x, "input_gate"), inputs)
+            x = x + self._norm_field(self._project(active, "input_up"), "input_after_norm")
+        return x * self._weights.read_output_scale(self._number)
 
     def _norm_field(self, x: torch.Tensor, field: str) -> torch.Tensor:
         """Apply the norm of this field of ``TensorNames``, if the layer has it."""
@@ -121,13 +140,21 @@ class ReferenceLayer:
 
     def _project_heads(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the queries, keys and values of all heads, each [T, heads, dim]."""
-        config, shape, dim, fields = self._config, self._shape, self._config.head_dim, self._norm_fields
-        sizes = [config.heads * dim, config.kv_heads * dim, config.kv_heads * dim]
-        q, k, v = torch.cat(rows, -1).split(sizes, -1)
+        config, shape, fields = self._config, self._shape, self._norm_fields
+        kv_heads, dim = config.head_sizes(self._number).kv_heads, config.head_sizes(self._number).dim
+        if shape.kv_layer is not None:
+            q = self._norms.norm_heads(rows[0], *fields["query_norm"]).unflatten(-1, (-1, dim))
+            q = q if shape.rope is None else self._rotate(q, config.ropes[shape.rope])
+            return [q, *self._stored[shape.kv_layer]]
+        if shape.has_keys_as_values:
+            rows = [*rows, rows[-1]]
+        q, k, v = torch.cat(rows, -1).split([config.heads * dim, kv_heads * dim, kv_heads * dim], -1)
         if "query_norm" in fields and not shape.is_qk_norm_late:
             q = self._norms.norm_heads(q, *fields["query_norm"])
             k = self._norms.norm_heads(k, *fields["key_norm"])
         q, k, v = (each.unflatten(-1, (-1, dim)) for each in (q, k, v))
+        if shape.has_normed_values:
+            v = self._norms.norm_unweighted(v)
         if shape.rope is not None:
             q, k = (self._rotate(each, config.ropes[shape.rope]) for each in (q, k))
         if "query_norm" in fields and shape.is_qk_norm_late:
@@ -135,7 +162,9 @@ class ReferenceLayer:
             k = self._norms.norm_rows(k, *fields["key_norm"])
         if shape.has_scaled_queries:
             q = q * self._query_scales()
-        return [q, *(each.repeat_interleave(config.heads // config.kv_heads, 1) for each in (k, v))]
+        k, v = (each.repeat_interleave(config.heads // kv_heads, 1) for each in (k, v))
+        self._stored[self._number] = k, v
+        return [q, k, v]
 
     def _query_scales(self) -> torch.Tensor:
         """Return the factor of each token's query, which grows with its position: [T, 1, 1]."""
@@ -211,18 +240,33 @@ class ReferenceLayer:
 
     # -- the MLP, or a mixture of experts
 
-    def _run_mlps(self, x: torch.Tensor) -> torch.Tensor:
-        routing, mixtures = self._shape.routing, self._weights.mixtures
-        if routing is None:
+    def _run_mlps(self, residual: torch.Tensor) -> torch.Tensor:
+        """Return the output of the MLP, of the mixture, or of both, for the residual before it."""
+        x = self._norm_field(residual, "mlp_norm")
+        if self._shape.routing is None:
             return self._run_mlp(x)
+        if not self._shape.has_dense_beside:
+            return self._run_mixture(x, x, self._shape.routing)
+        experts = self._norm_field(residual, "experts_norm")
+        scales = self._weights.mixtures.read_router_norm(self._number)
+        assert scales is not None
+        mixed = self._run_mixture(experts, self._norms.norm_unweighted(residual) * scales.weight, self._shape.routing)
+        dense = self._norm_field(self._run_mlp(x), "dense_after_norm")
+        return dense + self._norm_field(mixed, "experts_after_norm")
+
+    def _run_mixture(self, x: torch.Tensor, router_rows: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Return the output of the mixture for rows x, whose router reads ``router_rows``."""
+        mixtures = self._weights.mixtures
         router, router_bias = mixtures.read_router(self._number)
-        logits = torch.cat([part.multiply_rows(x) for part in router], -1)
+        logits = torch.cat([part.multiply_rows(router_rows) for part in router], -1)
         logits = logits if router_bias is None else logits + router_bias.float()
         shares = expert_shares(logits[:, : routing.experts], mixtures.read_choice_bias(self._number), routing)
+        scales = mixtures.read_expert_scales(self._number)
+        shares = shares if scales is None else shares * scales
         total = torch.zeros_like(x)
         if routing.shared:
             total = self._run_mlp(x) * (logits[:, routing.experts :].sigmoid() if routing.shared == 2 else 1.0)
-        for expert in shares.sum(0).nonzero()[:, 0].tolist():
+        for expert in shares.any(0).nonzero()[:, 0].tolist():
             rows = shares[:, expert].nonzero()[:, 0]
             own = shares[rows, expert, None]
             if routing.weighs_inputs:

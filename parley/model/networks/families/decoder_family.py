@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.model.networks.mixtures import MixtureFamily
-from parley.model.networks.rope import Unfusable
+from parley.model.networks.rope import RopeConfig, Unfusable
 from parley.model.networks.state_layers import StateFamily
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -27,6 +27,9 @@ class TensorNames:
     ``embedding_norm``: the norm of the sum.
     ``query_up`` and ``latent_up`` are the linear layers that make queries, and keys and values, of their latents in
     models with multi-head latent attention.
+    ``layer_inputs`` are the embeddings of tokens for single layers, beside those that ``input_projection`` makes of
+    their embeddings, whose norm is ``input_norm``; the next three belong to each layer. ``output_scale`` is the tensor
+    with the scale of a layer's output.
     """
 
     embedding: str = "model.embed_tokens"
@@ -50,6 +53,16 @@ class TensorNames:
     latent_norm: str | None = None
     query_up: str | None = None
     latent_up: str | None = None
+    experts_norm: str | None = None
+    dense_after_norm: str | None = None
+    experts_after_norm: str | None = None
+    layer_inputs: str | None = None
+    input_projection: str = "model.per_layer_model_projection"
+    input_norm: str = "model.per_layer_projection_norm"
+    input_gate: str = "per_layer_input_gate"
+    input_up: str = "per_layer_projection"
+    input_after_norm: str | None = None
+    output_scale: str | None = None
 
 
 LLAMA_TENSORS = TensorNames()
@@ -158,6 +171,8 @@ class DecoderFamily:
     is_rope_interleaved: bool | str = False  # as in ``RopeConfig``
     # Returns the usual parameters of a rotary embedding for those of a config; the last argument is the size of a head.
     resolve_rope: Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]] | None = None
+    # Returns the rotary embeddings of FULL and of SLIDING layers, where these two differ in more than their base.
+    ropes: Callable[[dict[str, Any]], dict[str, RopeConfig]] | None = None
     rotated: Callable[[dict[str, Any], list[str]], list[bool]] = all_rotated  # which layers have a rotary embedding
     has_whole_qk_norm: bool = False
     has_headwise_qk_norm: bool = False
@@ -178,6 +193,8 @@ class DecoderFamily:
     is_hybrid: bool = False
     # Reads factors of ``LayerShape`` from a config; that of scores multiplies ``score_scale``.
     layer_factors: Callable[[dict[str, Any]], dict[str, float]] | None = None
+    # Returns for each layer the fields of ``LayerShape`` by which it differs from the others; it gets their types.
+    layer_variations: Callable[[dict[str, Any], list[str]], list[dict[str, Any]]] | None = None
     activation: str | None = None  # of all layers, if not that of hidden_act
     mixture: MixtureFamily | None = None  # how the layers with a mixture of experts choose them
     state: StateFamily | None = None  # how the layers that keep a state are read

@@ -6,14 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from parley.model.networks.config_fields import read_number, read_size
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
+    FULL,
+    SLIDING,
     DecoderFamily,
     TensorNames,
     every_second_full,
     full_in_turn,
 )
+from parley.model.networks.mixtures import GEMMA4_MIXTURE
+from parley.model.networks.rope import RopeConfig, Unfusable
+from parley.native.layer_shape import HeadSizes
 
 GEMMA_TENSORS = TensorNames(
     attention_after_norm="post_attention_layernorm",
@@ -91,4 +97,173 @@ GEMMA3 = replace(
     tensors=replace(GEMMA_TENSORS, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm"),
     layer_types=full_in_turn,
     local_theta="rope_local_base_freq",
+)
+
+
+def gemma4_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of Gemma 4: its mixtures and inputs of layers are options."""
+    family, tensors = GEMMA4_TEXT, GEMMA4_TENSORS
+    if not config.get("enable_moe_block"):
+        family = replace(family, mixture=None)
+        tensors = replace(tensors, experts_norm=None, dense_after_norm=None, experts_after_norm=None)
+    if config.get("hidden_size_per_layer_input", 256) in (0, None):
+        tensors = replace(tensors, layer_inputs=None, input_after_norm=None)
+    return replace(family, tensors=tensors)
+
+
+def gemma4_ropes(fields: dict[str, Any]) -> dict[str, RopeConfig]:
+    """Return the rotary embeddings of Gemma 4's layers by their type. Raises Unfusable."""
+    parameters = fields["rope_parameters"] or GEMMA4_ROPES
+    full = next((sizes for sizes in _own_sizes(fields).values()), None)
+    dims = {
+        FULL: full.dim if full is not None else read_size(fields, "head_dim"),
+        SLIDING: read_size(fields, "head_dim"),
+    }
+    return {name: _read_gemma4_rope(parameters[name], dim) for name, dim in dims.items()}
+
+
+def _read_gemma4_rope(parameters: Mapping[str, Any], dim: int) -> RopeConfig:
+    """Return a rotary embedding over all numbers of a head, of which the first pairs turn. Raises Unfusable."""
+    kind, theta = parameters.get("rope_type", "default"), read_number(parameters, "rope_theta")
+    if kind == "default":
+        return RopeConfig(theta, dim)
+    if kind != "proportional" or parameters.get("factor", 1.0) != 1:
+        raise Unfusable(f"its rotary scaling is {str(kind)[:100]}")
+    turning = int(read_number({"partial_rotary_factor": 1.0, **parameters}, "partial_rotary_factor") * dim // 2)
+    if not 1 <= turning <= dim // 2:
+        raise Unfusable(f"it rotates {2 * turning} of {dim} dimensions")
+    return RopeConfig(theta, dim, "proportional", turning=turning)
+
+
+def gemma4_layers(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:
+    """Return the fields of ``LayerShape`` for each layer of Gemma 4. Raises Unfusable.
+
+    The last layers have no keys and values: they read those of the last layer of their type that has them.
+    """
+    if layer_types[-1] != FULL:
+        raise Unfusable("its last layer has a window")
+    own_sizes, count = _own_sizes(fields), len(layer_types)
+    if any(layer_types[layer] != FULL for layer in own_sizes) or len({*own_sizes.values()}) > 1:
+        raise Unfusable("its layers of one type have heads of different sizes")
+    if own_sizes and len(own_sizes) != layer_types.count(FULL):
+        raise Unfusable("its layers of one type have heads of different sizes")
+    storing = count - (fields["num_kv_shared_layers"] or 0)
+    latest = {layer_types[i]: i for i in range(storing)}
+    if latest.keys() != set(layer_types):
+        raise Unfusable(f"only its first {storing} layers have keys and values")
+    has_inputs, has_mixture = fields.get("hidden_size_per_layer_input"), bool(fields.get("enable_moe_block"))
+    width = 2 * read_size(fields, "intermediate_size") if fields["use_double_wide_mlp"] else None
+    return [
+        {
+            "score_scale": 1.0,
+            "head_sizes": own_sizes.get(i),
+            "kv_layer": None if i < storing else latest[layer_type],
+            "has_normed_values": i < storing,
+            "has_keys_as_values": bool(fields["attention_k_eq_v"]) and layer_type == FULL and i < storing,
+            "mlp_width": None if i < storing else width,
+            "has_dense_beside": has_mixture,
+            "layer_input": i if has_inputs else None,
+        }
+        for i, layer_type in enumerate(layer_types)
+    ]
+
+
+def _own_sizes(fields: dict[str, Any]) -> dict[int, HeadSizes]:
+    """Return the heads of layers that differ from the model's, by number. Raises Unfusable."""
+    common = {
+        "head_dim": read_size(fields, "head_dim"),
+        "num_key_value_heads": read_size(fields, "num_key_value_heads"),
+    }
+    given = fields["per_layer_config"]  # newer files say it for each layer, the first ones for all without a window
+    if given is None:
+        types = fields["layer_types"] or full_in_turn(fields, read_size(fields, "num_hidden_layers"))
+        own = {"head_dim": fields["global_head_dim"]}
+        if fields["attention_k_eq_v"] and fields["num_global_key_value_heads"] is not None:
+            own["num_key_value_heads"] = fields["num_global_key_value_heads"]
+        given = {i: own for i, layer_type in enumerate(types) if layer_type == FULL}
+    sizes = {}
+    for layer, members in given.items():
+        if not set(members) <= set(common):
+            raise Unfusable(f"its per_layer_config gives {', '.join(sorted(set(members) - set(common)))}")
+        both = {**common, **members}
+        sizes[int(layer)] = HeadSizes(read_size(both, "num_key_value_heads"), read_size(both, "head_dim"))
+    heads = read_size(fields, "num_attention_heads")
+    if any(heads % each.kv_heads or each.dim % 2 for each in sizes.values()):
+        raise Unfusable(f"its {heads} heads do not divide over the key/value heads of all layers")
+    return sizes
+
+
+GEMMA4_ROPES = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+GEMMA4_TENSORS = replace(
+    GEMMA_TENSORS,
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+    experts_norm="pre_feedforward_layernorm_2",
+    dense_after_norm="post_feedforward_layernorm_1",
+    experts_after_norm="post_feedforward_layernorm_2",
+    layer_inputs="model.embed_tokens_per_layer",
+    input_after_norm="post_per_layer_input_norm",
+    output_scale="layer_scalar",
+)
+GEMMA4_UNIFIED = replace(
+    GEMMA,
+    fields=COMMON_FIELDS
+    | {
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": None,
+        "per_layer_config": None,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "layer_types": None,
+        "final_logit_softcapping": None,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+    },
+    renamed={"hidden_activation": "hidden_act"},
+    required={"sliding_window_pattern": 6},
+    tensors=replace(
+        GEMMA4_TENSORS,
+        experts_norm=None,
+        dense_after_norm=None,
+        experts_after_norm=None,
+        layer_inputs=None,
+        input_after_norm=None,
+    ),
+    layer_types=full_in_turn,
+    ropes=gemma4_ropes,
+    layer_variations=gemma4_layers,
+    norm_offset=0.0,
+    variant=None,
+)
+GEMMA4_TEXT = replace(
+    GEMMA4_UNIFIED,
+    fields={
+        **GEMMA4_UNIFIED.fields,
+        "max_position_embeddings": 131072,
+        "sliding_window": 512,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size_per_layer_input": 256,
+        "enable_moe_block": False,
+        "num_experts": None,
+        "num_experts_per_tok": None,
+        "moe_intermediate_size": None,
+    },
+    renamed={"hidden_activation": "hidden_act", "top_k_experts": "num_experts_per_tok"},
+    mixture=GEMMA4_MIXTURE,
+    variant=gemma4_variant,
 )

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from parley.model.networks.families.decoder_family import DecoderFamily
-from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
+from parley.model.networks.families.gemma_decoders import (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GEMMA4_TEXT,
+    GEMMA4_UNIFIED,
+    VAULT_GEMMA,
+)
 from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT, XGLM
 from parley.model.networks.families.latent_decoders import (
     DEEPSEEK_V2,
@@ -109,6 +116,8 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4_TEXT,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
     "granite": GRANITE,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
