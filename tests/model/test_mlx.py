@@ -12,7 +12,7 @@ from support.model_zoo.zoo import ZOO
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.mlx import StackedMlxFormat
+from parley.model.checkpoint.mlx import StackedMlxFormat, has_mlx_layout
 from parley.model.checkpoint.quantization import read_quantization
 from parley.model.checkpoint.stacked import StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec
@@ -80,7 +80,9 @@ def test_an_expert_of_unaligned_tensors_is_copied_alone(tmp_path):
     tensors = {"x.weight": words.view(torch.uint32), "x.scales": scales.clone(), "x.biases": biases.clone()}
     checkpoint = write_unaligned(tmp_path, {**tensors, "plain": plain, "turned": plain.mT.contiguous()})
 
-    expert = StackedMlxFormat().read_expert(checkpoint, LinearSpec("x.weight", OUT, INTO), EXPERTS, 3)
+    expert = StackedMlxFormat(frozenset({(4, 32)})).read_expert(
+        checkpoint, LinearSpec("x.weight", OUT, INTO), EXPERTS, 3
+    )
     numbers = torch.stack([words[3] >> shift & 15 for shift in range(0, 32, 4)], -1).view(OUT, -1, 32)
     wanted = numbers * scales[3].float()[..., None] + biases[3].float()[..., None]
     torch.testing.assert_close(expert.to_float(), wanted.flatten(1))
@@ -90,3 +92,46 @@ def test_an_expert_of_unaligned_tensors_is_copied_alone(tmp_path):
         values = StackedPlainFormat(transposed).read_expert(checkpoint, LinearSpec(name, OUT, INTO), EXPERTS, 3).values
         assert torch.equal(values, plain[3])
         assert bytes_behind(values) == plain[3].numel() * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "group"),
+    [("model.layers.1.mlp.down_proj", 2, 32), ("model.layers.0.self_attn.q_proj", 4, 64)],
+)
+def test_bits_and_groups_that_the_config_does_not_name_are_refused(name, bits, group, tmp_path):
+    folder, _ = ZOO["llama, MLX 4 bits"].write(tmp_path)
+    check_model(Settings(model=str(folder)))
+    tensors = load_file(folder / "model.safetensors")
+    if bits == 2:  # half of the words of each row
+        tensors[name + ".weight"] = tensors[name + ".weight"].chunk(2, 1)[0].contiguous()
+    else:
+        for part in ("scales", "biases"):
+            tensors[f"{name}.{part}"] = tensors[f"{name}.{part}"][:, ::2].contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "mlx"})
+    words = rf"^Tensor {name}\.weight has numbers of {bits} bits in groups of {group}, which the config's quantization"
+    with pytest.raises(LoadError, match=words):
+        check_model(Settings(model=str(folder)))
+
+
+def test_heads_of_latents_have_bits_that_the_config_names(tmp_path):
+    folder, _ = ZOO["deepseek_v3, MLX 4 bits"].write(tmp_path)
+    name = "model.layers.1.self_attn.unembed_out.weight"
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = tensors[name].chunk(2, 2)[0].contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "mlx"})
+    with pytest.raises(LoadError, match=rf"^Tensor {name} has numbers of 2 bits in groups of 32, which the config's"):
+        check_model(Settings(model=str(folder)))
+
+
+@pytest.mark.parametrize("section", [{"bits": "4", "group_size": 32}, {"bits": 4, "group_size": 32, "x": {"bits": []}}])
+def test_bits_that_are_no_numbers_are_refused(section):
+    with pytest.raises(LoadError, match=r"^The checkpoint's quantization\.bits is ('4'|\[\]); it must be a number\.$"):
+        read_quantization({"quantization": section}, "none")
+
+
+@pytest.mark.parametrize("writer", ["mlx", "pt"])
+@pytest.mark.parametrize(("shape", "is_mlx"), [((6, 4, 1), True), ((6, 1, 4), False), (None, None)])
+def test_convolutions_tell_the_layout_before_the_header_does(shape, is_mlx, writer, tmp_path):
+    tensors = {"model.norm.weight": torch.ones(4)} | ({} if shape is None else {"x.conv1d.weight": torch.ones(shape)})
+    save_file(tensors, tmp_path / "model.safetensors", {"format": writer})
+    assert has_mlx_layout(Checkpoint(tmp_path)) == (writer == "mlx" if is_mlx is None else is_mlx)

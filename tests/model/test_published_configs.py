@@ -28,6 +28,8 @@ def scaled_phi3(kind: str) -> dict:
         ({"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None}, {"model_type": "gemma"}),
         (GEMMA2 | {"hidden_act": "gelu"}, GEMMA2),
         ({"hidden_act": "gelu"} | GEMMA2, GEMMA2),
+        ({"model_type": "flint", "mlp_only_layers": None}, {"model_type": "flint", "mlp_only_layers": [0, 1]}),
+        ({"model_type": "flint"}, {"model_type": "flint", "mlp_only_layers": [0, 1]}),
         ({"model_type": "llama", "partial_rotary_factor": 0.5}, {"model_type": "llama"}),
         ({"model_type": "llama", "rope_parameters": {"partial_rotary_factor": 0.5}}, {"model_type": "llama"}),
     ],
@@ -47,3 +49,14 @@ def test_a_field_of_a_wrong_type_is_no_crash(model_type):
                 read_decoder_config({"model_type": model_type, name: value})
             except Unfusable as reason:
                 assert str(reason)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_huge_values_are_cut_in_the_reason(model_type):
+    family = FAMILIES[model_type]
+    for name in sorted({*family.fields, *family.renamed}):
+        for value in ("x" * 50_000, [0, "x"] * 25_000, {str(i): i for i in range(5000)}):
+            try:
+                read_decoder_config({"model_type": model_type, name: value})
+            except Unfusable as reason:
+                assert len(str(reason)) < 300, name

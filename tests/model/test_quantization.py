@@ -212,6 +212,9 @@ def test_more_rules_than_any_model_needs_are_refused():
         read_quantization({"quantization_config": W8A8 | {"ignore": names}}, "none")
     with pytest.raises(LoadError, match=r"config\.dynamic has 1000000 entries; at most 16384 are read\."):
         read_quantization({"quantization_config": GPTQ | {"dynamic": {name: {} for name in names}}}, "none")
+    groups = {str(i): W8A8["config_groups"]["group_0"] | {"targets": names[:16000]} for i in range(3)}
+    with pytest.raises(LoadError, match=r"quantization_config has more than 32768 names and patterns in all; no more"):
+        read_quantization({"quantization_config": W8A8 | {"config_groups": groups}}, "none")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Reads folders that converters for MLX, Apple's framework, write (mlx-lm, mlx-vlm).
 
 A quantized weight [out, in] has ``weight`` uint32 [out, in * bits / 32]: numbers along the inputs as one stream of
-bits, first in the lowest. What they mean follows from the other tensors, so that the config's lists of layers with
-bits of their own are not needed:
+bits, first in the lowest. What they mean follows from the other tensors. The config names the bits and groups of all
+layers, and lists those that have others; a weight with none of them is damaged.
 
 * affine: ``scales`` and ``biases`` [out, in / group], float16 or bfloat16; a number is scale * integer + bias.
   Integers have 1 to 8 bits.
@@ -19,6 +19,7 @@ adds one to them; and Falcon-H1's other weights are multiplied by factors of the
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,15 +36,16 @@ from parley.native import GroupedWeight
 
 MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 MOST_BITS = 8
-FLOAT_MODES = {(4, MXFP4_GROUP), (8, MXFP8_BLOCK[1]), (4, NVFP4_GROUP)}  # bits and group
+Pairs = frozenset[tuple[int, int]]  # bits and group
+FLOAT_MODES = {(4, MXFP4_GROUP), (8, MXFP8_BLOCK[1]), (4, NVFP4_GROUP)}
 UNPACKED_AT_ONCE = 1 << 22  # numbers; bounds the intermediates
 HEAD_PARTS = ("embed_q", "unembed_out")
-MLX_FIELDS = {"bits", "group_size"}
+MLX_FIELDS = "bits", "group_size"
 
 
 def is_mlx_section(section: Any) -> bool:
     """Whether a member of a config describes the weights of MLX: it names no method, but bits and groups."""
-    return isinstance(section, dict) and section.get("quant_method") is None and section.keys() >= MLX_FIELDS
+    return isinstance(section, dict) and section.get("quant_method") is None and section.keys() >= set(MLX_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,11 @@ class MlxRows:
         return torch.cat([unpack_crossing(some, self.into, self.bits) for some in rows])
 
 
+@dataclass(frozen=True)
 class MlxFormat:
-    """The format of a quantized linear layer or embedding."""
+    """The format of a quantized linear layer or embedding. ``pairs``: bits and groups that the config names."""
+
+    pairs: Pairs
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold the weight."""
@@ -115,7 +120,7 @@ class MlxFormat:
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return words, scales and biases if there are any, as views of the file. Raises LoadError."""
-        return _view_parts(checkpoint, linear.name, (), linear.out, linear.into)
+        return _view_parts(checkpoint, linear.name, (), linear.out, linear.into, self.pairs)
 
     def view_rows(self, checkpoint: Checkpoint, linear: LinearSpec) -> MlxRows:
         """Return the weight as views of the file. Raises LoadError."""
@@ -126,8 +131,14 @@ class MlxFormat:
         return self.view_rows(checkpoint, linear).to_weight()
 
 
+@dataclass(frozen=True)
 class StackedMlxFormat:
-    """Weights of all experts in one tensor, NAME.weight, [experts, out, in * bits / 32]. ``linear`` has that name."""
+    """Weights of all experts in one tensor, NAME.weight, [experts, out, in * bits / 32]. ``linear`` has that name.
+
+    ``pairs``: bits and groups that the config names.
+    """
+
+    pairs: Pairs
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold the weight, without the bias."""
@@ -137,17 +148,24 @@ class StackedMlxFormat:
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
         """Return words, scales and biases if there are any, as views of the file. Raises LoadError."""
-        return _view_parts(checkpoint, linear.name.removesuffix(".weight"), (experts,), linear.out, linear.into)
+        name = linear.name.removesuffix(".weight")
+        return _view_parts(checkpoint, name, (experts,), linear.out, linear.into, self.pairs)
 
     def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
         """Read the weight of one expert. Raises LoadError, also if a number of it is NaN."""
         name = linear.name.removesuffix(".weight")
-        parts = _view_parts(checkpoint, name, (experts,), linear.out, linear.into, expert)
+        parts = _view_parts(checkpoint, name, (experts,), linear.out, linear.into, self.pairs, expert)
         return _rows_of(parts, linear.into, name).to_weight()
 
 
+@dataclass(frozen=True)
 class SplitHeadsFormat:
-    """The layer that makes keys and values of latents as HEAD_PARTS beside its name, quantized or not."""
+    """The layer that makes keys and values of latents as HEAD_PARTS beside its name, quantized or not.
+
+    ``pairs``: bits and groups that the config names.
+    """
+
+    pairs: Pairs = frozenset()
 
     def is_stored(self, checkpoint: Checkpoint, linear: LinearSpec) -> bool:
         """Whether the checkpoint has a layer in this format."""
@@ -182,7 +200,7 @@ class SplitHeadsFormat:
         return [
             [checkpoint.view_tensor(name + ".weight", heads, out, into)]
             if checkpoint.has_plain_numbers(name + ".weight")
-            else _view_parts(checkpoint, name, (heads,), out, into)
+            else _view_parts(checkpoint, name, (heads,), out, into, self.pairs)
             for name, out, into in shapes
         ]
 
@@ -205,10 +223,16 @@ def _tensor_names(checkpoint: Checkpoint, name: str) -> list[str]:
 
 
 def _view_parts(
-    checkpoint: Checkpoint, name: str, leading: tuple[int, ...], out: int, into: int, item: int | None = None
+    checkpoint: Checkpoint,
+    name: str,
+    leading: tuple[int, ...],
+    out: int,
+    into: int,
+    pairs: Pairs,
+    item: int | None = None,
 ) -> list[torch.Tensor]:
     """Return the tensors of a weight [*leading, out, into], or of one ``item`` of its first axis, as views of the file:
-    int32 words first. Raises LoadError, also if its bits or groups are none that kernels read."""
+    int32 words first. Raises LoadError, also if its bits and group are none that kernels read, or not in ``pairs``."""
 
     def view(part: str, width: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         shape = *leading, out, width
@@ -225,6 +249,11 @@ def _view_parts(
         raise LoadError(
             f"Tensor {words} has {row_words[0]} words and {groups[0]} scales for {into} inputs, which is none of MLX's "
             f"formats that are read ({', '.join(MODES)}; groups are multiples of {GROUP_MULTIPLE})."
+        )
+    if (bits, group) not in pairs:
+        raise LoadError(
+            f"Tensor {words} has numbers of {bits} bits in groups of {group}, which the config's quantization does not "
+            "name; the file is damaged."
         )
     viewed_words = view(words, row_words[0], torch.uint32).view(torch.int32)
     if not biases:
@@ -249,21 +278,39 @@ def _decode_heads(parts: list[torch.Tensor], into: int, name: str) -> torch.Tens
     return torch.stack([_rows_of(list(each), into, name).to_weight().to_float() for each in heads])
 
 
-def read_mlx_config(section: dict[str, Any]) -> Callable[[str], MlxFormat]:
-    """Return a function from layer name to format for the ``quantization`` of a config. Raises LoadError if it names
-    a mode that is not read."""
+def read_mlx_pairs(section: dict[str, Any]) -> Pairs:
+    """Return the bits and groups that the ``quantization`` of a config names: of all layers, and of those it lists.
+
+    Which layer has which is not compared, because names of layers in a config may differ from those in the file. Raises
+    LoadError if it names a mode that is not read, or something else than numbers.
+    """
+    pairs = set()
     for fields in (section, *(each for each in section.values() if isinstance(each, dict))):
         mode = fields.get("mode") or MODES[0]
         if mode not in MODES:
-            raise LoadError(f"The checkpoint's quantization.mode is {mode}; only {', '.join(MODES)} are supported.")
-    mlx = MlxFormat()
+            raise LoadError(
+                f"The checkpoint's quantization.mode is {str(mode)[:100]}; only {', '.join(MODES)} are supported."
+            )
+        numbers = [fields.get(name, section[name]) for name in MLX_FIELDS]
+        for name, number in zip(MLX_FIELDS, numbers, strict=True):
+            if type(number) is not int:
+                raise LoadError(f"The checkpoint's quantization.{name} is {reprlib.repr(number)}; it must be a number.")
+        pairs.add((numbers[0], numbers[1]))
+    return frozenset(pairs)
+
+
+def read_mlx_config(section: dict[str, Any]) -> Callable[[str], MlxFormat]:
+    """Return a function from layer name to format for the ``quantization`` of a config. Raises LoadError."""
+    mlx = MlxFormat(read_mlx_pairs(section))
     return lambda name: mlx
 
 
-def has_swapped_convolutions(checkpoint: Checkpoint) -> bool:
-    """Whether the convolutions of a checkpoint are [channels, size, 1], and not [channels, 1, size]."""
+def has_mlx_layout(checkpoint: Checkpoint) -> bool:
+    """Whether tensors are laid out as MLX does it: convolutions are [channels, size, 1], and not [channels, 1, size].
+
+    The header says it of checkpoints without such convolutions.
+    """
     for name in checkpoint.tensor_names:
-        if name.endswith("conv1d.weight"):
-            shape = checkpoint.tensor_shape(name)
-            return len(shape) == 3 and shape[2] == 1 < shape[1]
-    return False
+        if name.endswith("conv1d.weight") and len(shape := checkpoint.tensor_shape(name)) == 3:
+            return shape[2] == 1 < shape[1]
+    return checkpoint.metadata.get("format") == "mlx"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +42,7 @@ from parley.model.checkpoint.weights import (
 QUANTIZATION_SETTINGS = ("none", "int8", "int4")  # values of the setting
 MLX_METHOD = "mlx"  # configs of MLX name no method
 MAX_RULES = 1 << 14  # entries of a list or object of a config; each may be tried for each layer
+MAX_ALL_RULES = 2 * MAX_RULES  # names and patterns in all of them
 GGUF_METHOD = "gguf"  # each tensor of a GGUF file states its own format, so the config has no more to say
 LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantized while loading
 
@@ -104,12 +105,11 @@ STACKED_FORMATS: dict[str, Callable[[dict[str, Any]], StackedFormat]] = {
     "mxfp4": lambda section: StackedMxfp4Format(),
     "quark": lambda section: StackedMxfp4Format(),
     "torchao": lambda section: torchao.StackedTorchaoFormat(),
-    MLX_METHOD: lambda section: mlx.StackedMlxFormat(),
+    MLX_METHOD: lambda section: mlx.StackedMlxFormat(mlx.read_mlx_pairs(section)),
     "fp8": lambda section: StackedFp8Format(fp8.read_config_block(section)),
     "mxfp8": lambda section: StackedFp8Format(fp8.read_config_block(section)),
 }
 PLAIN_FORMAT = PlainFormat()
-SPLIT_HEADS = mlx.SplitHeadsFormat()
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,14 @@ class Quantization:
     """The format of each linear layer, and whether plain layers are quantized while loading.
 
     ``stacked_format``: of tensors that hold the weights of all experts, unless the file has plain ones; None: it has.
+    ``split_heads``: of the layer that makes keys and values of latents, if it is stored as two.
     """
 
     method: str | None  # the checkpoint's
     setting: str  # one of QUANTIZATION_SETTINGS
     find_format: Callable[[str], WeightFormat | None]
     stacked_format: StackedFormat | None = None
+    split_heads: mlx.SplitHeadsFormat = field(default_factory=mlx.SplitHeadsFormat)
 
     def __bool__(self) -> bool:
         return self.method is not None or self.setting != "none"
@@ -135,7 +137,7 @@ class Quantization:
         """
         if checkpoint.has_plain_numbers(linear.name + ".weight"):
             return None
-        return SPLIT_HEADS if SPLIT_HEADS.is_stored(checkpoint, linear) else self.find_format(linear.name)
+        return self.split_heads if self.split_heads.is_stored(checkpoint, linear) else self.find_format(linear.name)
 
     def stored_tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold a linear layer's weight."""
@@ -223,17 +225,27 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
     _check_rule_counts(section)
     find_format = functools.cache(METHOD_READERS[method](section))  # asked for each layer more than once
     stacked_format = STACKED_FORMATS[method](section) if method in STACKED_FORMATS else None
-    return Quantization(method, setting, find_format, stacked_format)
+    split_heads = mlx.SplitHeadsFormat(mlx.read_mlx_pairs(section) if method == MLX_METHOD else frozenset())
+    return Quantization(method, setting, find_format, stacked_format, split_heads)
 
 
 def _check_rule_counts(section: dict[str, Any]) -> None:
-    """Raise LoadError if a list or object in a ``quantization_config`` has more entries than any model needs."""
+    """Raise LoadError if a list or object in a ``quantization_config``, or all its names and patterns together, have
+    more entries than any model needs. Names are texts in lists, and members that are objects."""
     pending: list[tuple[str, Any]] = [(name, each) for name, each in section.items() if isinstance(each, dict | list)]
+    rules = 0
     while pending:
-        field, value = pending.pop()
+        place, value = pending.pop()
         if len(value) > MAX_RULES:
             raise LoadError(
-                f"The checkpoint's quantization_config.{field} has {len(value)} entries; at most {MAX_RULES} are read."
+                f"The checkpoint's quantization_config.{place} has {len(value)} entries; at most {MAX_RULES} are read."
             )
-        members = value.items() if isinstance(value, dict) else enumerate(value)
-        pending += [(f"{field}.{name}"[:200], each) for name, each in members if isinstance(each, dict | list)]
+        rule_type = dict if isinstance(value, dict) else str
+        members = list(value.items() if isinstance(value, dict) else enumerate(value))
+        rules += sum(isinstance(each, rule_type) for _, each in members)
+        if rules > MAX_ALL_RULES:
+            raise LoadError(
+                f"The checkpoint's quantization_config has more than {MAX_ALL_RULES} names and patterns in all; "
+                "no more are read."
+            )
+        pending += [(f"{place}.{name}"[:200], each) for name, each in members if isinstance(each, dict | list)]

@@ -15,7 +15,7 @@ import torch
 
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.checkpoint.mlx import has_swapped_convolutions
+from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.checkpoint.quantization import GGUF_METHOD, Quantization, read_quantization
 from parley.model.load.devices import resolve_device
 from parley.model.load.fuse import DecoderWeights, check_tensor_names
@@ -144,7 +144,7 @@ def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfi
     config = plan.config
     try:
         decoder_config = read_decoder_config(config)
-        if has_swapped_convolutions(checkpoint):
+        if decoder_config.state_sizes and has_mlx_layout(checkpoint):
             decoder_config = _adapt_to_mlx(decoder_config, config["model_type"])
         if has_own_head(checkpoint) and not (
             plan.device.type == "cuda" and repeats_embedding(checkpoint, decoder_config)

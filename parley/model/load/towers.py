@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.load.multimodal import keep_encoders
 from parley.text.media_family import MediaFamily, read_media_family
 from parley.types import Settings
@@ -45,7 +46,7 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
     family = read_media_family(config)
     if family is None:
         return None
-    if Checkpoint(folder).metadata.get("format") == "mlx":
+    if has_mlx_layout(Checkpoint(folder)):
         log.info("The model reads text only: folders of MLX have encoders in another layout.")
         return None
     towers = _open_towers(folder)

@@ -31,6 +31,7 @@ from parley.model.networks.rope import (
     read_mrope,
     read_rope,
     rope_parameters,
+    wrong_value,
 )
 from parley.model.networks.sinusoids import Sinusoids
 from parley.model.networks.state_layers import StateNames
@@ -144,7 +145,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
         return _read_fusable_config(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # The readers of families check the fields that decide whether a model can be fused, not the type of each field
-        raise Unfusable(f"a field of its config has a wrong type or value ({error})") from error
+        raise Unfusable(f"a field of its config has a wrong type or value ({str(error)[:200]})") from error
 
 
 def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
@@ -297,7 +298,7 @@ def _known_fields(family: DecoderFamily, config: dict[str, Any]) -> dict[str, An
     for name, value in family.required.items():
         given = fields[name]
         if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
-            raise Unfusable(f"its config gives {name} as {reprlib.repr(fields[name])}")
+            raise wrong_value(name, fields[name])
     return fields
 
 
@@ -307,7 +308,9 @@ def _read_sinusoids(family: DecoderFamily, fields: dict[str, Any], hidden: int) 
         return None
     padding = fields["pad_token_id"]
     if hidden < 4 or (padding is not None and type(padding) is not int):
-        raise Unfusable(f"its config gives pad_token_id as {padding!r} and {hidden} numbers in a hidden state")
+        raise Unfusable(
+            f"its config gives pad_token_id as {reprlib.repr(padding)} and {hidden} numbers in a hidden state"
+        )
     return Sinusoids(hidden, padding)
 
 
@@ -350,7 +353,7 @@ def _read_layers(
     """Return the computation of each layer. ``ropes``: the number of each layer's rotary embedding."""
     activation = family.activation or ACTIVATION_NAMES.get(fields["hidden_act"])
     if activation is None:
-        raise Unfusable(f"its activation is {fields['hidden_act']}")
+        raise Unfusable(f"its activation is {str(fields['hidden_act'])[:100]}")
     window = _read_window(fields)
     score_scale = _read_score_scale(fields, head_dim)
     mixture = family.mixture

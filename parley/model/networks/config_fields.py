@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from parley.model.networks.rope import Unfusable
+from parley.model.networks.rope import wrong_value
 
 
 def read_size(fields: Mapping[str, Any], name: str) -> int:
     """Return an integer of at least 1. Raises Unfusable for any other value."""
     value = fields.get(name)
     if type(value) is not int or value < 1:
-        raise Unfusable(f"its config gives {name} as {reprlib.repr(value)}")
+        raise wrong_value(name, value)
     return value
 
 
@@ -21,5 +20,5 @@ def read_number(fields: Mapping[str, Any], name: str) -> float:
     """Return a number of at least 0. Raises Unfusable for any other value."""
     value = fields.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise Unfusable(f"its config gives {name} as {reprlib.repr(value)}")
+        raise wrong_value(name, value)
     return float(value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_number
-from parley.model.networks.rope import Unfusable
+from parley.model.networks.rope import Unfusable, wrong_value
 from parley.native.layer_shape import Routing
 
 SIZE_UNIT = 8  # the kernels compute experts whose sizes are multiples of it
@@ -57,6 +57,11 @@ def sparse_steps(fields: Mapping[str, Any], layer: int) -> bool:
     return layer not in (fields["mlp_only_layers"] or ()) and (layer + 1) % (fields["decoder_sparse_step"] or 1) == 0
 
 
+def flint_layers(fields: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a mixture: as ``sparse_steps``, or if no layers are listed, all but the first two."""
+    return sparse_steps({**fields, "mlp_only_layers": (0, 1)} if fields["mlp_only_layers"] is None else fields, layer)
+
+
 def after_dense_layers(fields: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a mixture: all but the first ``first_k_dense_replace``."""
     return bool(layer >= fields["first_k_dense_replace"])
@@ -98,7 +103,7 @@ def llama4_layers(fields: Mapping[str, Any], layer: int) -> bool:
     if isinstance(fields["moe_layers"], list):
         return layer in fields["moe_layers"]
     if fields["moe_layers"] is not None:
-        raise Unfusable(f"its config gives moe_layers as {fields['moe_layers']!r}")
+        raise wrong_value("moe_layers", fields["moe_layers"])
     return bool((layer + 1) % _read_count(fields, "interleave_moe_layer_step") == 0)
 
 
@@ -168,7 +173,7 @@ def _read_count(fields: Mapping[str, Any], name: str, default: int | None = None
     if isinstance(value, list) and value and value.count(value[0]) == len(value):
         value = value[0]  # one for each layer, all alike
     if type(value) is not int or value < 1:
-        raise Unfusable(f"its config gives {name} as {fields.get(name)!r}")
+        raise wrong_value(name, fields.get(name))
     return value
 
 
@@ -267,7 +272,7 @@ QWEN3_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), _gguf_layout(Mixt
 MELLUM_MIXTURE = replace(OLMOE_MIXTURE, has_mixture=sparse_or_all)
 FLINT_MIXTURE = MixtureFamily(
     _both_layouts(MixtureNames()),
-    has_mixture=sparse_steps,
+    has_mixture=flint_layers,
     is_sigmoid=True,
     shared=1,
 )

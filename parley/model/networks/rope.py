@@ -14,6 +14,11 @@ class Unfusable(Exception):
     """The model has no fused decoder. The message gives the reason, as the end of a sentence."""
 
 
+def wrong_value(name: str, value: object) -> Unfusable:
+    """Return the error for a field of a config whose value is none that is read. A long value is cut."""
+    return Unfusable(f"its config gives {name} as {reprlib.repr(value)}")
+
+
 @dataclass(frozen=True)
 class RopeConfig:
     """Rotary position embedding of the first ``rotary`` dimensions of a head.
@@ -102,7 +107,7 @@ def rope_parameters(fields: dict[str, Any]) -> dict[str, Any]:
     """
     parameters = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(parameters, dict):
-        raise Unfusable(f"its config gives rope_parameters as {reprlib.repr(parameters)}")
+        raise wrong_value("rope_parameters", parameters)
     return parameters
 
 
@@ -168,7 +173,7 @@ def resolve_mscale(fields: dict[str, Any], parameters: dict[str, Any], head_dim:
     """Return the parameters of PhiMoE's rotary embedding with its scale under the usual name. Raises Unfusable."""
     short, long = parameters.get("short_mscale"), parameters.get("long_mscale")
     if short != long:
-        raise Unfusable(f"the scales of its rotary embedding differ: {short!r} and {long!r}")
+        raise Unfusable(f"the scales of its rotary embedding differ: {reprlib.repr(short)} and {reprlib.repr(long)}")
     return parameters if short is None else {**parameters, "attention_factor": short}
 
 
@@ -201,7 +206,7 @@ def read_mrope(
     pairs = rope.rotary // 2
     is_list = isinstance(section, list | tuple) and all(type(size) is int and size >= 0 for size in section)
     if not is_list or len(section) != 3 or (sum(section) != pairs and not is_interleaved):
-        raise Unfusable(f"its mrope_section is {section!r}, but it rotates {pairs} pairs of dimensions")
+        raise Unfusable(f"its mrope_section is {reprlib.repr(section)}, but it rotates {pairs} pairs of dimensions")
     return replace(rope, mrope_section=tuple(section), mrope_interleaved=is_interleaved)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_size
-from parley.model.networks.rope import Unfusable
+from parley.model.networks.rope import Unfusable, wrong_value
 from parley.native.state_shape import (
     MOST_KEYS,
     GatedDeltaShape,
@@ -72,7 +72,7 @@ def read_gated_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
     if key_dim > MOST_KEYS:
         raise Unfusable(f"its keys have {key_dim} numbers, of at most {MOST_KEYS}")
     if fields["hidden_act"] not in ("silu", "swish"):
-        raise Unfusable(f"its convolutions have the activation {fields['hidden_act']}")
+        raise Unfusable(f"its convolutions have the activation {str(fields['hidden_act'])[:100]}")
     return GatedDeltaShape(key_heads, value_heads, key_dim, value_dim, kernel)
 
 
@@ -92,7 +92,7 @@ def read_mamba2(fields: Mapping[str, Any]) -> Mamba2Shape:
         raise Unfusable(f"{heads} heads of {head_dim} in {groups} groups do not divide {inner} numbers")
     activation = fields.get("mamba_hidden_act", fields["hidden_act"])
     if activation not in ("silu", "swish"):
-        raise Unfusable(f"its convolutions have the activation {activation}")
+        raise Unfusable(f"its convolutions have the activation {str(activation)[:100]}")
     return Mamba2Shape(heads, head_dim, state_dim, groups, kernel, groups, step_limits=_read_step_limits(fields))
 
 
@@ -106,14 +106,14 @@ def read_mamba1(fields: Mapping[str, Any]) -> Mamba1Shape:
     else:
         inner = _expand_hidden(fields, hidden)
     if fields["hidden_act"] not in ("silu", "swish"):
-        raise Unfusable(f"its convolutions have the activation {fields['hidden_act']}")
+        raise Unfusable(f"its convolutions have the activation {str(fields['hidden_act'])[:100]}")
     return Mamba1Shape(inner, state_dim, rank, kernel)
 
 
 def _expand_hidden(fields: Mapping[str, Any], hidden: int) -> int:
     expand = fields["mamba_expand"]
     if isinstance(expand, bool) or not isinstance(expand, int | float) or not 1 <= expand * hidden < 1 << 31:
-        raise Unfusable(f"its config gives mamba_expand as {expand!r}")
+        raise wrong_value("mamba_expand", expand)
     return int(expand * hidden)
 
 
@@ -121,7 +121,7 @@ def read_normed_mamba1(fields: Mapping[str, Any]) -> Mamba1Shape:
     """Return the same of a layer with norms of steps, B and C. Raises Unfusable."""
     eps = fields.get("mixer_rms_eps", fields["rms_norm_eps"])
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
-        raise Unfusable(f"its config gives mixer_rms_eps as {eps!r}")
+        raise wrong_value("mixer_rms_eps", eps)
     return replace(read_mamba1(fields), norm_eps=float(eps))
 
 
@@ -145,7 +145,7 @@ def _read_step_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
     except (KeyError, TypeError, ValueError):
         least, most = math.nan, math.nan
     if not 0 <= least <= most:
-        raise Unfusable(f"its config gives time_step_limit as {limits!r}")
+        raise wrong_value("time_step_limit", limits)
     return least, most
 
 

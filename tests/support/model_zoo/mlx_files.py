@@ -8,7 +8,7 @@ import shutil
 from functools import cache
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -89,11 +89,15 @@ def write_mlx(source: Path, home: Path, form: MlxForm, *, shifts_norms: bool = F
     bits, config = cycle(form.bits), json.loads((source / "config.json").read_text())
     stored: Parts = {}
     meant: Parts = {}
+    listed: dict[str, Any] = {}  # layers with other bits, as the config lists them
     stacks: dict[str, list[tuple[str, torch.Tensor]]] = {}
 
     def store(name: str, weight: torch.Tensor) -> torch.Tensor:
         """Store the weight NAME.weight and return what it means."""
-        parts, numbers = quantize(weight.float(), next(bits), form)
+        own = next(bits)
+        parts, numbers = quantize(weight.float(), own, form)
+        if own != form.bits[0]:
+            listed[name] = {"group_size": form.group, "bits": own, "mode": form.mode} if "scales" in parts else False
         stored.update({f"{name}.{end}": part for end, part in parts.items()})
         return numbers
 
@@ -139,7 +143,7 @@ def write_mlx(source: Path, home: Path, form: MlxForm, *, shifts_norms: bool = F
         experts.sort(key=lambda each: int(EXPERT.fullmatch(each[0])[2]))
         numbers = store(name, torch.stack([tensor for _, tensor in experts]))
         meant |= {each: own for (each, _), own in zip(experts, numbers, strict=True)}
-    described = {"group_size": form.group, "bits": form.bits[0], "mode": form.mode}
+    described = {"group_size": form.group, "bits": form.bits[0], "mode": form.mode, **listed}
     fields = {} if form.bits == (16,) else {"quantization": described, "quantization_config": described}
     for folder, tensors, members in ((quantized, stored, fields), (plain, meant, {"dtype": "float32"})):
         shutil.copytree(source, folder)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.model.networks.mixtures import MixtureFamily
-from parley.model.networks.rope import RopeConfig, Unfusable
+from parley.model.networks.rope import RopeConfig, Unfusable, wrong_value
 from parley.model.networks.state_layers import StateFamily
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -87,7 +87,7 @@ def sliding_after_full(fields: dict[str, Any], count: int) -> list[str]:
 def full_in_turn(fields: dict[str, Any], count: int) -> list[str]:
     """Return the types of ``count`` layers: the last of each ``sliding_window_pattern`` sees the whole context."""
     if type(fields["sliding_window_pattern"]) is not int or fields["sliding_window_pattern"] < 1:
-        raise Unfusable(f"its config gives sliding_window_pattern as {fields['sliding_window_pattern']!r}")
+        raise wrong_value("sliding_window_pattern", fields["sliding_window_pattern"])
     return [SLIDING if (i + 1) % fields["sliding_window_pattern"] else FULL for i in range(count)]
 
 

@@ -17,7 +17,7 @@ from parley.model.networks.families.decoder_family import (
     none_rotated,
 )
 from parley.model.networks.families.layer_norm_decoders import FALCON
-from parley.model.networks.rope import Unfusable
+from parley.model.networks.rope import wrong_value
 
 ALL_BIASES: dict[str, str | bool] = dict.fromkeys(("qkv", "output", "gate_up", "down"), True)
 UNKNOWN_SIZES = dict.fromkeys(("num_key_value_heads", "intermediate_size", "head_dim"), "")
@@ -90,7 +90,7 @@ def listed_windows(fields: dict[str, Any], count: int) -> list[str]:
         names = [name for group, times in fields["attention_types"] for name in group * times]
         return [{"global": FULL, "local": SLIDING}[name] for name in names]
     except (TypeError, ValueError, KeyError):
-        raise Unfusable(f"its config gives attention_types as {fields['attention_types']!r}") from None
+        raise wrong_value("attention_types", fields["attention_types"]) from None
 
 
 GPT_NEO = DecoderFamily(
@@ -219,11 +219,11 @@ def mpt_slopes(fields: dict[str, Any]) -> tuple[float, ...]:
     """Return the slopes of MPT's heads. Raises Unfusable if its attention has more variations."""
     attention = fields["attn_config"] or {}
     if not isinstance(attention, dict):
-        raise Unfusable(f"its config gives attn_config as {attention!r}")
+        raise wrong_value("attn_config", attention)
     unknown = {"attn_type": "multihead_attention", "clip_qkv": None, "softmax_scale": None, "qk_ln": False}
     for name, value in unknown.items():
         if attention.get(name, value) != value:
-            raise Unfusable(f"its config gives attn_config.{name} as {attention[name]!r}")
+            raise wrong_value(f"attn_config.{name}", attention[name])
     return alibi_slopes(fields["num_attention_heads"], read_number({"alibi_bias_max": 8} | attention, "alibi_bias_max"))
 
 

@@ -20,7 +20,7 @@ from parley.model.networks.families.decoder_family import (
 )
 from parley.model.networks.families.mixture_decoders import GRANITE_MOE_SHARED
 from parley.model.networks.mixtures import NEMOTRON_MIXTURE
-from parley.model.networks.rope import Unfusable
+from parley.model.networks.rope import wrong_value
 from parley.model.networks.state_layers import MAMBA2_STATES, MIXER_STATES, read_mamba2
 from parley.native.state_shape import Mamba2Shape
 
@@ -110,7 +110,7 @@ def read_multipliers(fields: Mapping[str, Any], name: str, count: int) -> list[f
     if values is None:
         return [1.0] * count
     if not isinstance(values, list | tuple) or len(values) != count or not all(is_factor(each) for each in values):
-        raise Unfusable(f"its config gives {name} as {values!r}")
+        raise wrong_value(name, values)
     return [float(each) for each in values]
 
 
@@ -123,7 +123,7 @@ def falcon_h1_factors(fields: dict[str, Any]) -> dict[str, float]:
     """Return the factors of Falcon-H1's layers. Linear layers pass on factors of their inputs."""
     for name in ("key", "attention_in", "attention_out", "ssm_out"):
         if not is_factor(fields[f"{name}_multiplier"]):
-            raise Unfusable(f"its config gives {name}_multiplier as {fields[f'{name}_multiplier']!r}")
+            raise wrong_value(f"{name}_multiplier", fields[f"{name}_multiplier"])
     gate, down = read_multipliers(fields, "mlp_multipliers", 2)
     entering = fields["attention_in_multiplier"]
     return {
@@ -138,7 +138,7 @@ def falcon_h1_factors(fields: dict[str, Any]) -> dict[str, float]:
 def read_falcon_h1_state(fields: Mapping[str, Any]) -> Mamba2Shape:
     """Return the sizes and factors of Falcon-H1's Mamba 2 layers. Raises Unfusable."""
     if not is_factor(fields["ssm_in_multiplier"]):
-        raise Unfusable(f"its config gives ssm_in_multiplier as {fields['ssm_in_multiplier']!r}")
+        raise wrong_value("ssm_in_multiplier", fields["ssm_in_multiplier"])
     factors = [fields["ssm_in_multiplier"] * each for each in read_multipliers(fields, "ssm_multipliers", 5)]
     return replace(
         read_mamba2(fields),

@@ -332,7 +332,7 @@ FLINT = DecoderFamily(
         "shared_expert_intermediate_size": 1024,
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": (0, 1),
+        "mlp_only_layers": None,
     },
     renamed={"num_local_experts": "num_experts"},
     biases=ATTENTION_BIASES,
