@@ -224,7 +224,7 @@ async def test_a_tenant_with_long_prompts_gets_fewer_turns():
     assert "".join(server) == "abbbbabba"
 
 
-async def test_keys_that_no_instance_has_accepted_share_one_line():
+async def test_keys_that_no_instance_has_accepted_share_one_queue():
     _, scheduler = simulated_cluster("mixed", single_node_max_requests=1)
     scheduler.queue.accept_tenant("b")
     assert await serve_in_turn(scheduler, "uvwxyzbb") == "bubvwxyz"

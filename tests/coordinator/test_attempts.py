@@ -440,7 +440,7 @@ async def test_begun_stream_resumes_only_with_the_same_weights(cluster, prefill_
 
 @pytest.mark.parametrize("other_count", [0, 1])
 async def test_removed_decode_instance_leaves_no_request_hanging(cluster, other_count):
-    """Its request resumes on another decode instance, or on the prefill instance alone."""
+    """The requests of the removed instance resume on another decode instance, or on the prefill instance alone."""
     p, removed = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
     running = await cluster(p, removed, *(ScriptedInstance("decode") for _ in range(other_count)))
     table = running.coordinator.table
@@ -457,7 +457,7 @@ async def test_removed_decode_instance_leaves_no_request_hanging(cluster, other_
     assert running.coordinator.scheduler.open_requests == 0
 
 
-async def test_instance_that_has_yet_to_start_raises_no_alarm(cluster, monkeypatch):
+async def test_starting_instance_raises_no_alarm(cluster, monkeypatch):
     monkeypatch.setattr(result_stream, "RECONNECT_DELAYS", (0.001,))
     attempts = []
     report = result_stream.ResultStreamClient._run_connection

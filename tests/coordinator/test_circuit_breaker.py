@@ -93,7 +93,7 @@ async def test_restart_closes_the_breaker():
     assert not only.breaker.is_open(table.clock())
 
 
-async def test_slow_instance_is_left_to_time_out_a_few_times_only(cluster):
+async def test_slow_instance_is_avoided_after_a_few_timeouts(cluster):
     """Its status is fine, but no request gets a token: later requests go to the other instance."""
     slow, other = ScriptedInstance("prefill"), ScriptedInstance("prefill", script=CHAT_SCRIPT)
     running = await cluster(
@@ -113,7 +113,7 @@ async def test_slow_instance_is_left_to_time_out_a_few_times_only(cluster):
 
 
 @pytest.mark.parametrize("way", ["status", "no answer"])
-async def test_plain_server_that_fails_is_avoided(cluster, monkeypatch, way):
+async def test_failing_plain_server_is_avoided(cluster, monkeypatch, way):
     monkeypatch.setattr(circuit_breaker, "PAUSE_BOUNDS", (60.0, 60.0))
     failing, other = (ScriptedInstance("mixed", plain=True) for _ in range(2))
     running = await cluster(failing, other, algorithm_type="cache_affinity")
@@ -139,7 +139,7 @@ CLIENT_ERRORS = [
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")], ids="-".join)
 @pytest.mark.parametrize(("path", "body"), CLIENT_ERRORS)
-async def test_clients_errors_are_no_failures_of_an_instance(live_cluster, roles, path, body):
+async def test_client_errors_do_not_count_as_failures_of_an_instance(live_cluster, roles, path, body):
     """Some APIs answer them with status 500, so a client could close the instances to others."""
     cluster = await live_cluster(*roles)
     statuses = {(await cluster.front.post(path, body)).status for _ in range(FAILURE_LIMIT)}

@@ -110,7 +110,7 @@ STREAMS: list[tuple[str, dict[str, Any], re.Pattern[bytes]]] = [  # each with th
 
 @pytest.mark.parametrize("roles", [(), ("mixed",), ("prefill", "decode")], ids=str)
 @pytest.mark.parametrize(("path", "body", "chunk_form"), STREAMS, ids=[path for path, _, _ in STREAMS])
-async def test_tokens_that_pile_up_are_sent_in_a_chunk_each(
+async def test_delayed_tokens_are_sent_in_separate_chunks(
     live_cluster,
     serve,
     monkeypatch: pytest.MonkeyPatch,
@@ -246,7 +246,7 @@ async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> N
 
 
 async def test_unfinished_bodies_leave_room_for_others(live_cluster) -> None:
-    """They may take half of the memory, and the slowest one makes room for the next."""
+    """Unfinished bodies may take half of the memory; the slowest one is ended to make room for the next."""
     cluster = await live_cluster("mixed", memory_limit=1 << 20)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n\r\n"
     unfinished = []
@@ -286,7 +286,7 @@ async def test_coordinator_answers_only_clients_with_a_key(live_cluster) -> None
 
 
 async def test_foreign_scheduler_works_next_to_the_coordinator(live_cluster) -> None:
-    """It speaks MindIE's documented wire, and knows the secret."""
+    """The scheduler uses MindIE's documented protocol, and knows the secret."""
     cluster = await live_cluster("prefill", "decode", cluster_secret="s")
     p, d = cluster.instances
     results = await d.connect()

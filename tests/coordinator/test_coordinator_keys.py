@@ -79,7 +79,7 @@ async def test_limits_are_exact_for_the_whole_cluster_under_64_concurrent_client
     assert open_requests(cluster) == 0
 
 
-async def test_refusals_have_the_words_and_headers_of_a_single_server(live_cluster, serve):
+async def test_refusals_have_the_texts_and_headers_of_a_single_server(live_cluster, serve):
     headers, keys = make_keys(
         alice={"requests_per_minute": 3, "tokens_per_minute": 60},
         models={"models": ["other"]},
@@ -129,7 +129,7 @@ async def test_refusals_have_the_words_and_headers_of_a_single_server(live_clust
 
 
 @pytest.mark.parametrize("where", ["coordinator", "instances", ""])
-async def test_metrics_of_an_endpoint_are_refused_as_by_one_server(live_cluster, serve, where):
+async def test_endpoint_metrics_are_refused_as_by_one_server(live_cluster, serve, where):
     headers, keys = make_keys(alice={})
     instance_keys = {"hashed_keys": keys, "cluster_secret": SECRET} if where == "instances" else {}
     cluster = await live_cluster(
@@ -148,7 +148,7 @@ async def test_metrics_of_an_endpoint_are_refused_as_by_one_server(live_cluster,
 
 
 @pytest.mark.parametrize("roles", [("mixed", "mixed"), ("prefill", "decode")])
-async def test_usage_is_what_answers_report_and_counts_once(live_cluster, tmp_path, roles):
+async def test_usage_equals_that_of_the_answers_and_counts_once(live_cluster, tmp_path, roles):
     headers, keys = make_keys(alice={"tokens_per_minute": 10_000}, bob={}, boss={"admin": True})
     cluster = await live_cluster(
         *roles,
@@ -180,7 +180,7 @@ async def test_usage_is_what_answers_report_and_counts_once(live_cluster, tmp_pa
     assert (await cluster.front.get("/v1/usage", **headers["bob"])).status == 403
 
 
-async def test_every_ending_releases_what_it_does_not_use(live_cluster, tmp_path):
+async def test_every_ending_releases_unused_tokens(live_cluster, tmp_path):
     headers, keys = make_keys(alice={"concurrent_requests": 4, "tokens_per_minute": 10_000}, boss={"admin": True})
     cluster = await live_cluster(
         "mixed", "mixed", client_keys={"hashed_keys": keys, "usage_db": str(tmp_path / "usage.db")}
@@ -234,7 +234,7 @@ async def test_requests_that_move_to_another_instance_count_once(live_cluster, t
     assert row["completion_tokens"] == usage["completion_tokens"]
 
 
-async def test_vectors_and_changes_are_counted_and_recorded(live_cluster, tmp_path):
+async def test_embeddings_are_counted_and_changes_are_audited(live_cluster, tmp_path):
     headers, keys = make_keys(alice={"tokens_per_minute": 1000}, boss={"admin": True})
     audit = tmp_path / "audit.jsonl"
     files = {"usage_db": str(tmp_path / "usage.db"), "audit_log": str(audit)}
@@ -254,7 +254,7 @@ async def test_vectors_and_changes_are_counted_and_recorded(live_cluster, tmp_pa
     ]
 
 
-async def test_nobody_else_may_name_a_client(live_cluster):
+async def test_only_the_coordinator_may_name_the_client(live_cluster):
     headers, keys = make_keys(alice={}, boss={"admin": True})
     cluster = await live_cluster("mixed", client_keys={"hashed_keys": keys}, hashed_keys=keys, cluster_secret=SECRET)
     boss = cluster.coordinator.client_keys.keys.check_key({b"authorization": headers["boss"]["authorization"].encode()})
@@ -271,7 +271,7 @@ def coordinator_options_of(*flags: str) -> CoordinatorOptions:
     return cli.coordinator_options(resolve_options(cli.OPTIONS, flags, {}))
 
 
-def test_options_for_keys_are_checked(tmp_path):
+def test_key_options_are_checked(tmp_path):
     file, plain, config = tmp_path / "keys.toml", tmp_path / "keys", tmp_path / "cluster.toml"
     plain.write_text("a key\n")
     config.write_text('api_key_file = "keys.toml"\nusage_db = "usage.db"\n')
@@ -292,7 +292,7 @@ def test_options_for_keys_are_checked(tmp_path):
         coordinator_options_of("--config", str(config))
 
 
-async def test_a_changed_file_is_read_and_a_broken_one_is_not(live_cluster, monkeypatch, tmp_path):
+async def test_changed_key_file_is_read_again_and_a_broken_one_is_ignored(live_cluster, monkeypatch, tmp_path):
     monkeypatch.setattr(coordinator, "file_changes", partial(file_changes, poll_seconds=0.01))
     file = tmp_path / "keys.toml"
     key, hashed = make_key("alice")
@@ -318,7 +318,7 @@ async def test_a_changed_file_is_read_and_a_broken_one_is_not(live_cluster, monk
     await wait_for(200)
 
 
-async def test_requests_in_the_background_are_counted_until_their_end(live_cluster, tmp_path):
+async def test_background_requests_are_counted_until_their_end(live_cluster, tmp_path):
     headers, keys = make_keys(alice={"concurrent_requests": 1, "tokens_per_minute": 1000}, boss={"admin": True})
     cluster = await live_cluster(
         "mixed", "mixed", client_keys={"hashed_keys": keys, "usage_db": str(tmp_path / "usage.db")}, tick=0.02
@@ -342,7 +342,7 @@ async def test_requests_in_the_background_are_counted_until_their_end(live_clust
     assert other.status == 404
 
 
-async def test_calls_over_grpc_have_the_same_limits(live_cluster):
+async def test_grpc_calls_have_the_same_limits(live_cluster):
     headers, keys = make_keys(alice={"requests_per_minute": 1}, apis={"apis": ["openai"]})
     port = free_port()
     cluster = await live_cluster("prefill", "decode", client_keys={"hashed_keys": keys, "grpc_port": port})
@@ -362,7 +362,7 @@ async def test_calls_over_grpc_have_the_same_limits(live_cluster):
     await cluster.idle()
 
 
-async def test_servers_of_another_make_are_counted_by_the_usage_in_their_answers(cluster, tmp_path):
+async def test_requests_to_other_servers_are_counted_by_the_usage_in_their_answers(cluster, tmp_path):
     headers, keys = make_keys(alice={"tokens_per_minute": 1000}, models={"models": ["other"]}, boss={"admin": True})
     plain = ScriptedInstance("mixed", plain=True)
     running = await cluster(plain, hashed_keys=keys, usage_db=str(tmp_path / "usage.db"))

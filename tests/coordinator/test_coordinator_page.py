@@ -6,7 +6,7 @@ from support.http_client import HELLO_CHAT
 HTML = {"accept": "text/html,*/*"}
 
 
-async def test_the_page_is_that_of_a_server_and_needs_no_key(live_cluster):
+async def test_web_page_equals_that_of_a_server_and_needs_no_key(live_cluster):
     headers, keys = make_keys(alice={})
     cluster = await live_cluster("mixed", "mixed", client_keys={"hashed_keys": keys})
     instance = cluster.instances[0]
@@ -25,6 +25,6 @@ async def test_the_page_is_that_of_a_server_and_needs_no_key(live_cluster):
     assert (state["request_count"], state["phase"], state["sees_all"]) == (0, "ready", False)
 
 
-async def test_the_page_can_be_left_out(live_cluster):
+async def test_web_page_can_be_disabled(live_cluster):
     cluster = await live_cluster("mixed", client_keys={"ui": False})
     assert (await cluster.front.get("/ui", **HTML)).status == 404

@@ -430,7 +430,7 @@ async def test_recently_heard_instance_is_not_lost():
 
 
 async def test_stopping_instance_gets_no_requests_and_is_not_lost():
-    """It still finishes those that it has."""
+    """It still finishes its running requests."""
     table, _ = simulated_cluster("mixed", misses=1)
     (one,) = table
     net = FakeHttp()

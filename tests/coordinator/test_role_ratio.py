@@ -111,7 +111,7 @@ def simulate_share(shares, p, d, share, work, seconds, noise=0.0, seed=0):
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
 def test_flex_shares_balance_both_roles_without_oscillation(p, d, initial_share, prefill, decode, slows, seed):
-    """Also when answers take longer the less time decode gets."""
+    """This also holds if answers take longer when decode gets less time."""
 
     def work(now, part):
         return RoleLoad(prefill, decode / (d + 1 - part) if slows else decode)

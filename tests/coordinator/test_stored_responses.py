@@ -31,7 +31,7 @@ async def wait_for_end(front: Any, response_id: str) -> dict[str, Any]:
         await asyncio.sleep(0.01)
 
 
-async def test_a_coordinator_stores_responses_and_conversations_like_one_server(live_cluster, serve):
+async def test_coordinator_stores_responses_and_conversations_like_one_server(live_cluster, serve):
     cluster, single = await live_cluster("prefill", "decode"), await serve()
     front = cluster.front
     answers: list[list[Any]] = [[], []]
@@ -61,7 +61,7 @@ async def test_a_coordinator_stores_responses_and_conversations_like_one_server(
     await cluster.idle()
 
 
-async def test_background_runs_behind_a_coordinator(live_cluster, serve):
+async def test_background_responses_run_behind_a_coordinator(live_cluster, serve):
     cluster, single = await live_cluster("prefill", "decode", tick=0.01), await serve()
     front = cluster.front
     queued = await create(front, background=True)
@@ -132,7 +132,7 @@ async def test_vllm_routes_behind_a_coordinator_answer_like_one_server(live_clus
     await cluster.idle()
 
 
-async def test_tenants_behind_a_coordinator_are_strangers(live_cluster):
+async def test_tenants_behind_a_coordinator_cannot_reach_each_others_responses(live_cluster):
     cluster = await live_cluster("prefill", "decode", tick=0.01, api_keys=KEYS, cluster_secret="s" * 20)
     front = cluster.front
     response = await create(front, OWNER, background=True, max_output_tokens=3000)
@@ -151,7 +151,7 @@ async def test_tenants_behind_a_coordinator_are_strangers(live_cluster):
     await cluster.idle()
 
 
-async def test_background_goes_on_where_an_instance_was_lost(live_cluster):
+async def test_background_response_continues_after_an_instance_is_lost(live_cluster):
     cluster = await live_cluster("prefill", "decode", "decode", tick=0.02, ping_interval=0.005)
     front, decoding = cluster.front, cluster.instances[1]
     body = BODY | {"background": True, "stream": True, "max_output_tokens": 30}

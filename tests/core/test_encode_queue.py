@@ -36,8 +36,8 @@ def step_until_encoding(bench: LoopHarness) -> None:
         time.sleep(0.001)
 
 
-def test_sequences_behind_one_that_waits_for_the_encoder_go_on() -> None:
-    """Each step encodes one block, and computes what else there is."""
+def test_later_sequences_overtake_one_that_waits_for_the_encoder() -> None:
+    """Each step encodes one block and computes all other rows as well."""
     bench = LoopHarness(step_ms=0)
     bench.encoder.blocks = 30
     bench.loop.add_request(request_with("picture", make_item("cat", 3, 20)))
@@ -250,7 +250,7 @@ def test_cancelled_request_does_not_drop_a_shared_picture() -> None:
     assert len(bench.encoder.encoded_digests) == 1
 
 
-def test_picture_is_encoded_again_if_its_features_went_with_the_first_request() -> None:
+def test_picture_is_encoded_again_if_the_first_request_closed_its_features() -> None:
     bench = LoopHarness()
     bench.encoder.before_block = lambda: time.sleep(0.001)
     bench.encoder.failing = {make_item("cat", 0, 1).digest}
@@ -367,7 +367,7 @@ def test_placeholders_may_lie_outside_of_the_vocabulary_where_embeddings_replace
     assert "outside the vocabulary" in (bench.merged_output("bad").error or "")
 
 
-def test_cache_refuses_nothing_and_drops_only_what_nobody_holds() -> None:
+def test_cache_accepts_all_embeddings_and_drops_only_unused_ones() -> None:
     cache = EmbeddingCache(100)
     for name in (b"a", b"b"):
         cache.add_item(name, LedgerEmbeddings(name, 60))
@@ -392,7 +392,7 @@ class StuckEncoder:
         return LedgerEmbeddings(item.digest, 1)
 
 
-def test_encoder_thread_has_progress_unless_a_block_never_ends() -> None:
+def test_encoder_thread_reports_progress_until_a_block_hangs() -> None:
     encoder, posted = StuckEncoder(), queue.SimpleQueue()
     thread = EncoderThread(encoder, posted.put)
     assert thread.has_progress()
@@ -408,8 +408,8 @@ def test_encoder_thread_has_progress_unless_a_block_never_ends() -> None:
 
 
 @pytest.mark.parametrize("progresses", [True, False])
-def test_idle_engine_beats_only_while_its_encoder_gets_on(progresses: bool, monkeypatch) -> None:
-    """Else the watchdog could not find an encoder that hangs."""
+def test_idle_engine_sends_heartbeats_only_while_its_encoder_progresses(progresses: bool, monkeypatch) -> None:
+    """Otherwise the watchdog could not detect a hanging encoder."""
     beats: list[int] = []
     inbox: EngineInbox = queue.SimpleQueue()
 
@@ -422,8 +422,8 @@ def test_idle_engine_beats_only_while_its_encoder_gets_on(progresses: bool, monk
     assert bool(beats) == progresses
 
 
-def test_served_request_waits_for_its_picture_and_idle_loop_beats() -> None:
-    """The messages loop has nothing else to do than to wait for the encoder's result."""
+def test_request_waits_for_its_picture_while_the_idle_loop_sends_heartbeats() -> None:
+    """The messages loop has no other work and waits for the encoder's result."""
     bench = LoopHarness()
     inbox: EngineInbox = queue.SimpleQueue()
     outputs: list[EngineOutput] = []

@@ -121,7 +121,7 @@ def test_priority_outranks_tenant_fairness() -> None:
     assert all(work_id.startswith("heavy") for work_id in finish_order(bench)[1:4])
 
 
-def test_a_tenants_own_priority_cannot_starve_others() -> None:
+def test_tenants_own_priority_cannot_starve_others() -> None:
     bench = LoopHarness(slots=1)
     for number in range(6):
         bench.loop.add_request(make_work(f"heavy{number}", 10, tenant="heavy", own=-(2**31)))
@@ -133,7 +133,7 @@ def test_a_tenants_own_priority_cannot_starve_others() -> None:
     assert bench.stats.preemptions == 0
 
 
-def test_a_tenants_own_priority_orders_its_line() -> None:
+def test_tenants_own_priority_orders_only_its_own_requests() -> None:
     bench = LoopHarness(slots=1)
     bench.loop.add_request(make_work("running", 3, tenant="a"))
     bench.step()

@@ -437,7 +437,7 @@ def test_random_handovers_keep_outputs_and_never_deadlock(seed: int, failures: b
 
 
 def test_the_state_at_the_end_of_a_prompt_travels_as_its_last_page() -> None:
-    """Once for all choices, and not again while the other side has it."""
+    """The state is sent once for all choices, and not again while the other side has it."""
     for length in (65, 69):
         work = EngineRequest("w", COMMON[:length], max_tokens=4, n=2, lease=True)
         sender, receiver = (HandoverHarness(staged=None, has_states=True, snapshots=4) for _ in range(2))

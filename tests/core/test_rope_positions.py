@@ -80,7 +80,7 @@ def build_prompt(family: str, parts: list) -> tuple[list[MediaItem], list[int]]:
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(PART, min_size=1, max_size=6), cuts=st.lists(st.integers(0, 200), max_size=3))
-def test_positions_are_those_of_transformers(family, parts, cuts):
+def test_positions_equal_those_of_transformers(family, parts, cuts):
     # An image of several frames does not exist, and would have the time steps of a video.
     parts = [(IMAGE, (1, *part[1][1:])) if part[0] == IMAGE else part for part in parts]
     items, types = build_prompt(family, parts)
@@ -109,8 +109,8 @@ def test_page_hashes_cover_a_jump_of_positions_at_the_output():
 
 
 @pytest.mark.parametrize(("step", "expected"), [(1e300, 1 + 10**9), (math.inf, 1 + 10**9), (math.nan, 12)])
-def test_steps_out_of_range_are_positions_all_the_same(step, expected):
-    """Clients choose how many frames a second has, so no number may raise an error here."""
+def test_steps_out_of_range_still_give_positions(step, expected):
+    """Clients choose the frame rate, so no number may raise an error here."""
     item = MediaItem("video", b"", 1, 2, [EmbeddingRun(0, 2, (2, 1, 1), step)])
     assert largest_position([item], 14) == expected
 

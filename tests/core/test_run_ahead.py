@@ -47,7 +47,7 @@ def plain_request(name: str, length: int, limit: int, **options) -> EngineReques
     return EngineRequest(name, [3 + i % 20 for i in range(length)], limit, Sampling(), **options)
 
 
-def test_decodes_are_started_ahead_and_the_last_one_is_not() -> None:
+def test_all_decodes_but_the_last_are_started_ahead() -> None:
     bench = DelayedHarness()
     bench.loop.add_request(plain_request("a", 5, 10))
     bench.drain()
@@ -55,7 +55,7 @@ def test_decodes_are_started_ahead_and_the_last_one_is_not() -> None:
     assert bench.stats.steps == 10 and bench.run_ahead.steps_ahead == 8  # the first step is a prompt
 
 
-def test_request_that_arrives_waits_for_one_step_at_most() -> None:
+def test_arriving_request_waits_for_one_step_at_most() -> None:
     bench = DelayedHarness()
     bench.loop.add_request(plain_request("a", 5, 40))
     for _ in range(4):
@@ -69,7 +69,7 @@ def test_request_that_arrives_waits_for_one_step_at_most() -> None:
     bench.drain()
 
 
-def test_full_slots_do_not_keep_steps_from_starting_ahead() -> None:
+def test_steps_start_ahead_even_if_all_slots_are_full() -> None:
     bench = DelayedHarness(slots=1)
     for name in "ab":
         bench.loop.add_request(plain_request(name, 5, 10))

@@ -254,7 +254,7 @@ def test_rejected_drafts_back_off_until_one_is_accepted() -> None:
     assert not speculation.history_count
 
 
-def test_long_drafts_follow_only_drafts_that_were_right_to_their_end() -> None:
+def test_drafts_grow_only_after_fully_accepted_drafts() -> None:
     speculation, drafted = Speculation(SeededProposer(0), 20, 50), make_sequence([1, 2, 3])
 
     def next_length(drafts: int, accepted: int) -> int:

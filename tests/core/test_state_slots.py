@@ -31,7 +31,7 @@ def serve(bench: LoopHarness, request_id: str, tokens: list[int], **options) -> 
 
 @pytest.mark.parametrize("budget", [16, 48, 64, 100, 1000])
 def test_simultaneous_requests_compute_shared_prefix_once(budget: int) -> None:
-    """The later ones wait until the first has kept the state where they part."""
+    """Later requests wait until the first one has saved the state where they diverge."""
     bench = make_bench(budgets=(budget,))
     for number in range(8):
         bench.loop.add_request(EngineRequest(f"w{number}", make_prompt(number, 64, 5), max_tokens=1))
@@ -47,8 +47,8 @@ def test_choices_compute_their_prompt_once() -> None:
     assert bench.runner.computed_tokens == 69 + 7 * 5 + 8 * 19
 
 
-def test_no_slot_for_a_snapshot_lets_all_compute_at_once() -> None:
-    """Nobody waits for a state that is not kept."""
+def test_requests_do_not_wait_for_a_state_that_has_no_slot() -> None:
+    """Without a slot for the state, waiting for it would be in vain."""
     bench = make_bench(snapshots=0, budgets=(1000,))
     bench.loop.add_request(EngineRequest("w", make_prompt(0, 64, 5), max_tokens=2, n=4))
     bench.drain()
@@ -65,7 +65,7 @@ def test_next_turn_continues_from_the_end_of_the_answer() -> None:
     assert serve(bench, "turn 1 again", [*first.token_ids, 9, 9]) == 16
 
 
-def test_decoding_keeps_one_state_of_a_sequence_and_none_in_a_crowd() -> None:
+def test_decoding_keeps_one_state_of_a_sequence_if_slots_suffice() -> None:
     for snapshots, kept in ((4, 2), (3, 1)):
         bench = make_bench(snapshots=snapshots)
         for number in range(2):
@@ -85,7 +85,7 @@ def test_a_third_prompt_continues_where_the_second_branched_off() -> None:
 
 
 def test_long_prompts_keep_states_at_equal_distances(monkeypatch) -> None:
-    """Few of them, or one prompt would push out the states of all others."""
+    """There are few of them, so that one prompt does not evict the states of all others."""
     monkeypatch.setattr(state_slots, "LEAST_DISTANCE", 32)
     for snapshots, expected in ((64, 160), (16, 128), (8, 128)):
         bench = make_bench(snapshots, budgets=(50,), blocks=200)
@@ -143,8 +143,8 @@ def test_states_of_failed_row_are_not_used() -> None:
 
 
 @pytest.mark.parametrize("snapshots", [1, 3, 16])
-def test_drafts_go_to_slots_of_their_own(snapshots: int) -> None:
-    """As many as there are slots for; half of them stay with the snapshots."""
+def test_states_after_drafts_have_their_own_slots(snapshots: int) -> None:
+    """Drafts are limited by the free slots; half of the slots are kept for snapshots."""
     bench = make_bench(snapshots, guesses=1)
     request = EngineRequest("w", make_prompt(0, 40, 0), max_tokens=90)
     bench.loop.add_request(request)

@@ -328,7 +328,7 @@ ERRORS: list[tuple[ParleyError, int, str, str]] = [
 
 
 @pytest.mark.parametrize(("error", "status", "kind", "sentence"), ERRORS)
-def test_anthropic_words_errors(error: ParleyError, status: int, kind: str, sentence: str):
+def test_anthropic_errors_have_its_form(error: ParleyError, status: int, kind: str, sentence: str):
     error.request_uuid = "0f"
     answer = DIALECT.render_error(error)
     assert answer.status == status

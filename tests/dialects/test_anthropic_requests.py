@@ -179,7 +179,7 @@ def test_anthropic_writes_documents_and_search_results_as_text():
     ]  # fmt: skip
 
 
-def test_anthropic_refuses_documents_nested_without_end():
+def test_anthropic_refuses_deeply_nested_documents():
     block = text("a")
     for _ in range(300):
         block = {"type": "document", "source": {"type": "content", "content": [block]}}

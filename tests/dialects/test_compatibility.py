@@ -89,7 +89,7 @@ MEDIA_OPTIONS = {"media_io_kwargs", "mm_processor_kwargs"}  # a model of text ig
 
 
 def test_schemas_of_bodies_name_every_member():
-    """A member that a reader has got since ``make openapi`` is in no schema yet."""
+    """A member that a reader gained after the last ``make openapi`` is in no schema."""
     generator, missing = load_page_script(), []
     for api, columns in generator["dialects_by_api"]().items():
         for prefix, dialect in columns:

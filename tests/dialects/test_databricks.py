@@ -395,7 +395,7 @@ def test_databricks_strict_refuses_several_choices_in_streams(task):
 
 @pytest.mark.parametrize("task", ["chat", "completion", "embedding"])
 @pytest.mark.parametrize("body", [b"", b"x", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}}'])
-def test_databricks_refuses_body_that_is_no_json_object(task, body):
+def test_databricks_refuses_body_that_is_not_a_json_object(task, body):
     for rules in (shared.STRICT_RULES, shared.LENIENT_RULES):
         assert refusal_message(READERS[task][0], rules, body, HEAD).startswith("Bad request: The ")
 

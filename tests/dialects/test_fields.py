@@ -47,12 +47,12 @@ def refusal(read) -> BadRequest:
     ],
     ids=lambda body: repr(body[:16]),
 )
-def test_decode_refuses_body_that_is_no_utf8_json_object(body):
+def test_decode_refuses_body_that_is_not_a_utf8_json_object(body):
     assert isinstance(refusal(lambda: decode_fields(body)), Malformed)
 
 
 @pytest.mark.parametrize("length", [0, LAZY_SIZE])
-def test_decode_tells_the_position_of_bytes_that_are_no_utf8(length):
+def test_decode_error_names_the_position_of_bytes_that_are_not_utf8(length):
     start = b'{"a":"' + b"b" * length + b'","c":"\xc3\xa9'
     with pytest.raises(Malformed, match=rf"not UTF-8 \(at byte {len(start)}\)"):
         decode_fields(start + b'\xff"}').string("c", "")

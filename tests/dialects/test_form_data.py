@@ -164,7 +164,7 @@ def test_large_files_are_read_whatever_their_content(filling):
     assert members(form) == {"file": UploadedFile(content, "a"), "model": "m"}
 
 
-def test_model_is_found_wherever_it_stands():
+def test_model_is_found_at_any_place_in_the_body():
     file: Part = ("file", b'\r\nContent-Disposition: form-data; name="model"\r\n\r\nfalse', "a.wav")
     assert model_in_form(encode_form([("model", "m", None), file])) == "m"
     assert model_in_form(encode_form([file, ("model", "m", None)], "other")) == "m"

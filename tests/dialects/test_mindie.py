@@ -147,7 +147,7 @@ def test_mindie_tgi_reads_or_refuses_inputs():
     assert json.loads(refusal(inputs=None))["error_type"] == "validation"
 
 
-def test_mindie_tgi_refuses_body_that_is_no_json_object():
+def test_mindie_tgi_refuses_body_that_is_not_a_json_object():
     for route, text in (
         (tgi.read_mindie_any, "Failed to parse context to json body"),
         (tgi.read_mindie_stream, tgi.STREAM_WORDING.unreadable_body),

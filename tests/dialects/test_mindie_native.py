@@ -105,7 +105,7 @@ def test_mindie_generate_without_prompt_prints_blanks_in_the_inner_text():
     )
 
 
-def test_mindie_native_refuses_body_that_is_no_json_object():
+def test_mindie_native_refuses_body_that_is_not_a_json_object():
     for body in (b"", b"{", b"[]", b"\xff", b"[" * 100_000):
         for read, text in (
             (native.read_mindie_native, "Failed to parse request context to json"),

@@ -321,7 +321,7 @@ def test_mindie_openai_reads_completion_bodies():
     assert not read_completion(echo=True).request.output_options.echo
 
 
-def test_mindie_openai_refuses_body_that_is_no_json_object():
+def test_mindie_openai_refuses_body_that_is_not_a_json_object():
     for read in (chat.read_mindie_chat, completions.read_mindie_completion):
         for body in (b"", b"{", b"[]", b"\xff"):
             with pytest.raises(ParleyError) as caught:

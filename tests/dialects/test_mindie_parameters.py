@@ -315,7 +315,7 @@ def test_mindie_reads_stop_token_ids_and_include_stop_str(interface: str) -> Non
     assert refusal(interface, "include_stop_str_in_output", 1, stop_token_ids=[5]) == text
 
 
-def test_mindie_ignores_stop_token_ids_that_are_no_integers_unless_strict() -> None:
+def test_mindie_ignores_stop_token_ids_that_are_not_integers_unless_strict() -> None:
     """As the manual says; today's server refuses them."""
     value = [13, "a", 2.5, True, None, [], 2**31, 13]
     for interface in "VCOP":

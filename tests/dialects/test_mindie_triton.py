@@ -72,7 +72,7 @@ def test_mindie_triton_writes_answer(rules):
     assert (details["first_token_cost"], details["decode_cost"]) == (45, [28])
 
 
-def test_mindie_triton_lists_figures_of_the_steps_that_were_measured():
+def test_mindie_triton_omits_figures_of_tokens_drawn_elsewhere():
     """Tokens that another instance drew have no costs; both lists leave them out, like those of the OpenAI routes."""
     reply = read_generate(RULES, parameters={"details": True})
     drawn_elsewhere = [msgspec.structs.replace(ONE, cost=None)] * 2

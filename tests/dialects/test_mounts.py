@@ -21,8 +21,8 @@ def without_errors(dialect):
     return dataclasses.replace(dialect, render_error=None)
 
 
-def test_strict_is_the_manner_below_the_prefix():
-    """Each route at the root is then one that the API has below its prefix, and no other."""
+def test_strict_root_behaves_as_below_the_prefix():
+    """Every route at the root is then the API's own route below its prefix."""
     for (method, path), mounted_routes in mount_table(universal_mounts(strict=True)).items():
         for route, surface in mounted_routes:
             if is_api(surface) and not surface.prefix:
@@ -34,14 +34,14 @@ def test_strict_is_the_manner_below_the_prefix():
     assert mount_table(universal_mounts(strict=True)).keys() >= mount_table(universal_mounts()).keys() - lenient_only
 
 
-def test_without_it_the_root_is_lenient():
+def test_root_is_lenient_without_strict():
     for name in ("tgi", "triton"):
         root = next(surface.dialect for surface in API_MOUNTS if not surface.prefix and surface.dialect.name == name)
         assert root is not DEDICATED_APIS[name]
         assert root in {surface.dialect for surface in universal_mounts()}
 
 
-def test_a_list_of_models_is_openais_unless_a_header_claims_it():
+def test_list_of_models_has_openais_form_unless_a_header_claims_it():
     for names in (("anthropic", "openai"), ("openai", "anthropic"), ("anthropic", "ollama", "openai")):
         for path in ("/v1/models", "/v1/models/{model:path}"):
             (first, _), (second, route) = answering(dedicated_mounts(*names), "GET", path)
@@ -50,7 +50,7 @@ def test_a_list_of_models_is_openais_unless_a_header_claims_it():
     assert alone.name == "anthropic"
 
 
-def test_alone_an_api_has_every_path_it_has_below_its_prefix():
+def test_api_on_its_own_port_has_every_path_of_its_prefix():
     for name, dialect in DEDICATED_APIS.items():
         here = mount_table(dedicated_mounts(name))
         for route in dialect.routes:
@@ -59,7 +59,7 @@ def test_alone_an_api_has_every_path_it_has_below_its_prefix():
             assert mount.dialect.render_error == (route.render_error or dialect.render_error)
 
 
-def test_apis_keep_their_own_paths_where_every_api_is_strict():
+def test_strict_apis_keep_their_own_paths():
     """vLLM has routes of OpenAI and Anthropic as well."""
     for strict in (False, True):
         table = mount_table(universal_mounts(strict=strict))
@@ -67,19 +67,19 @@ def test_apis_keep_their_own_paths_where_every_api_is_strict():
             assert [mount.dialect.name for _, mount in table["POST", path]] == [name]
 
 
-def test_a_model_is_known_by_other_spellings_of_its_name():
+def test_model_is_found_by_other_spellings_of_its_name():
     assert known_spelling("M", {"m"}) == known_spelling("library/m:latest", {"m", "n"}) == "m"
     assert known_spelling("M", {"m", "M"}) == "M"
     assert known_spelling("hf.co/a/M", {"a/m", "m"}) == "a/m"
 
 
-def test_a_default_tag_may_be_there_or_not():
+def test_model_names_match_with_and_without_the_default_tag():
     assert known_spelling("m:latest", {"m"}) == known_spelling("m", {"m", "m:latest"}) == "m"
     assert known_spelling("m", {"m:latest"}) == known_spelling("m:latest", {"m:latest"}) == "m:latest"
     assert known_spelling("m:7b", {"m", "m:latest"}) is known_spelling("", {"", ":latest"} - {""}) is None
 
 
-async def test_a_strict_server_refuses_what_the_original_refuses(serve):
+async def test_strict_server_refuses_what_the_original_refuses(serve):
     for strict, status in ((False, 200), (True, 422)):
         server = await serve(strict=strict)
         body = {"inputs": "a", "parameters": {"temperature": 0}}
@@ -87,7 +87,7 @@ async def test_a_strict_server_refuses_what_the_original_refuses(serve):
         assert (await server.post("/tgi/generate", body)).status == 422
 
 
-async def test_an_older_version_of_tgi_takes_its_place_at_the_root(serve):
+async def test_older_version_of_tgi_can_replace_it_at_the_root(serve):
     server = await serve(tgi_compat="0.9.4")
     body = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
     here, there = [await server.post(path, body) for path in ("/generate_stream", "/tgi-0.9.4/generate_stream")]

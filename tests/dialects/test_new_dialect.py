@@ -35,7 +35,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> tuple[ApiMount, ...]:
     return table
 
 
-async def test_a_new_api_is_served_and_counted(serve, registered):
+async def test_new_api_is_served_and_counted(serve, registered):
     server = await serve(surfaces=universal_mounts())
     answer = await server.post("/repeat", {"question": "Hello", "length": 4})
     assert answer.status == 200 and b'{"over": {"read": 5, "written": 4}}' in answer.body
@@ -48,7 +48,7 @@ def test_bench_option_lists_every_api_that_declares_a_bench():
     assert set(BENCH_APIS) == set(ALL_BENCHED)
 
 
-async def test_a_new_api_is_benched(serve, registered):
+async def test_new_api_can_be_benchmarked(serve, registered):
     server = await serve(surfaces=universal_mounts())
     api = bench_apis(registered)["parrot"]
     load = LoadGenerator(ServerAddress("http", "127.0.0.1", server.port, ""), None, LoadShape("tiny", 3, 10.0), api)
@@ -56,7 +56,7 @@ async def test_a_new_api_is_benched(serve, registered):
     assert [(each.error, each.tokens) for each in samples] == [("", 3)] * 2
 
 
-def test_a_new_api_is_routed_by_prefix(registered):
+def test_new_api_is_routed_by_prefix(registered):
     path, _ = PathTable(universal_mounts()).match_path("POST", "/repeat")
     assert (path.kind, path.dialect) == ("generate", made_up_dialect.DIALECT)
     reader = PromptReader(surface.dialect for surface in (*registered, *INNER_MOUNTS))

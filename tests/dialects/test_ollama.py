@@ -168,7 +168,7 @@ def test_ollama_stream_ends_with_an_error_line():
     assert reply.fail_stream(EngineDied("gone & <lost>")) == b'{"error":"gone \\u0026 \\u003clost\\u003e"}\n'
 
 
-def test_ollama_answers_a_request_without_text_as_loaded():
+def test_ollama_reports_the_model_as_loaded_for_a_request_without_text():
     answer = read_chat(messages=[])
     assert type(answer) is Acknowledgement
     assert answer.body == CHAT_HEAD + b'"content":""},"done":true,"done_reason":"load"}'
@@ -363,7 +363,7 @@ REFUSALS: list[tuple[Any, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("read", "members", "status", "text"), REFUSALS)
-def test_ollama_refuses_in_its_own_words(read, members, status, text):
+def test_ollama_refusals_use_original_wording(read, members, status, text):
     assert refusal(read, **members) == (status, text)
 
 
@@ -438,7 +438,7 @@ def test_ollama_embed_takes_num_ctx_as_the_window_of_each_text():
     assert narrow.render_refusal(ContextLength("narrow")).body == b'{"error":"%b"}' % no_room.encode()
 
 
-def test_ollama_embed_words_its_own_errors():
+def test_ollama_embed_errors_use_original_wording():
     reply = read_vectors("embed", input="a", truncate=False)
     errors = {
         UnknownModel("?", name="x"): b'{"error":"model \\"x\\" not found, try pulling it first"}',
@@ -495,7 +495,7 @@ def test_ollama_tags_list_models_with_a_tag():
     assert (other["name"], other["size"]) == ("b:7b", 0)
 
 
-def test_ollama_takes_the_older_name_beside_an_empty_model():
+def test_ollama_reads_the_older_name_next_to_an_empty_model():
     """Go's client sends both members, whichever a program has set."""
     assert show(model="", name="org/m", system="", template="")["model_info"]["general.basename"] == "m"
     assert refusal(show, model="", name="") == (400, "model is required")

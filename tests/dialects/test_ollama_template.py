@@ -187,7 +187,7 @@ def image(name: str) -> PlacedMedia:
 
 
 def test_marks_of_images_occur_in_no_text_of_the_request():
-    """Also in one with so many brackets that they must not be tried one after the other."""
+    """The texts may have so many brackets that trying them one by one would take too long."""
     brackets = "[" * 200_000
     text, placed = render_prompt("{{ .Prompt }}", TemplateInput(f"{brackets}img-0]", images=[image("images[0]")]))
     assert text == f"{brackets}img-0]" and placed == [placed_at(0, image("images[0]"))]
@@ -244,10 +244,10 @@ def test_ollama_refuses_templates_in_its_form(rules, members, status, text):
 
 
 @pytest.mark.parametrize("constant", [r'"\ud800"', r'"\Uffffffff"', r'"\777"', "1e400", "-1e400"])
-def test_escapes_that_are_no_characters_are_refused(constant):
+def test_invalid_escapes_are_refused(constant):
     with pytest.raises(Invalid, match="bad constant"):
         render_prompt(f"{{{{ {constant} }}}}", TemplateInput("Hi"))
 
 
-def test_numbers_that_are_no_characters_and_a_precision_of_nothing_are_written_as_in_go():
+def test_invalid_characters_and_empty_precisions_are_written_as_in_go():
     assert render_prompt('{{ printf "%c%.0f" 55296 3.7 }}', TemplateInput("Hi"))[0] == "\ufffd4"

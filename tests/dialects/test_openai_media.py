@@ -186,13 +186,13 @@ def test_openai_media_of_a_kind_that_the_model_lacks_are_refused_by_name(part, r
     assert (error["param"], error["code"]) == (f"{PATH}.type", "unsupported_value")
 
 
-def test_openai_media_reads_are_listed_in_words():
+def test_openai_media_refusal_lists_the_kinds_that_the_model_reads():
     head = RequestContext("0f", 1, "fp", media_limits={"audio": 1, "image": 1})
     assert "reads text, images and audio only." in refusal([{"type": "video_url"}], head)["message"]
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "developer"])
-def test_openai_media_are_for_users(role):
+def test_openai_media_are_refused_outside_of_user_messages(role):
     error = refusal([{"type": "text", "text": "a"}, IMAGE], messages=[{"role": role, "content": [IMAGE]}])
     assert error["message"] == (
         "Invalid 'messages[0]'. Image URLs are only allowed for messages with role 'user', but this message with role "
@@ -262,7 +262,7 @@ def test_openai_media_usage_counts_tokens_by_kind():
     assert details in reply.render_body(usage)
 
 
-def test_openai_media_in_a_text_models_conversation_are_refused_as_before():
+def test_openai_media_to_a_text_model_are_refused():
     error = refusal([IMAGE], RequestContext("0f", 1, "fp"))
     assert error["message"] == "'messages[0].content[0].type' is 'image_url', but this model reads text only."
 

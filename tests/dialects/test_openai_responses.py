@@ -400,7 +400,7 @@ STRICT_REFUSED = [
 
 
 @pytest.mark.parametrize("rules", [LENIENT, STRICT])
-def test_responses_tell_the_new_place_of_a_member_of_chat_completions(rules):
+def test_responses_error_names_the_new_place_of_a_chat_completions_member(rules):
     message = refusal(rules, response_format={"type": "json_object"}).message
     assert message.endswith("In the Responses API, this parameter has moved to 'text.format'.")
 
@@ -523,7 +523,7 @@ def test_responses_deltas_join_to_the_texts_of_their_done_events(name):
     assert not texts
 
 
-def test_responses_calls_are_told_by_their_declared_names():
+def test_responses_calls_have_their_declared_names():
     members, events, _ = ANSWERS["text and calls"]
     _, function, custom, inner = whole(read(**members), *events)["output"]
     assert function == {"id": "fc_0f0001", "type": "function_call", "status": "completed", "arguments": '{"a":1}',

@@ -88,7 +88,7 @@ def test_form_becomes_a_conversation_with_the_clip():
         clip_form(model="m", chunking_strategy="auto", response_format="json", unknown="x", n="1"),
     ],
 )
-def test_forms_of_different_clients_mean_the_same(body):
+def test_forms_of_different_clients_give_the_same_request(body):
     assert transcriptions.read_transcription(body, HEAD).request == read().request
 
 
@@ -123,13 +123,13 @@ def test_extra_members_of_vllm_reach_the_request():
     assert request.stop_conditions.max_tokens == 9 and request.stream and request.output_options.usage
 
 
-def test_hints_are_the_context():
+def test_prompt_and_hints_become_the_context():
     chat = chat_of(read(prompt="a", keywords=["b", "c"], hotwords="d"))
     assert chat.messages[0].content == "a\nb, c\nd"
 
 
 @pytest.mark.parametrize("language", ["de", "DE", "German", "german"])
-def test_language_is_a_code_or_a_name(language):
+def test_language_may_be_a_code_or_a_name(language):
     assert chat_of(read(language=language)) == chat_of(read(languages=[language]))
     content = chat_of(read(WORDS_HEAD, language=language)).messages[-1].content
     assert content == "Transcribe the speech in German. Answer with the transcript only."
@@ -154,7 +154,7 @@ def test_model_without_audio_is_refused_by_name():
         transcriptions.read_translation(clip_form(), TEXT_HEAD)
 
 
-def test_body_that_is_no_form_is_refused():
+def test_body_that_is_not_a_form_is_refused():
     with pytest.raises(Malformed, match="must be multipart/form-data"):
         transcriptions.read_transcription(
             b'{"model":"m"}', RequestContext("0f", 1, "", headers={b"content-type": b"application/json"})
@@ -223,7 +223,7 @@ def test_request_has_exactly_one_file(body, code):
     assert (caught.value.field, caught.value.code) == ("file", code)
 
 
-def test_clip_that_cannot_be_used_has_the_errors_of_openai():
+def test_clip_refusals_have_the_errors_of_openai():
     def refusal(reason: Any, **detail: int) -> tuple[int, dict[str, Any]]:
         answer = read().render_refusal(BadMedia("No.", reason=reason, kind="audio", field="file", **detail))
         assert answer is not None

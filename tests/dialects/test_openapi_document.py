@@ -149,8 +149,8 @@ def test_schemas_are_learned_from_bodies_that_ask_for_something(path, member):
     assert learned["schema"] == known["schema"]
 
 
-def test_random_valid_bodies_are_taken():
-    """The schemas are true. The few members that clash in ways which no schema can express are not drawn together."""
+def test_random_valid_bodies_are_accepted():
+    """The readers accept every valid body. Members whose conflicts no schema can express are not drawn together."""
     generator, source = load_generator(), random.Random(random.randrange(1 << 32) if NIGHTLY else 2)
     refused, drawn = [], 0
     for dialect, route in bodies_of_all_apis():
@@ -198,7 +198,7 @@ async def test_documents_need_a_key_like_other_information(serve):
         assert answer.status == 200 and answer.json["openapi"] == "3.1.0"
 
 
-async def test_every_documented_route_is_there(serve):
+async def test_every_documented_route_exists(serve):
     server = await serve()
     for path, document in documents("all").items():
         prefix = path.removesuffix(DOCUMENT_PATH)
@@ -219,7 +219,7 @@ def with_components(document: dict[str, Any], schema: Any) -> Any:
     return {name: with_components(document, each) for name, each in schema.items()}
 
 
-async def test_a_server_takes_bodies_of_its_documents(serve):
+async def test_server_accepts_bodies_of_its_documents(serve):
     server, source = await serve(), random.Random(3)
     refused = []
     for document in [(await server.get(path)).json for path in (documents("all") if NIGHTLY else [DOCUMENT_PATH])]:

@@ -8,7 +8,7 @@ from parley.serving.options import ServerOptions
 DATA = "First, 2 + 2.\n\u2713".encode()
 
 
-def test_opens_what_it_sealed():
+def test_sealed_text_can_be_opened():
     seal = ReasoningSeal()
     text = seal.seal("tenant", DATA)
     assert text.isascii() and seal.open("tenant", text) == DATA

@@ -272,7 +272,7 @@ def test_tei_info_describes_the_kind_of_model(members, kind):
         (RERANKER, BadRequest, predict.ClassificationReply),
     ],
 )
-def test_tei_root_does_what_the_model_is_made_for(context, strict_reply, extended_reply):
+def test_tei_root_does_the_task_of_the_model(context, strict_reply, extended_reply):
     for rules, expected in ((STRICT_RULES, strict_reply), (EXTENDED_RULES, extended_reply)):
         if expected is BadRequest:
             with pytest.raises(BadRequest, match="missing field `query`"):

@@ -402,7 +402,7 @@ def test_tgi_only_extended_accepts_schema_without_properties():
     assert request.grammar == Grammar("json", {"type": "object"}, field="grammar")
 
 
-def test_tgi_refuses_json_grammar_that_is_no_json():
+def test_tgi_refuses_json_grammar_that_is_not_json():
     assert refusal({"grammar": {"type": "json", "value": "{"}}).startswith("grammar is not valid: ")
     assert refusal({"grammar": {"type": "json", "value": "[" * 100_000}}).startswith("grammar is not valid: ")
 

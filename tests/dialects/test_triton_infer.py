@@ -477,7 +477,7 @@ def test_triton_infer_refuses_header_length_out_of_range():
         assert refusal(body_with_input(), head(value)) == (400, message)
 
 
-def test_triton_infer_refuses_raw_body_that_is_no_utf8():
+def test_triton_infer_refuses_raw_body_that_is_not_utf8():
     assert refusal(b"\xff", head(0)) == (400, "input 'text_input' is not UTF-8 text (at byte 0)")
 
 

@@ -86,7 +86,7 @@ def test_triton_refuses_images_that_it_cannot_use(members, sentence):
     assert refusal(**members) == (400, sentence)
 
 
-def test_triton_refuses_images_to_a_model_without_eyes():
+def test_triton_refuses_images_to_a_text_model():
     assert refusal(BLIND, image="a") == (400, "'image': The model does not read images.")
 
 

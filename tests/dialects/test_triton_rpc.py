@@ -427,7 +427,7 @@ def test_triton_grpc_answers_or_refuses_any_request(inputs, raw, parameters, out
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=9), st.text(max_size=300), st.text(max_size=9), parameters, st.booleans(), st.integers(0, 2))
-def test_glance_finds_model_and_prompt_in_message(model, text, request_id, parameters, raw, place):
+def test_routing_scan_finds_model_and_prompt_in_message(model, text, request_id, parameters, raw, place):
     other = typed_tensor("stream", "BOOL", "bool_contents", True)
     prompt = typed_tensor("text_input", "BYTES", "bytes_contents", text.encode())
     tensors = [other, other]
@@ -440,7 +440,7 @@ def test_glance_finds_model_and_prompt_in_message(model, text, request_id, param
     assert (glance.peek_model(data), glance.peek_prompt(data)) == (model, text.encode())
 
 
-def test_glance_gives_up_after_4096_fields():
+def test_routing_scan_gives_up_after_4096_fields():
     """Guards the coordinator against stalling: scanning many small fields takes a second per megabyte."""
     message = infer_request()
     message.model_name = "m"
@@ -451,7 +451,7 @@ def test_glance_gives_up_after_4096_fields():
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
-def test_glance_accepts_any_bytes(data):
+def test_routing_scan_accepts_any_bytes(data):
     """Guards the coordinator against exceptions on malformed messages."""
     glance.peek_model(data)
     glance.peek_prompt(data)

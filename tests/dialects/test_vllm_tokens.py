@@ -286,7 +286,7 @@ def test_vllm_rendered_completions_omit_defaults():
 
 
 def test_vllm_tokens_route_reads_what_render_writes():
-    """Whatever the order of the members, both routes mean the same request."""
+    """In any order of the members, both routes read the same request."""
     members = {
         "prompt": "a", "n": 2, "temperature": 0.5, "top_p": 0.9, "seed": 5, "stop": ["END"], "min_tokens": 2,
         "logprobs": 2, "logit_bias": {"3": 1.0}, "allowed_token_ids": [1, 2], "bad_words": ["x"], "ignore_eos": True,

@@ -94,12 +94,12 @@ def test_vllm_transcription_reads_conversions_of_pydantic():
         ({"response_format": "xml"}, "Input should be 'json', 'text'"),
     ],
 )  # fmt: skip
-def test_vllm_transcription_refuses_in_its_words(members, sentence):
+def test_vllm_transcription_refusals_use_original_wording(members, sentence):
     status, message = error_of(clip_form(**members))
     assert status == 400 and sentence in message
 
 
-def test_vllm_transcription_refuses_files_that_are_none():
+def test_vllm_transcription_refuses_a_text_an_empty_file_and_no_file():
     assert error_of(encode_form([("file", "a", None)]))[0] == 422
     assert error_of(clip_form(b"")) == (400, "Invalid or unsupported audio file.")
     assert error_of(encode_form([]))[0] == 400
@@ -118,7 +118,7 @@ def test_vllm_model_without_audio_is_refused():
         ("unknown_format", "Invalid or unsupported audio file."),
     ],
 )
-def test_vllm_clip_that_cannot_be_used_is_refused_in_its_words(reason, sentence):
+def test_vllm_clip_refusals_use_original_wording(reason, sentence):
     answer = read().render_refusal(BadMedia("No.", reason=reason, kind="audio", field="file"))
     assert answer is not None and answer.status == 400 and json.loads(answer.body)["error"]["message"] == sentence
     assert read().render_refusal(BadRequest("No.")) is None

@@ -97,7 +97,7 @@ def test_refuses_weights_that_do_not_fit(change, match, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["nf5", ["nf4"]])
-def test_refuses_another_kind_of_4_bits(kind):
+def test_refuses_other_kinds_of_4_bits(kind):
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
     with pytest.raises(LoadError, match=r"bnb_4bit_quant_type is .*; only nf4 and fp4 are supported"):
         read_quantization({"quantization_config": config}, "none")

@@ -103,7 +103,7 @@ def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["apertus", "aria_text"])
-def test_check_doubts_only_the_logits_of_models_that_run_through_transformers(architecture):
+def test_check_leaves_only_the_logits_of_transformers_models_unchecked(architecture):
     assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).doubt == LOGITS_UNKNOWN
 
 
@@ -116,7 +116,7 @@ def test_check_says_that_the_largest_step_of_a_gpu_is_not_counted():
     assert LOGITS_UNKNOWN in both and STEP_UNKNOWN in both
 
 
-def test_check_doubts_layers_whose_code_depends_on_values(tmp_path, monkeypatch):
+def test_check_leaves_layers_unchecked_whose_code_depends_on_values(tmp_path, monkeypatch):
     fields = {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
     monkeypatch.setitem(tiny_models.ARCHITECTURES, "jetmoe", ("jetmoe", tiny_models.BASE_CONFIG | fields))
     folder = tiny_models.write_model(tmp_path / "jetmoe", "jetmoe")

@@ -67,7 +67,7 @@ def test_classifier_logits_match_transformers(tmp_path, kind):
         (3, {"problem_type": "regression"}, lambda logits: logits),
     ],
 )
-def test_scores_are_those_that_the_config_asks_for(tmp_path, labels, members, function):
+def test_scores_follow_the_config(tmp_path, labels, members, function):
     write_encoder(tmp_path, "bert", HEAD, num_labels=labels, num_hidden_layers=1)
     edit_config(tmp_path, **members)
     runner, _ = load_test_runner(tmp_path)

@@ -95,7 +95,7 @@ def answers(folder):
     ("architecture", "extra_layers"),
     [("gpt_oss", 0), ("glm4_moe", 1), ("minimax_m2", 0), ("granitemoe", 0), ("granitemoeshared", 0)],
 )
-def test_answers_of_mixtures_are_the_folders(architecture, extra_layers, tmp_path):
+def test_answers_of_mixtures_equal_those_of_the_folder(architecture, extra_layers, tmp_path):
     folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32")
     unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, extra_layers=extra_layers))
     assert answers(unpacked) == answers(folder)
@@ -104,7 +104,7 @@ def test_answers_of_mixtures_are_the_folders(architecture, extra_layers, tmp_pat
 @pytest.mark.parametrize(
     "fields", [{}, {"moe_layer_start_index": 2}, {"moe_layer_interval": 2}, {"moe_num_shared_experts": 0}]
 )
-def test_answers_of_ernie_are_the_folders(fields, tmp_path):
+def test_answers_of_ernie_equal_those_of_the_folder(fields, tmp_path):
     fields = {"moe_layer_end_index": 3} | fields
     folder = tiny_models.write_model(tmp_path / "folder", "ernie_moe", dtype="float32", **fields)
     assert answers(unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))) == answers(folder)
@@ -173,13 +173,15 @@ def test_other_factors_of_gemma_4_are_refused(gemma_4_folders, tmp_path):
         ("youtu", {"rope_interleave": True}, 0),
     ],
 )
-def test_answers_of_latent_attention_are_the_folders(architecture, fields, extra_layers, splits_latents, tmp_path):
+def test_answers_of_latent_attention_equal_those_of_the_folder(
+    architecture, fields, extra_layers, splits_latents, tmp_path
+):
     folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32", **fields)
     file = convert_folder(tmp_path / "model.gguf", folder, extra_layers=extra_layers, splits_latents=splits_latents)
     assert answers(unpack_gguf(file)) == answers(folder)
 
 
-def test_deepseek_3_without_groups_has_those_of_the_published_models(tmp_path):
+def test_deepseek_3_without_groups_gets_those_of_the_published_models(tmp_path):
     folder = tiny_models.write_model(tmp_path / "folder", "deepseek_v3", dtype="float32")
     model = read_model(convert_folder(tmp_path / "x.gguf", folder))
     for key in ("expert_group_count", "expert_group_used_count"):
@@ -254,7 +256,7 @@ def test_refuses_half_of_the_layer_that_unpacks_latents(tmp_path):
         ("qwen3_5_moe", {}),
     ],
 )
-def test_answers_of_gated_delta_nets_are_the_folders(architecture, fields, tmp_path):
+def test_answers_of_gated_delta_nets_equal_those_of_the_folder(architecture, fields, tmp_path):
     folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32", **fields)
     unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, extra_layers=1))
     actual, expected = answers(unpacked), answers(folder)

@@ -267,7 +267,7 @@ async def test_kv_layout_is_known_without_a_writable_cache_folder(monkeypatch, t
     assert len(layouts) == 1
 
 
-async def test_instances_with_other_tokens_of_a_conversation_have_another_layout():
+async def test_instances_that_tokenize_differently_have_different_layouts():
     """Guards against pages of other tokens: the decode instance makes the prompt's tokens itself."""
     layouts = []
     for trust_marks in (False, True):

@@ -61,7 +61,7 @@ def test_a_checkpoint_as_deepseek_publishes_it_computes_as_its_dequantized_weigh
     assert 0 < (long_logprobs(fp8, "bfloat16") - exact).abs().mean() < 0.1
 
 
-def test_kimi_k2_is_a_deepseek_v3(tmp_path):
+def test_kimi_k2_loads_as_deepseek_v3(tmp_path):
     """Transformers knows its type by code in the model's folder only, which is never run."""
     folder = shutil.copytree(tiny_models.model_folder("deepseek_v3"), tmp_path / "kimi")
     change_config(folder, model_type="kimi_k2", auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"})
@@ -81,7 +81,7 @@ def test_pages_hold_one_latent_for_each_token(kv_dtype, size):
     assert info.kv_blocks == (1 << 20) // page_bytes
 
 
-def test_an_adapter_of_the_layer_that_is_absorbed_is_refused_by_name(tmp_path):
+def test_adapter_of_the_absorbed_layer_is_refused_by_name(tmp_path):
     folder = tiny_models.model_folder("minicpm3")
     adapter = write_adapter(tmp_path / "adapter", folder, 1, r=2, target_modules=["kv_b_proj"])
     runner, _ = load_test_runner(folder, dtype="float32")

@@ -116,7 +116,7 @@ def test_precompiled_grammar_is_cached():
     assert not grammars.is_cached("{}")
 
 
-def test_tokenizer_that_is_gone_is_not_the_clients_fault(tmp_path):
+def test_missing_tokenizer_is_not_reported_as_the_clients_error(tmp_path):
     """The engine reads it with the first grammar; the folder may have been removed since the start."""
     grammars, folder = GrammarCache(tmp_path / "model", tiny_models.VOCAB), tiny_models.model_folder("qwen3")
     request = make_request(grammar=Grammar("choice", ["yes"]))

@@ -107,7 +107,7 @@ def are_equal(one: EncodedItem, other: EncodedItem) -> bool:
 
 
 @pytest.mark.parametrize(("family", "kind"), KINDS)
-def test_embeddings_are_those_of_transformers(family: str, kind: MediaKind):
+def test_embeddings_equal_those_of_transformers(family: str, kind: MediaKind):
     item = process_item(family, kind)
     encoded = encode_processed(shared_encoder(family), item, kind)
     assert are_equal(encoded, item.expected)

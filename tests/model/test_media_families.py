@@ -144,7 +144,7 @@ def test_clips_give_the_tokens_of_transformers(family):
 
 @pytest.mark.parametrize("family", EXACT_FAMILIES)
 def test_the_engine_encodes_and_gives_the_tokens_of_transformers(family):
-    """From files of features, two requests at once, of which the second begins with the first one's pages."""
+    """Two requests at a time read feature files; the second one begins with the first one's pages."""
     prompts = [two_pictures(family), two_pictures(family), one_picture(family)]
     with ExitStack() as files:
         requests = [
@@ -224,7 +224,7 @@ def test_every_boundary_gives_the_same_bits(family):
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3"])
 def test_preemption_and_prefix_hits_keep_outputs_bit_for_bit(family):
-    """Through the loop, with the encoder, too few pages, and requests that have a picture in common."""
+    """Requests with a common picture run through the loop, with the encoder and too few pages."""
     prompts = [two_pictures(family), two_pictures(family, 5), two_pictures(family)]
     pages = max(len(prompt.token_ids) for prompt in prompts) // BLOCK_SIZE + 4
     runner = loaded_runner(family, "bfloat16")

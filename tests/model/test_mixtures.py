@@ -77,7 +77,7 @@ def stack_experts(folder: Path, target: Path) -> Path:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_experts_in_one_tensor_load_like_experts_of_their_own(tmp_path, quantization):
+def test_experts_in_one_tensor_load_like_separate_experts(tmp_path, quantization):
     folder = tiny_models.model_folder("qwen2_moe")
     stacked = stack_experts(folder, tmp_path / "stacked")
     assert "model.layers.0.mlp.experts.gate_up_proj" in Checkpoint(stacked)
@@ -98,7 +98,7 @@ def test_transposed_experts_are_known_by_their_shape(tmp_path):
     assert torch.equal(read.multiply_rows(torch.eye(8)), weights[1].T)
 
 
-def test_published_mxfp4_is_read_as_it_is(tmp_path):
+def test_published_mxfp4_is_read_directly(tmp_path):
     plain, packed = write_mxfp4(tmp_path)
     whole = [45]
     wide, exact = (compute_logits(load_decoder(each, "float32"), whole) for each in (plain, packed))

@@ -53,6 +53,6 @@ def test_every_folder_is_served_as_transformers_computes_it_or_refused(name, dty
         assert errors.median < 0.2
 
 
-def test_the_page_of_models_is_that_of_the_zoo():
+def test_models_page_matches_the_zoo():
     script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "models.py"))
     assert script["PAGE"].read_text("utf-8") == script["models_page"](), "docs/models.md is old: make docs"

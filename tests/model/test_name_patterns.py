@@ -19,7 +19,7 @@ SLOW = ("((a|b)*)*", "(a|a)*", "(a?b?){0,70}", "(?:(a+)+b?)+")
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=4), st.sampled_from(SLOW), st.sampled_from(PARTS), NAMES)
-def test_matches_as_re_does(parts, slow, last, name):
+def test_pattern_matches_like_re(parts, slow, last, name):
     text = "".join([*parts, slow, last])
     pattern, plain = NamePattern(text), re.compile(text)
     assert pattern._quick is None
@@ -30,7 +30,7 @@ def test_matches_as_re_does(parts, slow, last, name):
 @given(
     st.lists(st.lists(st.sampled_from(["a", "b", ".", r"\.", "1", "b?"]), max_size=4).map("".join), max_size=8), NAMES
 )
-def test_the_first_of_several_patterns_counts(texts, name):
+def test_first_of_several_matching_patterns_applies(texts, name):
     first = next((text for text in texts if re.match(text, name)), None)
     assert PatternRules((text, text) for text in texts).find_value(name, None) == first
 
@@ -40,28 +40,28 @@ def test_the_first_of_several_patterns_counts(texts, name):
     [r"(a+)+$", "(a|aa)+$", "(a|a)" * 40 + "x", "a?" * 60 + "a" * 60, ".*" * 20 + "x", "((a{1000}){1000}){1000}",
      "(((a{0,9999}){0,9999}){0,9999}){0,9999}x"],
 )  # fmt: skip
-def test_no_pattern_takes_long(text):
-    """With ``re`` alone most of these take years."""
+def test_every_pattern_is_matched_quickly(text):
+    """With ``re`` alone, most of these patterns would take years."""
     assert not NamePattern(text).matches_start("a" * 50 + "b")
 
 
-def test_patterns_that_take_re_long_for_thousands_of_names_are_not_left_to_it():
+def test_patterns_that_are_slow_in_re_are_not_given_to_re():
     for text in ("(.|.)" * 24 + "x", ".?" * 24 + "x", "(.?.?.?){7}x"):
         assert NamePattern(text)._quick is None
 
 
-def test_patterns_that_configs_have_are_left_to_re():
+def test_usual_patterns_are_given_to_re():
     for text in (r".*mlp\.gate$", r"^(?!.*(self_attn|mlp)).*$", r"model\.layers\.(1[0-9]|2[0-3])\..*", "(?i)LM_HEAD"):
         assert NamePattern(text)._quick is not None
 
 
 @pytest.mark.parametrize("text", ["(", "a{99999999999}", "(" * 5000, "a" * 5000, "(" * 50 + ")" * 50, r"(a|a)*\1"])
-def test_refuses_broken_patterns_and_those_that_it_does_not_read(text):
+def test_refuses_broken_and_unsupported_patterns(text):
     with pytest.raises(BadPattern):
         NamePattern(text)
 
 
-def test_a_config_with_a_slow_pattern_is_read():
+def test_config_with_a_slow_pattern_is_read():
     slow = "(.*a|.*)*$"
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {f"-:{slow}": {}}}
     find = quantization.read_quantization({"quantization_config": gptq}, "none").find_format

@@ -148,7 +148,7 @@ def test_gptq_layers_of_any_bits_are_read_as_defined(bits, checkpoint_format, re
         (compressed_config(4, "channel", stored_as="mixed-precision"), "format is mixed-precision"),
     ],
 )
-def test_refuses_what_it_cannot_read(config, match):
+def test_refuses_unsupported_compressed_tensors(config, match):
     with pytest.raises(LoadError, match=match):
         quantization.read_quantization({"quantization_config": config}, "none")
 

@@ -40,7 +40,7 @@ def test_a_published_config_is_read_as_its_present_form(published, present):
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_field_of_a_wrong_type_is_no_crash(model_type):
+def test_field_of_a_wrong_type_does_not_crash(model_type):
     """The model then runs through Transformers, or is refused in a sentence."""
     family = FAMILIES[model_type]
     for name in sorted({*family.fields, *family.renamed}):

@@ -27,20 +27,20 @@ def load_long(**settings):
     return load_runner(Settings(model=str(folder), **settings), lambda stage, fraction: None)
 
 
-def test_is_as_long_as_the_context_that_the_cache_holds():
+def test_rope_table_is_as_long_as_the_context_that_the_cache_holds():
     runner, info = load_long(kv_memory=1 << 20)
     assert info.max_model_len == runner.blocks * BLOCK_SIZE < 100_000
     assert runner.network._rope_table.shape[1] == info.max_model_len
 
 
-def test_a_draft_models_is_as_long_as_the_context():
+def test_rope_table_of_a_draft_model_is_as_long_as_the_context():
     folder = tiny_models.model_folder("llama", max_position_embeddings=MILLIONS)
     runner, info = load_long(kv_memory=1 << 20, speculate=f"draft={folder}")
     assert runner.proposer.network._rope_table.shape[1] == info.max_model_len
 
 
 @pytest.mark.parametrize("ropes", [(), (LONG_ROPE,)])
-def test_has_the_same_bits_at_any_length(ropes, monkeypatch):
+def test_rope_table_has_the_same_bits_at_any_length(ropes, monkeypatch):
     config = read_decoder_config(read_config(tiny_models.model_folder("llama")))
     config = dataclasses.replace(config, ropes=ropes or config.ropes)
     whole = decoder.make_rope_table(config, 1000, CPU)
@@ -53,7 +53,7 @@ def test_has_the_same_bits_at_any_length(ropes, monkeypatch):
         assert torch.equal(pieces, whole.view(sets, 1000, -1)[:, :length])
 
 
-def test_doctor_counts_it_for_the_context_that_is_served():
+def test_doctor_counts_the_rope_table_of_the_served_context():
     def loaded_bytes(context, memory):
         folder = tiny_models.model_folder("llama", max_position_embeddings=context)
         checked = check_model(Settings(model=str(folder), kv_memory=memory))
@@ -65,7 +65,7 @@ def test_doctor_counts_it_for_the_context_that_is_served():
     assert loaded_bytes(MILLIONS, 1 << 20) == (info.weights_bytes, info.max_model_len * position_bytes)
 
 
-def test_the_cache_leaves_memory_for_it(monkeypatch):
+def test_kv_cache_leaves_memory_for_the_rope_table(monkeypatch):
     monkeypatch.setattr("parley.model.load.memory.free_memory", lambda device: 10_000_000)
     settings = Settings(model="m", max_batch=2)
     budget = plan_cache(1000, CPU, 1 << 20, settings).pages * 1000  # bytes

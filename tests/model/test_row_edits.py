@@ -26,7 +26,7 @@ def random_logits(seed: int, size: int = VOCAB) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
 @pytest.mark.parametrize("watermark", [False, True])
-def test_edits_are_those_of_parleys_engine_step_by_step(size, watermark):
+def test_edits_equal_those_of_parleys_engine_step_by_step(size, watermark):
     sampling = Sampling(no_repeat_ngram=size, watermark=watermark)
     edits = RowEdits(ExtraOptions(no_repeat_ngram=size, watermark=watermark), list(PROMPT), no_bytes)
     for count in range(len(OUTPUT) + 1):
@@ -39,7 +39,7 @@ def test_edits_are_those_of_parleys_engine_step_by_step(size, watermark):
 
 
 @pytest.mark.parametrize("window", [1, 3, 7, 2**31 - 1])
-def test_penalties_with_a_window_are_those_of_parleys_engine_step_by_step(window):
+def test_penalties_with_a_window_equal_those_of_parleys_engine_step_by_step(window):
     penalties = Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, penalty_window=window)
     edits = RowEdits(ExtraOptions(penalties=penalties), list(PROMPT), no_bytes)
     for count in range(len(OUTPUT) + 1):
@@ -51,7 +51,7 @@ def test_penalties_with_a_window_are_those_of_parleys_engine_step_by_step(window
         assert torch.equal(own, edited) and not torch.equal(own, random_logits(count))
 
 
-def test_row_keeps_a_token_where_all_would_repeat():
+def test_row_keeps_a_token_if_all_would_repeat():
     edits = RowEdits(ExtraOptions(no_repeat_ngram=1), [0, 1, 2], no_bytes)
     row = torch.ones(3)
     edits.edit_logits(row)
@@ -62,7 +62,7 @@ def test_row_keeps_a_token_where_all_would_repeat():
 @pytest.mark.parametrize(
     ("min_p", "top_k", "top_p"), [(0.0, 0, 1.0), (0.0, 25, 1.0), (0.0, 0, 0.8), (0.02, 25, 0.9), (0.0, 1, 1.0)]
 )
-def test_typical_tokens_are_those_that_parleys_engine_draws(typical_p, min_p, top_k, top_p):
+def test_typical_tokens_equal_those_of_parleys_engine(typical_p, min_p, top_k, top_p):
     """Draw in the middle of each kept token's share of u: if all are hit, no other token has a share."""
     logits, temperature = random_logits(5, 400), 0.8
     options = ExtraOptions(typical_p=typical_p, temperature=temperature, min_p=min_p, top_k=top_k, top_p=top_p)

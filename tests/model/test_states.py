@@ -95,7 +95,7 @@ def test_choices_prefixes_and_drafts_keep_every_bit(architecture, quantization):
             assert draft_seed is None or sum(stats.draft_accepted) > stats.drafts > 10
 
 
-def test_a_model_without_attention_serves_more_tokens_than_it_has_pages_for():
+def test_model_without_attention_serves_more_tokens_than_its_pages_hold():
     """Pages still count tokens, but hold nothing."""
     folder = tiny_models.model_folder("mamba2")
     requests = [EngineRequest(str(i), [3 + 5 * i] * (40 + i), 20, Sampling(), seed=i, logprobs=0) for i in range(6)]
@@ -191,7 +191,7 @@ def test_configs_that_do_not_fit_have_no_fused_decoder(architecture, change, rea
         read_decoder_config({"model_type": model_type, **fields, **change})
 
 
-def test_old_configs_name_layers_otherwise():
+def test_reads_the_layer_names_of_old_configs():
     def shapes_of(architecture: str, **change) -> tuple:
         model_type, fields = tiny_models.STATE_DECODERS[architecture]
         return read_decoder_config({"model_type": model_type, **fields, **change}).layers

@@ -97,7 +97,7 @@ def test_transformers_backend_is_schedule_invariant(architecture):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
 @torch.inference_mode()
-def test_experts_and_routers_compute_a_row_alike_in_any_batch(kind, dtype):
+def test_experts_and_routers_give_a_row_the_same_bits_in_any_batch(kind, dtype):
     """Guards against torch's products: the number of their rows, which an expert shares, decides the order of sums."""
     network = load_network(tiny_models.model_folder(kind), dtype)
     mixture = network.model.model.layers[0].mlp
@@ -262,5 +262,5 @@ def test_load_never_reads_pickled_weights(tmp_path):
         ("", "ValueError."),
     ],
 )
-def test_errors_of_transformers_end_a_sentence(message, line):
+def test_errors_of_transformers_end_with_a_full_stop(message, line):
     assert one_line(ValueError(message)) == line.strip()

@@ -49,7 +49,7 @@ def test_reads_the_wanted_frames_of_each_format(name: str):
     assert video.clock.seconds == pytest.approx(2)
 
 
-def test_tells_the_chooser_the_clock_and_the_size():
+def test_frame_chooser_gets_the_times_and_the_size():
     seen = []
 
     def choose_first(clock: VideoClock, width: int, height: int) -> list[int]:
