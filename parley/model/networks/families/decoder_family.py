@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.model.networks.mixtures import MixtureFamily
-from parley.model.networks.rope import RopeConfig, Unfusable, wrong_value
+from parley.model.networks.rope import RopeConfig, wrong_value
 from parley.model.networks.state_layers import StateFamily
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
