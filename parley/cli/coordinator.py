@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from parley.cli.server_options import appendable_file, hashed_keys_of
+from parley.cli.serve_config.server_options import appendable_file, hashed_keys_of
 from parley.settings.kinds import choice_kind, integer_kind, switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
 

@@ -71,7 +71,7 @@ def run(config: ResolvedOptions) -> int:
         remove_key(file, name)
         print(f"parley: the key {name} is removed; servers refuse it a second or two from now.", file=sys.stderr)
         return 0
-    from parley.cli.server_options import check_api_names
+    from parley.cli.serve_config.server_options import check_api_names
 
     check_api_names(config["apis"], "--apis")
     members = {option.name.replace("-", "_"): config[option.name] for option in OPTIONS if option.section == LIMITS}

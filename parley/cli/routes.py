@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from parley.cli.server_options import api_listeners
+from parley.cli.serve_config.server_options import api_listeners
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.kinds import endpoint_kind, switch_kind
 from parley.settings.options import Option, ResolvedOptions

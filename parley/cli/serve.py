@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parley.child_process import keep_standard_streams
-from parley.cli.vllm import check_engine_options, is_server_address
+from parley.cli.serve_config.engine_options import check_engine_options, is_server_address
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.engine_settings import attached_settings, engine_settings, vllm_settings
 from parley.settings.keys import read_keys
@@ -18,7 +18,7 @@ from parley.settings.kinds import NamedModel
 from parley.settings.options import ConfigError, ResolvedOptions, format_options
 
 if TYPE_CHECKING:
-    from parley.cli.mindie import MindIEPlan
+    from parley.cli.serve_config.mindie_config import MindIEPlan
     from parley.engine.engine_process import EngineProcess
     from parley.serving.options import EngineKind, OfferedModel, ServerOptions
     from parley.types import EngineSettings
@@ -89,15 +89,16 @@ def read_mindie_plan(config: ResolvedOptions) -> tuple[MindIEPlan | None, Resolv
     """Read MindIE's config.json, if there is one; return it, and the options with its values. Raises ConfigError."""
     if not config["mindie-config"]:
         return None, config
-    from parley.cli import mindie
+    from parley.cli.serve_config import mindie_config
 
-    plan = mindie.read_mindie_config(config["mindie-config"], os.environ)
+    plan = mindie_config.read_mindie_config(config["mindie-config"], os.environ)
     return plan, config.with_unset_from(plan.options, config["mindie-config"])
 
 
 def planned_server_options(plan: MindIEPlan | None, config: ResolvedOptions) -> ServerOptions:
     """Return the server's part of the options, with the values of MindIE's config.json. Raises ConfigError."""
-    from parley.cli.server_options import server_options  # after the engine's process has started: it takes longer
+    # After the engine's process has started: this import takes longer.
+    from parley.cli.serve_config.server_options import server_options
 
     options = server_options(config)
     return options if plan is None else plan.apply_to_options(options, config["mindie-profile"])

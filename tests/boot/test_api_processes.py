@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from support.api_process_server import LONG, ProcessServer, slow_model
 from support.metrics_page import metric_value
 
-from parley.cli.server_options import server_options
+from parley.cli.serve_config.server_options import server_options
 from parley.errors import UnknownModel
 from parley.serving.api_processes.plan import decode_options, encode_options, passed_limit, shared_options
 from parley.serving.api_processes.relayed_error import RelayedError, relay_error, restore_error

@@ -15,7 +15,7 @@ import pytest
 from support.cli_process import clean_environment
 
 from parley.cli.serve import offered_models
-from parley.cli.server_options import PEER_PORT_ATTEMPTS, read_key_file, server_options
+from parley.cli.serve_config.server_options import PEER_PORT_ATTEMPTS, read_key_file, server_options
 from parley.dialects.dialect import ApiOptions
 from parley.serving.options import ListenAddress, MediaOptions, OfferedModel, ServerOptions
 from parley.settings.config import SERVE_OPTIONS
@@ -136,11 +136,11 @@ def test_refuses_media_options_that_make_no_sense(flags, message):
 
 
 def test_serve_refuses_a_grpc_port_without_its_packages(monkeypatch):
-    monkeypatch.setattr("parley.cli.server_options.find_spec", lambda name: name)
+    monkeypatch.setattr("parley.cli.serve_config.server_options.find_spec", lambda name: name)
     parsed = options("--grpc-port", "8001", "--listen", "grpc=[::]:8002,tgi=h:3")
     assert parsed.grpc == (ListenAddress("grpc", "127.0.0.1", 8001), ListenAddress("grpc", "::", 8002))
     assert parsed.listen == (ListenAddress("tgi", "h", 3),)
-    monkeypatch.setattr("parley.cli.server_options.find_spec", lambda name: None)
+    monkeypatch.setattr("parley.cli.serve_config.server_options.find_spec", lambda name: None)
     assert options().grpc == ()
     for flags in (("--grpc-port", "8001"), ("--listen", "grpc=h:1")):
         with pytest.raises(ConfigError, match=r"parley-llm\[grpc\]"):

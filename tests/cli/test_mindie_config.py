@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from parley import hub
-from parley.cli import mindie, serve
+from parley.cli import serve
 from parley.cli.serve import offered_models
-from parley.cli.server_options import server_options
+from parley.cli.serve_config import mindie_config
+from parley.cli.serve_config.server_options import server_options
 from parley.dialects.mindie.rules import MindieRules
 from parley.serving.options import ListenAddress
 from parley.settings.config import SERVE_OPTIONS
@@ -110,8 +111,8 @@ def changed_config(path: str, value: Any) -> dict[str, Any]:
     return content
 
 
-def read_config(folder: Path, content: Any, **environment: str) -> mindie.MindIEPlan:
-    return mindie.read_mindie_config(write_config(folder, content), environment)
+def read_config(folder: Path, content: Any, **environment: str) -> mindie_config.MindIEPlan:
+    return mindie_config.read_mindie_config(write_config(folder, content), environment)
 
 
 def config_error(folder: Path, content: Any, **environment: str) -> str:
@@ -408,11 +409,11 @@ def test_rejects_unreadable_mindie_config_files(tmp_path):
     assert config_error(tmp_path, {"ServerConfig": []}) == "ServerConfig: [] is not an object."
     for endless in (write_config(tmp_path, " " * (10 << 20) + "{}"), "/dev/zero"):
         with pytest.raises(ConfigError, match="has more than 10 MB"):
-            mindie.read_mindie_config(endless, {})
+            mindie_config.read_mindie_config(endless, {})
     assert (
         read_config(tmp_path, "\ufeff" + json.dumps(FULL_CONFIG)).max_prompt == 2048
     )  # with the BOM that some editors add
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        mindie.read_mindie_config(str(tmp_path / "none"), {})
+        mindie_config.read_mindie_config(str(tmp_path / "none"), {})
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        mindie.read_mindie_config(str(tmp_path), {})
+        mindie_config.read_mindie_config(str(tmp_path), {})

@@ -366,7 +366,7 @@ def test_nearest_suggests_nothing_for_distant_words():
 
 def test_reads_cluster_options(tmp_path):
     from parley.cli.serve import offered_models
-    from parley.cli.server_options import server_options
+    from parley.cli.serve_config.server_options import server_options
 
     def options(*flags):
         return server_options(resolve_options(SERVE_OPTIONS, list(flags), {}))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parley.cli.peers.tables import PeerFlag, PeerServer
-from parley.cli.vllm import OWN_ENGINE_OPTIONS, check_engine_options
+from parley.cli.serve_config.engine_options import OWN_ENGINE_OPTIONS, check_engine_options
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, did_you_mean, resolve_options
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parley import hub
-from parley.cli.members import (
+from parley.cli.serve_config.json_members import (
     ConfigSection,
     check_adapters,
     check_file_names,

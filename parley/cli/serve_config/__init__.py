@@ -1,0 +1,1 @@
+"""The options of ``parley serve`` by subject, and their translation from MindIE's configuration file."""
