@@ -9,7 +9,7 @@ import pytest
 from parley.dialects import vectors
 from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import embeddings
-from parley.dialects.vllm import embeddings as pooling
+from parley.dialects.vllm.pooling import embeddings as pooling
 from parley.errors import BadRequest, Unsupported
 from parley.types import Chat, ChoiceDone, PoolingOptions, PromptAccepted, PromptVector, Text, Tokens, Usage
 

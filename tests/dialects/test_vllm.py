@@ -9,7 +9,8 @@ import pytest
 from parley.dialects.dialect import Answer, RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.openai import chat as plain
-from parley.dialects.vllm import chat, completions, control, embeddings, shared
+from parley.dialects.vllm import chat, completions, control, shared
+from parley.dialects.vllm.pooling import embeddings
 from parley.errors import (
     BadRequest,
     ContextLength,

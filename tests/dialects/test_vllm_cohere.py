@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.vllm import cohere
+from parley.dialects.vllm.pooling import cohere
 from parley.errors import BadRequest, UnknownPromptName, Unsupported
 from parley.types import PoolingOptions, PromptVector, Text, Usage
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.vllm import classify, control, embeddings, scores
+from parley.dialects.vllm import control
+from parley.dialects.vllm.pooling import classify, embeddings, scores
 from parley.errors import BadRequest, Incapable, Unsupported
 from parley.types import PoolingOptions, PromptVector, Text, TextPair, Usage
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import ApiOptions, RenderedPrompt, RequestContext
-from parley.dialects.vllm import render, token_generation
 from parley.dialects.vllm.shared import vllm_error
+from parley.dialects.vllm.token_routes import render, token_generation
 from parley.errors import BadRequest, EngineError, Unsupported
 from parley.types import (
     ChoiceDelta,

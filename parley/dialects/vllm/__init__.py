@@ -22,21 +22,17 @@ from parley.dialects.vllm import (
     batch,
     bench,
     chat,
-    classify,
-    cohere,
     completions,
     control,
-    embeddings,
     legacy,
     messages,
     metrics,
-    render,
     responses,
-    scores,
     shared,
-    token_generation,
     transcriptions,
 )
+from parley.dialects.vllm.pooling import classify, cohere, embeddings, scores
+from parley.dialects.vllm.token_routes import render, token_generation
 
 UNSUPPORTED_PATHS = {"/generative_scoring": "Scoring of labels is"}
 PROMPT_MEMBERS = PromptMembers(

@@ -13,7 +13,8 @@ from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import chat, completions, embeddings, requests, scores, shared
+from parley.dialects.vllm import chat, completions, requests, shared
+from parley.dialects.vllm.pooling import embeddings, scores
 from parley.dialects.vllm.shared import ADAPTER_ERROR_TYPE
 from parley.dialects.vllm.words import FALSE_TEXTS, TRUE_TEXTS, VLLM_WORDING
 from parley.errors import Invalid, NotFound, ParleyError

@@ -13,9 +13,10 @@ from parley.dialects.dialect import PromptRenderer, RenderedPrompt, RequestConte
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.shared import unsupported_member
-from parley.dialects.vllm import requests, sampling_params
+from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply
+from parley.dialects.vllm.token_routes import sampling_params
 from parley.errors import Invalid
 from parley.types import Chat, Request
 

@@ -18,7 +18,8 @@ from parley.dialects.openai import extras
 from parley.dialects.openai.embeddings import MAX_EMBEDDING_INPUTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
-from parley.dialects.vllm import embeddings, requests, shared
+from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm.pooling import embeddings
 from parley.errors import Incapable, Invalid
 from parley.types import Event, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Usage
 

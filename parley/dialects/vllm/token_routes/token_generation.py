@@ -24,7 +24,8 @@ from parley.dialects.openai.shared import (
     unsupported_member,
 )
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID, read_bad_words
-from parley.dialects.vllm import requests, sampling_params, shared
+from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm.token_routes import sampling_params
 from parley.errors import Malformed, ParleyError
 from parley.types import (
     ChoiceDelta,

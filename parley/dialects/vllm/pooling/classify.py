@@ -11,7 +11,8 @@ from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras
 from parley.dialects.openai.embeddings import read_inputs
-from parley.dialects.vllm import embeddings, requests, shared
+from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm.pooling import embeddings
 from parley.types import Event, PoolingOptions, PromptVector, Request, Usage
 
 
