@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.mindie import chat, native, shared, tgi, triton, vllm
+from parley.dialects.mindie import shared
+from parley.dialects.mindie.interfaces import chat, native, tgi, triton, vllm
 from parley.dialects.mindie.rules import MindieRules
 from parley.errors import BadMedia, BadRequest, MediaFault
 from parley.types import Chat, EncodedMedia, Media, MediaAddress, MediaPath, Message, PlacedMedia, Text

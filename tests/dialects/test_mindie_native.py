@@ -8,7 +8,8 @@ from support.mindie_errors import validation_error
 
 from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.dialect import RequestContext
-from parley.dialects.mindie import STRICT, control, native, vllm
+from parley.dialects.mindie import STRICT, control
+from parley.dialects.mindie.interfaces import native, vllm
 from parley.dialects.mindie.rules import MindieRules
 from parley.errors import EngineDied, Expired, InUse, NoTokens, ParleyError, UnknownToken
 from parley.types import (

@@ -10,21 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
-from parley.dialects.mindie import (
-    bench,
-    chat,
-    completions,
-    control,
-    metrics,
-    native,
-    openai,
-    shared,
-    tensors,
-    tgi,
-    triton,
-    upkeep,
-    vllm,
-)
+from parley.dialects.mindie import bench, control, metrics, shared, upkeep
+from parley.dialects.mindie.interfaces import chat, completions, native, openai, tensors, tgi, triton, vllm
 from parley.dialects.mindie.pd import coordinator, instance
 from parley.dialects.mindie.pd.refusals import MINDIE_COORDINATOR_TEXTS
 from parley.dialects.mindie.rules import MindieRules

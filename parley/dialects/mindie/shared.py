@@ -13,7 +13,7 @@ from typing import Any
 from parley.dialects import words
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.json_answer import encode_json
-from parley.dialects.mindie.media import media_sentence
+from parley.dialects.mindie.members.media import media_sentence
 from parley.dialects.mindie.rules import MindieRules
 from parley.errors import (
     BadMedia,

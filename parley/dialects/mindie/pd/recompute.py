@@ -18,7 +18,7 @@ import msgspec
 from parley.dialects.instance_plane import REQUEST_UUID, OriginalRequest, ResumedBody
 from parley.dialects.json_answer import encode_json
 from parley.dialects.json_body import decode_json
-from parley.dialects.mindie import tgi, vllm
+from parley.dialects.mindie.interfaces import tgi, vllm
 from parley.errors import OrderRefused
 from parley.types import EngineOutput, OutputBatch
 

@@ -7,11 +7,11 @@ from typing import Any
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.mindie import inputs, parameters
-from parley.dialects.mindie.answers import SingleChoiceReply, StreamPiece, shared_request_members
+from parley.dialects.mindie.interfaces.answers import SingleChoiceReply, StreamPiece, shared_request_members
+from parley.dialects.mindie.interfaces.triton import DEFAULT_TOKENS, read_label
+from parley.dialects.mindie.members import inputs, parameters
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import MINDIE_WORDING, request_name
-from parley.dialects.mindie.triton import DEFAULT_TOKENS, read_label
 from parley.errors import BadRequest
 from parley.types import OutputOptions, Request, StopConditions, Tokens, Usage
 

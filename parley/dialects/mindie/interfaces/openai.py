@@ -12,9 +12,9 @@ from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie import shared
-from parley.dialects.mindie.answers import MindieReply, elapsed_milliseconds, waited_microseconds
-from parley.dialects.mindie.inputs import PromptInput
-from parley.dialects.mindie.parameters import ParameterValues
+from parley.dialects.mindie.interfaces.answers import MindieReply, elapsed_milliseconds, waited_microseconds
+from parley.dialects.mindie.members.inputs import PromptInput
+from parley.dialects.mindie.members.parameters import ParameterValues
 from parley.dialects.mindie.rules import MindieRules
 from parley.errors import ParleyError, UnknownModel
 from parley.types import ChoiceDone, StopConditions, TokenCost, TokenInfo, Usage

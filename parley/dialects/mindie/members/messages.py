@@ -12,8 +12,8 @@ from typing import Any, Literal
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import MAX_DEPTH, Fields, is_shallow
 from parley.dialects.media import check_media_counts, interleave_parts
-from parley.dialects.mindie import inputs
-from parley.dialects.mindie.inputs import PromptInput
+from parley.dialects.mindie.members import inputs
+from parley.dialects.mindie.members.inputs import PromptInput
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import I32, MINDIE_WORDING, utf16_length, value_error
 from parley.dialects.openai.messages import RESERVED_OPTIONS

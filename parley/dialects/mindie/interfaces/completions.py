@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.mindie import choices, constraints, inputs, openai, parameters
-from parley.dialects.mindie.answers import shared_request_members
-from parley.dialects.mindie.inputs import PromptInput
-from parley.dialects.mindie.openai import MindieOpenAIReply, mindie_frame
+from parley.dialects.mindie.interfaces import openai
+from parley.dialects.mindie.interfaces.answers import shared_request_members
+from parley.dialects.mindie.interfaces.openai import MindieOpenAIReply, mindie_frame
+from parley.dialects.mindie.members import choices, constraints, inputs, parameters
+from parley.dialects.mindie.members.inputs import PromptInput
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import I32, MINDIE_WORDING, utf16_length
 from parley.dialects.openai.completions import LogprobLists

@@ -14,14 +14,14 @@ from parley.dialects.admin_requests import AbortRequest
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.mindie import constraints, inputs, parameters
-from parley.dialects.mindie.answers import (
+from parley.dialects.mindie.interfaces.answers import (
     SingleChoiceReply,
     StreamPiece,
     elapsed_milliseconds,
     shared_request_members,
     waited_microseconds,
 )
+from parley.dialects.mindie.members import constraints, inputs, parameters
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import MINDIE_WORDING, MindieErrorWording, mindie_error_json, request_name
 from parley.types import OutputOptions, Request, StopConditions, Usage

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.mindie import choices, constraints, inputs, parameters
-from parley.dialects.mindie.answers import MindieReply, shared_request_members
+from parley.dialects.mindie.interfaces.answers import MindieReply, shared_request_members
+from parley.dialects.mindie.members import choices, constraints, inputs, parameters
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import NO_PROMPT_TEXT, MindieErrorWording
 from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, StopConditions, Usage

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.mindie import shared
-from parley.dialects.mindie.inputs import MAX_INPUT_IDS, PromptInput
+from parley.dialects.mindie.members.inputs import MAX_INPUT_IDS, PromptInput
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.tgi.shared import tgi_finish_reason
 from parley.errors import NoTokens, ParleyError

@@ -10,8 +10,8 @@ from typing import Any
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.mindie import constraints, inputs, parameters
-from parley.dialects.mindie.answers import SingleChoiceReply, StreamPiece, shared_request_members
+from parley.dialects.mindie.interfaces.answers import SingleChoiceReply, StreamPiece, shared_request_members
+from parley.dialects.mindie.members import constraints, inputs, parameters
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import MINDIE_WORDING
 from parley.types import OutputOptions, Prompt, Request, StopConditions, Tokens, Usage

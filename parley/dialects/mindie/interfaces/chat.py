@@ -12,9 +12,10 @@ from typing import Any
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.mindie import choices, constraints, messages, openai, parameters
-from parley.dialects.mindie.answers import shared_request_members
-from parley.dialects.mindie.openai import MindieChoice, MindieOpenAIReply, mindie_frame
+from parley.dialects.mindie.interfaces import openai
+from parley.dialects.mindie.interfaces.answers import shared_request_members
+from parley.dialects.mindie.interfaces.openai import MindieChoice, MindieOpenAIReply, mindie_frame
+from parley.dialects.mindie.members import choices, constraints, messages, parameters
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import MINDIE_WORDING
 from parley.dialects.openai import tools
