@@ -7,8 +7,8 @@ from typing import Any
 
 from parley.engine.messages import StepOutputs
 from parley.types import EngineOutput, EngineRequest
-from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.host_loop import HostLoop
+from parley.worker.vllm.requests.continuation import Continuation
 
 
 class RecordedClient:

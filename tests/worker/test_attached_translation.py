@@ -20,8 +20,8 @@ from parley.worker.attached.server_facts import (
 from parley.worker.attached.server_metrics import CacheTotals, read_metrics
 from parley.worker.attached.server_totals import ServerTotals
 from parley.worker.attached.token_answers import AnsweredChoice, TokenAnswer, read_answer, write_choice, write_pooling
-from parley.worker.vllm.continuation import Continuation
-from parley.worker.vllm.output_reader import LOWEST_LOGPROB, read_scores
+from parley.worker.vllm.outputs.output_reader import LOWEST_LOGPROB, read_scores
+from parley.worker.vllm.requests.continuation import Continuation
 
 SETTINGS = AttachedSettings(model="/models/m", url="http://engine:8000")
 

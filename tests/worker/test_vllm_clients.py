@@ -31,8 +31,8 @@ from parley.engine.messages import (
 )
 from parley.types import EngineRequest, KVPrefix, Sampling, VLLMSettings
 from parley.worker.vllm import host
-from parley.worker.vllm.continuation import Continuation
 from parley.worker.vllm.host_loop import UNKNOWN_ADAPTER
+from parley.worker.vllm.requests.continuation import Continuation
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from support.recorded_vllm import Harness
 from parley.disagg.wire.handover import take_transfers
 from parley.model.sampling.extra_options import ExtraOptions
 from parley.types import BeamOptions, EngineOutput, EngineRequest, ReasoningLimit, Sampling
-from parley.worker.vllm.continuation import Continuation, plan_continuations
-from parley.worker.vllm.extra_options import read_extra_options
 from parley.worker.vllm.page_moves import PageMove, read_transfer, rejected_params, write_transfer
-from parley.worker.vllm.sampling_fields import translate_choice
+from parley.worker.vllm.requests.continuation import Continuation, plan_continuations
+from parley.worker.vllm.requests.extra_options import read_extra_options
+from parley.worker.vllm.requests.sampling_fields import translate_choice
 
 GREEDY = Sampling(temperature=0.0)
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}

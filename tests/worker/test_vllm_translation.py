@@ -34,13 +34,13 @@ from parley.types import (
     VLLMSettings,
 )
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
-from parley.worker.vllm.continuation import Continuation
-from parley.worker.vllm.engine_args import engine_arguments
-from parley.worker.vllm.extra_options import read_extra_options
-from parley.worker.vllm.generated_output import read_generated, read_prompt_scores
-from parley.worker.vllm.lark_text import write_lark
-from parley.worker.vllm.output_reader import read_output, read_scores
-from parley.worker.vllm.sampling_fields import (
+from parley.worker.vllm.outputs.generated_output import read_generated, read_prompt_scores
+from parley.worker.vllm.outputs.output_reader import read_output, read_scores
+from parley.worker.vllm.requests.continuation import Continuation
+from parley.worker.vllm.requests.engine_args import engine_arguments
+from parley.worker.vllm.requests.extra_options import read_extra_options
+from parley.worker.vllm.requests.lark_text import write_lark
+from parley.worker.vllm.requests.sampling_fields import (
     translate_choice,
     translate_pooling,
     wrap_seed,

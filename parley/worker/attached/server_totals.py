@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from parley.worker.attached.server_metrics import CacheTotals, ServerMetrics
-from parley.worker.vllm.step_totals import StepTotals
+from parley.worker.vllm.outputs.step_totals import StepTotals
 
 
 class ServerTotals(StepTotals):

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from parley.types import EngineRequest
-from parley.worker.vllm.choice_output import (
+from parley.worker.vllm.outputs.choice_output import (
     AnswerVector,
     ChoiceOutput,
     ListedToken,
@@ -18,8 +18,8 @@ from parley.worker.vllm.choice_output import (
     collect_scores,
     finish_number,
 )
-from parley.worker.vllm.continuation import Continuation
-from parley.worker.vllm.sampling_fields import scores_prompt, translate_choice, translate_pooling
+from parley.worker.vllm.requests.continuation import Continuation
+from parley.worker.vllm.requests.sampling_fields import scores_prompt, translate_choice, translate_pooling
 
 
 class ScoredToken(ListedToken, gc=False):

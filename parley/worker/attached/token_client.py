@@ -26,9 +26,9 @@ from parley.worker.attached.token_answers import (
     write_choice,
     write_pooling,
 )
-from parley.worker.vllm.choice_output import ChoiceOutput, OutputStep, PrefillStats, note_start
-from parley.worker.vllm.continuation import Continuation
+from parley.worker.vllm.outputs.choice_output import ChoiceOutput, OutputStep, PrefillStats, note_start
 from parley.worker.vllm.page_moves import DEFAULT_LEASE_SECONDS
+from parley.worker.vllm.requests.continuation import Continuation
 
 SSE_FIELD = b"data:"
 STREAM_END = b"[DONE]"

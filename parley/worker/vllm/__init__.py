@@ -2,6 +2,6 @@
 
 ``start.py`` runs its modules: the host (``host.py``) and a media process (``media/media_process.py``).
 ``vllm_client.py``, ``generate_client.py``, ``connector.py``, ``media/item_processor.py`` and ``logits_plugin.py``,
-which runs in vLLM's workers, import vLLM. Everything else translates: it is plain Python, which runs and is tested
-without vLLM. Other modules of parley that the host imports need no more than msgspec.
+which runs in vLLM's workers, import vLLM. Everything else translates (``requests`` and ``outputs``): it is plain
+Python, which runs and is tested without vLLM. Other modules of parley that the host imports need no more than msgspec.
 """

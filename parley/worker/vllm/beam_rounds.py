@@ -17,7 +17,7 @@ from parley.core.search.beam import BeamSearch
 from parley.core.search.searches import BeamSearches
 from parley.core.sequence import BeamCandidate, Sequence, SequenceStatus
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, Sampling, TokenCost, TokenScore
-from parley.worker.vllm.output_reader import read_scores
+from parley.worker.vllm.outputs.output_reader import read_scores
 
 GREEDY = Sampling(temperature=0.0)
 NO_CANDIDATES = "vLLM returned no candidates for a beam."

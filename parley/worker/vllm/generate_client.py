@@ -15,10 +15,10 @@ from vllm.lora.request import LoRARequest
 
 from parley.heartbeat import BEAT_SECONDS
 from parley.types import EngineRequest, ModelInfo, VLLMSettings
-from parley.worker.vllm.choice_output import ChoiceOutput, OutputStep, note_start
-from parley.worker.vllm.continuation import Continuation
-from parley.worker.vllm.generated_output import read_generated, read_prompt_scores
-from parley.worker.vllm.sampling_fields import translate_choice
+from parley.worker.vllm.outputs.choice_output import ChoiceOutput, OutputStep, note_start
+from parley.worker.vllm.outputs.generated_output import read_generated, read_prompt_scores
+from parley.worker.vllm.requests.continuation import Continuation
+from parley.worker.vllm.requests.sampling_fields import translate_choice
 from parley.worker.vllm.vllm_client import VLLMClient, engine_prompt, pooling_params, sampling_params
 
 

@@ -24,11 +24,11 @@ from parley.core.wait_queue import WaitQueue
 from parley.engine.messages import ReserveResponse, StepOutputs
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, KVPrefix, TokenCost
 from parley.worker.vllm.beam_rounds import BeamRounds, round_request
-from parley.worker.vllm.continuation import DREW_ANOTHER, Continuation, plan_continuations
-from parley.worker.vllm.output_reader import read_output, record_progress
+from parley.worker.vllm.outputs.output_reader import read_output, record_progress
+from parley.worker.vllm.outputs.step_totals import StepTotals
 from parley.worker.vllm.page_moves import rejected_params, write_transfer
-from parley.worker.vllm.sampling_fields import scores_prompt
-from parley.worker.vllm.step_totals import StepTotals
+from parley.worker.vllm.requests.continuation import DREW_ANOTHER, Continuation, plan_continuations
+from parley.worker.vllm.requests.sampling_fields import scores_prompt
 
 log = logging.getLogger("parley.engine")
 

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProc
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SlotProcessor
 
 from parley.model.sampling.row_edits import RowEdits
-from parley.worker.vllm.extra_options import read_extra_options
+from parley.worker.vllm.requests.extra_options import read_extra_options
 
 
 def plugin_names(config: VllmConfig) -> list[str]:

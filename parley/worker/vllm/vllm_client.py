@@ -41,11 +41,11 @@ from parley.worker.vllm.connector import (
     lease_seconds,
     listen_for_pages,
 )
-from parley.worker.vllm.continuation import Continuation
-from parley.worker.vllm.engine_args import engine_arguments
 from parley.worker.vllm.logits_plugin import plugin_names
 from parley.worker.vllm.media.item_features import locate_placeholder, read_features
-from parley.worker.vllm.sampling_fields import ChoiceFields, translate_choice, translate_pooling
+from parley.worker.vllm.requests.continuation import Continuation
+from parley.worker.vllm.requests.engine_args import engine_arguments
+from parley.worker.vllm.requests.sampling_fields import ChoiceFields, translate_choice, translate_pooling
 
 _item_decoder = MsgpackDecoder(MultiModalKwargsItem)
 

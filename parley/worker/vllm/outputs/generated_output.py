@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parley.types import EngineRequest
-from parley.worker.vllm.choice_output import (
+from parley.worker.vllm.outputs.choice_output import (
     ChoiceOutput,
     ListedToken,
     collect_prompt_scores,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.types import EngineRequest
-from parley.worker.vllm.continuation import Continuation, prior_tokens
-from parley.worker.vllm.extra_options import extra_sampling_fields
-from parley.worker.vllm.lark_text import write_lark
 from parley.worker.vllm.page_moves import KEEP_PAGES
+from parley.worker.vllm.requests.continuation import Continuation, prior_tokens
+from parley.worker.vllm.requests.extra_options import extra_sampling_fields
+from parley.worker.vllm.requests.lark_text import write_lark
 
 SEED_RANGE = 1 << 64
 UNSEEDED = -1  # vLLM reads this seed as "none"

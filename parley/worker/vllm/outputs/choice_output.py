@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parley.types import EngineRequest
-from parley.worker.vllm.output_reader import FINISH_REASONS, LOWEST_LOGPROB, SCHEDULED
+from parley.worker.vllm.outputs.output_reader import FINISH_REASONS, LOWEST_LOGPROB, SCHEDULED
 
 FINISH_NUMBERS = dict(zip(("stop", "length", "abort", "error", "repetition"), FINISH_REASONS, strict=True))
 
