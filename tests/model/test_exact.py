@@ -256,7 +256,9 @@ def check_schedule(
     return engine.loop.collect_stats()
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "qwen2", "gemma3", "mixtral", "lfm2"])
+@pytest.mark.parametrize(
+    "architecture", ["qwen3", "mistral", "qwen2", "gemma3", "gemma4 with inputs of layers", "mixtral", "lfm2"]
+)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=st.lists(REQUEST, min_size=1, max_size=7),
@@ -300,8 +302,11 @@ PREEMPTED = [
     ("deepseek_v3", False, "tiny"),
     ("lfm2", False, "tiny"),
     ("nemotron_h", False, "tiny"),
+    ("gemma4 with inputs of layers", True, "tiny"),
 ]
 PREEMPTED_BY_NIGHT = [
+    ("gemma4", False, "tiny int8"),
+    ("gemma4 of experts", False, "tiny"),
     ("deepseek_v2", True, "tiny int8"),
     ("deepseek_v2_lite", True, "tiny"),
     ("minicpm3", False, "tiny"),

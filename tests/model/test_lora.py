@@ -186,6 +186,8 @@ def test_adapter_on_one_linear_layer_matches_peft(target):
         "mamba",
         "jamba",
         "falcon_h1",
+        "gemma4",
+        "gemma4 with inputs of layers",
     ],
 )
 def test_adapters_of_all_model_types_match_peft(base):
@@ -198,6 +200,8 @@ def test_adapters_of_all_model_types_match_peft(base):
         "mamba": ("in_proj", "x_proj", "dt_proj"),
         "jamba": ("in_proj", "x_proj", "dt_proj", "out_proj", "q_proj", "o_proj", "down_proj"),
         "falcon_h1": (*ALL_PROJECTIONS, "in_proj"),
+        "gemma4": ("q_proj", "k_proj", "o_proj", "down_proj"),
+        "gemma4 with inputs of layers": ("q_proj", "o_proj", "per_layer_input_gate", "per_layer_projection"),
         "minicpm3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "down_proj"),
     }
     check_against_peft(base, cached_adapter(base, 5, r=5, target_modules=targets.get(base, tuple(ALL_PROJECTIONS))))

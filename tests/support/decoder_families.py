@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.tiny_models import ARCHITECTURES, LATENT_DECODERS, MIXTURES, STATE_DECODERS
+from support.tiny_models import ARCHITECTURES, GEMMA_4_DECODERS, LATENT_DECODERS, MIXTURES, STATE_DECODERS
 
 HEADS = {"head_dim": 32}
 OLMO3_ROPE = {
     "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
-GEMMA4: dict[str, Any] = {
-    "head_dim": 16, "global_head_dim": 48, "sliding_window": 20, "num_hidden_layers": 6,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "final_logit_softcapping": 30.0,
-    "vocab_size_per_layer_input": 640, "hidden_size_per_layer_input": 0,
-}  # fmt: skip
 GPT_SIZES = {"n_positions": 256, "n_embd": 64, "n_layer": 2, "n_head": 4}
 ROUTED = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -114,19 +109,7 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", HEADS),
     "gemma2": ("gemma2", HEADS | {"sliding_window": 45, "query_pre_attn_scalar": 24}),
-    "gemma4": ("gemma4_text", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
-    "gemma4 of experts": (
-        "gemma4_text",
-        GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32},
-    ),
-    "gemma4 with inputs of layers": (
-        "gemma4_text",
-        GEMMA4 | {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
-    ),
-    "gemma4_unified": (
-        "gemma4_unified_text",
-        GEMMA4 | {"num_kv_shared_layers": 2, "attention_k_eq_v": True, "attention_bias": True},
-    ),
+    **GEMMA_4_DECODERS,
     "gemma3": ("gemma3_text", HEADS | {"sliding_window": 33, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
     "granite": (
         "granite",

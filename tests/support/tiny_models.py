@@ -99,6 +99,32 @@ MERGED_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+GEMMA_4 = BASE_CONFIG | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 20,
+    "head_dim": 16,
+    "global_head_dim": 48,
+    "final_logit_softcapping": 30.0,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 0,
+}
+# Gemma 4 with all that its sizes have. Only tests of decoders and adapters load them.
+GEMMA_4_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("gemma4_text", GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4 of experts": (
+        "gemma4_text",
+        GEMMA_4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32},
+    ),
+    "gemma4 with inputs of layers": (
+        "gemma4_text",
+        GEMMA_4 | {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+    ),
+    "gemma4_unified": (
+        "gemma4_unified_text",
+        GEMMA_4 | {"num_kv_shared_layers": 2, "attention_k_eq_v": True, "attention_bias": True},
+    ),
+}
 LATENTS = BASE_CONFIG | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -311,7 +337,8 @@ def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model_type, fields = (ARCHITECTURES | MIXTURES | MERGED_HEADS | LATENT_DECODERS | STATE_DECODERS)[architecture]
+    families = ARCHITECTURES | MIXTURES | MERGED_HEADS | GEMMA_4_DECODERS | LATENT_DECODERS | STATE_DECODERS
+    model_type, fields = families[architecture]
     config = AutoConfig.for_model(model_type, **(fields | overrides))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     write_random_model(folder, model, seed=seed, dtype=dtype)
