@@ -57,7 +57,7 @@ from parley.serving.app import App
 from parley.serving.generate import handle_generate
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
-from parley.serving.socket_requests import handle_socket
+from parley.serving.socket_handshake import handle_socket
 from parley.web import logs
 from parley.web.exchange import Exchange
 from parley.web.port import CorsByPath, HttpServer, freeze_objects, uvicorn_config

@@ -36,7 +36,7 @@ from parley.serving.prepare import check_request, prepare_engine_requests
 from parley.serving.records.background import BackgroundRuns
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
-from parley.serving.socket_requests import handle_socket
+from parley.serving.socket_handshake import handle_socket
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, ProcessedMedia, Prompt, Text
 from parley.version import __version__

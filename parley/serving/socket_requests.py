@@ -1,7 +1,6 @@
 """A WebSocket whose messages are requests: each is answered by the same application as any request of the port.
 
-So keys, limits, logs, metrics and errors of a request are those of one that came over HTTP. The key is checked before
-the connection becomes a WebSocket, and again with each request.
+So keys, limits, logs, metrics and errors of a request are those of one that came over HTTP. Its key is checked again.
 """
 
 from __future__ import annotations
@@ -14,17 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from parley.dialects.dialect import Route
 from parley.dialects.socket_session import SocketRequest, SocketSession
 from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX
-from parley.errors import SERVER_ERROR, Overloaded, TimedOut, TooLarge, UpgradeRequired
-from parley.serving.records.connection_records import RecordsOfConnection
-from parley.serving.records.memory_records import MemoryRecordStore
-from parley.serving.registry import ModelRegistry
+from parley.errors import SERVER_ERROR, Overloaded, TimedOut, TooLarge
 from parley.web.exchange import Exchange
 from parley.web.offload import OFFLOAD_SIZE, off_loop
 from parley.web.request_body import ClientGone, HeldBody
-from parley.web.websocket.handshake import UPGRADE_HEADERS, UPGRADE_KEY, accepting_head, check_handshake
 from parley.web.websocket.message_cycle import MessageCycle
 from parley.web.websocket.protocol import (
     GOING_AWAY,
@@ -46,32 +40,6 @@ HANDSHAKE_HEADERS = frozenset((b"connection", b"expect", b"te", b"trailer", b"tr
 HANDSHAKE_PREFIXES = (b"sec-websocket-", b"content-", NATIVE_PREFIX)
 ENVELOPE_BYTES = 4096  # that a message may have besides the body in it
 MAX_READING = 4  # times the limit of a body that the messages of a connection may take until their requests run
-
-
-async def handle_socket(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Serve a WebSocket until it ends. Raises ParleyError if it is refused."""
-    await serve_socket(registry.connection_records, route, exchange)
-
-
-async def serve_socket(store: MemoryRecordStore, route: Route, exchange: Exchange) -> None:
-    """Serve a WebSocket until it ends; ``store`` keeps its records. Raises ParleyError if it is refused."""
-    assert route.reader is not None
-    switch_connection = exchange.scope.pop(UPGRADE_KEY, None)
-    try:
-        if switch_connection is None:
-            path = exchange.scope["path"]
-            raise UpgradeRequired(f"GET {path} opens a WebSocket over HTTP/1.1; send other requests with POST.")
-        key = check_handshake(exchange.headers)
-    except UpgradeRequired as error:
-        await exchange.send_error(error, UPGRADE_HEADERS)
-        return
-    websocket: WebSocketProtocol = switch_connection(accepting_head(key, exchange.id_headers()))
-    exchange.status, exchange.response_sent = 101, True
-    records = RecordsOfConnection(store)
-    try:
-        await SocketConversation(websocket, route.reader(records), exchange).run()
-    finally:
-        records.close()
 
 
 @dataclass(frozen=True, slots=True)

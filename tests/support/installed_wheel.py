@@ -56,7 +56,7 @@ class InstalledWheel:
         run_checked(sys.executable, "-m", "venv", self.venv)
         constraints = [word for lock in locks for word in ("--constraint", lock)]
         pip = (self.venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile", *constraints)
-        run_checked(*pip, f"{wheel}[grpc,http2]", "openai")
+        run_checked(*pip, f"{wheel}[grpc,http2,websocket]", "openai")
         shutil.rmtree(sources)
 
     @property

@@ -21,7 +21,7 @@ from support.websocket_client import (
     refused_handshake,
 )
 
-from parley.serving import socket_requests
+from parley.serving import socket_handshake, socket_requests
 from parley.web.connection_limit import ConnectionLimit
 from parley.web.websocket import protocol
 
@@ -91,6 +91,12 @@ async def test_requests_without_a_handshake_are_told_to_upgrade(serve):
         assert answer.status == 426 and b"HTTP/1.1" in answer.body
     finally:
         connection.close()
+
+
+async def test_a_server_without_the_library_names_it(serve, monkeypatch):
+    monkeypatch.setattr(socket_handshake, "HAS_WEBSOCKETS", False)
+    answer = await refused_handshake(await serve())
+    assert answer.status == 426 and "pip install 'parley-llm[websocket]'" in answer.error["message"]
 
 
 async def test_other_paths_ignore_the_offer_and_keep_the_connection(serve):

@@ -35,7 +35,7 @@ from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError
 from parley.serving.options import ServerOptions
 from parley.serving.pages.page_files import send_page_file
 from parley.serving.records.connection_records import make_connection_store
-from parley.serving.socket_requests import serve_socket
+from parley.serving.socket_handshake import serve_socket
 from parley.tracing.request_trace import SpanExporter
 from parley.web.auth import ApiKeys, BrowserGuard
 from parley.web.framing.request_head import REQUEST_NUMBER_KEY, raise_head_error
