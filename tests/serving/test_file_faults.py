@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parley.cli.server_options import writable_folder
+from parley.cli.serve_config.server_options import writable_folder
 from parley.serving.keys.usage_store import BadUsageFile, UsageStore
 from parley.serving.records.record_store import BadRecordFile, RecordStore
 from parley.settings.options import ConfigError
