@@ -62,7 +62,7 @@ DEFAULT_API_OPTIONS = ApiOptions()
 
 @dataclass(slots=True)  # never changed, but a frozen one takes nine times as long to make
 class RequestContext:
-    """Everything besides the body that a dialect needs to read a request and write its answer."""
+    """Everything that a dialect needs to read a request and write its answer, except the body."""
 
     # the answer
     unique_id: str  # without a prefix
@@ -397,7 +397,7 @@ class Dialect:
     framed_answers: bool = False  # an answer consists of messages, so a coordinator cannot answer in plain text
     default_tag: str = ""  # the end that a model's name may have or lack, in requests of every API
     name_prefixes: Sequence[str] = ()  # beginnings that it may have
-    web_origins: str = ""  # regular expression of origins whose pages may call this API, besides the server's options
+    web_origins: str = ""  # pattern of origins whose pages may call this API, in addition to the server's options
     body_schemas: str = ""  # the name of its schemas of bodies in bodies.json; without one they are not known
     id_header: bytes = b""  # the name of the header that carries the request's unique id in all answers
     id_prefix: bytes = b""  # before the id in that header

@@ -297,7 +297,7 @@ class Generation:
             prompt_stream.stream.cancel_choice()
 
     def fail_on_shutdown(self, error: ParleyError) -> None:
-        """Fail it because the server shuts down. A stage tells its coordinator first, which continues elsewhere."""
+        """Fail the request because the server shuts down. A stage tells its coordinator, which continues it."""
         if self._stage is not None:
             self._stage.fail_over()
         self.fail_request(error)

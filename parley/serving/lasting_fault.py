@@ -11,16 +11,16 @@ REPEAT_SECONDS = 60.0
 
 
 class LastingFault:
-    """A fault that each use of a file meets again. ``end_text``: the line that tells that it is over."""
+    """A fault that may recur at each use of a file. ``end_text``: the log line for its end."""
 
     def __init__(self, end_text: str):
         self._end_text = end_text
         self._next_line = 0.0  # time.monotonic
-        self._is_logged = False  # since it was over the last time
+        self._is_logged = False  # since the last end of the fault
 
     def report(self, text: str, *args: object) -> None:
-        """Log that the fault is there, unless that was logged within the last minute. That it was over meanwhile
-        makes no difference: on a nearly full disk, small writes succeed between large ones that fail."""
+        """Log that the fault is there, unless that was logged within the last minute. It is not logged sooner if it was
+        over meanwhile: on a nearly full disk, small writes succeed between large ones that fail."""
         if time.monotonic() >= self._next_line:
             self._next_line, self._is_logged = time.monotonic() + REPEAT_SECONDS, True
             log.error(text, *args)

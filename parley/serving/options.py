@@ -143,7 +143,7 @@ class ServerOptions(HttpOptions):
     cluster_networks: tuple[IPv4Network | IPv6Network, ...] = ()  # hosts that are trusted without the secret
     peer_tls: TlsFiles | None = None  # encrypts handovers, with certificates on both sides
 
-    otlp_traces_endpoint: str = ""  # where spans of requests are sent; "": where the environment says, if anywhere
+    otlp_traces_endpoint: str = ""  # where spans of requests are sent; "": as the environment variables say
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
 

@@ -133,7 +133,7 @@ class ModelRegistry:
 
     def get_model(self, name: str) -> ServedModel | None:
         """Return the model or the adapter's model of this name, None if unknown. An empty name means the main model,
-        as do the placeholders that stand for any model. A default tag may be there or not."""
+        as do the placeholders that stand for any model. The default tag is optional."""
         for model in self.models:
             if name in model.names or name in model.adapters:
                 return model

@@ -228,7 +228,7 @@ class ServedModel:
         return NotReady(f"The model {self.name} is still loading ({done}, {progress.stage}).", retry_after=1)
 
     def unready_error(self) -> NotReady | None:
-        """Return the reason why requests cannot be taken now, None if they can."""
+        """Return the reason why requests cannot be accepted now, None if they can."""
         if self.ending_reason:
             return Stopping(self.ending_reason, retry_after=5)
         if self.pause_state:
@@ -245,7 +245,7 @@ class ServedModel:
                 return self._loading_error()
 
     def require_ready(self) -> None:
-        """Raise NotReady unless requests can be taken."""
+        """Raise NotReady unless requests can be accepted."""
         unready_error = self.unready_error()
         if unready_error is not None:
             raise unready_error

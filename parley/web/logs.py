@@ -44,7 +44,7 @@ def set_up_logging(log_format: LogFormat, level: LogLevel = "info") -> None:
     handler = QueueingHandler(make_formatter(log_format))
     threading.Thread(target=handler.run_writer, name="parley-log", daemon=True).start()
     atexit.register(handler.wait_written)
-    # No format shows where a line comes from, so logging need not find out.
+    # No format shows the source of a line, so logging need not look it up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     logging.getLogger().handlers = [handler]
@@ -95,7 +95,7 @@ class QueueingHandler(logging.Handler):
             self._all_written = not self._records
 
     def _write_lines(self, lines: bytes) -> None:
-        """Write lines. Those that cannot be written are lost; once lines can be written again, one tells how many."""
+        """Write lines. Those that cannot be written are lost; the next line that can be written says how many."""
         if self._lost_lines:
             text = "%d log lines are lost: they could not be written (%s)."
             if self._write_bytes(self._encode_warning(text, self._lost_lines, self._write_error)):
@@ -141,7 +141,7 @@ class QueueingHandler(logging.Handler):
 
 @dataclass(slots=True)
 class AccessLogEntry:
-    """The fields of an access log line besides method, path, status and time."""
+    """The fields of an access log line, except method, path, status and time."""
 
     api: str = ""
     client: str = ""  # its IP address

@@ -1,6 +1,6 @@
 """Limits the log lines of refused requests: usually all are logged, but a flood of them does not fill the disk.
 
-The lines of a window that are left out are counted, and one line tells their number.
+Omitted lines of a window are counted, and one line reports their number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Listening Unix sockets: their files, which a server that was killed leaves behind, and which two may want at once."""
+"""Listening Unix sockets and their files, which a killed server leaves behind and two servers may claim at once."""
 
 from __future__ import annotations
 

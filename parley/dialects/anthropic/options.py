@@ -1,4 +1,4 @@
-"""Members of a request besides the conversation: thinking, form of the answer, sampling, and those without effect."""
+"""Members other than the conversation: thinking, form of the answer, sampling, and those without effect."""
 
 from __future__ import annotations
 

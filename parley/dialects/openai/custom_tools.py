@@ -43,7 +43,7 @@ def custom_arguments(text: str) -> str:
 
 
 def _read_custom_format(form: Fields | None, nested: bool) -> dict[str, str]:
-    """Return the members, besides its type, of the schema of a custom tool's text."""
+    """Return the schema of a custom tool's text without its type."""
     if form is None or form.string("type", "text", allowed=("text", "grammar")) == "text":
         return {}
     grammar = form.object("grammar") if nested else form

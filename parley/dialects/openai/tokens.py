@@ -1,4 +1,4 @@
-"""Models, tokens and version: the small routes besides generation, in the form of vLLM's server."""
+"""Models, tokens and version: small routes that do not generate, in the form of vLLM's server."""
 
 from __future__ import annotations
 

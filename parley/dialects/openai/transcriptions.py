@@ -324,7 +324,7 @@ def _read_logprob_wish(form: Fields, response_format: str) -> bool:
 
 
 def _read_granularities(form: Fields, response_format: str) -> None:
-    """Check which times the client asks for. Raises BadRequest for those of words, which no model here gives."""
+    """Check which times the client asks for. Raises BadRequest for times of words, which no model gives."""
     name = "timestamp_granularities"
     granularities = form.strings(name, cap=MAX_LISTED, total=MAX_CONTEXT_CHARACTERS)
     for granularity in granularities:

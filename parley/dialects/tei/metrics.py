@@ -57,7 +57,7 @@ def add_tei_buckets(metrics: ModelMetrics, context: int) -> None:
 
 
 def write_tei_metrics(views: Sequence[ModelSnapshot]) -> str:
-    """Return the page of the main model; the original's metrics have no label that could tell models apart."""
+    """Return the page of the main model; the original's metrics have no label for the model."""
     view = views[0]
     parts = [scalar_lines(kind, name, help_text, [("", values(view))]) for kind, name, help_text, values in TEI_SCALARS]
     for name, help_text, get_distribution, _ in TEI_HISTOGRAMS:

@@ -132,7 +132,7 @@ def _hundred_steps(top: int) -> list[float]:
 
 
 def write_tgi_metrics(views: Sequence[ModelSnapshot]) -> str:
-    """Return the series of the main model as text; TGI's metrics have no label that could tell models apart."""
+    """Return the series of the main model as text; TGI's metrics have no label for the model."""
     view = views[0]
     parts = [scalar_lines(kind, name, help_text, [("", values(view))]) for kind, name, help_text, values in TGI_SCALARS]
     for name, help_text, get_distribution, _ in TGI_HISTOGRAMS:

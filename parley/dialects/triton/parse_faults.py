@@ -1,4 +1,4 @@
-"""What is wrong with a body that is not JSON, in the words of RapidJSON, which the original reads bodies with.
+"""Describes the fault of a body that is not JSON in the words of RapidJSON, with which the original reads bodies.
 
 Python's own parser finds the place; RapidJSON names it by its byte, and has a sentence for most kinds of faults.
 """

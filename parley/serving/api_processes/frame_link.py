@@ -1,6 +1,6 @@
-"""Frames between the main process and an API process: each is handled where it arrives, without waking a task.
+"""Frames between the main process and an API process. Each is handled on arrival, without waking a task.
 
-An API process gets a frame for each step of an engine and for each request, so that counts.
+An API process gets a frame for each step of an engine and for each request, so waking a task each time would be slow.
 """
 
 from __future__ import annotations

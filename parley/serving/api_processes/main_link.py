@@ -85,7 +85,7 @@ class MainLink:
             question.set_result(answer)
 
     def fail_open_requests(self) -> None:
-        """Fail all requests that wait for the main process. It is told, and reads the message when it runs again."""
+        """Fail all requests that wait for the main process. It gets a message, which it reads when it continues."""
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(main_hangs_error())

@@ -66,5 +66,5 @@ class RelayedModel(ServedModel):
         engine.step_observers.clear()  # the main process records steps
 
     def unready_error(self) -> NotReady | None:
-        """Return None: the main process refuses requests that cannot be taken."""
+        """Return None: the main process refuses requests that cannot be accepted."""
         return None

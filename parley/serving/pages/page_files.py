@@ -17,7 +17,7 @@ async def handle_page(registry: ModelRegistry, route: Route, exchange: Exchange)
 async def send_page_file(route: Route, exchange: Exchange) -> None:
     """Send the file of the web page that a route stands for, or 304 if the client has it. Raises NotFound."""
     name = exchange.path_params.get("file") or PAGE_NAMES.get(route.path, "")
-    if not name:  # /ui/ with nothing after it, where the relative links of the page would lead elsewhere
+    if not name:  # /ui/, where the relative links of the page would be wrong
         return await exchange.send_response(b"", 308, b"", [*PAGE_HEADERS, (b"location", b"../ui")])
     file = page_files().get(name)
     if file is None:

@@ -23,7 +23,7 @@ from parley.types import Event
 RunKey = tuple[str, str]  # tenant, and name of the record
 EVENTS_KEPT_SECONDS = 300.0  # after the end of a run
 MAX_KEPT_BYTES = 64 << 20  # of the events of runs that have ended, each with RUN_BYTES
-RUN_BYTES = 4096  # that a run takes besides its events
+RUN_BYTES = 4096  # of a run, in addition to its events
 TOUCH_SECONDS = 20.0
 EVENT_END = b"\n\n"
 

@@ -40,10 +40,11 @@ END;
 """
 BY_NAME = "WHERE tenant = ? AND name = ?"
 BY_PART = "WHERE number = (SELECT number FROM parts WHERE tenant = ? AND part = ?)"
-RECORD_OVERHEAD, PART_OVERHEAD = 500, 300  # bytes that a store needs besides the data, about
+RECORD_OVERHEAD, PART_OVERHEAD = 500, 300  # approximate bytes in addition to the data
 EXPIRY_SECONDS = 1.0  # between two looks for expired records
-# How long to wait for another process that writes: at first, and for some seconds after that was in vain. Servers write
-# for milliseconds; whoever locks the file for longer, as VACUUM does, must not hold up the event loop for each request.
+# How long to wait for another process that writes: the first time, and for some seconds after that failed. Servers
+# write for milliseconds. A process that locks the file for longer, as VACUUM does, must not delay the event loop for
+# each request.
 LOCK_SECONDS, NEXT_LOCK_SECONDS = 1.0, 0.02
 IMPATIENT_SECONDS = 10.0
 

@@ -127,7 +127,7 @@ def read_content_parts(
 
 
 def _part_kind(part: Any) -> Any:
-    """Return the type of a part. ``type`` is optional: without it, the member that the part has tells."""
+    """Return the type of a part. ``type`` is optional; without it, the name of the part's member decides."""
     if not isinstance(part, dict):
         return None
     kind = part.get("type")

@@ -1,4 +1,4 @@
-"""The members of a body besides input and tools: each is served, shown again in the answer, or refused by name."""
+"""The members of a body other than input and tools. Each is applied, repeated in the answer, or refused by name."""
 
 from __future__ import annotations
 
