@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.http_client import Answer, RunningServer
 from support.media_answers import make_picture
-from support.media_files import SOUND_FORMATS, VIDEO_FORMATS, image_file, sine, sound_file, video_file
+from support.media_files import SOUND_FORMATS, VIDEO_FORMATS, image_file, sine_wave, sound_file, video_file
 from support.media_host import http_answer, run_media_host
 from support.member_paths import member_paths
 from support.multimodal_models import multimodal_folder
@@ -32,7 +32,7 @@ EXAMPLES = json.loads((Path(__file__).parent.parent / "data" / "media_examples.j
 PICTURE = "/xxxx/test.png"
 # The documented chat is that of the server's own OpenAI interface; vLLM's interface refuses its top_k.
 MOUNTS = (*universal_mounts(), ApiMount("/native", service_dialect(MindieRules("strict", vllm=False))))
-SOUND = sine(0.2, 48_000)[None]
+SOUND = sine_wave(0.2, 48_000)[None]
 # By the part's type: the media type of a file's data: URL, and the file, with each documented extension.
 FILES: dict[str, dict[str, tuple[str, bytes]]] = {
     "image_url": {

@@ -21,7 +21,7 @@ from support.forms import FORM_TYPE
 from support.fuzz import MAX_EXAMPLES, encode, run_in_loop
 from support.http_client import Answer, RunningServer
 from support.media_answers import picture_bytes, picture_url
-from support.media_files import sine, wav_file
+from support.media_files import sine_wave, wav_file
 from support.media_host import http_answer, redirect_to, run_media_host
 from support.multimodal_models import multimodal_folder
 from support.odd_media import clip_calls, media_calls
@@ -47,7 +47,7 @@ async def start(serve, tmp_path: Path):
     """
     (tmp_path / "a.png").write_bytes(picture_bytes(1))
     (tmp_path / "cut.jpg").write_bytes(picture_bytes(1, "PNG")[:200])
-    (tmp_path / "a.wav").write_bytes(wav_file(sine(0.1, 16_000)[None], 16_000))
+    (tmp_path / "a.wav").write_bytes(wav_file(sine_wave(0.1, 16_000)[None], 16_000))
     (tmp_path / "link.png").symlink_to("/etc/hostname")
     os.mkfifo(tmp_path / "pipe.png")
     async with run_media_host() as host:
@@ -116,7 +116,7 @@ async def test_odd_media_get_an_answer_or_an_error_of_their_api(start: Any, tmp_
 
 async def test_odd_clips_get_an_answer_or_an_error_of_their_api(start: Any, tmp_path: Path):
     server, host = await start("qwen3_asr")
-    clip = base64.b64encode(wav_file(sine(0.5, 16_000)[None], 16_000)).decode()
+    clip = base64.b64encode(wav_file(sine_wave(0.5, 16_000)[None], 16_000)).decode()
     part = {"type": "input_audio", "input_audio": {"data": clip, "format": "wav"}}
     await fuzz_calls(server, clip_calls, part, host, tmp_path)
 

@@ -39,7 +39,7 @@ def png_header(width: int, height: int) -> bytes:
     )
 
 
-def damage(data: bytes, rng: random.Random) -> bytes:
+def damage_bytes(data: bytes, rng: random.Random) -> bytes:
     """Cut a file off, or change bytes of it."""
     if rng.random() < 0.5:
         return data[: rng.randrange(len(data))]
@@ -49,7 +49,7 @@ def damage(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def sine(seconds: float, rate: int, hertz: float = 440.0) -> NDArray[np.float32]:
+def sine_wave(seconds: float, rate: int, hertz: float = 440.0) -> NDArray[np.float32]:
     """Return a tone with an amplitude of one half."""
     return (0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
 

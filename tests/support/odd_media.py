@@ -17,11 +17,11 @@ from support.media_files import (
     IMAGE_FILES,
     SOUND_FORMATS,
     VIDEO_FORMATS,
-    damage,
+    damage_bytes,
     image_file,
     picture_array,
     png_header,
-    sine,
+    sine_wave,
     sound_file,
     video_file,
 )
@@ -31,7 +31,7 @@ from support.strategies import client_texts, json_values, scalars
 FILES: dict[str, Callable[[], bytes]] = {
     **{name: functools.partial(IMAGE_FILES.__getitem__, name) for name in IMAGE_FILES},
     **{
-        name: functools.partial(sound_file, *form, sine(0.1, 48_000)[None], 48_000)
+        name: functools.partial(sound_file, *form, sine_wave(0.1, 48_000)[None], 48_000)
         for name, form in SOUND_FORMATS.items()
     },
     **{name: functools.partial(video_file, **form, frames=6) for name, form in VIDEO_FORMATS.items()},
@@ -71,7 +71,7 @@ def file_bytes(name: str) -> bytes:
 def odd_file(name: str, seed: int | None) -> bytes:
     """Return a file. ``seed``: damage it."""
     data = file_bytes(name)
-    return damage(data, random.Random(seed)) if seed is not None and data else data
+    return damage_bytes(data, random.Random(seed)) if seed is not None and data else data
 
 
 def encode_file(name: str, seed: int | None, change: str | None) -> str:

@@ -196,7 +196,7 @@ async def undisturbed_answers(url: str, mixture: Mixture = MIXTURE) -> list[Answ
     return answers
 
 
-def verdicts(answers: list[Answer], expected: list[AnswerContents]) -> list[Verdict]:
+def judge_answers(answers: list[Answer], expected: list[AnswerContents]) -> list[Verdict]:
     return [answer.verdict(contents) for answer, contents in zip(answers, expected, strict=True)]
 
 
@@ -208,6 +208,6 @@ async def check_recovered(
     await asyncio.to_thread(cluster.idle)
     url = cluster.coordinator.url
     answers = await asyncio.gather(*(send_request(url, path, body) for path, body in mixture))
-    assert set(verdicts(answers, expected)) == {"exact"}, answers
+    assert set(judge_answers(answers, expected)) == {"exact"}, answers
     async with httpx.AsyncClient() as client:
         await client.post(f"{url}/reset_prefix_cache")

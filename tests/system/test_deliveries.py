@@ -17,7 +17,7 @@ import time
 import httpx
 import pytest
 from support.cluster_processes import SECRET, Cluster
-from support.request_mixture import MIXTURE, Answer, check_recovered, read_answer, undisturbed_answers, verdicts
+from support.request_mixture import MIXTURE, Answer, check_recovered, judge_answers, read_answer, undisturbed_answers
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
 
@@ -91,7 +91,7 @@ async def test_answers_stay_exact_for_every_way_of_sending_during_role_changes(t
                     await asyncio.wait([sending])
                     continue
                 answers = await asyncio.wait_for(sending, 120)
-                found_verdicts = verdicts(answers, [expected[number] for number in numbers])
+                found_verdicts = judge_answers(answers, [expected[number] for number in numbers])
                 assert set(found_verdicts) == {"exact"}, (numbers, found_verdicts, answers)
                 count += len(found_verdicts)
             return count

@@ -9,7 +9,7 @@ import time
 import pytest
 from support import network_hosts
 from support.cluster_processes import Cluster
-from support.request_mixture import MIXTURE, check_recovered, send_request, undisturbed_answers, verdicts
+from support.request_mixture import MIXTURE, check_recovered, judge_answers, send_request, undisturbed_answers
 
 pytestmark = [
     network_hosts.needs_namespaces,
@@ -47,7 +47,7 @@ async def test_lost_and_delayed_packets_do_not_change_answers(apart, cluster, ex
         answers = await send_mixture(cluster)
     finally:
         apart.disturb()
-    assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
+    assert set(judge_answers(answers, expected_answers)) == {"exact"}, answers
     await asyncio.to_thread(cluster.idle)
 
 
@@ -62,8 +62,8 @@ async def test_recovers_from_a_link_that_is_down_for_ten_seconds(apart, cluster,
     finally:
         apart.mend(number)
     answers = await asyncio.wait_for(running, 120)
-    print(verdicts(answers, expected_answers), f"{time.monotonic() - down:.1f} s")
-    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
+    print(judge_answers(answers, expected_answers), f"{time.monotonic() - down:.1f} s")
+    assert set(judge_answers(answers, expected_answers)) <= {"exact", "error"}, answers
     await check_recovered(cluster, expected_answers)
 
 
@@ -75,11 +75,11 @@ async def test_requests_complete_when_p_cannot_reach_its_ds(apart, cluster, expe
         apart.part(2, d)
     began = time.monotonic()
     answers = await asyncio.wait_for(running, 120)
-    print(verdicts(answers, expected_answers), f"{time.monotonic() - began:.1f} s")
-    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
+    print(judge_answers(answers, expected_answers), f"{time.monotonic() - began:.1f} s")
+    assert set(judge_answers(answers, expected_answers)) <= {"exact", "error"}, answers
     began = time.monotonic()
     answers = await asyncio.wait_for(send_mixture(cluster), 120)
-    print(verdicts(answers, expected_answers), f"{time.monotonic() - began:.1f} s")
+    print(judge_answers(answers, expected_answers), f"{time.monotonic() - began:.1f} s")
     apart.mend(2)
-    assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
+    assert set(judge_answers(answers, expected_answers)) == {"exact"}, answers
     await check_recovered(cluster, expected_answers)

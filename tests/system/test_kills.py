@@ -25,9 +25,9 @@ from support.request_mixture import (
     MIXTURE,
     Answer,
     check_recovered,
+    judge_answers,
     send_request,
     undisturbed_answers,
-    verdicts,
     wait_until,
 )
 
@@ -168,7 +168,7 @@ async def test_answers_stay_exact_when_a_process_dies_or_stops(
         times.append(await kill_or_stop(cluster, victim, how, rng))
         await asyncio.wait(sending, timeout=ANSWER_TIMEOUT_S)
         longest = max(longest, time.monotonic() - began)
-        found_verdicts = verdicts(answers, expected)
+        found_verdicts = judge_answers(answers, expected)
         tally.update(found_verdicts)
         allowed_verdicts = {"exact", "error"} | ({"cut"} if who == "coordinator" else set())
         for verdict, answer, (path, _), expected_contents in zip(

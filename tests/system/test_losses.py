@@ -22,9 +22,9 @@ from support.request_mixture import (
     Answer,
     AnswerContents,
     check_recovered,
+    judge_answers,
     send_request,
     undisturbed_answers,
-    verdicts,
     wait_until,
 )
 
@@ -84,7 +84,7 @@ async def test_remaining_instance_continues_alone(
     pair: Cluster, expected_answers: list[AnswerContents], number: int
 ) -> None:
     answers = await answers_during(pair, pair.instances[number].restart)
-    assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
+    assert set(judge_answers(answers, expected_answers)) == {"exact"}, answers
     await check_recovered(pair, expected_answers)
 
 
@@ -92,7 +92,7 @@ async def test_answers_after_a_coordinator_restart_are_exact_or_cut(
     pair: Cluster, expected_answers: list[AnswerContents]
 ) -> None:
     answers = await answers_during(pair, pair.coordinator.restart)
-    assert set(verdicts(answers, expected_answers)) <= {"exact", "cut"}, answers
+    assert set(judge_answers(answers, expected_answers)) <= {"exact", "cut"}, answers
     await check_recovered(pair, expected_answers)
 
 
@@ -102,8 +102,8 @@ async def test_answers_end_in_order_when_only_the_engine_dies(
     pair: Cluster, expected_answers: list[AnswerContents], number: int
 ) -> None:
     answers = await answers_during(pair, lambda: os.kill(engine_pid(pair.instances[number]), signal.SIGKILL))
-    print(verdicts(answers, expected_answers))
-    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
+    print(judge_answers(answers, expected_answers))
+    assert set(judge_answers(answers, expected_answers)) <= {"exact", "error"}, answers
     await check_recovered(pair, expected_answers)
 
 
@@ -119,7 +119,7 @@ async def test_answers_move_away_from_an_engine_that_hangs(
     victim = cluster.instances[1]
     stopped = engine_pid(victim)
     answers = await answers_during(cluster, lambda: os.kill(stopped, signal.SIGSTOP))
-    assert set(verdicts(answers, expected)) == {"exact"}, (verdicts(answers, expected), cluster.logs())
+    assert set(judge_answers(answers, expected)) == {"exact"}, (judge_answers(answers, expected), cluster.logs())
     await check_recovered(cluster, expected)
     assert await wait_until(lambda: not Path(f"/proc/{stopped}").exists(), 30)
     assert await wait_until(lambda: victim.fetch("/health/ready")[0] == 200, 30)
@@ -135,10 +135,10 @@ async def test_resumed_instance_notices_that_it_was_presumed_dead(
     silent = pair.instances[number]
     began = time.monotonic()
     answers = await answers_during(pair, lambda: silent.signal(signal.SIGSTOP))
-    print(verdicts(answers, expected_answers), f"{time.monotonic() - began:.1f} s")
+    print(judge_answers(answers, expected_answers), f"{time.monotonic() - began:.1f} s")
     await asyncio.sleep(max(0.0, began + SILENCE_S - time.monotonic()))
     silent.signal(signal.SIGCONT)
-    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
+    assert set(judge_answers(answers, expected_answers)) <= {"exact", "error"}, answers
     await check_recovered(pair, expected_answers)
 
 
@@ -147,7 +147,7 @@ async def test_slow_clients_get_exact_answers_when_d_dies(
     pair: Cluster, expected_answers: list[AnswerContents]
 ) -> None:
     answers = await answers_during(pair, pair.instances[1].restart, pause=0.05)
-    assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
+    assert set(judge_answers(answers, expected_answers)) == {"exact"}, answers
     await check_recovered(pair, expected_answers)
 
 
@@ -166,8 +166,8 @@ async def test_requests_complete_when_handovers_cannot_connect(
         await asyncio.gather(
             *(send_request(url, *request, answer) for request, answer in zip(MIXTURE, answers, strict=True))
         )
-        print(verdicts(answers, expected_answers))
-        assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
+        print(judge_answers(answers, expected_answers))
+        assert set(judge_answers(answers, expected_answers)) == {"exact"}, answers
         await check_recovered(blocked, expected_answers)
 
 
@@ -181,6 +181,6 @@ async def test_requests_end_when_d_has_hardly_any_kv_memory(
     await asyncio.gather(
         *(send_request(url, *request, answer) for request, answer in zip(MIXTURE, answers, strict=True))
     )
-    print(verdicts(answers, expected_answers), [answer.body[-200:] for answer in answers])
-    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
+    print(judge_answers(answers, expected_answers), [answer.body[-200:] for answer in answers])
+    assert set(judge_answers(answers, expected_answers)) <= {"exact", "error"}, answers
     await asyncio.to_thread(small.idle)

@@ -23,7 +23,7 @@ from support.free_ports import free_port_range
 from support.media_answers import picture_url
 from support.media_files import image_file
 from support.multimodal_models import multimodal_folder
-from support.request_mixture import Answer, send_request, verdicts, wait_until
+from support.request_mixture import Answer, judge_answers, send_request, wait_until
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
 
@@ -189,7 +189,7 @@ async def test_a_pair_answers_about_a_picture_after_a_kill(tmp_path: Path, numbe
         await asyncio.to_thread(cluster.ready)
         controls = await ask(url, *calls)
         assert [control.status for control in controls] == [200, 200]
-        assert set(verdicts(answers, [control.contents() for control in controls])) <= {"exact", "error"}, answers
+        assert set(judge_answers(answers, [control.contents() for control in controls])) <= {"exact", "error"}, answers
         await asyncio.to_thread(cluster.idle)
     finally:
         cluster.close()

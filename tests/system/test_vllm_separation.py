@@ -24,9 +24,9 @@ from support.request_mixture import (
     Answer,
     AnswerContents,
     check_recovered,
+    judge_answers,
     send_request,
     undisturbed_answers,
-    verdicts,
     wait_until,
 )
 
@@ -104,12 +104,12 @@ def requests_ended(cluster: Cluster, role: str) -> int:
 
 async def test_separated_answers_are_those_of_one_server(cluster: Cluster, expected: list[AnswerContents]) -> None:
     alone = await undisturbed_answers(cluster.coordinator.url, MIXTURE)
-    assert verdicts(alone, expected) == ["exact"] * len(MIXTURE), alone
+    assert judge_answers(alone, expected) == ["exact"] * len(MIXTURE), alone
     for role in ("prefill", "decode"):
         assert await wait_until(lambda role=role: requests_ended(cluster, role) >= len(MIXTURE)), cluster.logs()
     url = cluster.coordinator.url
     together = await asyncio.gather(*(send_request(url, path, body) for path, body in MIXTURE))
-    assert verdicts(together, expected) == ["exact"] * len(MIXTURE), together
+    assert judge_answers(together, expected) == ["exact"] * len(MIXTURE), together
     log = "".join(each.log.read_text() for each in cluster.instances)
     assert "KV pages of another instance are not used" not in log and "transfer failure" not in log, log
 
@@ -170,7 +170,7 @@ async def test_answers_survive_the_death_of_a_process_in_both_roles(
                 await asyncio.to_thread(instance.restart)
         await asyncio.wait(sending, timeout=120.0)
         longest = max(longest, time.monotonic() - began)
-        found = verdicts(answers, expected)
+        found = judge_answers(answers, expected)
         tally.update(found)
         for verdict, answer, (path, _), contents in zip(found, answers, MIXTURE, expected, strict=True):
             assert verdict in ("exact", "error"), f"{number} {verdict} {path}\n{answer}\n{contents}\n{cluster.logs()}"

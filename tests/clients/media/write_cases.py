@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
-from support.media_files import sine, video_file, wav_file
+from support.media_files import sine_wave, video_file, wav_file
 from support.multimodal_models import FAMILIES, write_multimodal_model
 
 import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
@@ -41,7 +41,7 @@ def write_media(folder: Path) -> dict[str, str]:
     draw_picture(160, 120, (250, 210, 60)).save(folder / "sun.jpg")
     draw_picture(90, 130, (200, 30, 20)).save(folder / "dusk.png")
     (folder / "clip.mp4").write_bytes(video_file(frames=FRAMES, rate=FRAME_RATE))
-    tone = np.concatenate([sine(0.3, RATE, hertz) for hertz in (300, 500, 800, 400)])
+    tone = np.concatenate([sine_wave(0.3, RATE, hertz) for hertz in (300, 500, 800, 400)])
     (folder / "tone.wav").write_bytes(wav_file(tone[None], RATE))
     names = {"picture": "sun.jpg", "other_picture": "dusk.png", "video": "clip.mp4", "clip": "tone.wav"}
     return {name: str(folder / file) for name, file in names.items()}

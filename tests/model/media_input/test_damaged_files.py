@@ -10,7 +10,15 @@ import os
 import random
 
 import pytest
-from support.media_files import IMAGE_FILES, SOUND_FORMATS, VIDEO_FORMATS, damage, sine, sound_file, video_file
+from support.media_files import (
+    IMAGE_FILES,
+    SOUND_FORMATS,
+    VIDEO_FORMATS,
+    damage_bytes,
+    sine_wave,
+    sound_file,
+    video_file,
+)
 
 from parley.engine.media_messages import DecodingLimits
 from parley.model.media_input.audio import decode_audio
@@ -27,15 +35,15 @@ def test_survives_damaged_pictures(name: str):
     rng = random.Random(name)
     for _ in range(TRIES):
         with contextlib.suppress(UnusableMedia, MemoryError):
-            decode_image(damage(IMAGE_FILES[name], rng), LIMITS.pixels)
+            decode_image(damage_bytes(IMAGE_FILES[name], rng), LIMITS.pixels)
 
 
 @pytest.mark.parametrize("name", SOUND_FORMATS)
 def test_survives_damaged_sound(name: str):
-    rng, data = random.Random(name), sound_file(*SOUND_FORMATS[name], sine(0.3, 48_000)[None], 48_000)
+    rng, data = random.Random(name), sound_file(*SOUND_FORMATS[name], sine_wave(0.3, 48_000)[None], 48_000)
     for _ in range(TRIES):
         with contextlib.suppress(UnusableMedia, MemoryError):
-            decode_audio(damage(data, rng), 16_000, LIMITS.seconds)
+            decode_audio(damage_bytes(data, rng), 16_000, LIMITS.seconds)
 
 
 @pytest.mark.parametrize("name", VIDEO_FORMATS)
@@ -43,4 +51,4 @@ def test_survives_damaged_videos(name: str):
     rng, data = random.Random(name), video_file(**VIDEO_FORMATS[name], frames=6)
     for _ in range(TRIES):
         with contextlib.suppress(UnusableMedia, MemoryError):
-            decode_video(damage(data, rng), lambda clock, width, height: [0, len(clock.times) // 2], LIMITS)
+            decode_video(damage_bytes(data, rng), lambda clock, width, height: [0, len(clock.times) // 2], LIMITS)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load
-from support.media_files import image_file, picture_array, sine, video_file, wav_file
+from support.media_files import image_file, picture_array, sine_wave, video_file, wav_file
 from support.multimodal_models import FAMILIES, multimodal_folder
 
 from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia, encode_options
@@ -139,9 +139,9 @@ def read_all_frames(data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("family", families_with("audio"))
 def test_has_the_processors_features_of_a_clip(family: str):
-    data = wav_file(sine(1.5, RATE)[None], RATE)
+    data = wav_file(sine_wave(1.5, RATE)[None], RATE)
     result, tensors = process(jobs_of(family), "audio", data)
-    samples = (sine(1.5, RATE) * 32767).round().astype(np.float32) / 32768
+    samples = (sine_wave(1.5, RATE) * 32767).round().astype(np.float32) / 32768
     expected = expected_tensors(family, {"audio": [samples], "sampling_rate": RATE}, prompt_mark(family, "audio"))
     check_same(result, tensors, expected)
     assert isinstance(result, MediaProcessed)
@@ -259,13 +259,13 @@ def test_shrinks_a_picture_for_low_detail():
     ],
 )
 def test_refuses_options_that_it_does_not_know(kind: str, fields: dict[str, Any], reason: str):
-    data = {"image": PICTURE, "video": video_file(), "audio": wav_file(sine(1, RATE)[None], RATE)}[kind]
+    data = {"image": PICTURE, "video": video_file(), "audio": wav_file(sine_wave(1, RATE)[None], RATE)}[kind]
     result, _ = process(jobs_of("qwen2_vl"), kind, data, **fields)
     assert isinstance(result, MediaRefused)
     assert result.reason == reason
 
 
 def test_refuses_clips_of_which_the_model_would_read_a_part():
-    result, _ = process(jobs_of("qwen2_audio"), "audio", wav_file(sine(31, 8_000)[None], 8_000))
+    result, _ = process(jobs_of("qwen2_audio"), "audio", wav_file(sine_wave(31, 8_000)[None], 8_000))
     assert isinstance(result, MediaRefused)
     assert (result.reason, result.predicate) == ("too_long", "has 31.0 seconds, and this model reads at most 30")

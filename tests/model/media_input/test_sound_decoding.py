@@ -9,7 +9,7 @@ from support.media_files import (
     VIDEO_FORMATS,
     image_file,
     picture_array,
-    sine,
+    sine_wave,
     sound_file,
     video_file,
     wav_file,
@@ -33,7 +33,7 @@ def strongest_frequency(samples: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", SOUND_FORMATS)
 def test_reads_each_format(name: str):
-    samples = decode_audio(sound_file(*SOUND_FORMATS[name], np.stack([sine(1, 48_000)] * 2), 48_000), RATE, 600)
+    samples = decode_audio(sound_file(*SOUND_FORMATS[name], np.stack([sine_wave(1, 48_000)] * 2), 48_000), RATE, 600)
     assert samples.dtype == np.float32
     assert len(samples) / RATE == pytest.approx(1, abs=0.1)
     assert strongest_frequency(samples) == pytest.approx(440, abs=2)
@@ -41,26 +41,26 @@ def test_reads_each_format(name: str):
 
 
 def test_keeps_samples_that_have_the_rate_already():
-    tone = sine(0.5, RATE)
+    tone = sine_wave(0.5, RATE)
     assert np.abs(decode_audio(wav_file(tone[None], RATE), RATE, 600) - tone).max() < 1e-4
 
 
 def test_takes_the_mean_of_the_channels():
-    left, right = sine(0.5, RATE), np.zeros(RATE // 2, np.float32)
+    left, right = sine_wave(0.5, RATE), np.zeros(RATE // 2, np.float32)
     samples = decode_audio(wav_file(np.stack([left, right]), RATE), RATE, 600)
     assert np.abs(samples - left / 2).max() < 1e-4
 
 
 @pytest.mark.parametrize("count", [6, 8, 9, 12, 64])
 def test_takes_the_mean_of_many_channels(count: int):
-    channels = np.stack([sine(0.5, RATE) * number / count for number in range(count)])
+    channels = np.stack([sine_wave(0.5, RATE) * number / count for number in range(count)])
     samples = decode_audio(wav_file(channels, RATE), RATE, 600)
     assert np.abs(samples - channels.mean(axis=0)).max() < 1e-4
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000])
 def test_resamples_to_the_rate_of_the_processor(rate: int):
-    samples = decode_audio(wav_file(sine(2, rate)[None], rate), RATE, 600)
+    samples = decode_audio(wav_file(sine_wave(2, rate)[None], rate), RATE, 600)
     assert len(samples) == pytest.approx(2 * RATE, abs=64)
     assert strongest_frequency(samples) == pytest.approx(440, abs=1)
 
@@ -69,7 +69,7 @@ def test_stops_at_the_limit_of_seconds():
     silence = sound_file("flac", "flac", np.zeros((1, 601 * 8_000), np.float32), 8_000)
     assert len(silence) < 1 << 18
     assert refusal(silence).predicate == "is longer than 600 seconds, which is the limit"
-    assert refusal(wav_file(sine(1, RATE)[None], RATE), 0.9).reason == "too_long"
+    assert refusal(wav_file(sine_wave(1, RATE)[None], RATE), 0.9).reason == "too_long"
     slow = wav_file(np.zeros((1, 20_000), np.float32), 1)  # 20,000 seconds in 40 kB
     assert refusal(slow).reason == "too_long"
 

@@ -12,7 +12,7 @@ from support.media_files import (
     VIDEO_FORMATS,
     image_file,
     picture_array,
-    sine,
+    sine_wave,
     sound_file,
     video_file,
 )
@@ -93,7 +93,7 @@ def test_keeps_smaller_frames_where_all_would_take_too_much_memory():
 
 
 def test_refuses_sound_without_pictures():
-    assert refusal(sound_file("mp4", "aac", sine(1, 48_000)[None], 48_000)).predicate == "has no pictures"
+    assert refusal(sound_file("mp4", "aac", sine_wave(1, 48_000)[None], 48_000)).predicate == "has no pictures"
 
 
 @pytest.mark.parametrize(

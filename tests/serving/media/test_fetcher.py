@@ -332,7 +332,7 @@ GOOD_ANSWERS = (
 FUZZED_ANSWERS = 5000 if os.environ.get("PARLEY_NIGHTLY") else 200
 
 
-def damage(answer: bytes, draw: random.Random) -> bytes:
+def damage_bytes(answer: bytes, draw: random.Random) -> bytes:
     """Change, remove, repeat and insert some bytes."""
     data = bytearray(answer)
     for _ in range(draw.randint(1, 6)):
@@ -347,7 +347,7 @@ async def test_every_answer_is_a_file_or_an_error(host: MediaHost):
     draw = random.Random(5)
     outcomes = set()
     for _ in range(FUZZED_ANSWERS):
-        host.answers["/"] = damage(draw.choice(GOOD_ANSWERS), draw)
+        host.answers["/"] = damage_bytes(draw.choice(GOOD_ANSWERS), draw)
         try:
             await fetcher.fetch(f"http://127.0.0.1:{host.port}/", "image", FIELD)
             outcomes.add("file")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.media_files import image_file, picture_array, png_header, sine, sound_file, video_file, wav_file
+from support.media_files import image_file, picture_array, png_header, sine_wave, sound_file, video_file, wav_file
 from support.multimodal_models import multimodal_folder
 
 from parley.errors import BadMedia
@@ -77,7 +77,7 @@ ATTACKS: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "sdp": ("video", SDP, {}, "unknown_format"),
     "concat": ("video", CONCAT, {}, "unknown_format"),
     "sdp as mp4": ("video", b"\0\0\0\x18ftypisom" + SDP, {}, "undecodable"),
-    "sound as video": ("video", sound_file("mp4", "aac", sine(1, 48_000)[None], 48_000), {}, "undecodable"),
+    "sound as video": ("video", sound_file("mp4", "aac", sine_wave(1, 48_000)[None], 48_000), {}, "undecodable"),
     "cut mp4": ("video", cut(video_file()), {}, "undecodable"),
     "endless frames": (
         "video",
@@ -91,7 +91,7 @@ ATTACKS: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
         {"loading_options": {"num_frames": -1}},
         "too_long",
     ),
-    "no sound here": ("audio", wav_file(sine(1, 16_000)[None], 16_000), {}, "refused_by_model"),
+    "no sound here": ("audio", wav_file(sine_wave(1, 16_000)[None], 16_000), {}, "refused_by_model"),
 }
 
 

@@ -347,7 +347,7 @@ def quantize_quark_mxfp4(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     return {"weight": parts["weight_packed"], "weight_scale": parts["weight_scale"]}, meant
 
 
-def quark(pack_method: str = "reorder", **weight: Any) -> dict[str, Any]:
+def quark_config(pack_method: str = "reorder", **weight: Any) -> dict[str, Any]:
     """Return a config of Quark."""
     return {
         "quant_method": "quark",
@@ -359,7 +359,7 @@ def quark(pack_method: str = "reorder", **weight: Any) -> dict[str, Any]:
     }
 
 
-def compressed(stored_as: str, activations: dict[str, Any] | None = None, **weights: Any) -> dict[str, Any]:
+def compressed_config(stored_as: str, activations: dict[str, Any] | None = None, **weights: Any) -> dict[str, Any]:
     """Return a config of compressed-tensors."""
     group = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True, **weights}}
     return {
@@ -395,46 +395,48 @@ FORMS: dict[str, QuantizedForm] = {
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, quantize_fp8("weight_scale", per_output=True)
     ),
     "FP8 of compressed-tensors, one scale": QuantizedForm(
-        compressed("float-quantized", **FLOATS, strategy="tensor"), quantize_fp8("weight_scale")
+        compressed_config("float-quantized", **FLOATS, strategy="tensor"), quantize_fp8("weight_scale")
     ),
     "FP8 of compressed-tensors, channels": QuantizedForm(
-        compressed("float-quantized", **FLOATS, strategy="channel"), quantize_fp8("weight_scale", per_output=True)
+        compressed_config("float-quantized", **FLOATS, strategy="channel"),
+        quantize_fp8("weight_scale", per_output=True)
     ),
     "FP8 of compressed-tensors, blocks": QuantizedForm(
-        compressed("float-quantized", **FLOATS, strategy="block", block_structure=BLOCKS),
+        compressed_config("float-quantized", **FLOATS, strategy="block", block_structure=BLOCKS),
         quantize_fp8("weight_scale", (128, 128)),
     ),
     "W4A16, groups": QuantizedForm(
-        compressed("pack-quantized", num_bits=4, strategy="group", group_size=GROUP), quantize_packed(4, GROUP)
+        compressed_config("pack-quantized", num_bits=4, strategy="group", group_size=GROUP), quantize_packed(4, GROUP)
     ),
     "W4A16, channels": QuantizedForm(
-        compressed("pack-quantized", num_bits=4, strategy="channel"), quantize_packed(4, None)
+        compressed_config("pack-quantized", num_bits=4, strategy="channel"), quantize_packed(4, None)
     ),
     "W4A16, zero points": QuantizedForm(
-        compressed("pack-quantized", num_bits=4, strategy="group", group_size=GROUP, symmetric=False),
+        compressed_config("pack-quantized", num_bits=4, strategy="group", group_size=GROUP, symmetric=False),
         quantize_packed(4, GROUP, symmetric=False),
     ),
     "W8A16, groups": QuantizedForm(
-        compressed("pack-quantized", num_bits=8, strategy="group", group_size=GROUP), quantize_packed(8, GROUP)
+        compressed_config("pack-quantized", num_bits=8, strategy="group", group_size=GROUP), quantize_packed(8, GROUP)
     ),
     "W8A16, channels": QuantizedForm(
-        compressed("pack-quantized", num_bits=8, strategy="channel"), quantize_packed(8, None)
+        compressed_config("pack-quantized", num_bits=8, strategy="channel"), quantize_packed(8, None)
     ),
     "W8A8": QuantizedForm(
-        compressed("int-quantized", TOKEN_INT8, num_bits=8, strategy="channel"), quantize_int8
+        compressed_config("int-quantized", TOKEN_INT8, num_bits=8, strategy="channel"), quantize_int8
     ),
     "NVFP4": QuantizedForm(
-        compressed("nvfp4-pack-quantized", type="float", num_bits=4, strategy="tensor_group", group_size=16),
+        compressed_config("nvfp4-pack-quantized", type="float", num_bits=4, strategy="tensor_group", group_size=16),
         quantize_nvfp4,
     ),
     "MXFP4 of compressed-tensors": QuantizedForm(
-        compressed("mxfp4-pack-quantized", type="float", num_bits=4, strategy="group", group_size=32), quantize_mxfp4
+        compressed_config("mxfp4-pack-quantized", type="float", num_bits=4, strategy="group", group_size=32),
+        quantize_mxfp4
     ),
     "MXFP8 of compressed-tensors": QuantizedForm(
-        compressed("mxfp8-quantized", type="float", num_bits=8, strategy="group", group_size=32), quantize_mxfp8
+        compressed_config("mxfp8-quantized", type="float", num_bits=8, strategy="group", group_size=32), quantize_mxfp8
     ),
     "W4A8": QuantizedForm(
-        compressed("int-quantized", TOKEN_INT8, num_bits=4, strategy="channel"), quantize_int4_in_bytes
+        compressed_config("int-quantized", TOKEN_INT8, num_bits=4, strategy="channel"), quantize_int4_in_bytes
     ),
     "GPTQ 4 bits": QuantizedForm(GPTQ, quantize_gptq(4, GROUP)),
     "GPTQ 4 bits, act-order": QuantizedForm(GPTQ | {"desc_act": True}, quantize_gptq(4, GROUP, reorder=True)),
@@ -448,20 +450,20 @@ FORMS: dict[str, QuantizedForm] = {
     "ModelOpt FP8": QuantizedForm(MODEL_OPT | {"quant_algo": "FP8"}, quantize_fp8("weight_scale")),
     "ModelOpt NVFP4": QuantizedForm(MODEL_OPT | {"quant_algo": "NVFP4", "group_size": 16}, quantize_modelopt_nvfp4),
     "ModelOpt MXFP8": QuantizedForm(MODEL_OPT | {"quant_algo": "MXFP8"}, quantize_mxfp8),
-    "Quark FP8": QuantizedForm(quark(dtype="fp8_e4m3", qscheme="per_tensor"), quantize_fp8("weight_scale")),
+    "Quark FP8": QuantizedForm(quark_config(dtype="fp8_e4m3", qscheme="per_tensor"), quantize_fp8("weight_scale")),
     "Quark FP8, channels": QuantizedForm(
-        quark(dtype="fp8_e4m3", qscheme="per_channel", ch_axis=0), quantize_fp8("weight_scale", per_output=True)
+        quark_config(dtype="fp8_e4m3", qscheme="per_channel", ch_axis=0), quantize_fp8("weight_scale", per_output=True)
     ),
-    "Quark int8": QuantizedForm(quark(dtype="int8", qscheme="per_channel", symmetric=True), quantize_quark_int8),
+    "Quark int8": QuantizedForm(quark_config(dtype="int8", qscheme="per_channel", symmetric=True), quantize_quark_int8),
     "Quark MXFP4": QuantizedForm(
-        quark(dtype="fp4", qscheme="per_group", group_size=32, scale_format="e8m0"), quantize_quark_mxfp4
+        quark_config(dtype="fp4", qscheme="per_group", group_size=32, scale_format="e8m0"), quantize_quark_mxfp4
     ),
     "Quark int4": QuantizedForm(
-        quark(dtype="uint4", qscheme="per_group", group_size=GROUP, symmetric=False),
+        quark_config(dtype="uint4", qscheme="per_group", group_size=GROUP, symmetric=False),
         quantize_quark_int4((0, 2, 4, 6, 1, 3, 5, 7), symmetric=False),
     ),
     "Quark int4, symmetric": QuantizedForm(
-        quark("order", dtype="int4", qscheme="per_group", group_size=GROUP, symmetric=True),
+        quark_config("order", dtype="int4", qscheme="per_group", group_size=GROUP, symmetric=True),
         quantize_quark_int4(tuple(range(8)), symmetric=True),
     ),
     "BitNet": QuantizedForm(
