@@ -523,18 +523,7 @@ def build_stack(
     kernel_library = library.load_kernels()
     if (
         kernel_library is None
-        or any(
-            shape.state is not None or not (shape.has_mixer and shape.has_mlp) or shape.has_output_gate
-            for shape in shapes
-        )
-        or any(
-            shape.head_sizes is not None
-            or shape.kv_layer is not None
-            or shape.has_normed_values
-            or shape.has_dense_beside
-            or shape.layer_input is not None
-            for shape in shapes
-        )
+        or not all(map(_fits_stack, shapes, layers))
         or not Stack.supports_layers(layers)
         or not choose_page_format(kv, torch.bfloat16, embedding.device).tiled
     ):
@@ -553,6 +542,15 @@ def build_stack(
         plain_dim=plain_dim,
         embedding_scale=embedding_scale,
     )
+
+
+def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
+    """Whether ``layers.cpp`` has everything that a layer computes."""
+    is_usual = shape.state is None and shape.has_mixer and shape.has_mlp and not shape.has_output_gate
+    has_own_kv = shape.head_sizes is None and shape.kv_layer is None
+    has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values)
+    has_plain_mlp = not shape.has_dense_beside and shape.mlp_width is None and shape.layer_input is None
+    return is_usual and has_own_kv and has_plain_values and has_plain_mlp and layer.output_scale == 1
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Gemma 4 as files have it beside what Transformers writes: other names of experts, and tensors that nothing reads."""
+"""Gemma 4 as files have it beside what Transformers writes: other names of experts, tensors that nothing reads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from safetensors.torch import load_file, save_file
 from support.decoder_families import FAMILIES
 from support.model_zoo.zoo_folder import write_plain
 from support.run_model import load_test_runner
+from support.tiny_models import BASE_CONFIG, write_random_model, write_tokenizer
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 
 Tensors = dict[str, torch.Tensor]
+TOKENS = list(range(3, 33))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def compute_logits(folder: Path) -> torch.Tensor:
     assert info.fused
     pages = PagedKV(runner.network.layers, 2, torch.float32)
     pages.clear_pages([0, 1])
-    batch = PackedBatch.pack_parts([(list(range(3, 33)), 0, [0, 1])], torch.device("cpu"))
+    batch = PackedBatch.pack_parts([(TOKENS, 0, [0, 1])], torch.device("cpu"))
     return runner.network.compute_logits(runner.network.compute_hidden(batch, pages))
 
 
@@ -83,6 +86,21 @@ def test_keys_of_layers_that_read_those_of_others_are_left_out(folders, tmp_path
         return tensors | added
 
     assert torch.equal(compute_logits(change_tensors(folder, tmp_path / "more", add_keys)), compute_logits(folder))
+
+
+def test_the_language_model_of_a_multimodal_model_has_the_logits_of_transformers(tmp_path):
+    config = CONFIG_MAPPING["gemma4"](
+        text_config={**BASE_CONFIG, **FAMILIES["gemma4 with inputs of layers"][1], "model_type": "gemma4_text"},
+        vision_config={"model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 64, "head_dim": 16,
+                       "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2},
+        audio_config=None,
+    )  # fmt: skip
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    write_random_model(tmp_path, model, seed=0, dtype="float32")
+    write_tokenizer(tmp_path)
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([TOKENS])).logits[0]
+    assert (compute_logits(tmp_path) - expected).norm() / expected.norm() < 1e-5
 
 
 def config_of(folder: Path, **members: Any) -> dict[str, Any]:
