@@ -66,6 +66,7 @@ def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str,
 def download_model(model: str, report: ReportProgress, *, needs_weights: bool = True) -> Path:
     """Download a model, or its files without weights; return its folder or GGUF file. Raises ModelMissing."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_OFFLINE
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -96,8 +97,12 @@ def download_model(model: str, report: ReportProgress, *, needs_weights: bool = 
     except HFValidationError:
         reason = "it is neither a folder nor a valid name on the hub"
     except LocalEntryNotFoundError as error:
-        state = "has a fault" if isinstance(error.__cause__, HfHubHTTPError) else "cannot be reached"
-        reason = f"it is neither a folder nor in the Hugging Face cache, and the hub {state}; copy it here or try again"
+        state, remedy = "cannot be reached", "try again"
+        if isinstance(error.__cause__, HfHubHTTPError):
+            state = "has a fault"
+        elif HF_HUB_OFFLINE:
+            state, remedy = "cannot be reached since HF_HUB_OFFLINE is set", "unset that"
+        reason = f"it is neither a folder nor in the Hugging Face cache, and the hub {state}; copy it here or {remedy}"
     except HfHubHTTPError as error:
         reason = f"the hub answered with status {error.response.status_code}; try again later"
     except Exception as error:  # disk or network; huggingface_hub passes on its HTTP client's errors

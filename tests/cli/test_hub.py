@@ -330,6 +330,7 @@ def test_downloads_a_revision_and_the_tokenizer_of_another_model(tmp_path, runni
 def test_reports_an_uncached_model_offline_in_one_sentence(tmp_path, offline):
     answer, _ = resolve_in_process("owner/model", tmp_path, HF_HUB_OFFLINE=offline)
     assert "the hub cannot be reached" in answer and "\n" not in answer
+    assert ("since HF_HUB_OFFLINE is set; copy it here or unset that" in answer) == (offline == "1")
 
 
 def test_resolves_a_complete_folder_to_itself(tmp_path):

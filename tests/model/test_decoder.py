@@ -401,6 +401,8 @@ def test_load_errors_are_single_sentences(tmp_path):
     assert_load_fails("no tensor model.layers.49999")
     write_config(num_hidden_layers=1_000_000)
     assert_load_fails("config.json gives num_hidden_layers as 1000000; at most 65536 are possible")
+    write_config(num_hidden_layers=-1)
+    assert_load_fails("config.json gives num_hidden_layers as -1; it is a number of layers")
     write_config(text_config={"n_experts": 65537})
     assert_load_fails("config.json gives n_experts as 65537")
     write_config(**{"n_" * 1_000_000: 65537})  # would be searched for hours

@@ -53,6 +53,7 @@ MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
 PART_COUNT = re.compile(r"(?:^|_)(?:n|num|decoder|encoder)_(?:\w+_)?(?:layers?|heads?|experts?|blocks?)(?:_|$)")
 MAX_PARTS = 1 << 16
 MAX_COUNT_NAME = 100  # characters of such a member's name; to search longer ones could take hours
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
 class LoadError(Exception):
@@ -89,7 +90,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_part_counts(config: dict[str, Any]) -> None:
-    """Raise LoadError if a config claims more parts than any model has, because work is planned for each of them."""
+    """Raise LoadError if a config claims more parts than any model has, because work is planned for each of them, or
+    a number of layers below 0."""
     pending = [config]
     while pending:
         for name, value in pending.pop().items():
@@ -97,6 +99,8 @@ def _check_part_counts(config: dict[str, Any]) -> None:
                 pending.append(value)
             elif type(value) is int and value > MAX_PARTS and len(name) <= MAX_COUNT_NAME and PART_COUNT.search(name):
                 raise LoadError(f"The model's config.json gives {name} as {value}; at most {MAX_PARTS} are possible.")
+            elif type(value) is int and value < 0 and name in LAYER_COUNTS:
+                raise LoadError(f"The model's config.json gives {name} as {value}; it is a number of layers.")
 
 
 class Checkpoint:
