@@ -220,7 +220,11 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
     weights = sorted([*folder.glob("*.safetensors"), *folder.glob(LINK_PATTERN)])
     size = sum(file.stat().st_size for file in weights)
     observation = f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_format_bytes(size)}"
-    yield Finding("warn" if checked.doubt else "ok", "model", observation + f"; {checked.doubt}" * bool(checked.doubt))
+    yield Finding(
+        "warn" if checked.load_caveat else "ok",
+        "model",
+        observation + f"; {checked.load_caveat}" * bool(checked.load_caveat),
+    )
     yield from _check_text(settings)
     yield from _check_media(folder, settings)
     if checked.memory_bytes is not None:

@@ -20,13 +20,13 @@ TIMEOUT = 120  # seconds
 class ModelCheck(msgspec.Struct):
     """The result of a check. Both texts are empty if the model loads.
 
-    ``refusal``: the engine's sentence, if it would refuse the model. ``doubt``: a clause about the properties that only
-    loading can show. ``memory_bytes``: the memory of its weights and encoders; None if it does not load, or if another
-    engine loads it. ``table_bytes``: the memory of its tables of positions.
+    ``refusal``: the engine's sentence, if it would refuse the model. ``load_caveat``: a clause about the properties
+    that only loading can show. ``memory_bytes``: the memory of its weights and encoders; None if it does not load, or
+    if another engine loads it. ``table_bytes``: the memory of its tables of positions.
     """
 
     refusal: str = ""
-    doubt: str = ""
+    load_caveat: str = ""
     memory_bytes: int | None = None
     table_bytes: int = 0
 
@@ -50,7 +50,9 @@ def main() -> None:
 
     try:
         found = check_model(msgspec.json.decode(sys.stdin.buffer.read(), type=Settings))
-        checked = ModelCheck(doubt=found.doubt, memory_bytes=found.memory_bytes, table_bytes=found.table_bytes)
+        checked = ModelCheck(
+            load_caveat=found.load_caveat, memory_bytes=found.memory_bytes, table_bytes=found.table_bytes
+        )
     except LoadError as error:
         checked = ModelCheck(str(error))
     sys.stdout.buffer.write(msgspec.json.encode(checked))

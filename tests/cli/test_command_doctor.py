@@ -86,7 +86,7 @@ def test_doctor_reports_a_refusal_of_the_engine(copy):
 
 
 def test_doctor_is_not_sure_of_a_model_that_runs_through_transformers(copy, monkeypatch):
-    monkeypatch.setattr(doctor, "check_in_process", lambda settings: ModelCheck(doubt="only loading shows it"))
+    monkeypatch.setattr(doctor, "check_in_process", lambda settings: ModelCheck(load_caveat="only loading shows it"))
     finding = findings(doctor.check_models, str(copy))["model"]
     assert finding.level == "warn" and finding.observation.endswith("; only loading shows it")
 

@@ -90,7 +90,7 @@ def test_check_refuses_what_the_engine_refuses(folder_copy, damage, settings):
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3", "mistral", "deepseek_v3"])
 def test_check_accepts_a_model_that_the_engine_loads(architecture):
-    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).doubt == ""
+    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).load_caveat == ""
 
 
 def test_check_refuses_less_memory_than_a_page(folder_copy):
@@ -104,7 +104,7 @@ def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["apertus", "aria_text"])
 def test_check_leaves_only_the_logits_of_transformers_models_unchecked(architecture):
-    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).doubt == LOGITS_UNKNOWN
+    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).load_caveat == LOGITS_UNKNOWN
 
 
 def test_check_says_that_the_largest_step_of_a_gpu_is_not_counted():
@@ -121,7 +121,7 @@ def test_check_leaves_layers_unchecked_whose_code_depends_on_values(tmp_path, mo
     monkeypatch.setitem(tiny_models.ARCHITECTURES, "jetmoe", ("jetmoe", tiny_models.BASE_CONFIG | fields))
     folder = tiny_models.write_model(tmp_path / "jetmoe", "jetmoe")
     monkeypatch.setattr(meta_values, "SCALAR_OPERATORS", set())
-    assert check_model(Settings(model=str(folder))).doubt == LAYERS_UNKNOWN
+    assert check_model(Settings(model=str(folder))).load_caveat == LAYERS_UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,6 @@ def test_check_refuses_an_adapter_that_does_not_fit_a_model_of_transformers(tmp_
 def test_check_refuses_a_damaged_draft_model(folder_copy):
     model = str(tiny_models.model_folder("llama"))
     settings = Settings(model=model, speculate=f"draft={folder_copy}")
-    assert check_model(settings).doubt == ""
+    assert check_model(settings).load_caveat == ""
     shorten_tensor("model.norm.weight")(folder_copy)
     check_agrees_with_engine(settings)

@@ -47,7 +47,7 @@ def test_classifier_logits_match_transformers(tmp_path, kind):
     write_encoder(
         tmp_path, kind, HEAD, num_labels=3, **{"n_layers" if kind == "distilbert" else "num_hidden_layers": 1}
     )
-    assert check_model(Settings(model=str(tmp_path))).doubt == ""
+    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
     runner, info = load_test_runner(tmp_path)
     assert (info.labels, info.dimensions, info.generates) == (["LABEL_0", "LABEL_1", "LABEL_2"], 0, False)
     expected = reference_logits(load_reference(tmp_path))

@@ -111,7 +111,7 @@ def test_encoder_vectors_match_transformers(tmp_path, kind):
 @pytest.mark.parametrize("kind", ENCODER_CONFIGS)
 def test_check_accepts_encoders_but_none_without_a_tensor(tmp_path, kind):
     write_encoder(tmp_path, kind)
-    assert check_model(Settings(model=str(tmp_path))).doubt == ""
+    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
     tensors = load_file(tmp_path / "model.safetensors")
     missing = MISSING_TENSORS.get(kind, "position_embeddings")
     tensors.pop(next(name for name in tensors if name.endswith(f"{missing}.weight")))

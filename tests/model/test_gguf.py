@@ -137,7 +137,7 @@ def test_loads_quantized_rows_in_the_order_of_the_heads(kind, tmp_path):
         weight = read_plain_weight(Checkpoint(unpacked), name, out, into)
         assert torch.equal(weight.decode_into(torch.empty(out, into)), expected)
     settings = Settings(model=str(unpacked), kv_memory=1 << 22)
-    assert check_model(settings).doubt == ""
+    assert check_model(settings).load_caveat == ""
     assert load_runner(settings, lambda stage, fraction: None)[1].quantization == "gguf"
 
 

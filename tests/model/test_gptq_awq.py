@@ -186,7 +186,7 @@ def test_gptq_and_awq_checkpoints_match_transformers(kind, tmp_path):
 @pytest.mark.parametrize("config", [GPTQ, AWQ], ids=["gptq", "awq"])
 def test_check_finds_scales_of_a_wrong_shape(config, tmp_path):
     folder, _ = write_quantized(tmp_path, config)
-    assert check_model(Settings(model=str(folder))).doubt == ""
+    assert check_model(Settings(model=str(folder))).load_caveat == ""
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.scales"
     save_file(tensors | {name: tensors[name][:-1].clone()}, folder / "model.safetensors")

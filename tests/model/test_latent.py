@@ -55,7 +55,7 @@ def write_fp8_models(source: Path, folder: Path) -> tuple[Path, Path]:
 
 def test_a_checkpoint_as_deepseek_publishes_it_computes_as_its_dequantized_weights(tmp_path):
     fp8, plain = write_fp8_models(tiny_models.model_folder("deepseek_v3", kv_lora_rank=136), tmp_path)
-    assert check_model(Settings(model=str(fp8))).doubt == ""
+    assert check_model(Settings(model=str(fp8))).load_caveat == ""
     exact = long_logprobs(plain, "float32")
     assert (long_logprobs(fp8, "float32") - exact).norm() < 1e-5 * exact.norm()
     assert 0 < (long_logprobs(fp8, "bfloat16") - exact).abs().mean() < 0.1
@@ -65,7 +65,7 @@ def test_kimi_k2_loads_as_deepseek_v3(tmp_path):
     """Transformers knows its type by code in the model's folder only, which is never run."""
     folder = shutil.copytree(tiny_models.model_folder("deepseek_v3"), tmp_path / "kimi")
     change_config(folder, model_type="kimi_k2", auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"})
-    assert check_model(Settings(model=str(folder))).doubt == ""
+    assert check_model(Settings(model=str(folder))).load_caveat == ""
     model_type, fields = tiny_models.LATENT_DECODERS["deepseek_v3"]
     configs = [read_decoder_config({**fields, "model_type": name}) for name in (model_type, "kimi_k2")]
     assert configs[0] == configs[1]

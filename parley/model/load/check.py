@@ -36,10 +36,14 @@ STEP_UNKNOWN = "only loading shows how much memory of the GPU the largest step t
 
 
 class CheckedModel(NamedTuple):
-    """``doubt``: a clause about what only loading shows, or an empty string. ``memory_bytes``: what weights take, and
-    media encoders with their embeddings; on a GPU, at least. ``table_bytes``: what the tables of positions take."""
+    """The result of a check of a model that has not been loaded.
 
-    doubt: str
+    ``load_caveat``: a clause about a property that only loading can show, or an empty string. ``memory_bytes``: the
+    size of the weights and of media encoders with their embeddings; on a GPU, a lower bound. ``table_bytes``: the size
+    of the tables of positions.
+    """
+
+    load_caveat: str
     memory_bytes: int
     table_bytes: int = 0
 
@@ -76,8 +80,8 @@ def check_model(settings: Settings) -> CheckedModel:
         page_bytes, decoder_plan.device, decoder_plan.length, loaded, parts[0].state_bytes, position_bytes
     )
     table_bytes = min(decoder_plan.length, sizes.pages * BLOCK_SIZE) * position_bytes
-    doubt = unchecked_clause(decoder_plan.device, settings, is_fused=all(part.fused for part in parts))
-    return CheckedModel(doubt, loaded_bytes, table_bytes)
+    load_caveat = unchecked_clause(decoder_plan.device, settings, is_fused=all(part.fused for part in parts))
+    return CheckedModel(load_caveat, loaded_bytes, table_bytes)
 
 
 def unchecked_clause(device: torch.device, settings: Settings, *, is_fused: bool) -> str:

@@ -83,7 +83,7 @@ def consult_doctor(named: Path, dtype: str) -> Advice:
         """Do what the checking process does."""
         try:
             found = check_model(settings)
-            checks.append(ModelCheck(doubt=found.doubt, memory_bytes=found.memory_bytes))
+            checks.append(ModelCheck(load_caveat=found.load_caveat, memory_bytes=found.memory_bytes))
         except LoadError as error:
             checks.append(ModelCheck(str(error)))
         return checks[-1]
