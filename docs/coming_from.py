@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parley.cli.migrate import format_report
 from parley.cli.peers.tables import PeerFlag, PeerServer, read_peers
-from parley.cli.peers.translate import counterpart, has_counterpart, translate_command
+from parley.cli.peers.translate import describe_counterpart, has_counterpart, translate_command
 
 FOLDER = Path(__file__).with_name("coming-from")
 MARK = "<!-- What follows is made by docs/coming_from.py from parley/cli/peers/*.toml; change it there. -->"
@@ -34,7 +34,7 @@ def flag_row(peer: PeerServer, row: PeerFlag) -> str:
         rest = "; ".join(filter(None, remarks))
     else:
         ours = "not needed" if row.needless and not row.lacks else "none"
-        rest = counterpart(row).removeprefix("nothing is needed here: ")
+        rest = describe_counterpart(row).removeprefix("nothing is needed here: ")
     also = " ".join(map(code, (row.name, *row.also)))
     return f"| {also} | {ours} | {rest} |".replace("|TEXT", r"\|TEXT")
 

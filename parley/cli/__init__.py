@@ -1,1 +1,1 @@
-"""The commands of ``parley``, one file each: OPTIONS (its table), USAGE, and ``run(config) -> exit code``."""
+"""The commands of ``parley``, one file each: OPTIONS (its table), USAGE, and ``run_command(config) -> exit code``."""

@@ -134,7 +134,7 @@ OPTIONS = [
 ]
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Measure the server at each concurrency and print a row for each, or compare results.
 
     Return 1 if any request failed, or if a file or the server cannot be used.

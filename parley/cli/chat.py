@@ -277,7 +277,7 @@ def _answer_pieces(events: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str]
                 yield "content", content
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Hold the conversation that the options describe. Return the exit code."""
     try:
         with _open_server(config) as client:

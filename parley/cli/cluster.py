@@ -43,7 +43,7 @@ OPTIONS = [
 ]
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Run the action that the options name. Return the exit code."""
     actions = {"up": _start_cluster, "status": _print_status, "scale": _scale_group, "down": _stop_cluster}
     action = actions.get(config["action"] or "")

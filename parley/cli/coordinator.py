@@ -64,7 +64,7 @@ OPTIONS = [
 ]
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Run the coordinator with these options. Return the exit code."""
     from parley.coordinator import coordinator
     from parley.tracing.otlp import MISSING_PACKAGES, packages_are_missing

@@ -57,7 +57,7 @@ print(library.installed_level() or "none", compiler, *library.wanted_levels())
 SPARE = 1 << 30  # bytes that a server needs in addition to weights and KV cache
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Print the findings of all checks. Return 1 if any of them is a failure, else 0."""
     worst = 0
     for check in CHECKS:

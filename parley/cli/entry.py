@@ -16,10 +16,10 @@ def main() -> int:
     if raises_interrupt:
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
-        from parley.cli.main import main as run_command
+        from parley.cli.main import main as run_main
 
         if raises_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        return run_command()
-    except KeyboardInterrupt:  # between the lines above and those of ``run_command``
+        return run_main()
+    except KeyboardInterrupt:  # between the lines above and those of ``run_main``
         return INTERRUPTED

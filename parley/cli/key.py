@@ -57,7 +57,7 @@ OPTIONS = [
 ]
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Run the action that the options name. Return the exit code."""
     file, name = Path(config["file"]), config["name"]
     if file.suffix != ".toml":

@@ -1,8 +1,8 @@
 """The ``parley`` command: picks a command, reads its options, runs it, and turns the result into an exit code.
 
 0 is success, 1 a failure that the command explained, 2 a usage error. Every command is a module of this package, or of
-``machine``, with a table ``OPTIONS``, a text ``USAGE`` and a function ``run``. A command is imported only when it is
-called, so that ``parley --help`` answers at once. This module knows nothing of HTTP, engines or models.
+``machine``, with a table ``OPTIONS``, a text ``USAGE`` and a function ``run_command``. A command is imported only when
+it is called, so that ``parley --help`` answers at once. This module knows nothing of HTTP, engines or models.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def dispatch_command(words: list[str]) -> int:
     try:
         config = resolve_options(command.OPTIONS, words, os.environ, KNOWN_VARIABLES)
         print_warnings(config)
-        return int(command.run(config))
+        return int(command.run_command(config))
     except UnknownFlag as error:
         explain = getattr(command, "explain_flag", None)  # a command may know the flags of other programs
         hint = explain(error.flag) if explain else ""

@@ -26,7 +26,7 @@ OPTIONS = [
 STATES = {"translated": "", "needless": "not needed: ", "missing": "no counterpart: ", "unknown": "not translated: "}
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Print the translated command and a report on each flag. Return 1 if parley would refuse the command."""
     if config["server"] is None or config["old-command"] is None:
         raise ConfigError("Write the server's name, then --, then its command line.")

@@ -41,7 +41,7 @@ def route_table(config: ResolvedOptions) -> list[dict[str, str]]:
     return rows
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Print the routes. Return the exit code."""
     rows = route_table(config)
     if config["json"]:

@@ -32,7 +32,7 @@ usage: parley serve [MODEL] [options]
 Serves one model or several. It listens first and then loads: GET /health/ready is 200 once loading is done."""
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Run a server with these options until it ends. Return the exit code."""
     plan, config = plan_models(config)
     if config["show-config"]:

@@ -27,7 +27,7 @@ OPTIONS = [
 ]
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Read the text, print whether it is marked, and return the exit code. Raises ConfigError."""
     from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
 

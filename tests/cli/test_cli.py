@@ -151,7 +151,7 @@ def test_ctrl_c_exits_with_130_and_no_traceback(monkeypatch):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("parley.cli.bench.run", interrupted)
+    monkeypatch.setattr("parley.cli.bench.run_command", interrupted)
     assert main(["bench"]) == 130
 
 

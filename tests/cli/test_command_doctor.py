@@ -40,7 +40,7 @@ def test_doctor_finds_no_failure_on_a_healthy_machine(parley):
 def test_doctor_exits_with_1_and_a_hint_on_failure(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", (doctor.check_python, doctor.check_network))
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code = doctor.run(resolve_options(SERVE_OPTIONS, ["--port", str(taken.getsockname()[1])], {}))
+        code = doctor.run_command(resolve_options(SERVE_OPTIONS, ["--port", str(taken.getsockname()[1])], {}))
     lines = capsys.readouterr().out.splitlines()
     assert code == 1
     assert [line.split()[:2] for line in lines] == [

@@ -301,7 +301,7 @@ def test_mindie_context_length_holds_for_a_model_on_the_command_line(tmp_path, c
     content["BackendConfig"]["ScheduleConfig"]["maxIterTimes"] = 300
     content["BackendConfig"]["ModelDeployConfig"]["ModelConfig"][0].pop("modelWeightPath")
     arguments = [hub.BUILT_IN, "--mindie-config", write_config(tmp_path, content), "--show-config", *flags]
-    assert serve.run(resolve_options(SERVE_OPTIONS, arguments, {})) == 0
+    assert serve.run_command(resolve_options(SERVE_OPTIONS, arguments, {})) == 0
     (shown,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[0] == "max-model-len")
     assert shown.split()[1] == str(length)
     assert source in shown

@@ -38,7 +38,7 @@ class FlagWords:
     is_path: bool = False
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Print the script. Return the exit code."""
     from parley.cli.main import COMMANDS, command_options
 

@@ -19,7 +19,7 @@ OPTIONS = [
 ]
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Print the models. Return the exit code."""
     from parley.hub.cached_models import list_cached_models
     from parley.hub.transfer import format_bytes

@@ -19,7 +19,7 @@ Lists the models that a running server serves, with their context length; of an 
 OPTIONS = [Option("json", switch_kind(), "Print JSON, one line per model.", False), *CLIENT_OPTIONS]
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Print the models of the server. Return 1 if it does not answer."""
     client = client_from_options(config)
     try:

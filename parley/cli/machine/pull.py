@@ -48,7 +48,7 @@ class ProgressLine:
             self._stream.flush()
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Download the model. Return 1 if that fails."""
     from parley import hub
 

@@ -19,7 +19,7 @@ OPTIONS = [
 ]
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Remove the model if the user agrees. Return 1 if it is not there or the user does not agree."""
     from parley.hub.cached_models import list_cached_models, remove_cached_model
     from parley.hub.transfer import format_bytes

@@ -24,7 +24,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Print the description. Return 1 if the model is not on this machine."""
     from parley import hub
 

@@ -43,7 +43,7 @@ print(torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
 """
 
 
-def run(config: ResolvedOptions) -> int:
+def run_command(config: ResolvedOptions) -> int:
     """Print the version, or all versions. Return the exit code."""
     print(f"parley {__version__}")
     if config["all"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parley.cli.peers.tables import read_peers
-from parley.cli.peers.translate import counterpart
+from parley.cli.peers.translate import describe_counterpart
 
 
 def explain_foreign_flag(flag: str) -> str:
@@ -16,6 +16,6 @@ def explain_foreign_flag(flag: str) -> str:
     whose = " and ".join([", ".join(titles[:-1]), titles[-1]] if len(titles) > 1 else titles)
     spelled = "" if flag == row.name else f" {row.name}"
     return (
-        f"It is {whose}'s{spelled}: {counterpart(row)}. "
+        f"It is {whose}'s{spelled}: {describe_counterpart(row)}. "
         f"`parley migrate {peer.name} -- FLAGS` translates a whole command."
     )

@@ -192,7 +192,7 @@ def has_counterpart(row: PeerFlag) -> bool:
     return bool(row.to) and (row.how == "variable" or row.to == MODEL or row.to.split()[0] in OUR_FLAGS)
 
 
-def counterpart(row: PeerFlag) -> str:
+def describe_counterpart(row: PeerFlag) -> str:
     """Return parley's counterpart of a flag, as a clause."""
     if has_counterpart(row):
         place = f"{row.to} in the environment" if row.how == "variable" else row.to
