@@ -266,7 +266,7 @@ def test_mindie_environment_variables_take_effect(tmp_path):
         plan = read_config(
             tmp_path, FULL_CONFIG, MINDIE_LLM_BENCHMARK_ENABLE=variable, MIES_SERVICE_MONITOR_MODE=variable
         )
-        assert plan.profile_rules(profile).figures == bool(figures)
+        assert plan.profile_rules(profile).token_costs == bool(figures)
         page = plan.apply_to_options(default_options, profile).apis["mindie-metrics"].routes[0].kind
         assert page == ("metrics" if variable or profile == "extended" else "info")
     assert plan.profile_rules("strict").monitored is False

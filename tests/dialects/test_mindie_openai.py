@@ -367,7 +367,7 @@ def test_mindie_openai_writes_chat_body_per_profile():
     assert answer_body(read_chat(), *ANSWER_EVENTS) == f'{WHOLE}"choices":[{{"index":0,{new}}}],{figures}'
     assert answer_body(read_chat(OLD), *ANSWER_EVENTS) == f'{WHOLE}"choices":[{{"index":0,{old}}}],{figures}'
     assert answer_body(read_chat(EXTENDED), *ANSWER_EVENTS) == f'{WHOLE}"choices":[{{"index":0,{new}}}],{figures}'
-    plain = read_chat(MindieRules("strict", figures=False))
+    plain = read_chat(MindieRules("strict", token_costs=False))
     assert not plain.request.output_options.token_costs and read_chat().request.output_options.token_costs
     assert answer_body(plain, *ANSWER_EVENTS) == f'{WHOLE}"choices":[{{"index":0,{new}}}],"usage":{{{COUNTS}}}}}'
 

@@ -60,7 +60,7 @@ class MindIEPlan:
     options: dict[str, Any]
     rules: dict[str, Any]
     peer_tls: TlsFiles | None
-    figures: bool
+    token_costs: bool
     weights: str | None
     max_length: int
     max_prompt: int
@@ -90,7 +90,7 @@ class MindIEPlan:
 
     def profile_rules(self, profile: MindieProfile) -> MindieRules:
         """Return the dialect's rules for a profile."""
-        return replace(MindieRules(**self.rules), profile=profile, figures=self.figures or profile != "strict")
+        return replace(MindieRules(**self.rules), profile=profile, token_costs=self.token_costs or profile != "strict")
 
     def apply_to_options(self, options: ServerOptions, profile: MindieProfile) -> ServerOptions:
         """Return the server's options with this plan applied."""
@@ -177,7 +177,7 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
         options=options,
         rules=rules,
         peer_tls=_peer_tls_files(server, root, missing_lists) if members.separated else None,
-        figures=environment.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
+        token_costs=environment.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
         weights=members.weights,
         max_length=members.length,
         max_prompt=members.prompt,

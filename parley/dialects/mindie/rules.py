@@ -18,8 +18,8 @@ class MindieRules:
     """``profile``: like the manual's servers (strict-old), like today's (strict), or without refusals (extended).
 
     ``vllm``: the server has vLLM's OpenAI interface rather than its own. ``full_text``: each event of a stream repeats
-    the text so far. ``figures``: usage reports the cost of each token. ``limit``: size of a body, in MB. ``max_n``: the
-    most choices of an answer. ``truncation``: the part of a too long prompt that is kept; None: it is refused.
+    the text so far. ``token_costs``: usage reports the cost of each token. ``limit``: size of a body, in MB. ``max_n``:
+    the most choices of an answer. ``truncation``: the part of a too long prompt that is kept; None: it is refused.
     ``separated``: the server is an instance of a cluster with separated prefill and decode (``inferMode`` is dmi). The
     other settings are only reported, by routes about the server itself.
     """
@@ -27,7 +27,7 @@ class MindieRules:
     profile: MindieProfile = "strict"
     vllm: bool = True
     full_text: bool = False
-    figures: bool = True
+    token_costs: bool = True
     monitored: bool = True  # the metrics port is on
     limit: int = 40
     truncation: TruncationSide | None = None

@@ -62,7 +62,7 @@ class MindieChatReply(MindieOpenAIReply):
             output_options=OutputOptions(
                 logprobs=(top or 0) if with_logprobs else None,
                 skip_special=values["skip_special_tokens"] is not False,
-                token_costs=rules.figures,
+                token_costs=rules.token_costs,
             ),
             **counts._asdict(),
             grammar=grammar,
@@ -155,7 +155,7 @@ class MindieChatReply(MindieOpenAIReply):
         answer = self._mindie_envelope("chat.completion")
         answer["choices"] = [self._chat_choice_object(index, choice) for index, choice in enumerate(self._choices)]
         answer["usage"] = self._usage_object(usage, costs)
-        return encode_json(answer | (openai.token_times(costs) if self._rules.figures else {}))
+        return encode_json(answer | (openai.token_times(costs) if self._rules.token_costs else {}))
 
     def _chat_choice_object(self, index: int, choice: MindieChoice) -> dict[str, Any]:
         assert choice.done_event is not None

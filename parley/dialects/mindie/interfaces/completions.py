@@ -84,7 +84,7 @@ class MindieCompletionReply(MindieOpenAIReply):
                 prompt_logprobs=self._top_logprobs if echo else None,
                 echo=echo,
                 skip_special=values["skip_special_tokens"] is not False,
-                token_costs=rules.figures,
+                token_costs=rules.token_costs,
             ),
             **counts._asdict(),
             grammar=grammar,

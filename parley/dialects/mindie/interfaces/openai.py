@@ -80,7 +80,7 @@ class MindieOpenAIReply(MindieReply):
         if usage.reasoning_tokens:
             usage_object["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
         usage_object["total_tokens"] = usage.prompt_tokens + usage.completion_tokens
-        if self._rules.figures:
+        if self._rules.token_costs:
             usage_object["batch_size"] = [cost.batch_rows for cost in costs]
             usage_object["queue_wait_time"] = [waited_microseconds(cost) for cost in costs]
         return usage_object
