@@ -184,7 +184,7 @@ class DecodeStage(RequestStage):
 
     def _with_features(self, item: ProcessedMedia) -> ProcessedMedia:
         file = self._feature_files.get(item.digest)
-        return msgspec.structs.replace(item, features=None if file is None else file.place)
+        return msgspec.structs.replace(item, features=None if file is None else file.feature_file)
 
     # -- pages
 

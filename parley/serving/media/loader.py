@@ -62,7 +62,7 @@ class MediaLease:
     def __init__(self, stored: Iterable[StoredItem]):
         self._stored = list(stored)
         self.items: list[ProcessedMedia] = [
-            msgspec.structs.replace(stored.item, features=stored.features.place) for stored in self._stored
+            msgspec.structs.replace(stored.item, features=stored.features.feature_file) for stored in self._stored
         ]
 
     def release(self) -> None:
@@ -207,8 +207,8 @@ class MediaLoader:
         job = ProcessMedia(
             kind=media.kind,
             form=data.form,
-            source=source.place,
-            target=target.place,
+            source=source.feature_file,
+            target=target.feature_file,
             is_small=is_small(media),
             options=encode_options(media.loading_options, media.processor_options),
             limits=self._limits,

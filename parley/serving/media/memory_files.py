@@ -76,7 +76,7 @@ class MemoryFile:
         return self._sizes[0]
 
     @property
-    def place(self) -> FeatureFile:
+    def feature_file(self) -> FeatureFile:
         """Where other processes open the file."""
         return FeatureFile(os.getpid(), self._file, self.size)
 

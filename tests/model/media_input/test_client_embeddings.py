@@ -31,9 +31,11 @@ def send(
         _jobs[family] = load_jobs(multimodal_folder(family))
     source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
     source.write_bytes(base64.b64encode(data))
-    job = ProcessMedia(kind, "base64_embeddings", source.place, target.place, False, "[{},{}]", DecodingLimits())
+    job = ProcessMedia(
+        kind, "base64_embeddings", source.feature_file, target.feature_file, False, "[{},{}]", DecodingLimits()
+    )
     result = _jobs[family].process_media(job)
-    written = Path(f"/proc/self/fd/{target.place.fd}").read_bytes()
+    written = Path(f"/proc/self/fd/{target.feature_file.fd}").read_bytes()
     return result, load(written) if written else {}
 
 

@@ -43,14 +43,14 @@ def process(
     options = encode_options(fields.pop("loading_options", {}), fields.pop("processor_options", {}))
     job = ProcessMedia(
         kind=kind,
-        source=source.place,
-        target=target.place,
+        source=source.feature_file,
+        target=target.feature_file,
         options=options,
         limits=DecodingLimits(),
         **(defaults | fields),
     )
     result = jobs.process_media(job)
-    written = Path(f"/proc/self/fd/{target.place.fd}").read_bytes()
+    written = Path(f"/proc/self/fd/{target.feature_file.fd}").read_bytes()
     if isinstance(result, MediaRefused):
         assert written == b""
         return result, {}

@@ -64,12 +64,12 @@ class Runner:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        data = Path(f"/proc/self/fd/{source.place.fd}").read_bytes()
+        data = Path(f"/proc/self/fd/{source.feature_file.fd}").read_bytes()
         if data == base64.b64encode(b"bad"):
             return MediaRefused("is bad", "undecodable", {"size": 3})
         if data == base64.b64encode(b"late"):
             raise NotReady("later", retry_after=5)
-        Path(f"/proc/self/fd/{target.place.fd}").write_bytes(data)
+        Path(f"/proc/self/fd/{target.feature_file.fd}").write_bytes(data)
         return MediaProcessed(ProcessedMedia(job.kind, data[:32], "<x>", "<x>", 1), len(data))
 
 

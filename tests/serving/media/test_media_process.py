@@ -79,7 +79,7 @@ def workers() -> Iterator[MediaWorkers]:
 async def send(workers: MediaWorkers, data: bytes, tenant: str = "") -> MediaProcessed | MediaRefused:
     source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
     source.write_bytes(data)
-    job = ProcessMedia("image", "file", source.place, target.place, False, "[{},{}]", DecodingLimits())
+    job = ProcessMedia("image", "file", source.feature_file, target.feature_file, False, "[{},{}]", DecodingLimits())
     return await workers.process_media(source, target, job, tenant)
 
 
