@@ -44,7 +44,7 @@ class _Pauses:
 _current_pauses: ContextVar[_Pauses | None] = ContextVar("pauses", default=None)
 
 
-def pause() -> None:
+def pause_encoding() -> None:
     """Let other work of the engine run, if this thread encodes an item. Raises the exception that stops the item."""
     pauses = _current_pauses.get()
     if pauses is not None:

@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from parley import native
-from parley.model.media.encoder import encoder_blocks, encoder_parts, pause
+from parley.model.media.encoder import encoder_blocks, encoder_parts, pause_encoding
 
 ATTENTION_NAME = "parley_encoder"  # Transformers' name for ``sliced_attention``
 SLICE_PRODUCTS = 1 << 33  # multiplications in a slice: a tenth of a second on two slow cores
@@ -42,7 +42,7 @@ def optimize_encoders(model: Any) -> Any:
             elif type(module) is nn.Conv3d:
                 _slice_patches(module)
     for block in encoder_blocks(model):
-        block.register_forward_pre_hook(lambda *_: pause())
+        block.register_forward_pre_hook(lambda *_: pause_encoding())
     return model
 
 
@@ -60,7 +60,7 @@ def sliced_attention(
     options["is_causal"] = False
     parts = []
     for start in range(0, length, rows):
-        pause()
+        pause_encoding()
         mask = attention_mask
         if mask is not None and mask.shape[2] == length:
             mask = mask[:, :, start : start + rows]
@@ -104,6 +104,6 @@ def _compute_rows(x: torch.Tensor, *, compute: ComputeRows, products: int) -> to
     """Compute a slice of the rows of x at a time. ``products``: multiplications for each row."""
     parts = []
     for part in x.split(slice_rows(products)):
-        pause()
+        pause_encoding()
         parts.append(compute(part))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parley.model.media_input.containers import check_codec, open_container
-from parley.model.media_input.unusable import UnusableMedia, damaged
+from parley.model.media_input.unusable import UnusableMedia, damaged_media
 
 
 def decode_audio(data: bytes, rate: int, max_seconds: float) -> NDArray[np.float32]:
@@ -26,7 +26,7 @@ def decode_audio(data: bytes, rate: int, max_seconds: float) -> NDArray[np.float
         frames = _limit_length(container.decode(stream), max_seconds)
         parts = list(_resample(frames, rate))
     if not parts:
-        raise damaged()
+        raise damaged_media()
     return np.concatenate(parts)
 
 
@@ -35,7 +35,7 @@ def _limit_length(frames: Iterator[av.AudioFrame], max_seconds: float) -> Iterat
     seconds = 0.0
     for frame in frames:
         if frame.sample_rate <= 0:
-            raise damaged()
+            raise damaged_media()
         seconds += frame.samples / frame.sample_rate
         if seconds > max_seconds:
             raise UnusableMedia(

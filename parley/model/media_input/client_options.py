@@ -35,7 +35,7 @@ def equal_distances(total: int, count: int = DEFAULT_FRAMES) -> list[int]:
     return [int(index) for index in np.linspace(0, total - 1, min(count, total)).round()]
 
 
-def refused() -> UnusableMedia:
+def processor_refusal() -> UnusableMedia:
     """Return the error of an item that the processor does not accept, for example because it is too narrow."""
     return UnusableMedia(
         "cannot be processed by this model: its size or one of its options is out of range", "refused_by_model"

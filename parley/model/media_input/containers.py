@@ -15,7 +15,7 @@ import av
 from av.container import InputContainer
 from av.error import FFmpegError
 
-from parley.model.media_input.unusable import UnusableMedia, damaged
+from parley.model.media_input.unusable import UnusableMedia, damaged_media
 
 # The names that demuxers list as theirs; a whitelist must have all of them.
 DEMUXER_NAMES = {
@@ -67,13 +67,13 @@ def open_container(data: bytes, kind: Literal["audio", "video"]) -> Iterator[Inp
         with av.open(BytesIO(data), "r", format=name, options=options, timeout=OPEN_SECONDS) as container:
             yield container
     except (FFmpegError, ValueError, IndexError, EOFError, OSError, OverflowError):
-        raise damaged() from None
+        raise damaged_media() from None
 
 
 def check_codec(stream: av.AudioStream | av.VideoStream) -> None:
     """Raise UnusableMedia unless a stream's codec is one of those that are decoded."""
     context = stream.codec_context  # None if the file does not name its codec
     if context is None:
-        raise damaged()
+        raise damaged_media()
     if context.codec.canonical_name not in CODECS:
         raise UnusableMedia("has a codec that is not read here", "unknown_format")

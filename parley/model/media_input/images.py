@@ -12,7 +12,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image, ImageOps
 
-from parley.model.media_input.unusable import UnusableMedia, damaged
+from parley.model.media_input.unusable import UnusableMedia, damaged_media
 
 FORMATS = "JPEG, PNG, WebP, GIF or BMP"
 SMALL_SIZE = (512, 512)  # of a picture with little detail, at most
@@ -52,7 +52,7 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
     except (UnusableMedia, MemoryError):
         raise
     except Exception:
-        raise damaged() from None
+        raise damaged_media() from None
 
 
 def shrink_image(image: Image.Image) -> Image.Image:

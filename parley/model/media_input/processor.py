@@ -21,7 +21,7 @@ from PIL import Image
 
 import parley.model.load  # noqa: F401  (lets Transformers import torchvision)
 from parley.model.media_input.client_embeddings import read_embeddings
-from parley.model.media_input.client_options import SAMPLING_OPTIONS, check_options, equal_distances, refused
+from parley.model.media_input.client_options import SAMPLING_OPTIONS, check_options, equal_distances, processor_refusal
 from parley.model.media_input.digest import processor_fingerprint
 from parley.model.media_input.jobs import MediaJobs
 from parley.model.media_input.unusable import UnusableMedia, is_out_of_memory
@@ -149,7 +149,7 @@ class ItemProcessor:
             indices = video_processor.sample_frames(metadata=metadata, **arguments)
         except (NotImplementedError, TypeError, ValueError):
             if sampling:
-                raise refused() from None
+                raise processor_refusal() from None
             return equal_distances(total)
         return [int(index) for index in indices]
 
@@ -158,7 +158,7 @@ class ItemProcessor:
         placeholder = self._placeholder(kind)
         runs = [len(run) // len(placeholder) for run in _find_runs(processed.replacement, placeholder)]
         if sum(runs) < self._family.fewest_embeddings:
-            raise refused()
+            raise processor_refusal()
         grids, steps = self._read_grids(kind, processed.tensors, runs) if self._family.has_rope_grids else ([], [])
         return ProcessedMedia(
             kind=kind,
@@ -212,7 +212,7 @@ class ItemProcessor:
         except Exception as error:
             if is_out_of_memory(error):
                 raise MemoryError from None
-            raise refused() from None
+            raise processor_refusal() from None
         text_names = {*self._processor.tokenizer.model_input_names, "token_type_ids", "mm_token_type_ids"}
         tensors = {
             name: torch.as_tensor(value).contiguous()
@@ -230,7 +230,7 @@ class ItemProcessor:
         rows, columns = rows // merge_size, columns // merge_size
         grids = [(frames, rows, columns)] if len(runs) == 1 else [(1, rows, columns)] * frames
         if [f * r * c for f, r, c in grids] != runs:
-            raise refused()
+            raise processor_refusal()
         per_second = getattr(self._vision_config, "tokens_per_second", None)
         step = 1.0
         if kind == "video" and per_second is not None and "second_per_grid_ts" in tensors:

@@ -18,7 +18,7 @@ class UnusableMedia(Exception):
         self.detail = detail
 
 
-def damaged() -> UnusableMedia:
+def damaged_media() -> UnusableMedia:
     """Return the error of a file that its decoder gave up on."""
     return UnusableMedia("is damaged and cannot be decoded", "undecodable")
 

@@ -19,7 +19,7 @@ from parley.engine.media_messages import DecodingLimits
 from parley.model.media_input.base64_text import decode_base64
 from parley.model.media_input.containers import check_codec, open_container
 from parley.model.media_input.images import decode_image
-from parley.model.media_input.unusable import UnusableMedia, damaged
+from parley.model.media_input.unusable import UnusableMedia, damaged_media
 
 MAX_PACKETS = 1 << 20  # of a video; ten hours at 29 frames per second
 STILL_RATE = 1.0  # frames per second of a video that is sent as single pictures, unless the request says otherwise
@@ -66,7 +66,7 @@ def decode_video(data: bytes, choose_frames: FrameChooser, limits: DecodingLimit
         pictures = dict(decoder.decode_frames(sorted(set(chosen))))
     indices = [index for index in chosen if index in pictures]
     if not indices:
-        raise damaged()
+        raise damaged_media()
     return DecodedVideo(np.stack([pictures[index] for index in indices]), indices, clock)
 
 
@@ -108,7 +108,7 @@ def _read_clock(container: av.container.InputContainer, stream: av.VideoStream) 
         if len(packets) > MAX_PACKETS:
             raise UnusableMedia(f"has more than {MAX_PACKETS} frames", "too_long", limit=MAX_PACKETS)
     if not packets or not stream.time_base:
-        raise damaged()
+        raise damaged_media()
     packets.sort()
     times = [float(tick * stream.time_base) for tick, _ in packets]
     keyframes = [index for index, (_, is_keyframe) in enumerate(packets) if is_keyframe]
@@ -126,7 +126,7 @@ def _frame_rate(times: list[float], stated_rate: float) -> float:
 
 def _check_frame_size(width: int, height: int, limits: DecodingLimits) -> None:
     if width <= 0 or height <= 0:
-        raise damaged()
+        raise damaged_media()
     if width * height > limits.pixels:
         raise UnusableMedia(
             f"has frames of {width} x {height} pixels, and at most {limits.pixels} are allowed",

@@ -20,7 +20,7 @@ from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from parley.model.media_input.client_options import SAMPLING_OPTIONS, check_options, equal_distances, refused
+from parley.model.media_input.client_options import SAMPLING_OPTIONS, check_options, equal_distances, processor_refusal
 from parley.model.media_input.unusable import UnusableMedia, is_out_of_memory
 from parley.types import MediaKind, ProcessedMedia, VLLMSettings
 from parley.worker.vllm.media.item_features import ItemFeatures, describe_features
@@ -88,7 +88,7 @@ class VLLMItemProcessor:
             processed.token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         if (item := describe_features(kind, features, spellings, replacement)) is None:
-            raise refused()
+            raise processor_refusal()
         return item
 
     def write_features(self, processed: ItemFeatures, digest: bytes) -> bytes:
@@ -110,7 +110,7 @@ class VLLMItemProcessor:
         except Exception as error:
             if is_out_of_memory(error):
                 raise MemoryError from None
-            raise refused() from None
+            raise processor_refusal() from None
         embedded = [True] * place.length if place.is_embed is None else place.is_embed.tolist()
         return ItemFeatures(
             b"", list(processed["prompt_token_ids"]), place.offset, place.length, embedded, bytes(encoded)
