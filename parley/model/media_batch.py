@@ -75,11 +75,11 @@ def _runs_in_batch(batch: PackedBatch, rows: list[StepRow]) -> Iterator[_RunInRo
 def _gather_rows(runs: list[_RunInRow], device: torch.device) -> MediaRows:
     """Return the embeddings of all runs."""
     tokens = np.concatenate([np.arange(run.token, run.token + run.length) for run in runs])
-    depth = max(len(run.item.deep) for run in runs)
+    depth = max(len(run.item.deepstack) for run in runs)
 
     def layer_rows(run: _RunInRow, layer: int) -> torch.Tensor:
-        if layer < len(run.item.deep):
-            return run.item.deep[layer][run.first : run.first + run.length]
+        if layer < len(run.item.deepstack):
+            return run.item.deepstack[layer][run.first : run.first + run.length]
         return run.item.rows.new_zeros(run.length, run.item.rows.shape[1])  # an item of another kind has none
 
     return MediaRows(

@@ -12,14 +12,14 @@ import torch
 class EncodedItem:
     """``core.sequence.ItemEmbeddings`` in tensors: ``rows`` [n, hidden], one for each placeholder token of the item.
 
-    ``deep``: further rows [n, hidden] for each of the first layers, as in ``MediaRows``; usually none. All have the
-    dtype and device of the model.
+    ``deepstack``: further rows [n, hidden] for each of the first layers, as in ``MediaRows``; usually none. All have
+    the dtype and device of the model.
     """
 
     rows: torch.Tensor
-    deep: Sequence[torch.Tensor] = ()
+    deepstack: Sequence[torch.Tensor] = ()
 
     @property
     def nbytes(self) -> int:
         """Memory in bytes."""
-        return self.rows.nbytes + sum(rows.nbytes for rows in self.deep)
+        return self.rows.nbytes + sum(rows.nbytes for rows in self.deepstack)

@@ -101,8 +101,9 @@ def encode_processed(encoder: TransformersEncoder, item: ProcessedItem, kind: Me
 
 
 def are_equal(one: EncodedItem, other: EncodedItem) -> bool:
-    return len(one.deep) == len(other.deep) and all(
-        torch.equal(mine, theirs) for mine, theirs in zip((one.rows, *one.deep), (other.rows, *other.deep), strict=True)
+    return len(one.deepstack) == len(other.deepstack) and all(
+        torch.equal(mine, theirs)
+        for mine, theirs in zip((one.rows, *one.deepstack), (other.rows, *other.deepstack), strict=True)
     )
 
 
@@ -111,8 +112,8 @@ def test_embeddings_equal_those_of_transformers(family: str, kind: MediaKind):
     item = process_item(family, kind)
     encoded = encode_processed(shared_encoder(family), item, kind)
     assert are_equal(encoded, item.expected)
-    assert bool(encoded.deep) == family.startswith("qwen3_vl")
-    assert encoded.nbytes == 4 * 64 * len(encoded.rows) * (1 + len(encoded.deep))
+    assert bool(encoded.deepstack) == family.startswith("qwen3_vl")
+    assert encoded.nbytes == 4 * 64 * len(encoded.rows) * (1 + len(encoded.deepstack))
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_vl_moe", "qwen2_vl"])

@@ -170,7 +170,7 @@ def test_another_picture_gives_other_logits(family):
 
 def in_bf16(prompt: MediaPrompt) -> MediaPrompt:
     encoded = {
-        digest: EncodedItem(item.rows.bfloat16(), [rows.bfloat16() for rows in item.deep])
+        digest: EncodedItem(item.rows.bfloat16(), [rows.bfloat16() for rows in item.deepstack])
         for digest, item in prompt.encoded.items()
     }
     return replace(prompt, encoded=encoded)

@@ -184,7 +184,7 @@ def test_numeric_check_detects_lost_media(family, field, monkeypatch):
         if field != "deep":
             batch = replace(batch, **{field: None})
         elif batch.media is not None:
-            batch = replace(batch, media=batch.media._replace(deep=()))
+            batch = replace(batch, media=batch.media._replace(deepstack=()))
         return compute_hidden(self, batch, pages)
 
     monkeypatch.setattr(TransformersNetwork, "compute_hidden", lose_field)

@@ -164,13 +164,13 @@ class TransformersNetwork:
         token_ids = batch.token_ids.index_fill(0, media.tokens, 0)  # placeholders may lie beyond the table
         embeddings = self._body.get_input_embeddings()(token_ids)
         inputs["inputs_embeds"] = embeddings.index_copy(0, media.tokens, media.embeddings)[None]
-        if media.deep:
+        if media.deepstack:
             is_media = torch.zeros_like(token_ids, dtype=torch.bool)
             is_media[media.tokens] = True
             order = media.tokens.argsort()
             inputs |= {
                 "visual_pos_masks": is_media[None],
-                "deepstack_visual_embeds": [row[order] for row in media.deep],
+                "deepstack_visual_embeds": [row[order] for row in media.deepstack],
             }
         return inputs
 

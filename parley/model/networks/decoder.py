@@ -216,7 +216,7 @@ class FusedDecoder:
 
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
-        if self.stack is None or batch.visible_ends is not None or (batch.media is not None and batch.media.deep):
+        if self.stack is None or batch.visible_ends is not None or (batch.media is not None and batch.media.deepstack):
             return self.kernel_by_kernel(batch, pages)
         pools = [pages.layer_pool(i) for i in range(len(self.layers))]
         return self.stack.run_layers(
@@ -336,8 +336,8 @@ class FusedDecoder:
             x, residual = native.add_norm(
                 x, residual, norm, after=after, scale=scale, total_scale=block.output_scale, consumer=reader
             )
-            if batch.media is not None and i < len(batch.media.deep):
-                residual[batch.media.tokens] += batch.media.deep[i]
+            if batch.media is not None and i < len(batch.media.deepstack):
+                residual[batch.media.tokens] += batch.media.deepstack[i]
                 x = native.norm_rows(residual, norm, consumer=reader)
         result: torch.Tensor = x
         return result

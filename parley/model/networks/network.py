@@ -25,13 +25,13 @@ class MediaRows(NamedTuple):
     """Embeddings that encoders computed: row i of ``embeddings`` [rows, hidden] stands for token ``tokens[i]``, a
     position in the batch (int64 [rows]).
 
-    ``deep``: further embeddings for the same tokens, one tensor [rows, hidden] for each of the first layers, added to
-    the residual after that layer (Qwen3-VL's deepstack); usually none.
+    ``deepstack``: further embeddings for the same tokens, one tensor [rows, hidden] for each of the first layers,
+    added to the residual after that layer (Qwen3-VL's deepstack); usually none.
     """
 
     tokens: torch.Tensor
     embeddings: torch.Tensor
-    deep: Sequence[torch.Tensor] = ()
+    deepstack: Sequence[torch.Tensor] = ()
 
 
 @dataclass

@@ -86,7 +86,7 @@ def test_the_encoder_passes_embeddings_through_without_loading_a_model():
     with media_item("image", {"embeddings": rows, "deep_embeddings": deep}, 5) as item:
         encoded = encoder.encode_item(item, lambda: None)
     assert torch.equal(encoded.rows, rows.bfloat16())
-    assert torch.equal(torch.stack(list(encoded.deep)), deep.bfloat16())
+    assert torch.equal(torch.stack(list(encoded.deepstack)), deep.bfloat16())
 
 
 class Trap:

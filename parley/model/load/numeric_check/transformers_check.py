@@ -40,13 +40,13 @@ DEEP_LAYERS = 2
 class ProbePicture:
     """A random picture in a sequence of T tokens, which are part of it where ``is_media`` bool [T] says so.
 
-    ``rows`` and each of ``deep`` [T, hidden] hold its embeddings at its tokens. ``rope_positions`` int64 [3, T] and
-    ``visible_ends`` int64 [T]: as in ``PackedBatch``.
+    ``rows`` and each of ``deepstack`` [T, hidden] hold its embeddings at its tokens. ``rope_positions`` int64 [3, T]
+    and ``visible_ends`` int64 [T]: as in ``PackedBatch``.
     """
 
     is_media: torch.Tensor
     rows: torch.Tensor
-    deep: list[torch.Tensor]
+    deepstack: list[torch.Tensor]
     rope_positions: torch.Tensor | None
     visible_ends: torch.Tensor | None
 
@@ -152,8 +152,8 @@ def _logits_with_picture(
         return logits
     if picture.rope_positions is not None:
         inputs["position_ids"] = picture.rope_positions[:, None]
-    if picture.deep:
-        rows = [each[picture.is_media] for each in picture.deep]
+    if picture.deepstack:
+        rows = [each[picture.is_media] for each in picture.deepstack]
         inputs |= {"visual_pos_masks": is_media, "deepstack_visual_embeds": rows}
     return network.compute_logits(body_of(model)(**inputs).last_hidden_state[0])
 
@@ -193,7 +193,8 @@ def _add_pictures(batch: PackedBatch, parts: list[tuple[ProbePicture, torch.Tens
         return
     tokens = torch.cat([picture.is_media[at] for picture, at in parts]).nonzero()[:, 0]
     layers = [
-        torch.cat(rows) for rows in zip(*([each[at] for each in (p.rows, *p.deep)] for p, at in parts), strict=True)
+        torch.cat(rows)
+        for rows in zip(*([each[at] for each in (p.rows, *p.deepstack)] for p, at in parts), strict=True)
     ]
     if len(tokens):
         batch.media = MediaRows(tokens, layers[0][tokens], [rows[tokens] for rows in layers[1:]])
