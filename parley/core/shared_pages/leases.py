@@ -31,13 +31,13 @@ URGENT_PRIORITY = -inf  # priority of a sequence that others wait for
 @dataclass(eq=False, slots=True)
 class Lease:
     """The lease of one request. ``hashes``: of the pages that it will have; ``pages``: those that it has.
-    ``unstarted``: choices that have produced no result yet. ``has_states``: layers keep a state, so the lease also
+    ``unstarted_choices``: those without a result yet. ``has_states``: layers keep a state, so the lease also
     holds one. ``state``: the slot with the state at the end of ``pages``, -1 for none; it is announced to the other
     instance once the lease has all of the prompt's ``lent_count`` pages."""
 
     group: LeaseGroup
     hashes: list[bytes]
-    unstarted: list[Sequence]
+    unstarted_choices: list[Sequence]
     pages: list[int] = field(default_factory=list)
     has_states: bool = False
     state: int = -1
@@ -67,20 +67,22 @@ class LeaseGroup:
     @property
     def unstarted_sequences(self) -> list[Sequence]:
         """All choices of the group that have produced no result yet."""
-        return [sequence for lease in self.leases for sequence in lease.unstarted]
+        return [sequence for lease in self.leases for sequence in lease.unstarted_choices]
 
     @property
     def pages_required(self) -> int:
         """Number of pages that suffice for all leases and any one of the choices that have not started."""
         choice_pages = (
-            count_pages(len(each)) - lease.shared_page_count(each) for lease in self.leases for each in lease.unstarted
+            count_pages(len(each)) - lease.shared_page_count(each)
+            for lease in self.leases
+            for each in lease.unstarted_choices
         )
         return sum(len(lease.hashes) for lease in self.leases) + max(choice_pages, default=0)
 
     @property
     def promised_pages(self) -> int:
         """Number of pages that may still be taken before all choices have started."""
-        if not self.has_started or not any(lease.unstarted for lease in self.leases):
+        if not self.has_started or not any(lease.unstarted_choices for lease in self.leases):
             return 0
         return self.pages_required - sum(len(lease.pages) for lease in self.leases)
 
@@ -124,7 +126,7 @@ class Leases:
         first sequence of a group: the pages that its leases and each of its choices need, one choice at a time."""
         lease = self._leases.get(sequence.request_id)
         needed = count_pages(len(sequence))
-        if lease is not None and lease.unstarted and not lease.group.has_started:
+        if lease is not None and lease.unstarted_choices and not lease.group.has_started:
             needed, cached_blocks = lease.group.pages_required, cached_blocks[: lease.shared_page_count(sequence)]
         return needed - sum(block in self._holder_counts for block in cached_blocks)
 
@@ -148,7 +150,7 @@ class Leases:
         for group_lease in reversed(group.leases):
             while group.pages_required > room and len(group_lease.hashes) > len(group_lease.pages):
                 group_lease.hashes.pop()
-            for sequence in group_lease.unstarted:
+            for sequence in group_lease.unstarted_choices:
                 sequence.leased_length = len(group_lease.hashes) * BLOCK_SIZE
         if group.has_started:
             self._started_groups.append(group)
@@ -156,7 +158,7 @@ class Leases:
     def mark_admitted(self, sequence: Sequence) -> None:
         """Record that the sequence was admitted; its group starts."""
         lease = self._leases.get(sequence.request_id)
-        if lease is not None and not lease.group.has_started and sequence in lease.unstarted:
+        if lease is not None and not lease.group.has_started and sequence in lease.unstarted_choices:
             lease.group.has_started = True
             self._set_priority(sequence, URGENT_PRIORITY)
             self._started_groups.append(lease.group)
@@ -203,8 +205,8 @@ class Leases:
     def mark_started(self, sequence: Sequence) -> None:
         """Record that a sequence has produced a result, or ended: it loses its urgent priority."""
         lease = self._leases.get(sequence.request_id)
-        if lease is not None and sequence in lease.unstarted:
-            lease.unstarted.remove(sequence)
+        if lease is not None and sequence in lease.unstarted_choices:
+            lease.unstarted_choices.remove(sequence)
             if sequence.priority == URGENT_PRIORITY:
                 self._set_priority(sequence, sequence.request.priority)
 
@@ -212,7 +214,7 @@ class Leases:
         """End a lease. Unknown ids are ignored."""
         lease = self._leases.get(request_id)
         if lease is not None:
-            for sequence in list(lease.unstarted):
+            for sequence in list(lease.unstarted_choices):
                 self.mark_started(sequence)  # no lease waits for it any more
             del self._leases[request_id]
             lease.group.leases.remove(lease)
