@@ -57,8 +57,8 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
             case "ask":
                 request = SchedulingRequest(
                     number,
-                    attempt=number % 2,
-                    avoid=frozenset([1]) if number % 5 == 0 else frozenset(),
+                    earlier_attempts=number % 2,
+                    failed_instances=frozenset([1]) if number % 5 == 0 else frozenset(),
                     tenant=("", "a", "b")[number % 3],
                 )
                 placement_tasks.append(asyncio.ensure_future(scheduler.place_request(request)))
@@ -152,7 +152,7 @@ async def test_waiting_requests_are_placed_when_an_instance_returns():
     table, scheduler = simulated_cluster("prefill", "decode")
     lose_instance(table, table.instances[1])
     lose_instance(table, table.instances[2])
-    waiting = asyncio.ensure_future(scheduler.place_request(SchedulingRequest(5, attempt=1)))
+    waiting = asyncio.ensure_future(scheduler.place_request(SchedulingRequest(5, earlier_attempts=1)))
     await asyncio.sleep(0)
     assert scheduler.queued_requests == 1
     report_status(table, table.instances[2])

@@ -148,15 +148,19 @@ async def test_resumes_only_where_the_layout_is_equal_or_unknown():
         report_status(table, each, layout=layout)
     for _ in range(6):
         placement = await scheduler.place_request(
-            SchedulingRequest(10, layout="model=2", attempt=1, avoid=frozenset([2]))
+            SchedulingRequest(10, layout="model=2", earlier_attempts=1, failed_instances=frozenset([2]))
         )
         assert placement.p.id == 3
         assert (
-            await scheduler.place_request(SchedulingRequest(10, layout="model=1", attempt=1, avoid=frozenset([3])))
+            await scheduler.place_request(
+                SchedulingRequest(10, layout="model=1", earlier_attempts=1, failed_instances=frozenset([3]))
+            )
         ).p.id == 1
     table.remove_instance(3)
     with pytest.raises(RequestRefused) as refused:
-        await scheduler.place_request(SchedulingRequest(10, layout="model=3", attempt=1, avoid=frozenset([3])))
+        await scheduler.place_request(
+            SchedulingRequest(10, layout="model=3", earlier_attempts=1, failed_instances=frozenset([3]))
+        )
     assert refused.value.status == 500
 
 
@@ -236,7 +240,7 @@ async def test_missing_role_refuses_requests_but_retries_run_whole():
     with pytest.raises(RequestRefused) as refused:
         await scheduler.place_request(SchedulingRequest(10))
     assert (refused.value.status, refused.value.text) == (503, "MindIE-MS Coordinator is not ready")
-    retry = await scheduler.place_request(SchedulingRequest(10, attempt=1))
+    retry = await scheduler.place_request(SchedulingRequest(10, earlier_attempts=1))
     assert retry.p is retry.d is table.instances[1]
     table, scheduler = simulated_cluster("prefill", "decode", fallback=True)
     table.instances[1].lost = True
@@ -304,9 +308,13 @@ async def test_goodput_is_the_share_of_ended_requests_in_time():
 async def test_retry_avoids_failed_instances_if_another_exists():
     table, scheduler = simulated_cluster("mixed", "mixed")
     for _ in range(4):
-        assert (await scheduler.place_request(SchedulingRequest(10, avoid=frozenset([1]), attempt=1))).p.id == 2
+        assert (
+            await scheduler.place_request(SchedulingRequest(10, failed_instances=frozenset([1]), earlier_attempts=1))
+        ).p.id == 2
     table.remove_instance(2)
-    assert (await scheduler.place_request(SchedulingRequest(10, avoid=frozenset([1]), attempt=1))).p.id == 1
+    assert (
+        await scheduler.place_request(SchedulingRequest(10, failed_instances=frozenset([1]), earlier_attempts=1))
+    ).p.id == 1
 
 
 async def test_unmeasured_instance_is_not_flooded():
@@ -376,7 +384,7 @@ async def test_refuses_requests_that_would_miss_the_tpot_limit():
     with pytest.raises(RequestRefused) as refused:
         await scheduler.place_request(SchedulingRequest(10))
     assert (refused.value.status, refused.value.retry_after) == (429, 2)
-    (await scheduler.place_request(SchedulingRequest(10, attempt=1))).close_placement()
+    (await scheduler.place_request(SchedulingRequest(10, earlier_attempts=1))).close_placement()
     for tokens in (100, 1000):
         table.instances[1].prefill.time_model.add_observation(tokens, tokens / 100)
     late_decode = await scheduler.place_request(

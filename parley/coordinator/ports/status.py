@@ -94,7 +94,7 @@ class StatusPort:
             "share": instance.p_percentage if instance.role == "flex" else None,
             "group": instance.group,
             "state": instance.state_at(self._table.clock()),
-            "attached": instance.attached,
+            "attached": instance.has_result_stream,
             "paused": instance.breaker.is_open(self._table.clock()),
             "epoch": instance.epoch,
             "models": sorted(instance.models),

@@ -263,7 +263,11 @@ class RequestRunner:
             remaining = None if request.deadline is None else max(0.0, request.deadline - self._elapsed_seconds())
             layout = self._layout if self._merge.sent else ""
             request = msgspec.structs.replace(
-                request, avoid=self._failed_instances, attempt=attempt, deadline=remaining, layout=layout
+                request,
+                failed_instances=self._failed_instances,
+                earlier_attempts=attempt,
+                deadline=remaining,
+                layout=layout,
             )
         try:
             return await self._scheduler.place_request(request)
@@ -418,12 +422,12 @@ def _classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Sequ
         placement.report_handover_refused()
         return AttemptFailed(429, refusals.TEXTS.too_many_requests, placement.d)
     if LOST_HEADER in marks:
-        placement.p.accepting = False  # until its status reports a new engine
+        placement.p.accepts_requests = False  # until its status reports a new engine
         return AttemptFailed(answer.status, refusals.TEXTS.prefill_failed, placement.p)
     if prefill_answer.reports_wrong_role(answer):
         return AttemptFailed(503, refusals.TEXTS.prefill_failed, placement.p)
-    if SHORT_HEADER in marks and any(each.longest > placement.p.longest for each in usable):
-        equally_unfit = [each.id for each in usable if each.longest <= placement.p.longest]
+    if SHORT_HEADER in marks and any(each.context_length > placement.p.context_length for each in usable):
+        equally_unfit = [each.id for each in usable if each.context_length <= placement.p.context_length]
         return AttemptFailed(
             answer.status, refusals.TEXTS.prefill_failed, placement.p, answer=answer, equally_unfit=equally_unfit
         )

@@ -104,7 +104,7 @@ async def _ask_token_counts(
 ) -> ReservedTokens | InstanceAnswer:
     """Return the tokens that a request reserves, or an instance's refusal of the request. Raises ParleyError if no
     instance can say it."""
-    longest = max((each.longest for each in instances), default=0)  # the context that fits most requests
+    longest = max((each.context_length for each in instances), default=0)  # the context that fits most requests
     for instance in instances:
         headers = [*forward.forwarded_headers(connections, client, instance), (COUNT_HEADER, b"1")]
         try:
@@ -115,7 +115,7 @@ async def _ask_token_counts(
             continue
         if answer.status == 200 and (counts := read_reserved_tokens(answer.body)) is not None:
             return counts
-        if answer.status not in (429, 503) and (answer.status != 400 or instance.longest >= longest):
+        if answer.status not in (429, 503) and (answer.status != 400 or instance.context_length >= longest):
             return answer
     raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
 

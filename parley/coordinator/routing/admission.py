@@ -209,9 +209,9 @@ class InstanceScheduler:
 
         A request cancelled while it waits holds nothing. The caller must end the placement that is returned.
         """
-        self.counters.count_request(request.attempt)
+        self.counters.count_request(request.earlier_attempts)
         usable = self.table.usable_instances()
-        if not request.attempt and not self._can_serve_with(usable):
+        if not request.earlier_attempts and not self._can_serve_with(usable):
             raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready)
         placement = None if self.queue else self._try_placement(request, usable)
         if placement is not None:
@@ -223,7 +223,7 @@ class InstanceScheduler:
     async def _wait_for_room(self, request: SchedulingRequest) -> Placement:
         queued = self.queue.add_request(request)
         self.wake_queue()
-        patience = self.options.recovery_timeout if request.attempt else self.options.schedule_timeout
+        patience = self.options.recovery_timeout if request.earlier_attempts else self.options.schedule_timeout
         by_deadline = request.deadline is not None and request.deadline < patience
         try:
             async with asyncio.timeout(request.deadline if by_deadline else patience):
@@ -234,7 +234,7 @@ class InstanceScheduler:
                         queued.future.result().close_placement(False)
                     raise
         except TimeoutError:
-            if by_deadline and not request.attempt:
+            if by_deadline and not request.earlier_attempts:
                 raise self._refuse_request(429, refusals.TEXTS.too_many_requests, 1.0) from None
             raise self._refuse_request(
                 408, refusals.TEXTS.inference_timeout if by_deadline else refusals.TEXTS.schedule_timeout
@@ -252,20 +252,24 @@ class InstanceScheduler:
     def _try_placement(self, request: SchedulingRequest, usable: Sequence[ClusterInstance]) -> Placement | None:
         """Place a request now; None if there is no room. Raises RequestRefused."""
         candidates, now = self._instances_with_model(request, usable), self.table.clock()
-        preferred = [each for each in candidates if each.id not in request.avoid] if request.avoid else candidates
+        preferred = (
+            [each for each in candidates if each.id not in request.failed_instances]
+            if request.failed_instances
+            else candidates
+        )
         trusted = [each for each in preferred if not each.breaker.is_open(now)]
         if len(trusted) < len(preferred) and self._can_serve_with(trusted):
             preferred = trusted
         view = RequestView(request, preferred, now)
         pair = self._policy.pick_pair(view)
-        if pair is None and request.avoid:  # an instance that failed the request once is better than none
+        if pair is None and request.failed_instances:  # an instance that failed the request once is better than none
             view = RequestView(request, candidates, now)
             pair = self._policy.pick_pair(view)
         if pair is None:
             if not preferred and self._can_serve_with(usable):
                 raise self._refuse_request(500, refusals.TEXTS.schedule_failed)
             return None
-        if request.attempt == 0:
+        if request.earlier_attempts == 0:
             self._check_objectives(request, pair)
         return Placement(self, pair, view)
 

@@ -25,12 +25,11 @@ class ClusterInstance:
     """One server of the cluster.
 
     ``slots``, ``blocks``: its totals; ``avail_…``: the free part, as it reports itself. ``management``, ``metrics``:
-    base URLs of its status and metrics; ``grpc``: its gRPC address, if any. ``native``: it is parley, and can also
-    run any request whole. ``attached``: its results can be received, as reported by the result stream. ``peers``: the
-    only instances it is linked with, if it reports them. ``checks_keys``: it has API keys; ``has_private_prefixes``:
-    requests of different keys share no cached prefixes there. ``first_role``: the first role assigned to it.
-    ``origin``: the source of the entry. ``polled``: its status is polled; False for an entry of a controller's list
-    that includes its load.
+    base URLs of its status and metrics; ``grpc``: its gRPC address, if any. ``native``: it is parley, and can also run
+    any request whole. ``has_result_stream``: its results can be received. ``peers``: the only instances it is linked
+    with, if it reports them. ``checks_keys``: it has API keys; ``has_private_prefixes``: requests of different keys
+    share no cached prefixes there. ``first_role``: the first role assigned to it. ``origin``: the source of the entry.
+    ``polled``: its status is polled; False for an entry of a controller's list that includes its load.
     """
 
     id: int
@@ -46,7 +45,7 @@ class ClusterInstance:
     slots: int = 200
     blocks: int = 1024
     block_size: int = 16
-    longest: int = 0  # context length in tokens; 0 if not reported
+    context_length: int = 0  # in tokens; 0 if not reported
     p_percentage: int = 50
     models: frozenset[str] = frozenset()
     layout: str = ""
@@ -56,11 +55,11 @@ class ClusterInstance:
     checks_keys: bool = False
     has_private_prefixes: bool = False
     peer_configured: bool = False  # the configuration sets ``peer``; reported values are ignored
-    attached: bool = True
+    has_result_stream: bool = True
     offline: bool = False  # taken out of service
     switching: bool = False  # its role is changing, as it reports itself
     changing: bool = False  # its role is changing, as the controller set it
-    accepting: bool = True  # it accepts requests, as it reports: it is neither loading nor shutting down
+    accepts_requests: bool = True  # it accepts requests, as it reports: it is neither loading nor shutting down
     has_answered: bool = False  # it has answered at least once
     missed_checks: int = 0  # status checks without an answer, in a row
     last_answer: float = 0.0  # time of its last answer
@@ -104,14 +103,14 @@ class ClusterInstance:
             return "faulty"
         if self.offline:
             return "offline"
-        if not self.has_answered or not self.accepting:
+        if not self.has_answered or not self.accepts_requests:
             return "joining"
         known = self.role in ("mixed", "prefill", "decode", "flex")
         return "ready" if known and not self.switching and not self.changing else "switching"
 
     def is_usable(self, now: float) -> bool:
         """Whether new requests may be sent to it."""
-        return self.attached and self.state_at(now) == "ready"
+        return self.has_result_stream and self.state_at(now) == "ready"
 
     def is_linked(self, other: ClusterInstance) -> bool:
         """Whether one of the two can prefill for the other."""

@@ -105,7 +105,7 @@ class InstanceTable:
 
         An instance that is loading or stopping sends no results. Of any other, watchers get each reason once.
         """
-        was_attached, instance.attached = instance.attached, attached
+        was_attached, instance.has_result_stream = instance.has_result_stream, attached
         if attached and not was_attached:
             instance.fault_reason = ""
             self.notify_watchers(instance, "ready")
@@ -156,7 +156,7 @@ class InstanceTable:
 
     def record_stopping(self, instance: ClusterInstance) -> None:
         """Record that an instance finishes its requests and takes no more."""
-        was_usable, instance.accepting = instance.is_usable(self.clock()), False
+        was_usable, instance.accepts_requests = instance.is_usable(self.clock()), False
         self.record_answer(instance, was_usable=was_usable)
 
     def model_names(self) -> set[str]:
@@ -190,7 +190,7 @@ class InstanceTable:
         if self.is_cluster_ready():
             return ""
         if unattached := [
-            each for each in self.instances.values() if not each.attached and each.state_at(now) == "ready"
+            each for each in self.instances.values() if not each.has_result_stream and each.state_at(now) == "ready"
         ]:
             return f"The results of instance {unattached[0].id} cannot be received."
         if not usable:

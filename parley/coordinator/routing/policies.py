@@ -25,9 +25,9 @@ class SchedulingRequest(msgspec.Struct, frozen=True):
     ``length``: of its prompt, in tokens; ``marks``: hashes of the prompt's prefixes, shortest first; ``deadline``:
     seconds from now until the first token is due; ``model``: by any name that instances report, empty for any model.
 
-    ``avoid``: ids of instances that failed it; ``attempt``: number of earlier attempts; ``layout``: KV layout of the
-    instances that computed the part the client has, empty if there is no such part or the layout is not reported;
-    ``tenant``: its owner, empty where instances have no API keys.
+    ``failed_instances``: ids of instances that failed it; ``earlier_attempts``: number of attempts before this one;
+    ``layout``: KV layout of the instances that computed the part the client has, empty if there is no such part or the
+    layout is not reported; ``tenant``: its owner, empty where instances have no API keys.
     """
 
     length: int
@@ -35,8 +35,8 @@ class SchedulingRequest(msgspec.Struct, frozen=True):
     deadline: float | None = None
     model: str = ""
     turns: ConversationHashes | None = None
-    avoid: frozenset[int] = frozenset()
-    attempt: int = 0
+    failed_instances: frozenset[int] = frozenset()
+    earlier_attempts: int = 0
     layout: str = ""
     tenant: str = ""
 

@@ -37,7 +37,7 @@ class PredictedTtftPolicy(CandidatePolicy):
         if pair is None:
             return (
                 self._single_instance(view, whole_capable)
-                if view.request.attempt > 0 or self.options.fallback
+                if view.request.earlier_attempts > 0 or self.options.fallback
                 else None
             )
         if mode == "always":

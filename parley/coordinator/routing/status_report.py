@@ -30,7 +30,7 @@ def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
     if isinstance(role, str):
         instance.role = role
     instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
-    instance.accepting = own_members.get("ready", True) is not False
+    instance.accepts_requests = own_members.get("ready", True) is not False
     share = service.get("p_percentage")
     if is_count(share) and share <= 100:
         instance.p_percentage = share
@@ -39,7 +39,7 @@ def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
     _set_count(instance, "blocks", resource.get("totalNpuBlockNums") or None)
     for name in COUNT_KEYS:
         _set_count(instance, name, own_members.get(name))
-    _set_count(instance, "longest", own_members.get("max_seq_len"))
+    _set_count(instance, "context_length", own_members.get("max_seq_len"))
     for name in ("prefill_rate", "decode_rate"):
         value = own_members.get(name)
         if is_amount(value):
