@@ -24,11 +24,11 @@ class BadPrefillAnswer(Exception):
 
 class _PrefillAnswerBody(
     msgspec.Struct,
-    rename={"req_id": "reqId", "stream": "isStream", "last": "isLastResp", "used_tokens": "usedTokens"},
+    rename={"req_id": "reqId", "is_stream": "isStream", "is_final": "isLastResp", "used_tokens": "usedTokens"},
 ):
     req_id: str
-    stream: bool
-    last: bool | None = None
+    is_stream: bool
+    is_final: bool | None = None
     output: str | None = None
     headers: list[tuple[str, str]] | None = None
     status: int = 200
@@ -46,13 +46,13 @@ class PrefillAnswer(msgspec.Struct, gc=False):
     """The answer of the prefill instance (P).
 
     ``status`` and ``headers`` start the client's answer. ``native``: P is a parley server; ``record`` then holds the
-    engine outputs that produced ``output`` (MessagePack in base64). ``used_tokens``: the request's token usage so
+    engine outputs that produced ``output_bytes`` (MessagePack in base64). ``used_tokens``: the request's token usage so
     far, if this coordinator counts it.
     """
 
-    stream: bool
-    last: bool
-    output: bytes
+    is_stream: bool
+    is_final: bool
+    output_bytes: bytes
     status: int
     headers: list[tuple[bytes, bytes]]
     native: bool
@@ -68,19 +68,19 @@ def parse_prefill_answer(body: bytes) -> PrefillAnswer:
     """Parse the body of P's answer. Raises BadPrefillAnswer."""
     try:
         answer_body = _ANSWER_DECODER.decode(body)
-        if answer_body.last is None and (answer_body.stream or answer_body.output is not None):
+        if answer_body.is_final is None and (answer_body.is_stream or answer_body.output is not None):
             raise BadPrefillAnswer("It does not say whether it is the last.")
-        if answer_body.output is None and (answer_body.stream or answer_body.last):
+        if answer_body.output is None and (answer_body.is_stream or answer_body.is_final):
             raise BadPrefillAnswer("It has no output.")
         output = (answer_body.output or "").encode()
         if answer_body.encoding == "base64":
             output = binascii.a2b_base64(output, strict_mode=True)
-        headers = SSE_HEADERS if answer_body.stream else JSON_HEADERS
+        headers = SSE_HEADERS if answer_body.is_stream else JSON_HEADERS
         if answer_body.headers is not None:
             headers = _encode_headers(answer_body.headers)
         return PrefillAnswer(
-            answer_body.stream,
-            bool(answer_body.last),
+            answer_body.is_stream,
+            bool(answer_body.is_final),
             output,
             answer_body.status,
             headers,

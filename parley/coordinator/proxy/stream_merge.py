@@ -137,25 +137,25 @@ class StreamMerge:
         self.asking = None
         self.exact = self.exact and answer.native and native
         self._out.change_sender(pause_sender if self.exact else None)
-        self._stream = answer.stream
+        self._stream = answer.is_stream
         if not self._client.status:
             self._status, self._head = answer.status, returned_headers(answer.headers)
         if answer.record:
             self._records.append(answer.record)
         if answer.used_tokens is not None and not self._used_is_final:
-            self._used_tokens, self._used_is_final = answer.used_tokens, answer.last
-        if not answer.stream:
-            if answer.last:
-                self._client.send_complete(answer.status, answer.headers, answer.output)
+            self._used_tokens, self._used_is_final = answer.used_tokens, answer.is_final
+        if not answer.is_stream:
+            if answer.is_final:
+                self._client.send_complete(answer.status, answer.headers, answer.output_bytes)
         else:
-            output = answer.output if answer.native else self._without_opening(answer.output)
-            if answer.last:
+            output = answer.output_bytes if answer.native else self._without_opening(answer.output_bytes)
+            if answer.is_final:
                 self.finish_merge(output if answer.native else self._with_done_mark(output))
             else:
                 self._send_stream_part(output)
-        if not answer.last:
+        if not answer.is_final:
             self._flush_early()
-        return answer.last
+        return answer.is_final
 
     @property
     def decode_finished_first(self) -> bool:
