@@ -284,7 +284,12 @@ class LLM:
         async with open_generation(self.model, request) as generation:
             while events := await generation.next_events():
                 for event in events:
-                    if isinstance(event, ChoiceDelta) and event.index == 0 and event.part == "content" and event.text:
+                    if (
+                        isinstance(event, ChoiceDelta)
+                        and event.index == 0
+                        and event.output_part == "content"
+                        and event.text
+                    ):
                         yield event.text
 
 
@@ -352,7 +357,7 @@ def _read_with_dialect(
 
 def _add_event(answer: Answer, event: Event) -> None:
     match event:
-        case ChoiceDelta(index=index, text=text, part=part, tokens=tokens, call=call):
+        case ChoiceDelta(index=index, text=text, output_part=part, tokens=tokens, tool_call=call):
             completion = answer.completions[index]
             completion.tokens += tokens
             if part == "content":

@@ -216,12 +216,12 @@ class AnswerChoice:
         """Append to the last delta if it has the same part or call, else start a new one."""
         last = self._deltas[-1] if self._deltas else None
         if last is None or not _extends_delta(last, part, call):
-            last = ChoiceDelta(self.index, text, part, call=call)
+            last = ChoiceDelta(self.index, text, part, tool_call=call)
             self._deltas.append(last)
         else:
             last.text += text
-            if call is not None and last.call is not None:
-                last.call.arguments += call.arguments
+            if call is not None and last.tool_call is not None:
+                last.tool_call.arguments += call.arguments
         if self._pending_tokens:
             last.tokens += self._pending_tokens
             self._pending_tokens = []
@@ -229,7 +229,7 @@ class AnswerChoice:
     def _emit_pending_tokens(self) -> None:
         """Attach the tokens whose text is not complete to the last delta, or to one without text."""
         if self._pending_tokens:
-            self._emit_delta(self._deltas[-1].part if self._deltas else "content", "")
+            self._emit_delta(self._deltas[-1].output_part if self._deltas else "content", "")
 
     def _finish_choice(self, reason: FinishReason, stop: str | int | None) -> list[Event]:
         self.finished = True
@@ -259,9 +259,14 @@ class AnswerChoice:
 
 def _extends_delta(last: ChoiceDelta, part: DeltaPart, call: ToolCallDelta | None) -> bool:
     """Whether new output extends the last delta. The delta that announces a call stays on its own."""
-    if last.part != part or call is None:
-        return last.part == part
-    return call.name is None and last.call is not None and last.call.name is None and last.call.index == call.index
+    if last.output_part != part or call is None:
+        return last.output_part == part
+    return (
+        call.name is None
+        and last.tool_call is not None
+        and last.tool_call.name is None
+        and last.tool_call.index == call.index
+    )
 
 
 def describe_token(

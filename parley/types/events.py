@@ -75,14 +75,14 @@ class ChoiceDelta(msgspec.Struct):
     """New output of one choice. The texts of one part, joined, are the full text of that part.
 
     ``tokens`` are the tokens of the text. While a character or a possible stop string is incomplete, tokens may come
-    with a later delta. ``call`` is set if ``part`` is "tool".
+    with a later delta. ``tool_call`` is set if ``output_part`` is "tool".
     """
 
     index: int
     text: str
-    part: DeltaPart = "content"
+    output_part: DeltaPart = "content"
     tokens: list[TokenInfo] = []
-    call: ToolCallDelta | None = None
+    tool_call: ToolCallDelta | None = None
 
 
 FinishReason = Literal["stop", "length", "tool", "repetition", "cancel", "error"]

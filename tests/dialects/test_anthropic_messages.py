@@ -62,7 +62,8 @@ def done(reason: FinishReason = "stop", stop: str | None = None) -> ChoiceDone:
 def call(index: int, name: str, *pieces: str) -> list[ChoiceDelta]:
     first = ToolCallDelta(index, f"call_{index}", name)
     return [
-        ChoiceDelta(0, "", "tool", call=each) for each in (first, *(ToolCallDelta(index, arguments=p) for p in pieces))
+        ChoiceDelta(0, "", "tool", tool_call=each)
+        for each in (first, *(ToolCallDelta(index, arguments=p) for p in pieces))
     ]
 
 
@@ -236,7 +237,7 @@ def test_anthropic_shows_a_call_that_was_cut_off_without_its_arguments(arguments
 
 
 def test_anthropic_keeps_call_ids_that_a_model_writes():
-    delta = ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "functions.f:0", "f", "{}"))
+    delta = ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "functions.f:0", "f", "{}"))
     assert whole([delta, done("tool")])["content"][0]["id"] == "functions.f:0"
 
 

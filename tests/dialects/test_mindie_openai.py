@@ -428,8 +428,8 @@ def test_mindie_openai_writes_reasoning():
 
 def test_mindie_openai_writes_tool_calls():
     call_events = (
-        ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "c1", "f", "{")),
-        ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, arguments="}")),
+        ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "c1", "f", "{")),
+        ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, arguments="}")),
         ChoiceDone(0, "tool", USAGE),
     )
     body = json.loads(answer_body(read_chat(tools=[TOOL]), *call_events))

@@ -106,9 +106,9 @@ def test_ollama_chat_stream_has_one_object_per_line():
 def test_ollama_chat_stream_sends_thinking_and_each_call_whole():
     events = [
         ChoiceDelta(0, "Hm", "reasoning"),
-        ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "call_0123456789ab", "f", '{"a"')),
-        ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, arguments=":1}")),
-        ChoiceDelta(0, "", "tool", call=ToolCallDelta(1, "call_ffffffffffff", "g", "")),
+        ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_0123456789ab", "f", '{"a"')),
+        ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, arguments=":1}")),
+        ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(1, "call_ffffffffffff", "g", "")),
     ]
     lines = stream(read_chat(tools=[TOOL]), *([event] for event in events), done="tool")
     call = b'"content":"","tool_calls":[{"id":"call_%b","function":{"index":%d,"name":"%b","arguments":%b}}]}'
@@ -125,7 +125,7 @@ def test_ollama_chat_answer_is_the_last_line_with_everything_joined():
     events = [
         ChoiceDelta(0, "Hm", "reasoning"),
         ChoiceDelta(0, "A"),
-        ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "call_01234567", "f", "{}")),
+        ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_01234567", "f", "{}")),
     ]
     answer = whole(read_chat(stream=False, tools=[TOOL]), *events)
     assert answer == (
@@ -136,7 +136,7 @@ def test_ollama_chat_answer_is_the_last_line_with_everything_joined():
 
 
 def test_ollama_leaves_out_a_call_that_was_cut_off():
-    cut = ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "call_01234567", "f", '{"a'))
+    cut = ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_01234567", "f", '{"a'))
     answer = json.loads(whole(read_chat(stream=False, tools=[TOOL]), cut, done="length"))
     assert (answer["message"], answer["done_reason"]) == ({"role": "assistant", "content": ""}, "length")
 

@@ -473,10 +473,10 @@ def test_openai_chat_writes_tokens_as_ids():
 
 CALLS = [
     ChoiceDelta(0, "Let me see."),
-    ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "call_1", "add", "")),
-    ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, arguments='{"a":')),
-    ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, arguments="1}")),
-    ChoiceDelta(0, "", "tool", call=ToolCallDelta(1, "call_2", "sub", "{}")),
+    ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_1", "add", "")),
+    ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, arguments='{"a":')),
+    ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, arguments="1}")),
+    ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(1, "call_2", "sub", "{}")),
     ChoiceDone(0, "tool", USAGE),
 ]
 

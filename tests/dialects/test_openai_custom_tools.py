@@ -39,7 +39,7 @@ def frames(data: bytes) -> list[Any]:
 
 
 def call_delta(index: int, call_id: str | None = None, name: str | None = None, arguments: str = "") -> ChoiceDelta:
-    return ChoiceDelta(0, "", "tool", call=ToolCallDelta(index, call_id, name, arguments))
+    return ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(index, call_id, name, arguments))
 
 
 def test_custom_tool_is_a_strict_function_with_one_text():
@@ -197,7 +197,7 @@ def test_custom_calls_of_several_choices_do_not_mix():
         name = "raw" if piece[0] == "{" else None
         for index in (0, 1):
             call = ToolCallDelta(0, f"c{index}" if name else None, name, piece.replace("a", "xy"[index]))
-            reply.add_events([ChoiceDelta(index, "", "tool", call=call)])
+            reply.add_events([ChoiceDelta(index, "", "tool", tool_call=call)])
     reply.add_events([ChoiceDone(0, "tool", USAGE), ChoiceDone(1, "tool", USAGE)])
     choices = json.loads(reply.render_body(USAGE))["choices"]
     assert [choice["message"]["tool_calls"][0]["custom"]["input"] for choice in choices] == ["xb", "yb"]

@@ -50,7 +50,7 @@ def refusal(rules: ResponsesRules = LENIENT, **members: Any) -> ParleyError:
 
 
 def call(index: int, call_id: str | None = None, name: str | None = None, arguments: str = "") -> ChoiceDelta:
-    return ChoiceDelta(0, "", "tool", call=ToolCallDelta(index, call_id, name, arguments))
+    return ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(index, call_id, name, arguments))
 
 
 def done(reason: Any = "stop") -> ChoiceDone:

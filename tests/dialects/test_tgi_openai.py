@@ -364,8 +364,8 @@ def test_tgi_chat_answers_with_requested_model_name():
 
 
 CALL_EVENTS = [
-    ChoiceDelta(0, "", part="tool", call=ToolCallDelta(0, "call_x", "f", "")),
-    ChoiceDelta(0, "", part="tool", call=ToolCallDelta(0, arguments='{"a":1}')),
+    ChoiceDelta(0, "", output_part="tool", tool_call=ToolCallDelta(0, "call_x", "f", "")),
+    ChoiceDelta(0, "", output_part="tool", tool_call=ToolCallDelta(0, arguments='{"a":1}')),
     done(reason="tool"),
 ]
 

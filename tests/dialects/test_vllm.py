@@ -536,10 +536,13 @@ def test_vllm_chat_streams_tool_calls():
     reply = read_chat(stream=True, tools=[TOOL])
     reply.render_chunk([PromptAccepted(0, [1])])
     data = reply.render_chunk(
-        [ChoiceDelta(0, "Ok "), ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "call_0123456789abcdef01234567", "f"))]
+        [
+            ChoiceDelta(0, "Ok "),
+            ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_0123456789abcdef01234567", "f")),
+        ]
     )
     data += reply.render_chunk(
-        [ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, arguments='{"x":')), ChoiceDone(0, "tool", USAGE)]
+        [ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, arguments='{"x":')), ChoiceDone(0, "tool", USAGE)]
     )
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks(data)]
     assert deltas == [
@@ -557,7 +560,7 @@ def test_vllm_chat_writes_tool_calls(parallel):
     reply = read_chat(tools=[TOOL], parallel_tool_calls=parallel)
     assert reply.request.prompts[0].parallel_calls is parallel
     for index in range(1 + parallel):
-        reply.add_events([ChoiceDelta(0, "", "tool", call=ToolCallDelta(index, "call_" + "0" * 24, "f", "{}"))])
+        reply.add_events([ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(index, "call_" + "0" * 24, "f", "{}"))])
     reply.add_events([ChoiceDone(0, "tool", USAGE)])
     (choice,) = json.loads(reply.render_body(USAGE))["choices"]
     message = choice["message"]
@@ -573,7 +576,7 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 def test_vllm_chat_named_tool_call_finishes_with_stop():
     """The message has empty content, and finish_reason is stop."""
     reply = read_chat(tools=[TOOL], tool_choice=NAMED)
-    call = ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "call_" + "0" * 24, "f", "{}"))
+    call = ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_" + "0" * 24, "f", "{}"))
     reply.add_events([call, ChoiceDone(0, "tool", USAGE)])
     (choice,) = json.loads(reply.render_body(USAGE))["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "")

@@ -56,7 +56,7 @@ def thought(value: str) -> ChoiceDelta:
 
 def call(arguments: str, name: str | None = None) -> ChoiceDelta:
     call_id = None if name is None else "call_b714399d7171e1cd"
-    return ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, call_id, name, arguments))
+    return ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, call_id, name, arguments))
 
 
 def done(reason: Any = "stop", stop: Any = None) -> ChoiceDone:

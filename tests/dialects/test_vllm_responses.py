@@ -51,7 +51,7 @@ def thought(value: str) -> ChoiceDelta:
 
 def call(arguments: str, name: str | None = None) -> ChoiceDelta:
     call_id = None if name is None else "call_ace84626253899dc"
-    return ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, call_id, name, arguments))
+    return ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, call_id, name, arguments))
 
 
 def done(reason: Any = "stop") -> ChoiceDone:

@@ -241,7 +241,7 @@ def test_model_without_call_marks_gets_tools_in_prompt(allows, language):
     description = answer_grammar.describe_tools(chat)
     assert description.messages[-1].content.startswith("Hi") and '"city"' in description.messages[-1].content
     all_events = list(answer_events(plain, chat, text))
-    assert [delta.call.name for delta in all_events[:-1] if delta.call and delta.call.name] == ["f", "f"]
+    assert [delta.tool_call.name for delta in all_events[:-1] if delta.tool_call and delta.tool_call.name] == ["f", "f"]
     assert all_events[-1].reason == "tool"
 
 
@@ -265,7 +265,7 @@ def test_answer_ends_after_first_call_without_parallel_calls(language, behind):
     )
     deltas = [event for event in all_events if isinstance(event, ChoiceDelta)]
     assert "".join(delta.text for delta in deltas) == "Well."
-    assert json.loads("".join(delta.call.arguments for delta in deltas if delta.call)) == {"city": "Rome"}
+    assert json.loads("".join(delta.tool_call.arguments for delta in deltas if delta.tool_call)) == {"city": "Rome"}
     done = all_events[-1]
     assert isinstance(done, ChoiceDone) and done.reason == "tool"
     assert done.usage.completion_tokens <= len(language.tokenizer.encode(f"Well.\n{ROME}", special=False))

@@ -49,11 +49,11 @@ class ClientAnswer:
                 self.done = event
                 continue
             assert isinstance(event, ChoiceDelta) and event.index == 3
-            assert event.text or event.call or event.tokens, "an empty delta"
-            self.text[event.part] += event.text
+            assert event.text or event.tool_call or event.tokens, "an empty delta"
+            self.text[event.output_part] += event.text
             self.tokens += [token.id for token in event.tokens]
-            if event.call is not None:
-                self._call(event.call)
+            if event.tool_call is not None:
+                self._call(event.tool_call)
 
     def _call(self, call: ToolCallDelta) -> None:
         if call.name is not None:

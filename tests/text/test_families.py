@@ -525,10 +525,10 @@ def test_family_marks_may_be_special_tokens(name: str, text: str, content: str, 
     parsed_calls: list[tuple[str, str]] = []
     for event in events[:-1]:
         assert isinstance(event, ChoiceDelta)
-        if event.call is not None and event.call.name is not None:
-            parsed_calls.append((event.call.name, ""))
-        elif event.call is not None:
-            parsed_calls[-1] = (parsed_calls[-1][0], parsed_calls[-1][1] + event.call.arguments)
+        if event.tool_call is not None and event.tool_call.name is not None:
+            parsed_calls.append((event.tool_call.name, ""))
+        elif event.tool_call is not None:
+            parsed_calls[-1] = (parsed_calls[-1][0], parsed_calls[-1][1] + event.tool_call.arguments)
     assert parsed_calls == calls
     assert "".join(event.text for event in events[:-1] if isinstance(event, ChoiceDelta)) == content
     done = events[-1]

@@ -70,11 +70,11 @@ class BlockStream:
 
     def write_delta(self, delta: ChoiceDelta) -> bytes:
         """Return the events of a delta."""
-        if delta.call is not None:
-            return self._write_call(delta.call)
-        if delta.part == "tool" or not delta.text or (delta.part == "reasoning" and self._display.hidden):
+        if delta.tool_call is not None:
+            return self._write_call(delta.tool_call)
+        if delta.output_part == "tool" or not delta.text or (delta.output_part == "reasoning" and self._display.hidden):
             return b""
-        if delta.part == "content":
+        if delta.output_part == "content":
             opening = self._open_block(AnswerBlock("text")) if not self._is_open("text") else b""
             return opening + self.text_delta(delta.text)
         opening = self._open_block(AnswerBlock("thinking")) if not self._is_open("thinking") else b""
@@ -153,13 +153,17 @@ class BlockList:
 
     def add_delta(self, delta: ChoiceDelta) -> None:
         """Add a delta to the last block, or begin another."""
-        call = delta.call
+        call = delta.tool_call
         if call is not None:
             if call.name is not None:
                 self._blocks.append(AnswerBlock("tool_use", [], self._client_id(call.id or ""), call.name))
             self._blocks[-1].pieces.append(call.arguments)
-        elif delta.text and delta.part != "tool" and not (delta.part == "reasoning" and self._display.hidden):
-            block_type: BlockType = "text" if delta.part == "content" else "thinking"
+        elif (
+            delta.text
+            and delta.output_part != "tool"
+            and not (delta.output_part == "reasoning" and self._display.hidden)
+        ):
+            block_type: BlockType = "text" if delta.output_part == "content" else "thinking"
             if not self._blocks or self._blocks[-1].block_type != block_type:
                 self._blocks.append(AnswerBlock(block_type))
             self._blocks[-1].pieces.append(delta.text)

@@ -75,7 +75,7 @@ class DatabricksChatReply(chat.ChatReply):
     def _delta_choice(self, event: ChoiceDelta) -> bytes:
         with_logprobs = self.request.output_options.logprobs is not None
         if (
-            event.part == "content" and event.text and not with_logprobs and not self._wants_ids
+            event.output_part == "content" and event.text and not with_logprobs and not self._wants_ids
         ):  # the fast path, for most chunks
             return CONTENT_CHOICE % (event.index, encode_json(event.text))
         delta = self._delta_member(event)
@@ -87,7 +87,7 @@ class DatabricksChatReply(chat.ChatReply):
         return encode_json(choice_object | self._token_ids_member(event.tokens))
 
     def _delta_member(self, event: ChoiceDelta) -> dict[str, Any]:
-        if event.part == "reasoning" and self._rules.strict and event.text:
+        if event.output_part == "reasoning" and self._rules.strict and event.text:
             return {"content": [_reasoning_part(event.text)]}
         piece = super()._delta_member(event)
         return piece if "content" in piece or not piece else {"content": None} | piece

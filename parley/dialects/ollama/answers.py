@@ -76,10 +76,10 @@ class OllamaReply(Reply):
         lines = []
         for event in events:
             if isinstance(event, ChoiceDelta) and not (
-                self._calls or self._call_tokens or event.tokens or event.part == "tool"
+                self._calls or self._call_tokens or event.tokens or event.output_part == "tool"
             ):
-                if event.text and (event.part == "content" or self._shows_thinking):
-                    start, end = self._frames.get(event.part) or self._line_frame(event.part)
+                if event.text and (event.output_part == "content" or self._shows_thinking):
+                    start, end = self._frames.get(event.output_part) or self._line_frame(event.output_part)
                     lines.append(start + shared.encode_go(event.text) + end)
             elif piece := self.read_event(event):
                 lines.append(self.render_line(piece, None))
@@ -125,14 +125,14 @@ class OllamaReply(Reply):
     def read_event(self, event: Event) -> AnswerPiece | None:
         """Return the output of an event that can be sent now, None if there is none."""
         match event:
-            case ChoiceDelta(part="tool"):
+            case ChoiceDelta(output_part="tool"):
                 return self._add_to_call(event)
-            case ChoiceDelta(part="reasoning") if not self._shows_thinking:
+            case ChoiceDelta(output_part="reasoning") if not self._shows_thinking:
                 return None
             case ChoiceDelta():
                 piece = self._complete_calls()
                 piece.tokens += self._kept_tokens(event.tokens)
-                if event.part == "reasoning":
+                if event.output_part == "reasoning":
                     piece.thinking = event.text
                 else:
                     piece.content = event.text
@@ -144,7 +144,7 @@ class OllamaReply(Reply):
 
     def _add_to_call(self, event: ChoiceDelta) -> AnswerPiece | None:
         """Add a piece of a call. A new call completes the one before it."""
-        call = event.call
+        call = event.tool_call
         if call is None:
             self._call_tokens += self._kept_tokens(event.tokens)
             return None

@@ -175,7 +175,7 @@ class ChatReply(Reply):
     def _delta_choice(self, event: ChoiceDelta) -> bytes:
         """Return the choice object of a chunk, or nothing if there is nothing to send."""
         wants_tokens = self._wants_tokens
-        if event.part == "content" and event.text and not wants_tokens:  # nearly every chunk takes this path
+        if event.output_part == "content" and event.text and not wants_tokens:  # nearly every chunk takes this path
             return PLAIN_CHUNK % (event.index, encode_json(event.text))
         delta = self._delta_member(event)
         if not delta and not (wants_tokens and event.tokens):
@@ -192,11 +192,11 @@ class ChatReply(Reply):
 
     def _delta_member(self, event: ChoiceDelta) -> dict[str, Any]:
         """Return the ``delta`` of a chunk, or nothing if there is nothing to send."""
-        if event.call is not None:
-            return self._call_member(event.call)
-        if event.part == "tool" or not event.text:
+        if event.tool_call is not None:
+            return self._call_member(event.tool_call)
+        if event.output_part == "tool" or not event.text:
             return {}
-        if event.part == "content":
+        if event.output_part == "content":
             return {"content": event.text}
         return {"reasoning_content": event.text, "reasoning": event.text} if self._wants_reasoning else {}
 
@@ -245,8 +245,8 @@ class ChatReply(Reply):
                 case ChoiceDelta(index, text, part):
                     choice = self._choices[index]
                     choice.tokens += event.tokens
-                    if event.call is not None:
-                        tools.extend_calls(choice.calls, event.call)
+                    if event.tool_call is not None:
+                        tools.extend_calls(choice.calls, event.tool_call)
                     elif part != "tool":
                         (choice.content if part == "content" else choice.reasoning).append(text)
                 case ChoiceDone():

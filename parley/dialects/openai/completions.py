@@ -207,7 +207,7 @@ class CompletionReply(Reply):
         parts = []
         for event in events:
             match event:
-                case ChoiceDelta() if event.part != "tool":
+                case ChoiceDelta() if event.output_part != "tool":
                     index, text, tokens = event.index, event.text, event.tokens
                     choice = self._choices[index]
                     choice.sent_tokens += len(tokens)
@@ -269,7 +269,7 @@ class CompletionReply(Reply):
         """Collect the text and tokens of these events by choice; an echoed prompt begins each of its choices."""
         for event in events:
             match event:
-                case ChoiceDelta(index, text, tokens=tokens) if event.part != "tool":
+                case ChoiceDelta(index, text, tokens=tokens) if event.output_part != "tool":
                     choice = self._choices[index]
                     choice.text.append(text)
                     choice.ids += [token.id for token in tokens]

@@ -138,7 +138,7 @@ class CustomCallReader:
 
     def _read_event(self, event: Event) -> Iterator[Event]:
         match event:
-            case ChoiceDelta(call=ToolCallDelta() as call):
+            case ChoiceDelta(tool_call=ToolCallDelta() as call):
                 open_call = self._open_calls.get(event.index)
                 if open_call is None or open_call.call_index != call.index:
                     yield from self._finish_call(event.index)
@@ -156,4 +156,4 @@ class CustomCallReader:
     def _finish_call(self, choice_index: int) -> Iterator[Event]:
         open_call = self._open_calls.pop(choice_index, None)
         if open_call is not None and (rest := open_call.finish()) is not None:
-            yield ChoiceDelta(choice_index, "", "tool", call=rest)
+            yield ChoiceDelta(choice_index, "", "tool", tool_call=rest)

@@ -110,7 +110,7 @@ class TgiChatReply(openai.TgiOpenAIReply):
         pending: tuple[TokenInfo | None, str] | None = None  # held back until it is known whether it is the last token
         for event in events:
             match event:
-                case ChoiceDelta(part="tool", call=call):
+                case ChoiceDelta(output_part="tool", tool_call=call):
                     if call is not None:
                         frames.append(self._call_frame(call))
                         self._call_name = self._call_name or call.name
@@ -170,11 +170,11 @@ class TgiChatReply(openai.TgiOpenAIReply):
             match event:
                 case ChoiceDelta():
                     self._tokens += event.tokens
-                    if event.call is None and event.part != "tool":
+                    if event.tool_call is None and event.output_part != "tool":
                         self._text_parts.append(event.text)
-                    elif event.call is not None:
-                        self._call_name = self._call_name or event.call.name
-                        self._arguments.append(event.call.arguments)
+                    elif event.tool_call is not None:
+                        self._call_name = self._call_name or event.tool_call.name
+                        self._arguments.append(event.tool_call.arguments)
                 case ChoiceDone():
                     self._done_event = event
 

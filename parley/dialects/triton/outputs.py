@@ -67,7 +67,7 @@ class TritonOutputs:
             match event:
                 case PromptAccepted():
                     self._prompt_tokens = len(event.token_ids)
-                case ChoiceDelta(index, text, tokens=tokens) if event.part != "tool":
+                case ChoiceDelta(index, text, tokens=tokens) if event.output_part != "tool":
                     choice = self._sequences[index]
                     choice.text_parts.append(text)
                     choice.new_tokens += tokens

@@ -87,7 +87,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     def _output_chunks(self, delta: ChoiceDelta | None, done: ChoiceDone | None) -> bytes:
         """Return the chunks for new output, for the end of a choice, or for both."""
         plain = not (self._wants_tokens or self._usage_per_chunk)
-        if delta is not None and done is None and plain and delta.part == "content" and delta.text:
+        if delta is not None and done is None and plain and delta.output_part == "content" and delta.text:
             return self._start_of_chunk() + PLAIN_CHUNK % (delta.index, encode_json(delta.text)) + b"]}\n\n"
         deltas = [] if delta is None else self._delta_members(delta)
         tokens = [] if delta is None else delta.tokens
@@ -123,11 +123,11 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         return shared.vllm_frame(chunk)
 
     def _delta_members(self, event: ChoiceDelta) -> list[dict[str, Any]]:
-        if event.call is not None:
-            return self._call_deltas(event.call)
-        if event.part == "tool" or not event.text:
+        if event.tool_call is not None:
+            return self._call_deltas(event.tool_call)
+        if event.output_part == "tool" or not event.text:
             return []
-        if event.part == "content":
+        if event.output_part == "content":
             return [{"content": event.text}]
         return [{"reasoning": event.text, "reasoning_content": event.text}] if self._wants_reasoning else []
 

@@ -49,7 +49,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
         pieces: list[tuple[ChoiceDelta | None, ChoiceDone | None]] = []
         for event in events:
             match event:
-                case ChoiceDelta() if event.part != "tool":
+                case ChoiceDelta() if event.output_part != "tool":
                     pieces.append((event, None))
                 case ChoiceDone():
                     shared.attach_done(pieces, event)

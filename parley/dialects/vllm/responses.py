@@ -270,7 +270,7 @@ class VllmResponsesReply(ResponsesReply):
 
 
 def _is_reasoning(event: Event) -> bool:
-    return isinstance(event, ChoiceDelta) and event.part == "reasoning"
+    return isinstance(event, ChoiceDelta) and event.output_part == "reasoning"
 
 
 def vllm_item(item: dict[str, Any], reasoning_status: str | None) -> dict[str, Any]:

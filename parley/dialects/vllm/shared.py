@@ -75,7 +75,7 @@ def attach_done(pieces: list[tuple[ChoiceDelta | None, ChoiceDone | None]], done
     for place in range(len(pieces) - 1, -1, -1):
         delta, _ = pieces[place]
         if delta is not None and delta.index == done.index:
-            if delta.part != "tool":
+            if delta.output_part != "tool":
                 pieces[place] = (delta, done)
                 return
             break

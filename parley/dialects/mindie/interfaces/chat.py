@@ -90,7 +90,7 @@ class MindieChatReply(MindieOpenAIReply):
         choice = self._choices[event.index]
         opening = self._open_choice_event(event.index)
         choice.take_tokens(event.tokens)
-        if self._only_plain_events and done is None and event.part == "content":
+        if self._only_plain_events and done is None and event.output_part == "content":
             choice.tokens = []
             return opening + self._event_start + PLAIN_EVENT % (event.index, encode_json(event.text))
         choice_object: dict[str, Any] = {
@@ -122,15 +122,15 @@ class MindieChatReply(MindieOpenAIReply):
 
     def _delta_object(self, choice: MindieChoice, event: ChoiceDelta) -> dict[str, Any]:
         full = self._rules.full_text  # only then is earlier output kept
-        if event.call is not None:
-            function = {} if event.call.name is None else {"name": event.call.name}
-            call: dict[str, Any] = {"index": event.call.index}
-            if event.call.id is not None:
-                call |= {"id": event.call.id, "type": "function"}
-            return {"tool_calls": [call | {"function": function | {"arguments": event.call.arguments}}]}
-        if event.part == "reasoning":
+        if event.tool_call is not None:
+            function = {} if event.tool_call.name is None else {"name": event.tool_call.name}
+            call: dict[str, Any] = {"index": event.tool_call.index}
+            if event.tool_call.id is not None:
+                call |= {"id": event.tool_call.id, "type": "function"}
+            return {"tool_calls": [call | {"function": function | {"arguments": event.tool_call.arguments}}]}
+        if event.output_part == "reasoning":
             return {"reasoning_content": _append_and_join(choice.reasoning, event.text) if full else event.text}
-        text = event.text if event.part == "content" else ""
+        text = event.text if event.output_part == "content" else ""
         return {"content": _append_and_join(choice.content, text) if full else text}
 
     # -- in one piece
@@ -142,8 +142,8 @@ class MindieChatReply(MindieOpenAIReply):
                 case ChoiceDelta(index, text, part):
                     choice = self._choices[index]
                     choice.take_tokens(event.tokens)
-                    if event.call is not None:
-                        tools.extend_calls(choice.calls, event.call)
+                    if event.tool_call is not None:
+                        tools.extend_calls(choice.calls, event.tool_call)
                     elif part != "tool":
                         (choice.content if part == "content" else choice.reasoning).append(text)
                 case ChoiceDone():

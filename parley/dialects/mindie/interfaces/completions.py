@@ -165,7 +165,7 @@ class MindieCompletionReply(MindieOpenAIReply):
 
     def _take_delta(self, event: ChoiceDelta, prompt: PromptScored | None = None) -> None:
         choice, scores = self._choices[event.index], self._logprob_lists[event.index]
-        if event.part != "tool":
+        if event.output_part != "tool":
             choice.content.append(event.text)
         choice.take_tokens(event.tokens)
         choice.tokens = []

@@ -54,7 +54,9 @@ class CompactReply(UnstreamedReply):
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Collect the text of the summary."""
-        self._texts += [event.text for event in events if isinstance(event, ChoiceDelta) and event.part == "content"]
+        self._texts += [
+            event.text for event in events if isinstance(event, ChoiceDelta) and event.output_part == "content"
+        ]
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the compacted conversation."""

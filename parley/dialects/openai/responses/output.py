@@ -245,13 +245,13 @@ class OutputItems:
 
     def add_delta(self, delta: ChoiceDelta) -> None:
         """Add new output of the model."""
-        if delta.part == "content":
+        if delta.output_part == "content":
             self._add_content(delta)
-        elif delta.part == "reasoning":
+        elif delta.output_part == "reasoning":
             if delta.text:
                 self._add_reasoning(delta.text)
-        elif delta.call is not None:
-            self._add_call(delta.call)
+        elif delta.tool_call is not None:
+            self._add_call(delta.tool_call)
 
     def close_items(self, status: ItemStatus) -> list[Item]:
         """End the item that is open, and return all items. A complete answer without any has an empty message."""
