@@ -141,7 +141,7 @@ class Scheduler:
             self.waiting.enqueue(sequence)
 
     def resume_sequence(self, sequence: Sequence) -> None:
-        """Return a sequence that has its embeddings now to its position in the queue."""
+        """Queue a sequence again, at its old position, because its embeddings have arrived."""
         self.waiting.enqueue(sequence)
 
     def remove_sequence(self, sequence: Sequence) -> None:
@@ -178,7 +178,8 @@ class Scheduler:
         return step
 
     def schedule_ahead(self, step: Step) -> Step | None:
-        """Return the step after one of decodes whose results are not known yet; None if it may need a choice.
+        """Return the step that follows one of decodes whose results are not known yet. None if it may have to admit or
+        preempt sequences.
 
         Its rows assume that each sequence continues, but for those that reach their limit now. Nothing counts as
         computed until ``count_row``.
@@ -349,8 +350,8 @@ class Scheduler:
                 self._add_chunk(step, sequence, count)
 
     def _admit_waiting(self, step: Step, priority_limit: float) -> bool:
-        """Admit sequences of better priority than ``priority_limit``, in order, each with a row. False if one cannot
-        be."""
+        """Admit sequences of better priority than ``priority_limit``, in order, and add a row for each. Return False
+        if one of them cannot be admitted."""
         while self.waiting and (sequence := self.waiting.head_sequence).priority < priority_limit:
             if not self._free_slots and not self._can_preempt_for(step, sequence):
                 return False
@@ -453,7 +454,7 @@ class Scheduler:
         self._add_row(step, sequence, count)
 
     def _admit_head(self, sequence: Sequence) -> bool:
-        """Give the head of the queue a slot. False if it is rejected."""
+        """Give the head of the queue a slot. Return False if it is rejected."""
         self.waiting.pop_head()
         if not self._occupy_slot(sequence):
             return False
@@ -462,7 +463,7 @@ class Scheduler:
         return True
 
     def _occupy_slot(self, sequence: Sequence) -> bool:
-        """Run the sequence in a free slot. False if it is rejected."""
+        """Run the sequence in a free slot. Return False if it is rejected."""
         sequence.status = SequenceStatus.FINISHED  # in case it is rejected
         sequence.slot = self._free_slots.pop()
         if not self._on_admit(sequence):

@@ -76,7 +76,7 @@ class Sequence:
     tokens: list[int]
     prompt_len: int
     seed: int
-    arrival_number: int  # arrival number; smaller is older
+    arrival_number: int  # smaller is older
     admission_number: int = -1  # number of its first admission, which it keeps; -1: not admitted yet
     admission_span: int = 1  # how many admission numbers it reserves; the beams that fork from it get the next ones
     priority: float = field(init=False)  # its request's, unless others wait for its result

@@ -1,4 +1,4 @@
-"""What the choice of instances for a request depends on: its model, the hashes and length of its prompt, its tenant."""
+"""The facts about a request by which its instances are chosen: model, prompt hashes, prompt length and tenant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 
 
 class SchedulingFacts:
-    """Reads from requests what the choice of their instances depends on."""
+    """Reads from requests the facts by which their instances are chosen."""
 
     def __init__(self, table: InstanceTable, identity: ClientIdentity):
         self._table, self._identity = table, identity

@@ -1,17 +1,17 @@
 """Slots for states besides those of running sequences: snapshots at page ends, and the states after drafts.
 
 A slot is like a page of the KV cache: it has references, its content is found by a hash, and the slot that was freed
-longest ago is overwritten first (``BlockPool``). A snapshot has the hash of the page that ends with it. So it stands
-for all that this hash covers, and it goes when its page goes.
+longest ago is overwritten first (``BlockPool``). A snapshot has the hash of the page that ends with it. So it is the
+state after all tokens that this hash covers, and it is evicted together with that page.
 
 No snapshot is copied. A row reads the state before its tokens from one slot, and writes the state after some of them to
 others (``StepRow.states``). A sequence whose last write went to a snapshot reads it from there in its next row.
 
 **Which states are kept.** The one at the last page end of a prompt: its choices, its repetitions and the next turn of
 its conversation begin there. The one at the last page end of the output so far, if there are slots enough. The one
-where cached pages end but no state is kept: a second prompt has branched off there, and a third may. And some at equal
-distances in long prompts. Rows of one step cannot read each other's states. So a sequence that finds pages which this
-very step computes waits for the next step, and the row that computes them keeps the state that it needs.
+where cached pages end but no state is kept: a second prompt has branched off there, and a third may. In long prompts,
+also some at equal distances. Rows of one step cannot read each other's states. So a sequence that finds pages that the
+same step computes waits for the next step, and the row that computes these pages keeps the state that it needs.
 
 **Drafts.** The state after each draft has a slot of its own until it is known how many of them were right.
 

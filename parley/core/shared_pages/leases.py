@@ -114,7 +114,7 @@ class Leases:
         return len(self._holder_counts)
 
     def claimed_pages(self, excluding: Sequence | None = None) -> int:
-        """Return how many pages are held, or promised to requests other than that of ``excluding``."""
+        """Return how many pages leases hold, plus those promised to groups other than that of ``excluding``."""
         lease = self._leases.get(excluding.request_id) if excluding is not None else None
         own_group = lease.group if lease is not None else None
         return self.pinned_count + sum(

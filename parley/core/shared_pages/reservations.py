@@ -33,7 +33,7 @@ RESERVATION_FREED = "The reservation was freed."
 
 
 class ReserveResult(NamedTuple):
-    """Answer to ``ReservePages``; see ``engine.messages.ReserveResponse``."""
+    """The answer to ``ReservePages``; ``engine.messages.ReserveResponse`` describes the fields."""
 
     skip: int = 0
     pages: Sequence[int] = ()
@@ -43,9 +43,9 @@ class ReserveResult(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """One reservation. ``hashes``: of all its pages, in prompt order. ``pages`` await their content; the first
-    ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that were not
-    revoked. ``prefix``: the prompt. ``state``: the slot for the state at the end of the pages, -1 for none.
+    """The pages reserved under one key. ``hashes``: of all its pages, in prompt order. ``pages`` await their content;
+    the first ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that
+    were not revoked. ``prefix``: the prompt. ``state``: the slot for the state at the end of the pages, -1 for none.
     ``awaits_state``: the content of that slot has not arrived; it follows that of all pages."""
 
     prefix: KVPrefix
